@@ -33,12 +33,11 @@ from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
-from minipipe.schedules.action import Action, B, F, I, L, O, R, W
+from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
 
 _SLICES = "it computes sequences in slices"
 _AUXILIARY = "the model has auxiliary losses"
-_HALF = "it has parameters of half precision"
 
 
 class Form(NamedTuple):
@@ -188,7 +187,7 @@ class Recorder:
         self._recording: dict[int, Recorded] = {}  # by microbatch
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
-        self.reason = self.reason or reason_against_stage(stage, kinds)
+        self.reason = self.reason or reason_against_stage(stage)
         self._is_foreign = self.guard.attributes.is_foreign
 
     def __getattr__(self, name: str) -> Any:
@@ -216,8 +215,6 @@ class Recorder:
         for owner in self.owners:
             if type(owner.data) is not np.ndarray:
                 return "its parameters are not NumPy arrays"
-            if owner.data.itemsize == 2:
-                return _HALF
         return ""
 
     # -- the actions -------------------------------------------------------------------
@@ -338,13 +335,16 @@ class Recorder:
         self, microbatch: int, received: Payload, arrays: Sequence[Array]
     ) -> Recorded:
         place = current_place()
-        trace = Trace(key_of(place.seed, place.step, place.microbatch))
+        module = self._stage.module
+        names = [type(layer).__name__ for layer in module.layers]
+        layers = dict(enumerate(names, module.first_layer))
+        trace = Trace(key_of(place.seed, place.step, place.microbatch), layers)
         form = Form.of(received)
         recorded = Recorded(trace, microbatch, len(received.arrays), form)
         for i, use in enumerate(self.uses):
             recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
-        if any(type(a) is not np.ndarray or a.itemsize == 2 for a in arrays):
-            trace.spoil("gets arrays that are not NumPy's own, or in half precision")
+        if any(type(a) is not np.ndarray for a in arrays):
+            trace.spoil("gets arrays that are not NumPy's own")
         return recorded
 
     def _active(self, microbatch: int) -> Recorded | None:
@@ -391,7 +391,7 @@ class Recorder:
             for use, node in nodes:
                 use.node = node
         if attributes != Attributes(self._stage.module.modules()).key:
-            trace.spoil("a module sets an attribute during its forward")
+            trace.spoil("sets an attribute of a module during its forward")
 
     @contextmanager
     def _tracing_backward(
@@ -404,7 +404,7 @@ class Recorder:
                 yield held._replace(seed=given[0]), None
                 return
             if all(array is None for array in arrays):
-                recorded.trace.spoil("no gradient came back")
+                recorded.trace.spoil("gets no gradient back")
             yield held, gradient._replace(arrays=given)
 
     def _with_gradients(
@@ -429,7 +429,7 @@ class Recorder:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
         if not is_loss and any(a is not None and a.shape == () for a in arrays):
-            recorded.trace.spoil("the stage passes on a tensor without axes")
+            recorded.trace.spoil("passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 
@@ -450,7 +450,7 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     return (treedef, *received.requires_grad, *forms, *how)
 
 
-_OF_MICROBATCHES = (F, B, I, W, R, O, L)
+_OF_MICROBATCHES = (F, B, I, W, R)
 
 
 def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
@@ -477,21 +477,17 @@ def reason_against_plan(plan: Plan, stage: int) -> str:
     if plan.schedule.num_slices > 1:
         return _SLICES
     layers = plan.part(stage)
-    if any(backend.is_half(parameter.dtype) for parameter in layers.parameters()):
-        return _HALF
     if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
         return _AUXILIARY
     return reason_against(layers)
 
 
-def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
+def reason_against_stage(stage: Stage) -> str:
     """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
     if isinstance(stage, SlicedStage):
         return _SLICES
     if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
         return _AUXILIARY
-    if any("O" in of_one for of_one in kinds.values()):
-        return "its activations are offloaded"
     return ""
 
 

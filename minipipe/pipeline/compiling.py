@@ -112,6 +112,10 @@ class Compiling:
         self._compilers = {"run": (compiled := CompiledStages(stages, is_strict=self._how is True))}
         return compiled
 
+    def latest_compiler(self, call: str) -> Any:
+        """Return the compiler of a call, if there is one."""
+        return self._compilers.get(call)
+
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""
         if not self._how:
@@ -124,6 +128,8 @@ class Compiling:
         program = self._latest()
         if program is None:
             return source_of(trainer)
+        if not hasattr(program, "source"):  # stages that compile themselves
+            return "\n\n".join([*program.sources.values(), source_of(trainer)])
         return f"{program.source}\n\n{source_of(trainer, calls_schedule=True)}\n"
 
     def source_of_stage(self, stage: int, local: tuple[int, ...]) -> str:

@@ -73,6 +73,12 @@ class FiniteCheck:
             return None
         return StepCheck(self, batch, waits, not self._may_overflow and batch.objective.scale <= 1)
 
+    def looks_finite(self, scale: float) -> bool:
+        """Return whether all gradients here are certainly finite, or not to be checked. Local."""
+        if self._may_overflow or scale > 1:
+            return True
+        return all(isfinite(np.vdot(gradient, gradient)) for gradient in self._gradients())  # vdot does not warn
+
     @backend.quietly  # NumPy would warn of the values that this looks for
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
@@ -106,9 +112,11 @@ class StepCheck:
     """
 
     def __init__(self, check: FiniteCheck, batch: Batch, waits: bool, with_gradients: bool) -> None:
-        found = np.array([check.first_not_finite() if with_gradients else -1, -waits], np.float64)
-        number, busy = (found if check.grid is None else check.grid.tensor.all_reduce(found, "max")).tolist()
-        self.findings = (number, -busy)
+        number, busy = check.first_not_finite() if with_gradients else -1, -waits
+        if check.grid is not None:
+            found = np.array([number, busy], np.float64)
+            number, busy = check.grid.tensor.all_reduce(found, "max").tolist()
+        self.findings = (float(number), float(-busy))
         self._check, self._batch, self._with_gradients = check, batch, with_gradients
 
     def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
@@ -126,7 +134,10 @@ class StepCheck:
             Any of its codes, for the place of the first value that is not finite.
         """
         losses = () if self._batch.objective.is_given else (loss, *loss.losses)
-        if all(map(isfinite, losses)) and all(parameter < 0 for parameter, _ in findings):
+        is_finite = all(map(isfinite, losses))
+        for parameter, _ in findings:
+            is_finite = is_finite and parameter < 0
+        if is_finite:
             return
         check, step = self._check, self._batch.training_step + 1
         if all(waits for _, waits in findings):
