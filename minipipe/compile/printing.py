@@ -158,10 +158,11 @@ class Printer:
             for name in (*line.makes, *line.reads, *line.changes):
                 last[places.root(name)] = step.position
         found: dict[int, list[str]] = {}
+        added = {name for cell in places.scratch.values() for name in cell.members}
         for name in self._layout.needs[self._number]:
             root = places.root(name)
             variable = places.trace.variables.get(root)
-            if variable is None or num_bytes(variable) <= SMALL:
+            if variable is None or num_bytes(variable) <= SMALL or root in added:
                 continue
             uses = places.uses[root]
             is_over = max(uses.sections) == self._number and not uses.is_result

@@ -36,13 +36,14 @@ from minipipe.compile.row import (
     is_plain,
 )
 from minipipe.compile.sections import Pool, Sections
+from minipipe.compile.stage import CompiledStages
 from minipipe.compile.trace import key_of
 from minipipe.errors import Code, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
-from minipipe.schedules.action import F
+from minipipe.schedules.action import F, O
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
@@ -75,12 +76,15 @@ class Compiler:
         self._is_strict = is_strict
         self._programs: dict[Any, CompiledRow | None] = {}
         self._gradients: GradientArrays | None = None
+        self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
 
     @property
-    def latest(self) -> CompiledRow | None:
+    def latest(self) -> CompiledRow | CompiledStages | None:
         """The newest program, whether or not it ran last."""
+        if self._stages is not None:
+            return self._stages
         programs = [program for program in self._programs.values() if program]
         return self.program or (programs[-1] if programs else None)
 
@@ -90,6 +94,9 @@ class Compiler:
         self.report = reason_for_eager(executor)
         if self.report:
             executor.run_eagerly(steps)
+            return
+        if any(action.kind is O for action in executor.actions):
+            self._run_stages(executor, steps)
             return
         key = form_of(executor)
         if key not in self._programs:  # its first step fills in parameters and the like
@@ -112,6 +119,18 @@ class Compiler:
         """Return whether the program that ran last may run again."""
         program = self.program
         return program is not None and program.holds(executor, self._gradients)
+
+    def _run_stages(self, executor: Executor, steps: Sequence[Step]) -> None:
+        """Run a row as in an eager step, with stages that compile themselves."""
+        stages = executor.stages
+        if self._stages is None:
+            self._stages = CompiledStages(stages, self._is_strict)
+        executor.stages = self._stages.begin_row(executor.actions)
+        try:
+            executor.run_eagerly(steps)
+        finally:
+            executor.stages = stages
+        self.report = self._stages.report
 
     def _drop(self, key: Any) -> None:
         """Forget a program.
@@ -211,6 +230,11 @@ class CompiledRow:
             self._namespace |= {name: opened, channel.array: opened.array}
         self._schedule = self._compiled("\n".join(lines), executor)
         self.is_whole = _is_whole(executor, programs)
+
+    @property
+    def recorders(self) -> dict[int, Recorder]:
+        """By stage, what was recorded."""
+        return self._recorders
 
     def bind(self, gradients: GradientArrays | None) -> None:
         """Give all functions their arrays; without gradients, if it is forward only."""

@@ -33,7 +33,7 @@ from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
-from minipipe.schedules.action import Action, B, F, I, L, O, R, W
+from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
 
 _SLICES = "it computes sequences in slices"
@@ -187,7 +187,7 @@ class Recorder:
         self._recording: dict[int, Recorded] = {}  # by microbatch
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
-        self.reason = self.reason or reason_against_stage(stage, kinds)
+        self.reason = self.reason or reason_against_stage(stage)
         self._is_foreign = self.guard.attributes.is_foreign
 
     def __getattr__(self, name: str) -> Any:
@@ -450,7 +450,7 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     return (treedef, *received.requires_grad, *forms, *how)
 
 
-_OF_MICROBATCHES = (F, B, I, W, R, O, L)
+_OF_MICROBATCHES = (F, B, I, W, R)
 
 
 def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
@@ -482,14 +482,12 @@ def reason_against_plan(plan: Plan, stage: int) -> str:
     return reason_against(layers)
 
 
-def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
+def reason_against_stage(stage: Stage) -> str:
     """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
     if isinstance(stage, SlicedStage):
         return _SLICES
     if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
         return _AUXILIARY
-    if any("O" in of_one for of_one in kinds.values()):
-        return "its activations are offloaded"
     return ""
 
 

@@ -202,30 +202,37 @@ class Sections:
         }
 
     def _make_slots(self, namespace: dict[str, Any], num_slots: Sequence[int]) -> None:
-        layout = self._layout
         for i, num in enumerate(num_slots):
-            lists = [layout.list_of_kept(i, number) for number in layout.kept[i]]
-            lists += [layout.list_of_stashes(i)] * bool(layout.stashes[i])
-            namespace |= {name: list[Any]() for name in lists}
-            make = namespace.pop(layout.slot_function(i))
+            namespace |= {name: list[Any]() for name in self._names_of_lists(i)}
+            make = namespace.pop(self._layout.slot_function(i))
             for _ in range(num):
-                self._append(namespace, i, make())
+                for name, kept in zip(self._names_of_lists(i), self._parts(i, make())):
+                    namespace[name].append(kept)
 
-    def add_slot(self, functions: Functions, lifetime: int) -> None:
-        """Give functions that ``bind`` has returned one more slot of a class."""
+    def lists(self, functions: Functions, lifetime: int) -> list[list[Any]]:
+        """Return the lists, by slot, of the arrays of a class, which functions read."""
+        (function, *_) = functions.values()
+        names = self._names_of_lists(lifetime)
+        return [function.__globals__[name] for name in names]
+
+    def new_slot(self, functions: Functions, lifetime: int) -> list[Any]:
+        """Return what each of these lists gets for one more slot."""
         (function, *_) = functions.values()
         namespace = function.__globals__
         exec(self._layout.slot_source(lifetime), namespace)
         make = namespace.pop(self._layout.slot_function(lifetime))
-        self._append(namespace, lifetime, make())
+        return self._parts(lifetime, make())
 
-    def _append(self, namespace: Any, lifetime: int, slot: dict[str, Any]) -> None:
+    def _names_of_lists(self, lifetime: int) -> list[str]:
         layout = self._layout
-        for number in layout.kept[lifetime]:
-            kept = slot[layout.places.sections[number]]
-            namespace[layout.list_of_kept(lifetime, number)].append(kept)
-        if layout.stashes[lifetime]:
-            namespace[layout.list_of_stashes(lifetime)].append(None)
+        names = [layout.list_of_kept(lifetime, i) for i in layout.kept[lifetime]]
+        stashes = [layout.list_of_stashes(lifetime)]
+        return names + stashes * bool(layout.stashes[lifetime])
+
+    def _parts(self, lifetime: int, slot: dict[str, Any]) -> list[Any]:
+        layout = self._layout
+        sections = [layout.places.sections[i] for i in layout.kept[lifetime]]
+        return [*map(slot.get, sections), *[None] * bool(layout.stashes[lifetime])]
 
 
 def _aligned(num_bytes: int) -> np.ndarray:

@@ -44,6 +44,8 @@ MOST_KINDS = 32
 class Held:
     """Values that the compiled forward of a microbatch leaves for its backward.
 
+    To what offloads or measures graphs, it is a node of one, which has saved them.
+
     Attributes
     ----------
     program : KindProgram
@@ -55,12 +57,35 @@ class Held:
         By class of kept arrays.
     """
 
-    __slots__ = ("arrays", "key", "program", "slots")
+    inputs = ()
 
     def __init__(self, program: KindProgram, key: Key, inputs: Iterable[Array]) -> None:
         self.program, self.key = program, key
         self.arrays = {f"x{i}": array for i, array in enumerate(inputs)}
         self.slots: dict[int, int] = {}
+        self._away: dict[int, Any] | None = None
+
+    @property
+    def graph(self) -> list[Any]:
+        """The roots of the graph."""
+        return [self]
+
+    @property
+    def saved(self) -> tuple[Any, ...]:
+        """The arrays, or what stands for them while they are away."""
+        kept = self.program.kept(self) if self._away is None else self._away
+        return tuple(self.arrays.values()), tuple(kept.values())
+
+    @saved.setter
+    def saved(self, saved: tuple[Any, ...]) -> None:
+        arrays, kept = saved
+        self.arrays = dict(zip(self.arrays, arrays))
+        if self._away is None:
+            self._away = dict(zip(self.slots, kept))
+            self.program.give_up(self)
+        else:
+            self.program.take_back(self, dict(zip(self._away, kept)))
+            self._away = None
 
 
 class KindProgram:
@@ -80,7 +105,7 @@ class KindProgram:
     ----------
     source : str
     num_slots : list of int
-        By class of kept arrays, the most that were in use at a time.
+        By class of kept arrays, the number of slots with memory.
     """
 
     def __init__(
@@ -90,10 +115,13 @@ class KindProgram:
         trace = recorded.trace
         sections = Sections(trace, name, gradients="leaves", parameters="read")
         self.source, self._sections = sections.source, sections
-        self.num_slots = [0] * len(sections.lifetimes)
-        self._free: list[list[int]] = [[] for _ in sections.lifetimes]
+        count = len(sections.lifetimes)
         leaves = [use.node for use in recorder.uses]
-        self._functions = sections.bind(recorder.owners, leaves, self.num_slots, pool)
+        self._functions = sections.bind(recorder.owners, leaves, [0] * count, pool)
+        self._slots = [sections.lists(self._functions, i) for i in range(count)]
+        self.num_slots = [0] * count
+        self._free: list[list[int]] = [[] for _ in range(count)]
+        self._empty: list[list[int]] = [[] for _ in range(count)]
         self._begins: dict[str, list[int]] = {section: [] for section in trace.sections}
         self._ends: dict[str, list[int]] = {section: [] for section in trace.sections}
         for i, (first, last) in enumerate(sections.lifetimes):
@@ -127,11 +155,50 @@ class KindProgram:
         return found
 
     def _new_slot(self, lifetime: int) -> int:
+        """Return a slot that is free, or make one."""
         if self._free[lifetime]:
             return self._free[lifetime].pop()
-        self._sections.add_slot(self._functions, lifetime)
-        self.num_slots[lifetime] += 1
-        return self.num_slots[lifetime] - 1
+        new = self._sections.new_slot(self._functions, lifetime)
+        return self._filled_slot(lifetime, new)
+
+    def _filled_slot(self, lifetime: int, kept: Iterable[Any]) -> int:
+        """Return a slot with these arrays, instead of those of a free one."""
+        lists, empty = self._slots[lifetime], self._empty[lifetime]
+        if self._free[lifetime]:
+            slot = self._free[lifetime].pop()
+        else:
+            self.num_slots[lifetime] += 1
+            if not empty:
+                empty.append(len(lists[0]))
+                for each in lists:
+                    each.append(None)
+            slot = empty.pop()
+        for each, own in zip(lists, kept):
+            each[slot] = own
+        return slot
+
+    # -- arrays that are away ----------------------------------------------------------
+
+    def kept(self, held: Held) -> dict[int, Any]:
+        """Return the arrays of the slots of a microbatch, by class."""
+        return {
+            i: tuple(each[slot] for each in self._slots[i])
+            for i, slot in held.slots.items()
+        }
+
+    def give_up(self, held: Held) -> None:
+        """Let the memory of the slots of a microbatch go."""
+        for i, slot in held.slots.items():
+            self.num_slots[i] -= 1
+            self._empty[i].append(slot)
+            for each in self._slots[i]:
+                each[slot] = None
+        held.slots.clear()
+
+    def take_back(self, held: Held, kept: dict[int, Any]) -> None:
+        """Give a microbatch slots with arrays that were away."""
+        for i, own in kept.items():
+            held.slots[i] = self._filled_slot(i, own)
 
     def take_gradient(self, held: Held, gradient: Payload) -> None:
         """Take the gradient of the results, after checking its form."""

@@ -128,6 +128,8 @@ class Compiling:
         program = self._latest()
         if program is None:
             return source_of(trainer)
+        if not hasattr(program, "source"):  # stages that compile themselves
+            return "\n\n".join([*program.sources.values(), source_of(trainer)])
         return f"{program.source}\n\n{source_of(trainer, calls_schedule=True)}\n"
 
     def source_of_stage(self, stage: int, local: tuple[int, ...]) -> str:

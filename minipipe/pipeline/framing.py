@@ -216,4 +216,4 @@ class Framing:
         loss = deliver_loss(self._intake.delivery, batch, waits, finite)
         while self._pending:  # no rank is far behind
             self._pending.popleft().wait()
-        call.loss = loss.wait() if call.waits else loss
+        call.loss = loss.wait() if call.waits and isinstance(loss, PendingLoss) else loss

@@ -220,7 +220,7 @@ class Pipeline(FamiliarPipeline):
         *("__weakref__", "_grid", "measures_memory", "num_steps"),
     )
 
-    # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
+    # The seam of ``minipipe advise`` and ``export``: sees the arguments of each pipeline of a program, and its steps.
     watcher: ClassVar[Any] = None
 
     @with_hints
@@ -249,6 +249,7 @@ class Pipeline(FamiliarPipeline):
         run |= {"device": device, "recompute": recompute, "compile": compile}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
+            compile = run["compile"]  # noqa: A001
         plan, group, grid, recompute, compares = agreed(
             model, group, options, Pipeline, run, check_agreement=check_agreement
         )
@@ -688,7 +689,9 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        return deliver_loss(self._intake.delivery, batch).wait()
+        loss = deliver_loss(self._intake.delivery, batch)
+        assert isinstance(loss, BatchLoss)
+        return loss
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -1036,7 +1039,16 @@ class Pipeline(FamiliarPipeline):
         return self._compiling.report()
 
     def replay_report(self) -> str:
-        """Return :meth:`compile_report`: the name before the next release."""
+        """Return :meth:`compile_report`, which has this name until the next release, too. Local.
+
+        Examples
+        --------
+        >>> import warnings
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group, warnings.catch_warnings(action="ignore"):
+        ...     Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss()).replay_report()
+        'all stages run eagerly: compile=False'
+        """
         warn_caller("replay_report() is now compile_report().", DeprecationWarning)
         return self.compile_report()
 

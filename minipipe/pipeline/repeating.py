@@ -118,7 +118,8 @@ class RepeatedStep:
         """Return the loss of a batch, after checking it and the gradients. Collective."""
         if not self._is_alone:
             check = self._finite.of_step(batch, waits=True)
-            return deliver_loss(self._intake.delivery, batch, True, check).wait()
+            given = deliver_loss(self._intake.delivery, batch, True, check)
+            return given if isinstance(given, BatchLoss) else given.wait()
         objective, total, losses = batch.objective, 0.0, []
         for k, share in enumerate(objective.shares):
             loss = objective.losses[k]
