@@ -1,4 +1,4 @@
-"""What a program depends on besides its inputs: attributes of layers, and arrays.
+"""The guards of programs: attributes of layers, and the arrays of parameters.
 
 A program (`program.py`) is valid as long as these are what they were.
 """
@@ -184,7 +184,7 @@ class Attributes:
 
 
 class StageGuard:
-    """What the programs of a stage depend on: parameters, and the state of layers.
+    """Notices a change on which the programs of a stage depend: in parameters or layers.
 
     Parameters
     ----------

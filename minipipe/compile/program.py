@@ -233,7 +233,7 @@ class CompiledRow:
 
     @property
     def recorders(self) -> dict[int, Recorder]:
-        """By stage, what was recorded."""
+        """Return the recorders, by stage."""
         return self._recorders
 
     def bind(self, gradients: GradientArrays | None) -> None:

@@ -100,7 +100,7 @@ class Recorded:
     loss_dtype : dtype or None
         Of the loss, on the last stage.
     gradient : Form or None
-        Of the gradients of the inputs, where there are some.
+        Of the gradients of the inputs, if there are some.
     is_over : bool
         Whether its last section has been recorded.
     twin : Recorded or None
@@ -202,7 +202,7 @@ class Recorder:
                 each.twin = None
 
     def finished(self, key: Any) -> Recorded | None:
-        """Return the recording of a kind that has ended, with that of its twin."""
+        """Return the recording of a kind that has ended, and the one of its twin."""
         recorded = self.kinds.get(key)
         if recorded is None or not recorded.is_over:
             return None
