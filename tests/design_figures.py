@@ -7,7 +7,7 @@ test_design.py compares both with the document.
 import numpy as np
 
 from minipipe import Costs, partition_by_cost, schedules, simulate
-from minipipe.comm import message, mpi
+from minipipe.comm import message, mpi, persistent
 from minipipe.compile import program
 from minipipe.schedules.registry import REGISTRY
 from minipipe.schedules.simulation.paper_scale import TABLES, predict, published_runs
@@ -117,7 +117,7 @@ def sentences():
         f"{len(REGISTRY)} named schedules",
         f"{reordered():.0f} % of the results",
         f"header of {message.HEADER_SIZE} bytes",
-        f"up to {mpi._INLINE >> 10} KiB",
+        f"up to {persistent.LONGEST >> 10} KiB",
         f"yields the core up to {mpi._YIELDS} times",
         "sleeps {:.0f} to {:.0f} µs".format(*(1e6 * pause for pause in mpi._SLEEPS)),
         f"at most {program.MOST_PROGRAMS} forms of a batch",

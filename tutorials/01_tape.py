@@ -402,9 +402,9 @@ print(f"written out {written.tolist()}, by the tape {x.grad.tolist()}")
 assert written.tolist() == x.grad.tolist() == [7.0, -1.0, 2.0]
 
 # %% [markdown]
-# minipipe does the same automatically. It *captures* the NumPy calls of a training step
-# as code without tensors and tape, and *replays* this code in later steps, which is
-# faster. Lesson 17 measures the gain.
+# minipipe does the same automatically, if you ask for it: `Pipeline(…, compile=True)`
+# records the NumPy calls of a training step as code without tensors and tape, and runs
+# this code in later steps, which is faster. Lesson 17 measures the gain.
 #
 # ## Gradients add over calls
 #

@@ -161,8 +161,8 @@ assert abs(ended - (8 * 5 + 2)) < 1e-9 and round(100 * busy) == 38
 # %% [markdown]
 # A faster GPU would not help. That is why microbatches must not be too small on a GPU,
 # even less so than on a CPU: a launch costs the same for one row as for a thousand. (A
-# *CUDA graph* launches a whole list of kernels at once. Capture and replay in lesson 17
-# use the same idea.)
+# *CUDA graph* launches a whole list of kernels at once. A compiled step, in lesson 17,
+# follows the same idea.)
 #
 # ## Synchronise rarely
 #

@@ -1,12 +1,12 @@
 # %% [markdown]
-# # 17 · Where the time goes
+# # 17 · Where the time goes, and what compiling saves
 #
 # In this lesson you measure what each layer of software adds to the time of a step, in
 # microseconds. You train a small network in five ways, from NumPy by hand to a
 # pipeline, and then a large network in the same ways.
 #
 # At the end you know why small models are slow in every framework, why large ones are
-# not, and how replaying captured code helps.
+# not, and what `Pipeline(…, compile=True)` does about it.
 
 # %%
 import sys
@@ -21,7 +21,7 @@ import numpy as np
 from minipipe import Pipeline, Tensor, functional, init_process_group, nn, optim
 from minipipe.testing import same_bits
 
-# Other lessons call watch_everything() here. This one does not: watching takes time, and nothing watched is replayed.
+# Other lessons call watch_everything() here. This one does not: watching takes time, and watched steps run eagerly.
 
 # %% [markdown]
 # ## By hand
@@ -63,11 +63,10 @@ def by_hand(weights, inputs, targets):
 #   the loop of lesson 02, and what most people call a framework.
 # - **pipeline**: a step for many ranks around the modules. It divides the batch,
 #   follows a schedule, records times, and checks that the loss and all gradients are
-#   finite. Here it is made with `replay=False`.
-# - **replayed**: the same pipeline with its default settings. It *captures* the NumPy
-#   calls of a microbatch as straight-line code, like the code that lesson 01 wrote by
-#   hand (`pipeline.source` shows it). Then it *replays* this code for every microbatch
-#   of the same shapes, without operations and modules.
+#   finite. It runs *eagerly*: each layer is called for each microbatch.
+# - **compiled**: the same pipeline with `compile=True`. Its second step is *recorded*:
+#   the NumPy calls of a microbatch become straight-line code, like the code that lesson
+#   01 wrote by hand. Later steps run this program, without operations and modules.
 
 
 # %%
@@ -118,26 +117,26 @@ def network(width):
     return nn.Sequential(*layers).initialise(seed=0)
 
 
-def pipeline_way(group, width, replay):
+def pipeline_way(group, width, is_compiled):
     """Return a new pipeline, and the way that trains it."""
-    pipeline = Pipeline(network(width), group, loss=nn.MSELoss(), num_microbatches=M, replay=replay)
+    pipeline = Pipeline(network(width), group, loss=nn.MSELoss(), num_microbatches=M, compile=is_compiled)
     optimiser = optim.SGD(pipeline.parameters(), RATE)
     return pipeline, Way(partial(with_pipeline, pipeline, optimiser), list(pipeline.parameters()))
 
 
 def five_ways(group, width):
-    """Return the five ways by name, and the pipeline that replays."""
+    """Return the five ways by name, and the compiled pipeline."""
     model = network(width)
     arrays = [parameter.data.copy() for parameter in model.parameters()]
     tensors = [Tensor(array.copy(), requires_grad=True) for array in arrays]
     loop = partial(with_modules, model, nn.MSELoss(), optim.SGD(model.parameters(), RATE))
-    replaying, replayed = pipeline_way(group, width, replay=True)
-    return replaying, {
+    pipeline, compiled = pipeline_way(group, width, is_compiled=True)
+    return pipeline, {
         "by hand": Way(partial(by_hand, arrays), arrays),
         "operations": Way(partial(with_operations, tensors), tensors),
         "modules": Way(loop, list(model.parameters())),
-        "pipeline": pipeline_way(group, width, replay=False)[1],
-        "replayed": replayed,
+        "pipeline": pipeline_way(group, width, is_compiled=False)[1],
+        "compiled": compiled,
     }
 
 
@@ -149,7 +148,7 @@ def five_ways(group, width):
 # the caches and change the clock rate. So the five ways take *turns*, one step each,
 # and a disturbance affects all of them. From many rounds we take the *median*, which a
 # few disturbed steps do not change. The first rounds are left out: memory is allocated
-# in them, and nothing is replayed yet.
+# in them, and nothing is compiled yet.
 
 # %%
 CLOCK = perf_counter if sys.platform == "win32" else thread_time  # Windows counts the latter in ticks of 16 ms
@@ -167,12 +166,12 @@ def samples(width, rows):
 
 
 def compare(group, width, rows, rounds):
-    """Let all ways take turns; return their median times in microseconds, their weights, and which stages replay."""
+    """Let all ways take turns; return their median times in microseconds, their weights, and the compiled pipeline."""
     pipeline, ways = five_ways(group, width)
     batch = samples(width, rows)
     times = [[seconds_of(way.step, *batch) for way in ways.values()] for _ in range(rounds)][6:]
     medians = {name: 1e6 * median(column) for name, column in zip(ways, zip(*times))}
-    return medians, {name: way.values() for name, way in ways.items()}, pipeline.replay_report()
+    return medians, {name: way.values() for name, way in ways.items()}, pipeline
 
 
 def table(times):
@@ -193,17 +192,17 @@ def table(times):
 
 # %%
 with init_process_group() as group:
-    small, weights, report = compare(group, width=32, rows=16, rounds=150)
+    small, weights, pipeline = compare(group, width=32, rows=16, rounds=150)
 print(table(small))
-print(report)
-assert list(small) == ["by hand", "operations", "modules", "pipeline", "replayed"]
+print(pipeline.compile_report())
+assert list(small) == ["by hand", "operations", "modules", "pipeline", "compiled"]
 assert all(time > 0 for time in small.values())  # what they are depends on your machine
-assert report == "stage 0: replays 1 kind of microbatch"
+assert pipeline.compile_report() == "step: stage 0 is compiled"
 
 # %% [markdown]
 # The numbers come from your machine. On ours *operations* took a little over twice the
 # time of *by hand*, *modules* three times, *pipeline* four to five times, and
-# *replayed* between two and three times.
+# *compiled* one and a half times.
 #
 # The product of a 16 x 32 and a 32 x 32 matrix takes NumPy little more than a
 # microsecond. In the same time Python calls ten or twenty functions. An operation needs
@@ -214,9 +213,36 @@ assert report == "stage 0: replays 1 kind of microbatch"
 # an error message, and they let you write any model. But they take as long for a small
 # product as for a large one.
 #
-# Replaying skips most of them, because their outcome is the same for every microbatch.
-# It does not skip the step around the microbatches, which is most of the difference
-# between *replayed* and *by hand*.
+# A compiled step skips them, because their outcome is the same for every microbatch. The
+# checks of the whole step remain: that all ranks make the same call, that nothing has
+# changed on which the program depends, and that loss and gradients are finite.
+#
+# ## What a compiled step runs
+#
+# `pipeline.source()` prints the whole program of this rank, and `source(0)` the part of
+# stage 0: one function for the forward of a microbatch, and one for its backward.
+
+# %%
+program = pipeline.source()
+print(pipeline.source(0))
+assert pipeline.source(0) in program
+assert "def forward_0(" in program and "def backward_0(" in program
+
+# %% [markdown]
+# Parameters are called `p`, their gradients `d`. Results go into arrays that are made
+# once and used in every step: a program allocates nothing. Behind the functions of the
+# stages stands the schedule of this rank, which calls them with the numbers of the
+# microbatches:
+
+# %%
+schedule = program[program.index("def schedule(") : program.index("def step(")]
+calls = [line.strip() for line in schedule.splitlines() if "forward_0(" in line or "backward_0(" in line]
+print(*calls, sep="\n")
+assert len(calls) == 2 * M
+
+# %% [markdown]
+# With several ranks the sends and receives of lesson 06 stand between these lines. So
+# the program of a rank is its row of the schedule, written in Python.
 #
 # ## The same bits
 #
@@ -225,9 +251,9 @@ assert report == "stage 0: replays 1 kind of microbatch"
 # %%
 is_same = {name: all(map(same_bits, values, weights["modules"])) for name, values in weights.items()}
 is_close = all(np.allclose(*pair, atol=1e-5) for pair in zip(weights["by hand"], weights["modules"]))
-print(f"pipeline has the bits of modules: {is_same['pipeline']}; replayed has them: {is_same['replayed']}")
+print(f"pipeline has the bits of modules: {is_same['pipeline']}; compiled has them: {is_same['compiled']}")
 print(f"by hand is equal up to rounding: {is_close}")
-assert is_same["operations"] and is_same["pipeline"] and is_same["replayed"]
+assert is_same["operations"] and is_same["pipeline"] and is_same["compiled"]
 assert is_close
 
 # %% [markdown]
@@ -238,11 +264,11 @@ assert is_close
 
 # %%
 with init_process_group() as group:
-    large, _, report = compare(group, width=512, rows=64, rounds=20)
+    large, _, pipeline = compare(group, width=512, rows=64, rounds=20)
 print(table(large))
 assert (512 * 512 * 64) / (32 * 32 * 16) == 1024
 assert all(time > 0 for time in large.values())
-assert report == "stage 0: replays 1 kind of microbatch"
+assert pipeline.compile_report() == "step: stage 0 is compiled"
 
 # %% [markdown]
 # Look at the last column. A layer of software adds about as much as before, some
@@ -260,28 +286,26 @@ assert report == "stage 0: replays 1 kind of microbatch"
 #   your machine.
 # - **Fewer, larger operations**: `functional.linear` is a product and a sum in one
 #   operation.
-# - **Capture and replay**, as here. CUDA graphs, `torch.compile` and `jax.jit` begin
-#   with the same idea. The compilers also generate new code that fuses several
-#   operations.
+# - **Compilation**, as here. CUDA graphs, `torch.compile` and `jax.jit` begin with the
+#   same idea. They also generate new code that fuses several operations.
 #
-# ## When does a capture pay off?
+# ## When does compiling pay off?
 #
-# A capture is slow. Each NumPy call passes through Python code that records it, and the
-# captured code has to be sorted, written and compiled. This is done twice, in different
-# steps, and the code is used only if both captures are equal. The next cell lets new
-# pipelines take their first five steps with and without replaying. The difference is
+# Recording is slow. Each NumPy call passes through Python code that writes a line, and
+# the lines have to be sorted, given memory, printed and compiled. The next cell lets new
+# pipelines take their first five steps with and without compilation. The difference is
 # the cost that later steps have to save.
 
 
 # %%
 def pays_back(group, width, rows, times, pairs=5, beginning=5):
-    """Return the microseconds that capturing adds to the first steps, and the step at which it has paid off."""
+    """Return the microseconds that compiling adds to the first steps, and the step at which it has paid off."""
     batch, longer = samples(width, rows), []
     for _ in range(pairs):
-        plain, capturing = (pipeline_way(group, width, replay)[1].step for replay in (False, True))
-        both = [(seconds_of(plain, *batch), seconds_of(capturing, *batch)) for _ in range(beginning)]
+        plain, compiled = (pipeline_way(group, width, is_compiled)[1].step for is_compiled in (False, True))
+        both = [(seconds_of(plain, *batch), seconds_of(compiled, *batch)) for _ in range(beginning)]
         longer.append(sum(second - first for first, second in both))
-    cost, saving = max(0.0, 1e6 * median(longer)), times["pipeline"] - times["replayed"]
+    cost, saving = max(0.0, 1e6 * median(longer)), times["pipeline"] - times["compiled"]
     return cost, beginning + cost / saving if saving > 0 else inf
 
 
@@ -289,49 +313,77 @@ with init_process_group() as group:
     results = [pays_back(group, 32, 16, small), pays_back(group, 512, 64, large, pairs=3)]
 for size, (cost, step) in zip(("small", "large"), results):
     result = f"pays off at step {step:.0f}" if isfinite(step) else "has not paid off within this measurement"
-    print(f"{size} network: capturing takes {cost / 1000:.1f} ms and {result}")
+    print(f"{size} network: compiling takes {cost / 1000:.1f} ms and {result}")
 assert all(cost >= 0 and step >= 5 for cost, step in results)
 
 # %% [markdown]
 # A training has thousands of steps, so a few dozen do not matter.
 #
+# ## What a program depends on
+#
+# A program is traced once. It holds for the shapes and dtypes of a batch, the mode, and
+# the attributes of all layers as they were. Before each step the pipeline compares them.
+# After a change it records again, so that a step is never wrong:
+
+# %%
+x, y = samples(32, 16)
+with init_process_group() as group:
+    pipeline, way = pipeline_way(group, 32, is_compiled=True)
+    reports = []
+    for step in range(8):
+        if step == 5:
+            way.weights[0].requires_grad = False
+        pipeline.step(x, y)
+        reports.append(pipeline.compile_report())
+print(*reports, sep="\n")
+assert [report.removeprefix("step: ") for report in reports] == [
+    "runs eagerly in the first step of a kind",
+    "is recorded",
+    *3 * ["stage 0 is compiled"],
+    "is recorded",
+    *2 * ["stage 0 is compiled"],
+]
+
+# %% [markdown]
 # Two kinds of programs gain nothing. If shapes differ in every step, as with texts of
-# varying length, each shape needs its own capture. And code that looks at the *values*
-# of a tensor, such as `if x.data.max() > 0`, is not captured, because another
-# microbatch may need the other branch. Such a stage runs as before.
-# `pipeline.replay_report()` names it and the reason.
+# varying length, each shape needs its own program. And code that looks at the *values*
+# of a tensor, such as `if x.data.max() > 0`, cannot be compiled, because another
+# microbatch may need the other branch. `compile=True` refuses such a layer, with the line
+# that looks; `compile="where-possible"` runs its stage eagerly, and
+# `pipeline.compile_report()` gives the reason.
 #
 # ## In PyTorch
 #
-# - `torch.compile(module)` captures the operations of a module, generates fused code,
-#   and falls back to Python at a *graph break*, such as a branch on a value.
-#   `torch.compile(module, mode="reduce-overhead")` also replays it as a CUDA graph.
-# - `TORCH_LOGS=graph_breaks,recompiles python train.py` prints what `replay_report()`
-#   prints here: the reason of each graph break, and each shape that needed a new
-#   capture.
+# - `torch.compile(module)` traces the operations of a module, generates fused code, and
+#   falls back to Python at a *graph break*, such as a branch on a value. With
+#   `fullgraph=True` a graph break is an error, as with `compile=True` here.
+#   `torch.compile(module, mode="reduce-overhead")` also runs it as a CUDA graph.
+# - `TORCH_LOGS=graph_breaks,recompiles python train.py` prints what `compile_report()`
+#   prints here: the reason of each graph break, and each shape that needed a new trace.
 #
 # ## What you have learnt
 #
 # - Software costs time per call, arithmetic costs time per element.
 # - Operations, modules and a pipeline add some hundred microseconds to a step of this
 #   network, for any width.
-# - Replaying removes most of that and keeps the bits.
+# - A compiled step is the schedule of a rank as straight-line NumPy. It removes most of
+#   that and keeps the bits.
 
 # %% [markdown]
 # ## Exercise
 #
-# 1. At which width is the pipeline without replaying 10 % slower than by hand? Guess
+# 1. At which width is the eager pipeline 10 % slower than by hand? Guess
 #    first, from the two tables.
 # 2. Keep the width of 32, and give a microbatch 1, 16 and 256 rows. Why is the step by
 #    hand nearly as long for 1 as for 16?
 # 3. Measure the small network with `M` of 2, 4, 8 and 16, and 16 rows in a microbatch.
-#    The times of *replayed* lie on a line. What does it cost to begin a step, and what
+#    The times of *compiled* lie on a line. What does it cost to begin a step, and what
 #    does each further microbatch cost?
-# 4. Put a layer of your own into the network. What does the report say? Set the class
-#    attribute `is_replayable = True` in your layer, and read the report again. Then let
-#    its forward ask `if x.data.max() > 0`.
+# 4. Put a layer of your own into the network, and compile where possible. What does the
+#    report say? Set the class attribute `is_compilable = True` in your layer, and read
+#    the report again. Then let its forward ask `if x.data.max() > 0`.
 # 5. In the coursework task `01_multiply` you wrote an operation with its gradients.
-#    Nothing in it is about replaying. Why can it be replayed?
+#    Nothing in it is about compilation. Why can it be compiled?
 #
 # <details>
 # <summary>Answers</summary>
@@ -370,16 +422,16 @@ assert all(cost >= 0 and step >= 5 for cost, step in results)
 # with init_process_group() as group:
 #     points = []
 #     for M in (2, 4, 8, 16):
-#         points.append((M, compare(group, width=32, rows=16, rounds=40)[0]["replayed"]))
+#         points.append((M, compare(group, width=32, rows=16, rounds=40)[0]["compiled"]))
 # slope, begin = np.polyfit(*zip(*points), 1)
 # M = 4
 # print(f"a step {begin:.0f} µs, and {slope:.0f} µs for each microbatch")
 # assert slope > 0
 # ```
 #
-# 4. A layer of your own is not replayed, because minipipe cannot know whether it does
-#    anything besides computing with tensors. With `is_replayable = True` it is. A
-#    branch on values causes a graph break, because another microbatch may take the
+# 4. A layer of your own is not compiled, because minipipe cannot know whether it does
+#    anything besides computing with tensors. With `is_compilable = True` you promise that
+#    it does not. A branch on values is noticed, because another microbatch may take the
 #    other branch.
 #
 # ```python
@@ -389,7 +441,7 @@ assert all(cost >= 0 and step >= 5 for cost, step in results)
 #
 #
 # class Promising(Mine):
-#     is_replayable = True
+#     is_compilable = True
 #
 #
 # class Looking(Promising):
@@ -401,16 +453,17 @@ assert all(cost >= 0 and step >= 5 for cost, step in results)
 # with init_process_group() as group:
 #     for layer in (Mine, Promising, Looking):
 #         model = nn.Sequential(nn.Linear(8, 8), layer(), nn.Linear(8, 8))
-#         pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
-#         for _ in range(5):
+#         options = {"num_microbatches": 2, "compile": "where-possible"}
+#         pipeline = Pipeline(model, group, loss=nn.MSELoss(), **options)
+#         for _ in range(3):
 #             pipeline.step(*samples(8, 2)[:, :4])
-#         reports[layer.__name__] = pipeline.replay_report()
+#         reports[layer.__name__] = pipeline.compile_report()
 #         print(reports[layer.__name__])
-# assert reports["Promising"] == "stage 0: replays 1 kind of microbatch"
-# assert all("replays" not in reports[name] for name in ("Mine", "Looking"))
+# assert reports["Promising"] == "step: stage 0 is compiled"
+# assert all("runs eagerly: layer 1" in reports[name] for name in ("Mine", "Looking"))
 # ```
 #
-# 5. A capture records NumPy calls, and your operation calls NumPy. Its forward and its
+# 5. A trace records NumPy calls, and your operation calls NumPy. Its forward and its
 #    gradients receive arrays that record each call.
 #
 # ```python
@@ -427,7 +480,7 @@ assert all(cost >= 0 and step >= 5 for cost, step in results)
 #
 #
 # class WithMultiply(nn.Module):
-#     is_replayable = True
+#     is_compilable = True
 #
 #     def forward(self, x):
 #         return multiply(x, x)
@@ -435,11 +488,12 @@ assert all(cost >= 0 and step >= 5 for cost, step in results)
 #
 # with init_process_group() as group:
 #     model = nn.Sequential(nn.Linear(8, 8), WithMultiply(), nn.Linear(8, 8))
-#     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
-#     for _ in range(5):
+#     options = {"num_microbatches": 2, "compile": True}
+#     pipeline = Pipeline(model, group, loss=nn.MSELoss(), **options)
+#     for _ in range(3):
 #         pipeline.step(*samples(8, 2)[:, :4])
-#     report = pipeline.replay_report()
-# assert report == "stage 0: replays 1 kind of microbatch"
+#     report = pipeline.compile_report()
+# assert report == "step: stage 0 is compiled"
 # ```
 #
 # </details>

@@ -33,7 +33,7 @@ def array_module(array: Array) -> ModuleType:
 
 
 def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that a captured step calls in one line, without noting its inside (``compile/trace.py``).
+    """Return a function that a compiled step calls in one line, without noting its inside (``compile/trace.py``).
 
     It takes arrays by position, and what follows from shapes alone; changes none of them; and returns a new array, or a
     tuple of these and of integers that follow from shapes alone, or nothing if it checks their values.
@@ -61,7 +61,7 @@ def collective(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plain(array: Array) -> Array:
-    """Return an array for inspection: a captured step does not depend on the values that are read from it."""
+    """Return an array for inspection: a compiled step does not depend on the values that are read from it."""
     return getattr(array, "plain", array)
 
 
@@ -304,7 +304,7 @@ def sum_of_rows(matrix: Array) -> Array:
     """Return the sum over the first axis, from shape (n, k) to (k,): as a product, faster than a reduction."""
     if isinstance(matrix, np.ndarray) and matrix.itemsize != 2:
         ones_of_rows = _ones_in_numpy(matrix.shape[0], matrix.dtype)
-        # The method takes two thirds of the time, but a trace (replay/) notices only the function.
+        # The method takes two thirds of the time, but a trace (compile/) notices only the function.
         return ones_of_rows.dot(matrix) if type(matrix) is np.ndarray else np.dot(ones_of_rows, matrix)
     return matmul(ones((matrix.shape[0],), matrix), matrix)
 
@@ -470,7 +470,7 @@ def to_numpy(array: Array) -> np.ndarray:
 
 
 def values(array: Array) -> np.ndarray:
-    """Return the values in NumPy's memory for code that reads them: a captured step cannot be replayed then."""
+    """Return the values in NumPy's memory for code that reads them, which breaks a trace."""
     if hasattr(array, "note_call") and array.trace is not None:
         array.trace.spoil("reads a value")
         return array.plain

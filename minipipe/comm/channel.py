@@ -222,7 +222,8 @@ class ExchangeChannel:
     """
 
     def __init__(self, group: ProcessGroup, lengths: Mapping[int, int], tag: int, what: Label = "") -> None:
-        own = group.rank
+        own = self._rank = group.rank
+        self._is_sender = own in lengths
         self._sending, self._receiving = list[SendChannel](), dict[int, ReceiveChannel]()
         self._is_open = False
         for other in range(group.size):
@@ -231,26 +232,31 @@ class ExchangeChannel:
             if other in lengths and other != own:
                 self._receiving[other] = group.receive_channel((lengths[other],), np.float64, other, tag, what)
 
-    def start(self, numbers: np.ndarray, step: int) -> None:
-        """Start to send the numbers of this rank, if it is a sender, and to receive all others. Collective."""
+    def exchange(self, numbers: np.ndarray, step: int) -> dict[int, list[float]]:
+        """Return the numbers of all senders, by sender; this rank sends its own, if it is one. Collective."""
         if self._is_open:  # a call that has failed, and whose messages nobody has read
             with suppress(MessageError):
-                self.wait()
+                self._arrived()
         self._is_open = True
         for sending in self._sending:
             sending.array[:] = numbers
             sending.start(step)
         for receiving in self._receiving.values():
             receiving.start(step)
-
-    def wait(self) -> dict[int, list[float]]:
-        """Return the numbers of the other ranks, by sender."""
-        for receiving in self._receiving.values():
-            receiving.wait()
+        found = self._arrived()
         for sending in self._sending:
             sending.wait()
         self._is_open = False
-        return {source: receiving.array.tolist() for source, receiving in self._receiving.items()}
+        if self._is_sender:
+            found[self._rank] = numbers.tolist()
+        return found
+
+    def _arrived(self) -> dict[int, list[float]]:
+        found = {}
+        for source, receiving in self._receiving.items():
+            receiving.wait()
+            found[source] = receiving.array.tolist()
+        return found
 
 
 def empty(shape: tuple[int, ...], dtype: Any, xp: ModuleType) -> Array:

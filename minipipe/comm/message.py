@@ -13,7 +13,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -82,15 +82,8 @@ def described(dtype: Any, shape: tuple[int, ...], step: int) -> Header:
     return Header(dtype, shape, step, packed_step(step) + packed_form(dtype, shape))
 
 
-def packed_step(step: int) -> bytes:
-    """Return the beginning of a header, which differs from step to step.
-
-    Examples
-    --------
-    >>> packed_step(3) + packed_form(np.dtype("f4"), (2,)) == described(np.dtype("f4"), (2,), 3).packed
-    True
-    """
-    return _STEP.pack(MAGIC, step)
+packed_step = partial(_STEP.pack, MAGIC)
+"""Return the beginning of a header, which differs from step to step."""
 
 
 @lru_cache(maxsize=1024)
@@ -101,6 +94,11 @@ def packed_form(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     ------
     MessageError
         Codes ``dtype`` and ``shape``.
+
+    Examples
+    --------
+    >>> packed_step(3) + packed_form(np.dtype("f4"), (2,)) == described(np.dtype("f4"), (2,), 3).packed
+    True
     """
     if dtype.kind not in "biuc" and not is_floating(dtype):
         raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -108,17 +109,18 @@ class PersistentSend(SendChannel):
         super().__init__(group, buffer.array, destination, tag, what)
         self._header = Header.of(like)
         buffer.message[:HEADER_SIZE] = self._header.packed
-        self._message = buffer.message
+        self._message, self._head = buffer.message, buffer.message[: len(packed_step(0))]
         self._persistent = group.comm.Send_init(buffer.message, destination, group.mpi_tag(tag))
         group.persistent.add(self, self._persistent, self._persistent.Test)
 
     def start(self, step: int = 0) -> None:
         """Start to send the array; return at once, or once the message before has been taken."""
-        self._group._check("destination", self._destination)
+        group = self._group
+        if group.is_closed or group._parent is not None or get_ident() != group.activity.thread:
+            group.check_open()
         if self._request is not None:
             self.wait()
-        head = packed_step(step)
-        self._message[: len(head)] = head
+        self._head[:] = packed_step(step)
         self._persistent.Start()
         if self._persistent.Test():
             self._request = None
@@ -158,12 +160,27 @@ class PersistentReceive(ReceiveChannel):
 
     def start(self, step: int = 0) -> None:
         """Start to receive the next message, unless a receive is posted already; return at once."""
-        self._group._check("source", self._source)
+        group = self._group
+        if group.is_closed or group._parent is not None or get_ident() != group.activity.thread:
+            group.check_open()
         self._step, self._expected_header = step, packed_step(step) + self._form
         if self._key not in self._posted:
             self._own.request.Start()
             self._own.is_over = False
             self._posted[self._key] = self._own
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the message has arrived in ``array``."""
+        own = self._own
+        if (
+            self._posted.get(self._key) is own
+            and own.has_arrived()
+            and own.status.Get_count(MPI.BYTE) == self._length
+            and self._buffer.memory.startswith(self._expected_header, self._buffer.start)
+        ):
+            del self._posted[self._key]
+        else:
+            super().wait(timeout)
 
     def take(self, timeout: float | None = None) -> np.ndarray:
         """Wait until the message has arrived, of whatever shape and dtype, and return its array."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from minipipe.autograd.backend import is_half
 from minipipe.compile.layout import SMALL, Layout, Names, wrapped
 from minipipe.compile.places import Step, num_bytes
 
@@ -44,8 +45,18 @@ class Printer:
         lines = [*head, *self._body(), *self._stashed(), *self._results()]
         self.parameters = self._parameters()
         signature = f"{layout.function(section)}({', '.join(self.parameters)})"
-        text = [f"def {signature}:", *(f"    {line}" for line in lines or ["pass"])]
+        text = ['@errstate(over="ignore", invalid="ignore")'] if self._is_half() else []
+        text += [f"def {signature}:", *(f"    {line}" for line in lines or ["pass"])]
         self.source = "".join(f"{line}\n" for line in text)
+
+    def _is_half(self) -> bool:
+        """Return whether gradients may overflow, which a loss scale expects."""
+        names = self._layout.needs[self._number]
+        variables = self._places.trace.variables
+        is_backward = self._number > 0
+        return is_backward and any(
+            is_half(variables[name].dtype) for name in names if name in variables
+        )
 
     def _parameters(self) -> tuple[str, ...]:
         needed, places = self._layout.needs[self._number], self._places
@@ -147,10 +158,11 @@ class Printer:
             for name in (*line.makes, *line.reads, *line.changes):
                 last[places.root(name)] = step.position
         found: dict[int, list[str]] = {}
+        added = {name for cell in places.scratch.values() for name in cell.members}
         for name in self._layout.needs[self._number]:
             root = places.root(name)
             variable = places.trace.variables.get(root)
-            if variable is None or num_bytes(variable) <= SMALL:
+            if variable is None or num_bytes(variable) <= SMALL or root in added:
                 continue
             uses = places.uses[root]
             is_over = max(uses.sections) == self._number and not uses.is_result

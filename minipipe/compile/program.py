@@ -116,6 +116,11 @@ class Compiler:
         self._drop(key)
         self._record(executor, steps, key)
 
+    def still_holds(self, executor: Executor) -> bool:
+        """Return whether the program that ran last may run again."""
+        program = self.program
+        return program is not None and program.holds(executor, self._gradients)
+
     def _run_stages(self, executor: Executor, steps: Sequence[Step]) -> None:
         """Run a row as in an eager step, with stages that compile themselves."""
         stages = executor.stages
@@ -193,6 +198,8 @@ class CompiledRow:
     sources : dict of int to str
         Of the sections of each compiled stage.
     report : str
+    is_whole : bool
+        Whether nothing in it runs eagerly.
     """
 
     def __init__(
@@ -223,6 +230,12 @@ class CompiledRow:
             opened = channel.opened(executor.group)
             self._namespace |= {name: opened, channel.array: opened.array}
         self._schedule = self._compiled("\n".join(lines), executor)
+        self.is_whole = _is_whole(executor, programs)
+
+    @property
+    def recorders(self) -> dict[int, Recorder]:
+        """By stage, what was recorded."""
+        return self._recorders
 
     def bind(self, gradients: GradientArrays | None) -> None:
         """Give all functions their arrays; without gradients, if it is forward only."""
@@ -432,6 +445,19 @@ def _stage_programs(
             }
             assign_slots(program, places)
     return found
+
+
+def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
+    """Return whether a schedule runs nothing but compiled sections and messages."""
+    for binding in executor.bindings:
+        stage, kind, k = binding.action
+        if kind.declaration.of_rank or kind.is_communication:
+            continue
+        if kind not in SECTIONS or (stage, k) not in programs:
+            return False
+        if hasattr(binding.handler, "then"):
+            return False
+    return True
 
 
 def _is_static(executor: Executor, recorder: Recorder) -> bool:

@@ -37,7 +37,6 @@ from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
 
 _AUXILIARY = "the model has auxiliary losses"
-_HALF = "it has parameters of half precision"
 
 
 class Form(NamedTuple):
@@ -213,8 +212,6 @@ class Recorder:
         for owner in self.owners:
             if type(owner.data) is not np.ndarray:
                 return "its parameters are not NumPy arrays"
-            if owner.data.itemsize == 2:
-                return _HALF
         return ""
 
     # -- the actions -------------------------------------------------------------------
@@ -341,13 +338,16 @@ class Recorder:
         self, microbatch: int, received: Payload, arrays: Sequence[Array]
     ) -> Recorded:
         place = current_place()
-        trace = Trace(key_of(place.seed, place.step, place.microbatch))
+        module = self._stage.module
+        names = [type(layer).__name__ for layer in module.layers]
+        layers = dict(enumerate(names, module.first_layer))
+        trace = Trace(key_of(place.seed, place.step, place.microbatch), layers)
         form = Form.of(received)
         recorded = Recorded(trace, microbatch, len(received.arrays), form)
         for i, use in enumerate(self.uses):
             recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
-        if any(type(a) is not np.ndarray or a.itemsize == 2 for a in arrays):
-            trace.spoil("gets arrays that are not NumPy's own, or in half precision")
+        if any(type(a) is not np.ndarray for a in arrays):
+            trace.spoil("gets arrays that are not NumPy's own")
         return recorded
 
     def _active(self, microbatch: int) -> Recorded | None:
@@ -394,7 +394,7 @@ class Recorder:
             for use, node in nodes:
                 use.node = node
         if attributes != Attributes(self._stage.module.modules()).key:
-            trace.spoil("a module sets an attribute during its forward")
+            trace.spoil("sets an attribute of a module during its forward")
 
     @contextmanager
     def _tracing_backward(
@@ -410,7 +410,7 @@ class Recorder:
                 yield held._replace(seed=given[0]), None
                 return
             if all(array is None for array in arrays):
-                recorded.trace.spoil("no gradient came back")
+                recorded.trace.spoil("gets no gradient back")
             yield held, gradient._replace(arrays=given[:count])
 
     def _with_gradients(
@@ -451,7 +451,7 @@ class Recorder:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
         if not is_loss and any(a is not None and a.shape == () for a in arrays):
-            recorded.trace.spoil("the stage passes on a tensor without axes")
+            recorded.trace.spoil("passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 
@@ -497,8 +497,6 @@ def refused(stage: int, reason: str) -> ModelError:
 def reason_against_plan(plan: Plan, stage: int) -> str:
     """Return why a stage of a plan can never be recorded; empty if it may be."""
     layers = plan.part(stage)
-    if any(backend.is_half(parameter.dtype) for parameter in layers.parameters()):
-        return _HALF
     if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
         return _AUXILIARY
     return reason_against(layers)

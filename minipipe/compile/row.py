@@ -170,6 +170,7 @@ class Row:
         self.losses: dict[int, Any] = {}
         self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
         self._outputs: dict[tuple[int, int], str] = {}
+        self._gradients: dict[tuple[int, int], str] = {}  # that came back
         self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
         self._form_by_value: dict[Any, Any] = {}
         self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
@@ -266,6 +267,8 @@ class Row:
                 yield from self._as_arrays(taken[role], form)
         if is_forward and "x" in taken:
             self.inputs[stage, k] = _name(taken["x"])
+        if "g" in taken:  # a later W may read it once more
+            self._gradients[stage, k] = _name(taken["g"])
         section = SECTIONS[kind]
         if section not in program.sections.parameters:  # an I that is a whole backward
             section = "backward"
@@ -286,7 +289,7 @@ class Row:
                 self._outputs[stage, k] = base
         arguments = []
         for parameter in program.sections.parameters[section]:
-            arguments.append(self._argument(parameter, program, k, taken, out))
+            arguments.append(self._argument(parameter, program, k, out))
         call = f"{program.name_of(section)}({', '.join(arguments)})"
         if own in self._sends and result is not None and result.is_plain:
             yield f"send_{_name(own)}.wait()"
@@ -345,7 +348,6 @@ class Row:
         parameter: str,
         program: StageProgram,
         k: int,
-        taken: Mapping[str, Any],
         out: Sequence[str],
     ) -> str:
         """Return what stands for a parameter of a section."""
@@ -360,7 +362,8 @@ class Row:
         if letter == "x":
             return self._input(program, k, i)
         if letter == "g":
-            return f"{_name(taken['g'])}_{i}" if "g" in taken else f"seeds[{k}]"
+            name = self._gradients.get((program.stage, k))
+            return f"seeds[{k}]" if name is None else f"{name}_{i}"
         if letter == "out":
             return out[i]
         assert letter == "y", parameter

@@ -36,7 +36,7 @@ from minipipe.compile.trace import Trace
 
 Functions = dict[str, Callable[..., Any]]
 
-_FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty")
+_FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty", "errstate")
 _numbers = count()  # of programs: each has its own file name
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from types import FrameType
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.autograd.backend import as_array
 from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import Key, current_place
@@ -31,6 +32,8 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.compile.forms import Traced, plain_of, traced_in
 from minipipe.compile.lines import Form, Line, Untraceable, Variable
 from minipipe.compile.noting import attach
+from minipipe.nn.module import Module
+from minipipe.nn.parameter import HalfLeaf
 
 attach()  # traced arrays get the methods that note their lines
 
@@ -44,6 +47,8 @@ class Trace:
     ----------
     key : Key
         That of the random numbers of this microbatch.
+    layers : mapping of int to str, optional
+        The names of layers by their numbers, for the reason.
 
     Attributes
     ----------
@@ -74,11 +79,12 @@ class Trace:
     >>> trace.sections["forward"][0].form.into
     'multiply({x0}, 2, {out})'
     >>> float(y[0]), trace.reason.partition(" (")[0]
-    (3.0, 'reads a value, by float')
+    (3.0, 'it reads a value, by float')
     """
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, layers: Mapping[int, str] | None = None) -> None:
         self.key = key
+        self._layers = dict(layers or {})
         self.sections: dict[str, list[Line]] = {}
         self.results: dict[str, tuple[str, ...]] = {}
         self.inputs: dict[str, tuple[str, ...]] = {}
@@ -136,9 +142,12 @@ class Trace:
     def spoil(self, what: str) -> None:
         """Break the trace, and keep the reason: what, in which layer, in which line."""
         if self.reason is None:
-            layer = current_place().layer
-            where = "" if layer is None else f"layer {layer} "
-            self.reason = f"{where}{what}{_outside()}"
+            number = current_place().layer
+            who = "it"
+            if number is not None:
+                name = self._layers.get(number)
+                who = f"layer {number}, {name}," if name else f"layer {number}"
+            self.reason = f"{who} {what}{_outside()}"
             self.sections, self.constants = {}, {}
 
     # -- lines -------------------------------------------------------------------------
@@ -259,8 +268,8 @@ class Trace:
             key = value.dtype, value.shape, value.strides, value.tobytes()
         elif isinstance(value, np.generic | float | np.dtype):
             key = type(value), repr(value)
-        elif isinstance(value, ProcessGroup):
-            key = ProcessGroup, id(value)
+        elif isinstance(value, ProcessGroup | Module):
+            key = type(value), id(value)
         elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
             key = type(value), value
         else:
@@ -421,6 +430,8 @@ class NotingLeaf(Leaf):
     def add(self, contribution: Any, walk: BackwardWalk) -> None:
         """Add a contribution to the leaf itself, in the order of the walk."""
         trace = self._trace
+        if isinstance(self.leaf, HalfLeaf):
+            contribution = as_array(contribution, np.float32)
         if trace.reason is None:
             if isinstance(contribution, Traced) and contribution.trace is trace:
                 trace.note_contribution(self._number, contribution)

@@ -199,6 +199,21 @@ class Executor:
         finally:
             self._forget()
 
+    def repeat(self, batch: Any, compute: Callable[[Executor], None]) -> Record:
+        """Run a batch by a function that needs no modes, and whose handshake is over. Collective like a run."""
+        self.call = self.batch = batch
+        self._thread = get_ident()
+        try:
+            self.begin_schedule()
+            try:
+                compute(self)
+            except BaseException as error:
+                self.fail(error)
+                raise
+            return self.record
+        finally:
+            self._forget()
+
     def run_eagerly(self, steps: Sequence[Step]) -> None:
         """Run the actions of the schedule, one after the other."""
         for step in steps:

@@ -94,7 +94,7 @@ class Stage:
         self.is_frozen = index in schedule.frozen
         self.has_backward = index >= schedule.first_backward_stage
         self.parameters = parameters
-        self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
+        self.leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
         self._forward = forward or module
 
     # -- the actions ----------------------------------------------------------------------------------------
@@ -210,6 +210,6 @@ class Stage:
 
     def begin(self, accumulate: bool = False) -> None:
         """Remove the gradients of earlier steps, unless gradients are accumulated."""
-        for leaf in self._leaves:
+        for leaf in self.leaves:
             # Gradients add up in place, and the array may be the user's: assigned to several parameters, or kept.
             leaf.grad = backend.copy(leaf.grad) if accumulate and leaf.grad is not None else None

@@ -321,7 +321,10 @@ class Optimiser(Familiar, ABC):
         walk = self._walks.get(id(parameters))
         units = None if walk is None else walk.units(parameters)
         if units is None:
-            walk = self._walks[id(parameters)] = Walk(parameters, self._states, self._masters)
+            walk = Walk(parameters, self._states, self._masters)
+            # It may join states anew that a walk over a group of earlier steps has joined.
+            kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
+            self._walks = {key: self._walks[key] for key in kept} | {id(parameters): walk}
             units = walk.units(parameters)
         assert units is not None  # of a new walk
         return units
@@ -330,10 +333,8 @@ class Optimiser(Familiar, ABC):
         if isinstance(one.node, HalfLeaf):
             self._update_half(one, gradient, group)
         else:
-            self._update(one.data, gradient, self._state_of(one), group)
-
-    def _state_of(self, one: Parameter | Run) -> dict[str, Any]:
-        return one.state if isinstance(one, Run) else self._states[id(one)]
+            state = one.state if isinstance(one, Run) else self._states[id(one)]
+            self._update(one.data, gradient, state, group)
 
     def _update_half(self, one: Parameter | Run, gradient: Array, group: ParameterGroup) -> None:
         """Change the master values, and round them into the parameter."""
@@ -352,7 +353,8 @@ class Optimiser(Familiar, ABC):
                 one.set_master(master)
             else:
                 self._masters[id(one)] = master
-        self._update(master, backend.as_array(gradient, xp.float32), self._state_of(one), group)
+        state = one.state if isinstance(one, Run) else self._states[id(one)]
+        self._update(master, backend.as_array(gradient, xp.float32), state, group)
         data[...] = master
 
     @abstractmethod

@@ -79,22 +79,18 @@ class SGD(Optimiser):
         super().__init__(parameters, learning_rate=learning_rate, **numbers)
 
     def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
+        decay = group.weight_decay
         if not group.momentum:
             for p, g in blocks(data, gradient):
-                p -= group.learning_rate * with_decay(g, p, group.weight_decay)
+                p -= group.learning_rate * (g + decay * p if decay else g)
             return
         if "velocity" not in state:
             state["velocity"] = array_module(data).zeros_like(data)
         for p, g, v in blocks(data, gradient, state["velocity"]):
             v *= group.momentum
-            g = with_decay(g, p, group.weight_decay)
+            g = g + decay * p if decay else g
             v += g
             p -= group.learning_rate * (g + group.momentum * v if group.nesterov else v)
-
-
-def with_decay(gradient: Array, data: Array, weight_decay: float) -> Array:
-    """Return the gradient of the loss plus ``weight_decay / 2`` times the sum of the squared values."""
-    return gradient + weight_decay * data if weight_decay else gradient
 
 
 class Adam(Optimiser):
@@ -171,11 +167,10 @@ class Adam(Optimiser):
         xp = array_module(data)
         if not state:
             state.update(num_steps=0, mean=xp.zeros_like(data), mean_square=xp.zeros_like(data))
-        state["num_steps"] += 1
+        num_steps = state["num_steps"] = state["num_steps"] + 1
         beta1, beta2 = group.betas
-        root = sqrt(1 - beta2 ** state["num_steps"])
-        rate = group.learning_rate * root / (1 - beta1 ** state["num_steps"])
-        ahead = group.learning_rate * root * beta1 / (1 - beta1 ** (state["num_steps"] + 1))
+        root = sqrt(1 - beta2**num_steps)
+        rate = group.learning_rate * root / (1 - beta1**num_steps)
         epsilon = group.epsilon * root
         for p, g, m, v in blocks(data, gradient, state["mean"], state["mean_square"]):
             g = self._decay(p, g, group)
@@ -183,12 +178,16 @@ class Adam(Optimiser):
             m += (1 - beta1) * g
             v *= beta2
             v += (1 - beta2) * (g * g)
-            step = ahead * m + rate * (1 - beta1) * g if group.nesterov else rate * m
+            if group.nesterov:
+                ahead = group.learning_rate * root * beta1 / (1 - beta1 ** (num_steps + 1))
+                step = ahead * m + rate * (1 - beta1) * g
+            else:
+                step = rate * m
             p -= step / (xp.sqrt(v) + epsilon)
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
         """Apply the weight decay; return the gradient for the update."""
-        return with_decay(gradient, data, group.weight_decay)
+        return gradient + group.weight_decay * data if group.weight_decay else gradient
 
 
 class AdamW(Adam):

@@ -112,6 +112,10 @@ class Compiling:
         self._compilers = {"run": (compiled := CompiledStages(stages, is_strict=self._how is True))}
         return compiled
 
+    def latest_compiler(self, call: str) -> Any:
+        """Return the compiler of a call, if there is one."""
+        return self._compilers.get(call)
+
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""
         if not self._how:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,59 +37,52 @@ class LossDelivery:
         self._part = Part()
         self._channels: dict[tuple[int, ...], ExchangeChannel] = {}
 
-    def start(
-        self, call: str, step: int, lengths: Mapping[int, int], own: np.ndarray, waits: bool
-    ) -> Callable[[], dict[int, list[float]]]:
-        """Start to give numbers of some ranks to all. Collective, but no rank waits for another.
+    def exchanged(self, batch: Batch, own: np.ndarray, num_findings: int) -> dict[int, list[float]]:
+        """Return the numbers of all ranks that send some, over channels. Collective.
 
         Parameters
         ----------
-        call : str
-            The method, for messages.
-        step : int
-            The number of the call.
-        lengths : mapping of int to int
-            By sender, how many numbers it sends.
+        batch : Batch
         own : array
-            The numbers of this rank.
-        waits : bool
-            Whether this rank waits for them before any other call.
-
-        Returns
-        -------
-        function
-            Waits for the numbers, and returns them by sender.
+            Of this rank: of the root the losses, the metrics and its findings, of others their findings.
+        num_findings : int
+            Of each rank.
         """
-        if not waits or self.group.num_under_way:
-            return self._broadcast(call, step, lengths, own)
-        self._part.call = call
-        channels = self._channels_for(lengths)
-        channels.start(own, step)
-        return lambda: {self.group.rank: own.tolist(), **channels.wait()}
-
-    def _broadcast(
-        self, call: str, step: int, lengths: Mapping[int, int], own: np.ndarray
-    ) -> Callable[[], dict[int, list[float]]]:
-        """Start broadcasts, of which several may be under way: the same messages, in an order that the group knows."""
-        group, what = self.group, part_of(call)
-        requests = {
-            rank: group.ibroadcast(own if rank == group.rank else None, rank, step=step, what=what) for rank in lengths
-        }
-        return lambda: {rank: request.wait().tolist() for rank, request in requests.items()}
-
-    def _channels_for(self, lengths: Mapping[int, int]) -> ExchangeChannel:
-        key = tuple(lengths.values())
-        if key not in self._channels:
+        self._part.call = batch.call
+        length = _num_results(batch) + num_findings
+        channels = self._channels.get((length, num_findings))
+        if channels is None:
             while len(self._channels) >= _MOST_FORMS:
                 del self._channels[next(iter(self._channels))]
-            self._channels[key] = ExchangeChannel(self.group, lengths, OwnTag.IBROADCAST, self._part)
-        return self._channels[key]
+            lengths = dict.fromkeys(self._senders(num_findings), num_findings) | {self.root: length}
+            channels = ExchangeChannel(self.group, lengths, OwnTag.IBROADCAST, self._part)
+            self._channels[length, num_findings] = channels
+        return channels.exchange(own, batch.step)
+
+    def broadcast(self, batch: Batch, own: np.ndarray, num_findings: int) -> Callable[[], dict[int, list[float]]]:
+        """Send the messages of :meth:`exchanged`; return a function that waits for the others'.
+
+        Collective, but no rank waits for another. The group keeps the order if several broadcasts are under way.
+        """
+        group, requests = self.group, {}
+        for rank in self._senders(num_findings):
+            mine = own if rank == group.rank else None
+            requests[rank] = group.ibroadcast(mine, rank, step=batch.step, what=part_of(batch.call))
+        return lambda: {rank: request.wait().tolist() for rank, request in requests.items()}
+
+    def _senders(self, num_findings: int) -> list[int]:
+        others = [rank for rank in range(self.group.size) if rank != self.root]
+        return [self.root, *others] if num_findings else [self.root]
+
+
+def _num_results(batch: Batch) -> int:
+    return 1 + len(batch.sizes) + len(batch.objective.metrics)
 
 
 def deliver_loss(
     delivery: LossDelivery, batch: Batch, waits: bool = True, check: StepCheck | None = None
-) -> PendingLoss:
-    """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
+) -> BatchLoss | PendingLoss:
+    """Give the loss of a batch to every rank, and its outputs to those that are to have them.
 
     Collective.
 
@@ -98,30 +91,28 @@ def deliver_loss(
     delivery : LossDelivery
     batch : Batch
     waits : bool
-        Whether this rank waits for the loss before any other call.
+        Whether to wait for the loss; if not, the result is pending.
     check : StepCheck, optional
         Of the loss and the gradients.
     """
     group, root = delivery.group, delivery.root
-    outputs = deliver_outputs(group, root, batch)
+    outputs = deliver_outputs(group, root, batch) if batch.objective.where else None
     findings = () if check is None else check.findings
-    size, metrics = len(batch.sizes), list(batch.objective.metrics)
-    lengths = {root: 1 + size + len(metrics) + len(findings)}
-    if findings:
-        lengths |= {rank: len(findings) for rank in range(group.size) if rank != root}
     own = batch.objective.numbers(*findings) if group.rank == root else np.array(findings)
-    arrived = delivery.start(batch.call, batch.step, lengths, own, waits)
 
-    def receive() -> BatchLoss:
-        found = arrived()
-        numbers = found[root]
-        loss = BatchLoss.read(numbers, size, metrics, outputs)
+    def read(found: dict[int, list[float]]) -> BatchLoss:
+        size, numbers = _num_results(batch), found[root]
+        loss = BatchLoss.read(numbers[:size], len(batch.sizes), batch.objective.metrics, outputs)
         if check is not None:
-            found[root] = numbers[-len(findings) :]
+            found[root] = numbers[size:]
             check.judge(loss, [found[rank] for rank in range(group.size)])
         return loss
 
-    return PendingLoss(receive, batch.training_step + 1)
+    if waits and not group.num_under_way:
+        return read(delivery.exchanged(batch, own, len(findings)))
+    arrived = delivery.broadcast(batch, own, len(findings))
+    pending = PendingLoss(lambda: read(arrived()), batch.training_step + 1)
+    return pending.wait() if waits else pending
 
 
 def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:

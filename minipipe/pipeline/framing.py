@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.execution import BatchLoss, PendingLoss
+from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
 from minipipe.execution.checks.finite import FiniteCheck, StepCheck
 from minipipe.execution.executor import Executor, Handler, Handlers, gives
@@ -28,6 +29,9 @@ from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program
+
+if TYPE_CHECKING:
+    from minipipe.pipeline.repeating import RepeatedStep
 
 
 @dataclass
@@ -49,6 +53,8 @@ class TrainingCall:
         Whether the call waits for its loss.
     accumulates : bool
         Whether gradients are added to the gradients of earlier steps.
+    batch : Batch or None
+        Made of the inputs and targets already, or by the handshake.
     earlier : dict of str to array
         The gradients of earlier steps, of parameters that several ranks share.
     is_agreed : bool
@@ -67,6 +73,7 @@ class TrainingCall:
     num_steps: int
     waits: bool
     accumulates: bool
+    batch: Batch | None = None
     earlier: dict[str, Array | None] | None = None
     is_agreed: bool = False
     is_computed: bool = False
@@ -144,6 +151,14 @@ class Framing:
             handlers, observers = stacking.handlers(handlers), (*observers, stacking)
         return make(self.program(), handlers=self.handlers(handlers), observers=observers)
 
+    def repeated(self, trainer: Executor, compiler: Any) -> RepeatedStep | None:
+        """Return what runs steps like the last one; None without a compiler, or if it ran eagerly."""
+        if compiler is None or compiler.program is None:
+            return None
+        from minipipe.pipeline.repeating import repeated  # most programs do not compile
+
+        return repeated(trainer, compiler, self._intake, self._finite, self._pending)
+
     def handlers(self, handlers: Handlers) -> Handlers:
         """Return handlers that also add gradients up, and run the frame of a step."""
         behind: Handlers = {
@@ -169,7 +184,7 @@ class Framing:
     def _handshake(self, executor: Executor, action: Action) -> None:
         call = executor.call
         given = call.inputs, call.targets, call.objective
-        executor.batch = self._intake.batch(call.name, *given, call.is_training, call.num_steps)
+        executor.batch = call.batch or self._intake.batch(call.name, *given, call.is_training, call.num_steps)
         for stage in executor.stages.values():
             check_frozen(stage)
             stage.begin(call.accumulates)
@@ -201,4 +216,4 @@ class Framing:
         loss = deliver_loss(self._intake.delivery, batch, waits, finite)
         while self._pending:  # no rank is far behind
             self._pending.popleft().wait()
-        call.loss = loss.wait() if call.waits else loss
+        call.loss = loss.wait() if call.waits and isinstance(loss, PendingLoss) else loss

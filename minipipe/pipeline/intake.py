@@ -148,6 +148,11 @@ class Intake:
         Whether batches are compared.
     grid : Grid, optional
         The device mesh to which the group, a pipeline, belongs.
+
+    Attributes
+    ----------
+    last : PlainBatch or None
+        What is known of batches like the last one.
     """
 
     def __init__(
@@ -164,7 +169,7 @@ class Intake:
         self._first_ranks = plan.program.ranks_of(0)
         self.last_ranks = plan.program.ranks_of(plan.program.num_stages - 1)
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
-        self._last: PlainBatch | None = None
+        self.last: PlainBatch | None = None
         self._plain_batches: dict[Any, PlainBatch] = {}
         self.needs = Needs.of(plan, group.rank)
         self.delivery = LossDelivery(group, self.last_rank)
@@ -185,7 +190,7 @@ class Intake:
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
         num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
-        last = self._last
+        last = self.last
         like = None if last is None else last.like(call, inputs, targets, objective)
         own: dict[str, Samples] = {}
         of_batch: tuple[int, ...] = (0, 0, 0)
@@ -229,8 +234,8 @@ class Intake:
         is_cut = bool(layout & 1)
         batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
         batch.form_of_inputs = form
-        self._last = self._plain(batch, own, (inputs, targets), agreed)
-        batch.form = self._last
+        self.last = self._plain(batch, own, (inputs, targets), agreed)
+        batch.form = self.last
         return batch
 
     def _plain(

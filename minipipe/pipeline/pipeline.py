@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any, ClassVar, Literal, NoReturn, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -51,6 +51,9 @@ from minipipe.pipeline.running import RunLosses, Runs, in_turn
 from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.specs import COUNT
+
+if TYPE_CHECKING:
+    from minipipe.pipeline.repeating import RepeatedStep
 
 
 class Asked(TypedDict, total=False):
@@ -211,12 +214,13 @@ class Pipeline(FamiliarPipeline):
             "_is_training",
             "_objective",
             "_parameters",
+            "_repeated",
         ),
         *("_pending", "_plan", "_predictors", "_records", "_runs", "_seeds", "_stages", "_sums", "_trainer", "_xp"),
         *("__weakref__", "_grid", "measures_memory", "num_steps"),
     )
 
-    # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
+    # The seam of ``minipipe advise`` and ``export``: sees the arguments of each pipeline of a program, and its steps.
     watcher: ClassVar[Any] = None
 
     @with_hints
@@ -245,6 +249,7 @@ class Pipeline(FamiliarPipeline):
         run |= {"device": device, "recompute": recompute, "compile": compile}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
+            compile = run["compile"]  # noqa: A001
         plan, group, grid, recompute, compares = agreed(
             model, group, options, Pipeline, run, check_agreement=check_agreement
         )
@@ -256,6 +261,7 @@ class Pipeline(FamiliarPipeline):
         # Of the last steps, for timeline(); and the loss of the last one, waited for or not.
         self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
+        self._repeated: RepeatedStep | None = None
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
@@ -603,7 +609,10 @@ class Pipeline(FamiliarPipeline):
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter()] if self.measures_memory else []
         try:
-            record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
+            record = None if self._repeated is None or meters else self._repeated.run(given)
+            if record is None:
+                record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
+                self._repeated = self._framing.repeated(self._trainer, self._compiling.latest_compiler("step"))
         except BaseException:
             if given.is_agreed:  # a call that was refused leaves the steps before it as they are
                 self._records = deque(maxlen=_KEPT_STEPS)
@@ -680,7 +689,9 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        return deliver_loss(self._intake.delivery, batch).wait()
+        loss = deliver_loss(self._intake.delivery, batch)
+        assert isinstance(loss, BatchLoss)
+        return loss
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -1028,7 +1039,16 @@ class Pipeline(FamiliarPipeline):
         return self._compiling.report()
 
     def replay_report(self) -> str:
-        """Return :meth:`compile_report`: the name before the next release."""
+        """Return :meth:`compile_report`, which has this name until the next release, too. Local.
+
+        Examples
+        --------
+        >>> import warnings
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group, warnings.catch_warnings(action="ignore"):
+        ...     Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss()).replay_report()
+        'all stages run eagerly: compile=False'
+        """
         warn_caller("replay_report() is now compile_report().", DeprecationWarning)
         return self.compile_report()
 

@@ -218,10 +218,6 @@ class GridReport:
             found.append(f"on hosts: {counted(self.hosts, 'host')}, one core per rank, links between hosts: {link}.")
         if self.shares_cores:
             found.append("The ranks share cores, so an action takes longer while other ranks compute.")
-        if any(row["tensor"] > 1 or row["fully_sharded"] for row in self.rows):
-            found.append(
-                "Tensor-parallel and fully sharded layers are not replayed (see Pipeline): they are slower in Python."
-            )
         return found
 
     def __str__(self) -> str:

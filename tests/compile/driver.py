@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from minipipe.autograd import StageInput, backend
 from minipipe.autograd.modes import RandomKey, at, current_mode, mode, setting
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import NotingLeaf, Trace, have_changed, key_of
+from minipipe.nn.parameter import HalfLeaf
 from minipipe.tensor import record
 
 ROW_AT_ONCE = (("F", 0), ("B", 0), ("F", 1), ("B", 1), ("F", 2), ("B", 2))
@@ -49,7 +51,7 @@ def seeds(k: int, i: int, result: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def place(k: int):
-    """Draw the random numbers of a microbatch, and watch no arrays, unlike other tests."""
+    """Draw the random numbers of a microbatch; watch no arrays, unlike other tests."""
     unwatched = setting(current_mode, mode()._replace(watch=None))
     with at(RandomKey(0, 3, k)), unwatched:
         yield
@@ -153,6 +155,12 @@ def traced(job: Job, is_split: bool, k: int = TRACED) -> Trace:
     return trace
 
 
+def dtype_of_gradient(parameter: Any) -> Any:
+    """Return float32 for a parameter in half precision, whose gradients add up so."""
+    is_half = isinstance(parameter.node, HalfLeaf)
+    return np.float32 if is_half else parameter.data.dtype
+
+
 def owners_of(job: Job) -> list[Any]:
     """Return the parameters that have arrays of their own."""
     owners = [getattr(p, "owner", p) for p in job.parameters]
@@ -173,7 +181,7 @@ class Compiled:
         self.free = [list(range(n)) for n in num]
         self.num_slots = num
         arrays = [owner.data for owner in owners_of(job)]
-        shapes = [(p.data.shape, p.data.dtype) for p in job.parameters]
+        shapes = [(p.data.shape, dtype_of_gradient(p)) for p in job.parameters]
         self.gradients = [np.full(shape, np.nan, dtype) for shape, dtype in shapes]
         self.is_static = not sections.has_leaves
         given = self.gradients if self.is_static else [p.node for p in job.parameters]
@@ -191,7 +199,7 @@ class Compiled:
         return number
 
     def _poison(self, i: int, slot: int) -> None:
-        for function in self.functions.values():
+        for function in map(unwrap, self.functions.values()):
             for name, kept in function.__globals__.items():
                 if name.startswith(f"kept{i}_"):
                     for array in kept[slot]:

@@ -84,6 +84,23 @@ class Own(nn.Module):
         return record(data * data, (x, lambda g: g * data * 2), (x, lambda g: g * 0.0))
 
 
+class Half(nn.Module):
+    """Computes with weights and activations of two bytes."""
+
+    def __init__(self):
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=np.float16)
+
+    def forward(self, x):
+        return functional.astype(
+            self.linear(functional.astype(x, "float16")), "float32"
+        )
+
+
+def half():
+    """Return a layer in half precision."""
+    return Half()
+
+
 def residual():
     """Return a layer with a skip connection."""
     return nn.Residual(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2))
@@ -109,6 +126,7 @@ MODELS = {
     "weights alone": (chain(WeightSide, linear(), WeightSide), FLAT),
     "own vjp": (chain(linear(), Own, linear()), FLAT),
     "residual": (chain(residual, nn.SiLU, residual), FLAT),
+    "half": (chain(half, nn.ReLU, half, nn.GELU), FLAT),
     "norm": (chain(linear(), partial(nn.RMSNorm, WIDTH), nn.Tanh), FLAT),
     "recomputed": (chain(linear(), recomputed, linear()), FLAT),
     "block": (chain(causal), OF_TOKENS),

@@ -177,3 +177,23 @@ def test_a_broken_promise_is_noticed_if_two_microbatches_show_it(layer, monkeypa
     )
     with pytest.raises(ModelError, match="two microbatches of a kind"):
         train(True)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_large_arrays_have_the_bits_of_eager_steps(schedule):
+    """The story: a product that was added to a gradient at once was freed afterwards."""
+
+    def run(group, how):
+        layers = nn.Linear(160, 160), nn.ReLU(), nn.Dropout(0.1), nn.Linear(160, 160)
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "schedule": schedule}
+        pipeline = Pipeline(nn.Sequential(*layers), group, compile=how, **options)
+        random, found = np.random.default_rng(0), []
+        for _ in range(4):
+            x = random.normal(size=(400, 160)).astype(np.float32)
+            found.append(pipeline.step(x, x))
+            found += [parameter.grad.tobytes() for parameter in pipeline.parameters()]
+        return found
+
+    for num_ranks in (1, 2):
+        found = spawn(lambda group: run(group, True), num_ranks)
+        assert found == spawn(lambda group: run(group, False), num_ranks)

@@ -75,7 +75,9 @@ def one_mask_for_all(names):
 
 def another_seed(names):
     seeds_of = names["seeds_of"]
-    names["seeds_of"] = lambda *given: {k: seed * 2 for k, seed in seeds_of(*given).items()}
+    names["seeds_of"] = lambda *given: {
+        k: seed * 2 for k, seed in seeds_of(*given).items()
+    }
 
 
 def earlier_inputs(names):

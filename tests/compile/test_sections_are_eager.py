@@ -78,6 +78,17 @@ def test_results_lie_apart(results, row):
     check(job_of_function(lambda tensors: results(*tensors), FLAT, FLAT), row)
 
 
+@pytest.mark.parametrize("row", ["gpipe", "mixed"])
+def test_gradients_in_half_precision_overflow_without_a_warning(row, recwarn):
+    job = job_of(*MODELS["half"])
+    job = job._replace(seed_of=lambda k, i, result: np.full_like(result, 3e38))
+    with np.errstate(all="ignore"):
+        trace = traced(job, is_split=row in HALVES)
+        expected = eager(job, {**ROWS, **HALVES}[row])
+    assert compiled(job, trace, {**ROWS, **HALVES}[row]) == expected
+    assert not recwarn
+
+
 @pytest.mark.parametrize("value", [0.0, -0.0])
 def test_the_first_contribution_keeps_the_sign_of_zero(value):
     weight = Tensor(np.ones(FLAT[1], np.float32), requires_grad=True)

@@ -10,7 +10,7 @@ from minipipe.autograd import backend
 from minipipe.nn import arena as arenas
 from minipipe.nn.arena import Arena, Block, Neighbours
 from minipipe.optim import runs
-from minipipe.optim.runs import Run
+from minipipe.optim.runs import Run, Walk
 from tests.numerics.two_layouts import CHANGES, DTYPES, RULES, STEPS, Inherited, Training, compare
 
 # Now and then no parameter at all has a gradient, on purpose.
@@ -24,6 +24,7 @@ FULL = "all_have_gradients"
 def test_every_rule_leaves_the_bits_of_an_update_one_by_one(rule, dtype):
     for act in STEPS:
         compare(rule, [dtype], [FULL, act, act, FULL])
+        compare(rule, [dtype], [act, "make_arena", FULL, FULL])
 
 
 @given(
@@ -145,8 +146,26 @@ def remade_as_a_whole(self, one, gradient, group):
             one.set_master(master)
         else:
             self._masters[id(one)] = master
-    self._update(master, backend.as_array(gradient, np.float32), self._state_of(one), group)
+    state = one.state if isinstance(one, Run) else self._states[id(one)]
+    self._update(master, backend.as_array(gradient, np.float32), state, group)
     data[...] = master
+
+
+def without_new_walks(self, state, load=optim.Optimiser.load_state_dict):
+    """Load a state, and go on with the arrays that were joined before."""
+    walks = dict(self._walks)
+    load(self, state)
+    self._walks = walks
+
+
+def walks_of_all_groups(self, parameters):
+    """Keep the walks over groups that are not trained any more."""
+    walk = self._walks.get(id(parameters))
+    units = None if walk is None else walk.units(parameters)
+    if units is None:
+        walk = self._walks[id(parameters)] = Walk(parameters, self._states, self._masters)
+        units = walk.units(parameters)
+    return units
 
 
 MUTANTS = {
@@ -181,19 +200,15 @@ MUTANTS = {
         [FULL, "some_have_none"],
     ),
     "a state that was loaded is not used": (
-        *(optim.Optimiser, "_walks", property(lambda self: KEPT_WALKS, lambda self, walks: None)),
+        *(optim.Optimiser, "load_state_dict", without_new_walks),
         *("SGD, momentum", [FULL, "save", FULL, "restore_state", FULL]),
+    ),
+    "groups of earlier steps go on": (
+        *(optim.Optimiser, "_units_of", walks_of_all_groups),
+        *("SGD, momentum", [FULL, "regroup", FULL, "regroup", FULL]),
     ),
     "a rule inherits that it is elementwise": (Inherited, "is_elementwise", True, "inherited", [FULL]),
 }
-
-
-class KeptForEver(dict):
-    def clear(self):
-        pass
-
-
-KEPT_WALKS = KeptForEver()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -201,7 +216,6 @@ def test_a_mutant_is_noticed(name, monkeypatch):
     owner, attribute, mutated, rule, acts = MUTANTS[name]
     dtype = "float16" if "masters" in name else "float32"
     compare(rule, [dtype], acts)
-    KEPT_WALKS.__init__()
     monkeypatch.setattr(owner, attribute, mutated, raising=False)
     with pytest.raises((AssertionError, FloatingPointError)):
         compare(rule, [dtype], acts)

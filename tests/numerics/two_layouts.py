@@ -2,12 +2,14 @@
 
 import copy
 import pickle
+from contextlib import suppress
 
 import ml_dtypes
 import numpy as np
 
 from minipipe import nn, optim
 from minipipe.autograd.backend import is_half
+from minipipe.errors import ArgumentError
 from minipipe.nn.arena import Arena
 
 SHAPES = [(3, 4), (4,), (), (5,), (0, 2), (2, 3), (1, 7)]
@@ -50,6 +52,16 @@ class Sign(optim.Optimiser):
             data -= group.learning_rate * (gradient / abs(gradient))
 
 
+class Optimistic(optim.Optimiser):
+    """A rule that keeps the last gradient itself, no copy."""
+
+    is_elementwise = True
+
+    def _update(self, data, gradient, state, group):
+        data -= group.learning_rate * (2 * gradient - state.get("last", gradient))
+        state["last"] = gradient
+
+
 class Normed(optim.Optimiser):
     """A rule that reads a parameter as a whole."""
 
@@ -75,6 +87,7 @@ RULES = {
     "averaged": lambda p: Averaged(p, learning_rate=0.1),
     "counting": lambda p: Counting(p, learning_rate=0.1),
     "sign": lambda p: Sign(p, learning_rate=0.1),
+    "optimistic": lambda p: Optimistic(p, learning_rate=0.1),
     "normed": lambda p: Normed(p, learning_rate=0.1),
     "inherited": lambda p: Inherited(p, 0.1),
     "two groups": lambda p: optim.Adam([{"parameters": p[::2]}, {"parameters": p[1::2], "learning_rate": 0.3}]),
@@ -115,7 +128,7 @@ class Training:
         self.optimiser = RULES[rule](self.parameters)
         self.scale = optim.LossScale(8.0, growth_interval=2)
         self.has_arena, self.arena, self.kept, self.saved = has_arena, None, [], None
-        self.num_flat = 0
+        self.other_groups = None
         self.make_arena(None)
 
     # -- acts: each gets a generator, equal in both trainings ---------------------------------------------
@@ -176,6 +189,14 @@ class Training:
     def set_rate(self, generator):
         self.optimiser.groups[-1].learning_rate = float(generator.random())
 
+    def regroup(self, generator):
+        """Train only some of the parameters from now on, in a new group, or all again."""
+        optimiser = self.optimiser
+        self.other_groups = self.other_groups or [
+            optim.ParameterGroup(optimiser.parameters[:4], optimiser.groups[0].hyper_parameters)
+        ]
+        optimiser.groups, self.other_groups = self.other_groups, optimiser.groups
+
     def change_in_place(self, generator):
         self.parameters[int(generator.integers(len(SHAPES)))].data[...] = float(generator.random())
 
@@ -200,19 +221,20 @@ class Training:
         if self.saved is not None:
             for parameter, values in zip(self.parameters, self.saved[0]):
                 parameter.load(values, "p")
-            self.optimiser.load_state_dict(self.saved[1])
+        self.restore_state(generator)
 
     def restore_state(self, generator):
-        if self.saved is not None:
-            self.optimiser.load_state_dict(self.saved[1])
+        with suppress(ArgumentError):  # of another grouping
+            if self.saved is not None:
+                self.optimiser.load_state_dict(self.saved[1])
 
     def copied(self, generator):
         self.parameters, self.optimiser = copy.deepcopy((self.parameters, self.optimiser))
-        self.arena = None
+        self.arena = self.saved = self.other_groups = None
 
     def pickled(self, generator):
         self.parameters, self.optimiser = pickle.loads(pickle.dumps((self.parameters, self.optimiser)))
-        self.arena = None
+        self.arena = self.saved = self.other_groups = None
 
     # -- comparison ----------------------------------------------------------------------------------------
 
@@ -235,7 +257,7 @@ class Training:
 
 STEPS = ["all_have_gradients", "the_same_have_none", "some_have_none", "some_have_others", "clipped", "unscaled"]
 CHANGES = [
-    *("make_arena", "close", "drop", "keep_values", "set_rate", "change_in_place", "replace", "load_values"),
+    *("make_arena", "close", "drop", "keep_values", "set_rate", "regroup", "change_in_place", "replace", "load_values"),
     *("alias", "freeze", "save", "restore", "restore_state", "copied", "pickled"),
 ]
 

@@ -73,17 +73,25 @@ class FiniteCheck:
             return None
         return StepCheck(self, batch, waits, not self._may_overflow and batch.objective.scale <= 1)
 
-    @backend.quietly  # NumPy would warn of the values that this looks for
+    def looks_finite(self, scale: float) -> bool:
+        """Return whether all gradients here are certainly finite, or not to be checked. Local."""
+        if self._may_overflow or scale > 1:
+            return True
+        return self._squares_are_finite()
+
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
-        total = 0.0
-        for gradient in self._gradients():
-            total += float(backend.sum_of_squares(gradient))
-        if not isfinite(total):  # large gradients have squares that overflow: check again
+        if not self._squares_are_finite():  # large gradients have squares that overflow: check again
             for name, parameter in self._parameters.items():
                 if not gradients_are_finite([parameter]):
                     return self.names.index(name)
         return -1
+
+    def _squares_are_finite(self) -> bool:
+        if self.xp is np:  # without a context: vdot does not warn of what this looks for
+            return all(isfinite(np.vdot(gradient, gradient)) for gradient in self._gradients())
+        with np.errstate(all="ignore"):
+            return isfinite(sum(float(backend.sum_of_squares(gradient)) for gradient in self._gradients()))
 
     def _gradients(self) -> list[Array]:
         """Return all gradients: in a few arrays if they lie side by side."""
@@ -106,9 +114,11 @@ class StepCheck:
     """
 
     def __init__(self, check: FiniteCheck, batch: Batch, waits: bool, with_gradients: bool) -> None:
-        found = np.array([check.first_not_finite() if with_gradients else -1, -waits], np.float64)
-        number, busy = (found if check.grid is None else check.grid.tensor.all_reduce(found, "max")).tolist()
-        self.findings = (number, -busy)
+        number, busy = check.first_not_finite() if with_gradients else -1, -waits
+        if check.grid is not None:
+            found = np.array([number, busy], np.float64)
+            number, busy = check.grid.tensor.all_reduce(found, "max").tolist()
+        self.findings = (float(number), float(-busy))
         self._check, self._batch, self._with_gradients = check, batch, with_gradients
 
     def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
@@ -126,7 +136,10 @@ class StepCheck:
             Any of its codes, for the place of the first value that is not finite.
         """
         losses = () if self._batch.objective.is_given else (loss, *loss.losses)
-        if all(map(isfinite, losses)) and all(parameter < 0 for parameter, _ in findings):
+        is_finite = all(map(isfinite, losses))
+        for parameter, _ in findings:
+            is_finite = is_finite and parameter < 0
+        if is_finite:
             return
         check, step = self._check, self._batch.training_step + 1
         if all(waits for _, waits in findings):
