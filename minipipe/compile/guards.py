@@ -79,7 +79,7 @@ class Attributes:
         self._listed = {
             id(part)
             for module in self._modules
-            for part in (module, *(p for _, p in module._parts()))
+            for part in (module, *(p for _, p in _parts_of(module)))
         }
         self._looks: list[
             Collection[Any]
@@ -238,6 +238,10 @@ class MovingGuard(StageGuard):
 def _form_of(owner: Parameter) -> tuple[Any, ...]:
     array = owner.data
     return type(array), array.shape, array.strides, array.dtype
+
+
+def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:
+    return module._parts() if isinstance(module, Module) else ()  # or a loss function
 
 
 def is_foreign(part: Any) -> bool:
