@@ -254,6 +254,10 @@ def _form_of(owner: Parameter) -> tuple[Any, ...]:
     return type(array), array.shape, array.strides, array.dtype
 
 
+def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:
+    return module._parts() if isinstance(module, Module) else ()  # or a loss function
+
+
 def is_foreign(part: Any) -> bool:
     """Return whether the class of a layer or a loss is custom, not minipipe's."""
     return type(part).__module__.partition(".")[0] != "minipipe"

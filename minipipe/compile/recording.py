@@ -45,36 +45,45 @@ class Form(NamedTuple):
     Attributes
     ----------
     shapes : tuple of tuple of int
+        None for a gradient that does not exist.
     dtypes : tuple of dtype
     requires_grad : tuple of bool
     treedef : object
         As in :class:`minipipe.execution.payload.Payload`.
     """
 
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
     dtypes: tuple[Any, ...]
     requires_grad: tuple[bool, ...]
     treedef: Any = None
 
     @classmethod
     def of(cls, payload: Payload) -> Form:
-        """Return the form of a payload whose arrays are all there."""
+        """Return the form of a payload."""
         return cls(
-            tuple(array.shape for array in payload.arrays),
-            tuple(array.dtype for array in payload.arrays),
+            tuple(None if a is None else a.shape for a in payload.arrays),
+            tuple(None if a is None else a.dtype for a in payload.arrays),
             tuple(payload.requires_grad),
             payload.treedef,
         )
 
-    def new(self) -> list[Array]:
+    def new(self) -> list[Any]:
         """Return new arrays of this form."""
-        return list(map(np.empty, self.shapes, self.dtypes))
+        return [
+            None if shape is None else np.empty(shape, dtype)
+            for shape, dtype in zip(self.shapes, self.dtypes)
+        ]
+
+    def names(self, base: str) -> list[str]:
+        """Return names of the arrays, for a line of a program."""
+        names = enumerate(self.shapes)
+        return ["None" if shape is None else f"{base}_{i}" for i, shape in names]
 
     @property
     def is_plain(self) -> bool:
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
-        return is_one and np.dtype(self.dtypes[0]).kind == "f"
+        return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
 
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -98,6 +107,8 @@ class Recorded:
         Of the stage's result; None on the last stage, unless outputs are asked for.
     loss_dtype : dtype or None
         Of the loss, on the last stage.
+    came : Form or None
+        Of the gradient that came back.
     gradient : Form or None
         Of the gradients of the inputs, if there are some.
     is_over : bool
@@ -114,6 +125,7 @@ class Recorded:
     received: Form
     result: Form | None = None
     loss_dtype: Any = None
+    came: Form | None = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
@@ -411,6 +423,7 @@ class Recorder:
                 return
             if all(array is None for array in arrays):
                 recorded.trace.spoil("gets no gradient back")
+            recorded.came = Form.of(gradient)
             yield held, gradient._replace(arrays=given[:count])
 
     def _with_gradients(
@@ -421,10 +434,8 @@ class Recorder:
         arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
         payload = payload._replace(arrays=arrays[:count])
         self.passed.hand_back(k, arrays[count:])
-        if all(array is not None for array in payload.arrays):
+        if any(array is not None for array in payload.arrays):
             recorded.gradient = Form.of(payload)
-        elif any(array is not None for array in payload.arrays):
-            recorded.trace.spoil("has inputs of which only some get a gradient")
         return payload
 
     def _returned_by_forward(
