@@ -36,6 +36,7 @@ VERBS = {
     "edit": "edit a schedule in the browser",
     "advise": "recommend partition, schedule and microbatches for a program",
     "compare": "measure pipeline, data and tensor parallelism on one model",
+    "export": "write what each rank of a program does as a file of NumPy",
     "run": "start an MPI job, and restart it when it fails",
     "coursework": "write the exercises for students, instructors and autograders",
     "grade": "run the tests of submissions, and print their points",
@@ -104,7 +105,12 @@ def _run(words: list[str]) -> int:
         _explain_or_refuse(words)
     verb = import_module(f"minipipe.cli.{words[0]}")
     parser = _parser_of(words[0], verb)
-    return _answer(verb, parser, parser.parse_args(words[1:]))
+    own, passed_on = words[1:], []
+    if getattr(verb, "PASSES_ON", False) and "--" in own:  # options of a program, which argparse would not know
+        own, passed_on = own[: own.index("--")], own[own.index("--") + 1 :]
+    options = parser.parse_args(own)
+    options.passed_on = passed_on
+    return _answer(verb, parser, options)
 
 
 class _Once(argparse.Action):

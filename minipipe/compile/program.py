@@ -231,6 +231,11 @@ class CompiledRow:
         self._schedule = self._compiled("\n".join(lines), executor)
         self.is_whole = _is_whole(executor, programs)
 
+    @property
+    def recorders(self) -> dict[int, Recorder]:
+        """By stage, what was recorded."""
+        return self._recorders
+
     def bind(self, gradients: GradientArrays | None) -> None:
         """Give all functions their arrays; without gradients, if it is forward only."""
         self._gradients = gradients

@@ -32,6 +32,7 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.compile.forms import Traced, plain_of, traced_in
 from minipipe.compile.lines import Form, Line, Untraceable, Variable
 from minipipe.compile.noting import attach
+from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf
 
 attach()  # traced arrays get the methods that note their lines
@@ -267,8 +268,8 @@ class Trace:
             key = value.dtype, value.shape, value.strides, value.tobytes()
         elif isinstance(value, np.generic | float | np.dtype):
             key = type(value), repr(value)
-        elif isinstance(value, ProcessGroup):
-            key = ProcessGroup, id(value)
+        elif isinstance(value, ProcessGroup | Module):
+            key = type(value), id(value)
         elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
             key = type(value), value
         else:

@@ -479,7 +479,8 @@ def _is_plain(parameter: Parameter) -> bool:
         return False
     if len(parameter.leaves) > 1:
         return False  # the sum over its uses would be another array
-    if data.base is not None and type(data.base) is not type(data):
+    owner = data if data.base is None else data.base
+    if type(owner) is not type(data) or owner.base is not None:
         return False  # memory of something else, such as a file
     if isinstance(data, np.ndarray) and not data.flags.writeable:
         return False

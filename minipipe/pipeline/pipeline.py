@@ -220,7 +220,7 @@ class Pipeline(FamiliarPipeline):
         *("__weakref__", "_grid", "measures_memory", "num_steps"),
     )
 
-    # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
+    # The seam of ``minipipe advise`` and ``export``: sees the arguments of each pipeline of a program, and its steps.
     watcher: ClassVar[Any] = None
 
     @with_hints
@@ -249,6 +249,7 @@ class Pipeline(FamiliarPipeline):
         run |= {"device": device, "recompute": recompute, "compile": compile}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
+            compile = run["compile"]  # noqa: A001
         plan, group, grid, recompute, compares = agreed(
             model, group, options, Pipeline, run, check_agreement=check_agreement
         )

@@ -1,4 +1,4 @@
-"""Messages between tensor-parallel ranks are lines that are never left out."""
+"""Messages between the ranks of a layer are lines that are never left out."""
 
 import numpy as np
 import pytest
@@ -33,6 +33,22 @@ def embedding(group):
     return nn.Sequential(own, nn.Tanh(), nn.ParallelUnembedding(own))
 
 
+def sharded(group):
+    layers = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+    return nn.fully_shard(nn.Sequential(*layers), group)
+
+
+def sharded_block(group):
+    block = nn.TransformerBlock(WIDTH, 2, dropout=0.2)
+    return nn.fully_shard(nn.Sequential(block, nn.Linear(WIDTH, WIDTH), block), group)
+
+
+def sharded_and_recomputed(group):
+    inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    layers = nn.Linear(WIDTH, WIDTH), nn.Recompute(inner)
+    return nn.fully_shard(nn.Sequential(*layers), group)
+
+
 def scores(group):
     return nn.Sequential(nn.ColumnParallelLinear(nn.Linear(WIDTH, 2 * CLASSES), group))
 
@@ -65,6 +81,9 @@ MODELS = {
     "gathered": (gathered, None),
     "block": (block, None),
     "embedding": (embedding, None),
+    "sharded": (sharded, None),
+    "sharded block": (sharded_block, None),
+    "sharded and recomputed": (sharded_and_recomputed, None),
     "loss": (scores, {}),
     "loss that ignores": (scores, {"ignore_index": 1}),
     "sum of losses": (scores, {"reduction": "sum"}),
@@ -73,7 +92,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("row", ["gpipe", "mixed"])
-def test_tensor_parallel_stages_have_the_bits_of_eager_ones(name, row):
+def test_stages_with_messages_have_the_bits_of_eager_ones(name, row):
     def run(group):
         make, options = MODELS[name]
         loss = None
@@ -88,16 +107,17 @@ def test_tensor_parallel_stages_have_the_bits_of_eager_ones(name, row):
     assert spawn(run, num_ranks=2) == [True, True]
 
 
-def test_compiled_and_eager_ranks_send_the_same_messages():
+@pytest.mark.parametrize("make", [block, sharded, sharded_and_recomputed])
+def test_compiled_and_eager_ranks_send_the_same_messages(make):
     def run(group):
-        job = job_of(block(group), group, None)
+        job = job_of(make(group), group, None)
         trace = traced(job, is_split=False)
         if group.rank == 0:
             return compiled(job, trace, ROWS["gpipe"])
         return eager(job, ROWS["gpipe"])
 
     def eagerly(group):
-        job = job_of(block(group), group, None)
+        job = job_of(make(group), group, None)
         traced(job, is_split=False)
         return eager(job, ROWS["gpipe"])
 

@@ -1,0 +1,63 @@
+"""``minipipe export``: what each rank of a training program does, as a stand-alone file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from minipipe.cli.numbers import add_number
+from minipipe.cli.options import NUM_RANKS
+from minipipe.cli.output import ExitStatus, answer
+from minipipe.errors import LaunchError, counted, misuse, quoted
+from minipipe.io import MOST_STAGES, printable
+from minipipe.specs import COUNT
+
+PASSES_ON = True
+"""Arguments after ``--`` are those of the program."""
+
+EPILOG = """examples:
+  minipipe export tutorials/train.py --ranks 2 -o exported
+  minipipe export tutorials/train.py --ranks 2 --steps 5 -o exported -- --schedule zb-h1
+  cd exported; mpirun -n 1 python rank0.py : -n 1 python rank1.py
+
+export runs the unchanged program, with compile=True, until its first compiled
+step. It records the next steps, and writes two files for each rank: rank0.py is
+the program of the rank in NumPy and mpi4py alone, and rank0.npz has its
+parameters and its part of the batches. The files leave the same bits as the
+program, and say so at their end.
+
+Arguments after -- are passed to the program.
+"""
+_MOST_STEPS = 1000
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    ranks = COUNT._replace(maximum=MOST_STAGES)
+    add_number(parser, "--ranks", ranks, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)")
+    steps = "compiled steps to record (default: %(default)s)"
+    add_number(parser, "--steps", COUNT._replace(maximum=_MOST_STEPS), default=3, metavar="N", help=steps)
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder to write; it is made")
+    parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a Python program that trains with a Pipeline")
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Run the program, and write the files of its ranks."""
+    if options.program is None:
+        example = "minipipe export train.py --ranks 2 -o exported"
+        raise LaunchError("not-found", f"Expected a training program, as in: {example}.")
+    if options.output is None:
+        raise misuse("Expected a folder to write to: -o DIR.")
+    if options.output.exists() and not options.output.is_dir():
+        raise misuse(f"{quoted(str(options.output), 200)} is a file; expected a folder.")
+    from minipipe.cli.export_program import exported
+    from minipipe.cli.ranks import check_room
+
+    check_room(options.ranks)
+    files = exported(options.program, options.passed_on, options.ranks, options.steps, options.output)
+    folder = printable(str(options.output))
+    parts = " : ".join(f"-n 1 python {name}" for name in files)
+    command = f"mpirun {parts}" if len(files) > 1 else f"python {files[0]}"
+    text = f"wrote {', '.join(files)} to {folder}, {counted(options.steps, 'step')}; run them there: {command}"
+    data = {"wrote": [str(options.output / name) for name in files], "steps": options.steps, "command": command}
+    return answer(options, data, text)

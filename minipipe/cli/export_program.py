@@ -1,0 +1,201 @@
+"""Runs a training program, and writes what each of its ranks did in compiled steps.
+
+Each rank runs ``mpirun -n 2 python -m minipipe.cli.export_program PROGRAM …``. ``Pipeline.watcher`` gets each call of
+``Pipeline.step``. The program is left before the first step that need not be recorded.
+"""
+
+from __future__ import annotations
+
+import io
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minipipe.cli.advise_program import check_program
+from minipipe.cli.progress import Progress
+from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
+from minipipe.comm import ProcessGroup
+from minipipe.comm.job.host import launcher_of_ranks
+from minipipe.compile.export import RankFile
+from minipipe.compile.following import Follower, noting
+from minipipe.errors import ArgumentError, LaunchError, MinipipeError, counted, quoted
+from minipipe.io import write_whole
+from minipipe.pipeline import Pipeline
+
+
+Tell = Callable[[ProcessGroup, Exception], None]
+
+
+class _Left(BaseException):
+    """Leaves the program behind its last recorded step; no ``except Exception`` of the program catches it."""
+
+
+class Exporter:
+    """Follows the first pipeline that takes a step, on one rank.
+
+    Parameters
+    ----------
+    program : str
+    num_ranks, num_steps : int
+    folder : Path
+    tell : function, optional
+        ``(group, error)``: gets the error of a rank before the program does, which may end the job.
+    """
+
+    def __init__(self, program: str, num_ranks: int, num_steps: int, folder: Path, tell: Tell | None = None) -> None:
+        self._tell = tell
+        self._program, self._num_ranks, self._num_steps = program, num_ranks, num_steps
+        self._folder = folder
+        self.followers: dict[int, Follower] = {}
+        self._pipelines: dict[int, Pipeline] = {}
+        self.names: dict[int, str] = {}  # of files, by rank
+
+    def begin(self, pipeline: Pipeline, model: Any, options: dict[str, Any], run: dict[str, Any]) -> tuple[Any, dict]:
+        """Let a pipeline of the program compile."""
+        run["compile"] = True
+        return model, options
+
+    def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
+        """Look at a step before it begins, and leave the program behind the last one."""
+        try:
+            is_complete = self._begin_step(pipeline)
+        except MinipipeError as error:
+            self._fail(pipeline, error)
+            raise
+        if is_complete:
+            raise _Left
+
+    def _fail(self, pipeline: Pipeline, error: Exception) -> None:
+        if self._tell is not None:
+            self._tell(pipeline.group, error)
+
+    def _begin_step(self, pipeline: Pipeline) -> bool:
+        size = pipeline.group.size
+        if size != self._num_ranks:
+            given = f"{self._program} uses {counted(size, 'rank')} of the {self._num_ranks} of --ranks"
+            raise ArgumentError("value", f"{given}; expected a program that calls init_process_group().")
+        if id(pipeline) not in self.followers:
+            self._pipelines[id(pipeline)] = pipeline
+            follower = Follower(pipeline, self._program, self._num_steps, partial(self._fail, pipeline))
+            self.followers[id(pipeline)] = follower
+        if not self.followers[id(pipeline)].begin_step():
+            return False
+        self.write(pipeline)
+        pipeline.group.barrier()
+        return True
+
+    def write(self, pipeline: Pipeline) -> None:
+        """Write the file of a rank, and its arrays."""
+        rank, made = pipeline.group.rank, self.followers[id(pipeline)].finished()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"rank{rank}.py"
+        _write(self._folder / name, made)
+        self.names[rank] = name
+
+    def finish(self) -> None:
+        """Write the files of a program that has ended by itself.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``, unless it has taken enough steps.
+        """
+        for key, pipeline in self._pipelines.items():
+            if pipeline.group.rank not in self.names:
+                self.write(self._pipelines[key])
+        if not self.names:
+            message = f"{self._program} ended without a training step"
+            raise ArgumentError("value", f"{message}; expected calls of Pipeline.step.")
+
+
+def _write(path: Path, made: RankFile) -> None:
+    arrays = io.BytesIO()
+    np.savez(arrays, **made.arrays)
+    write_whole(path, made.source)
+    write_whole(path.with_suffix(".npz"), arrays.getvalue())
+
+
+def exported(program: str, arguments: Sequence[str], num_ranks: int, num_steps: int, folder: Path) -> list[str]:
+    """Write the files of all ranks of a program; return their names.
+
+    Local; starts processes, and returns when they have exited. One rank runs in this process, and so do thread ranks
+    without mpirun.
+
+    Parameters
+    ----------
+    program : str
+    arguments : sequence of str
+    num_ranks, num_steps : int
+    folder : Path
+
+    Raises
+    ------
+    LaunchError
+        Codes ``not-found``, and ``unavailable`` if the program fails.
+    MinipipeError
+        For a program that cannot be exported.
+    """
+    check_program(program)
+    launcher = launcher_of_ranks() if num_ranks > 1 else None
+    work = f"running {program} on {counted(num_ranks, 'rank')} until {counted(num_steps, 'compiled step')} are recorded"
+    with Progress(work, 20.0) as progress:
+        if launcher is None:
+            exporter = Exporter(program, num_ranks, num_steps, folder)
+            with redirect_stdout(sys.stderr):
+                _run(program, arguments, exporter)
+            return [exporter.names[rank] for rank in sorted(exporter.names)]
+        asked = {"ranks": num_ranks, "steps": num_steps, "folder_of_files": str(folder.resolve())}
+        failed = f"{program} failed before its steps were recorded"
+        answer_of_ranks(launcher, num_ranks, [__name__, program, *arguments], asked, failed, progress)
+        return [f"rank{rank}.py" for rank in range(num_ranks)]
+
+
+def _run(program: str, arguments: Sequence[str], exporter: Exporter) -> None:
+    """Run the program as ``python program arguments`` does, until its steps are recorded.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: a program that fails, or ends before.
+    """
+    argv, path = sys.argv, list(sys.path)
+    sys.argv, sys.path[:0] = [program, *arguments], [str(Path(program).resolve().parent)]
+    Pipeline.watcher = exporter
+    try:
+        with noting(exporter.followers):
+            runpy.run_path(program, run_name="__main__")
+        exporter.finish()
+    except _Left:
+        pass
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            message = f"{program} exited with {quoted(error.code)} before its steps were recorded"
+            raise ArgumentError("value", f"{message}. Write its own arguments after --.") from None
+        exporter.finish()
+    except MinipipeError:
+        raise
+    except Exception as error:
+        message = f"{program} failed before its steps were recorded, with {type(error).__name__}: {error}"
+        raise ArgumentError("value", message) from error
+    finally:
+        sys.argv, sys.path[:], Pipeline.watcher = argv, path, None
+
+
+def main() -> None:
+    """Run the program as one rank, and write its file."""
+    program, *arguments = sys.argv[1:]
+    asked: Mapping[str, Any] = asked_of_ranks()
+    exporter = Exporter(program, asked["ranks"], asked["steps"], Path(asked["folder_of_files"]), leave_error)
+    _run(program, arguments, exporter)
+    if 0 in exporter.names:
+        leave_answer({"files": len(exporter.names)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Constants of stand-alone files: arrays that do not depend on a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from minipipe.errors import ModelError
+
+
+class Constants:
+    """The constant arrays of a rank, each with a name and, if it is simple, its formula.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        By name, those without a formula.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[Any, str] = {}
+        self._formulas: dict[str, str] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def name_of(self, value: Any) -> str:
+        """Return the name of a constant.
+
+        Raises
+        ------
+        ModelError
+            Code ``unsupported``: anything but an array, a number or a dtype.
+        """
+        if isinstance(value, np.dtype):
+            return f"np.dtype({value.name!r})"
+        if isinstance(value, float):
+            return f"float({str(value)!r})"
+        if not isinstance(value, np.ndarray | np.generic):
+            kind = type(value).__name__
+            message = (
+                f"A stage computes with a {kind}; a stand-alone file has only NumPy."
+            )
+            advice = "Export a model without such a layer."
+            raise ModelError("unsupported", f"{message} {advice}")
+        array = np.asarray(value)
+        key = type(value), array.dtype, array.shape, array.strides, array.tobytes()
+        if key in self._names:
+            return self._names[key]
+        formula = _formula(value, array)
+        base = "constant" if formula is None else formula[0]
+        number = sum(name.startswith(base) for name in self._names.values())
+        name = self._names[key] = f"{base}{number or ''}"
+        if formula is None:
+            self.arrays[name] = array
+        else:
+            self._formulas[name] = formula[1]
+        return name
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that define all constants."""
+        for name, formula in self._formulas.items():
+            yield f"{name} = {formula}"
+        for name in self.arrays:
+            yield f'{name} = saved["{name}"]'
+
+
+def _formula(value: Any, array: np.ndarray) -> tuple[str, str] | None:
+    """Return the beginning of a name, and a formula of equal bits; None if it has none."""
+    dtype = array.dtype.name
+    if array.dtype.kind not in "fiub" or not array.flags.c_contiguous or not array.size:
+        return None
+    first = array.flat[0].item()
+    if array.ndim == 1 and array.size > 1:
+        if (array == np.arange(array.size, dtype=array.dtype)).all():
+            return "numbers", f'np.arange({array.size}, dtype="{dtype}")'
+    is_uniform = array.tobytes() == np.full(array.shape, first, array.dtype).tobytes()
+    if not is_uniform or not np.isfinite(first):
+        return None
+    if array.ndim == 0 and isinstance(value, np.generic):
+        return "number", f"np.{dtype}({first!r})"
+    if array.ndim == 0:
+        return "number", f'np.array({first!r}, "{dtype}")'
+    shape = array.size if array.ndim == 1 else array.shape
+    if first in (0, 1) and not np.signbit(first):
+        name = "ones" if first else "zeros"
+        return name, f'np.{name}({shape}, "{dtype}")'
+    return "filled", f'np.full({shape}, {first!r}, "{dtype}")'

@@ -1,0 +1,416 @@
+"""A stand-alone program of a rank: one file with NumPy and mpi4py alone.
+
+It computes what the compiled program of the rank computes, with the same bits. For a
+reader it is simpler: arrays are allocated anew, receives begin where their values are
+used, and there are no headers, checks and handshakes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+
+from minipipe.compile.constants import Constants
+from minipipe.compile.exported_row import BatchForm, RowSource
+from minipipe.compile.exported_text import (
+    CLIP,
+    GRADIENTS,
+    HELPERS,
+    MESSAGES,
+    UPDATES,
+)
+from minipipe.compile.program import CompiledRow
+from minipipe.compile.recording import Recorder
+from minipipe.compile.stage_source import WIDTH, Functions, StageSource
+from minipipe.compile.statements import Writer
+from minipipe.errors import ModelError
+from minipipe.execution.executor import Executor
+from minipipe.execution.plan import Plan
+
+
+@dataclass
+class RecordedStep:
+    """A training step of a program on one rank, and what followed until the next one.
+
+    Attributes
+    ----------
+    number : int
+        How many steps the pipeline has taken before.
+    inputs, targets : dict of int to array
+        By microbatch; empty if the rank does not read them.
+    weights : dict of int to float
+        Of the losses of the microbatches; empty on ranks without a loss.
+    limits : list of float
+        The norms to which gradients were clipped.
+    groups : list of list of dict
+        For each update, the numbers of the optimiser's groups.
+    """
+
+    number: int
+    inputs: dict[int, np.ndarray]
+    targets: dict[int, np.ndarray]
+    weights: dict[int, float]
+    limits: list[float] = field(default_factory=list)
+    groups: list[list[dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass
+class Recording:
+    """Some steps of a program on one rank.
+
+    Attributes
+    ----------
+    program : str
+        What was run, for a reader.
+    seed : int
+        Of the random numbers of layers.
+    parameters : dict of str to array
+        Before the first step.
+    optimiser : str
+        The name of its class.
+    states : dict of str to dict
+        By parameter, what the optimiser kept for it before the first step.
+    group_of : dict of str to int
+        By parameter.
+    steps : list of RecordedStep
+    digest : str
+        Of the parameters after the last step.
+    """
+
+    program: str
+    seed: int
+    parameters: dict[str, np.ndarray]
+    optimiser: str
+    states: dict[str, dict[str, Any]]
+    group_of: dict[str, int]
+    steps: list[RecordedStep] = field(default_factory=list)
+    digest: str = ""
+
+    @property
+    def form(self) -> BatchForm:
+        """What the rank reads of each batch."""
+        first = self.steps[0]
+        sizes = [
+            {k: len(array) for k, array in parts.items()}
+            for parts in (first.inputs, first.targets)
+        ]
+        is_constant = all(step.weights == first.weights for step in self.steps)
+        return BatchForm(*sizes, first.weights if is_constant else None)
+
+
+def digest_of(parameters: Mapping[str, np.ndarray]) -> str:
+    """Return a digest of the bits of parameters.
+
+    Examples
+    --------
+    >>> digest_of({"0.weight": np.zeros(2, np.float32)})
+    'af5570f5a1810b7a'
+    """
+    found = hashlib.sha256()
+    for name in sorted(parameters):
+        found.update(parameters[name].tobytes())
+    return found.hexdigest()[:16]
+
+
+def _command(ranks: Sequence[str]) -> list[str]:
+    """Return a command for all ranks, on as many lines as it needs."""
+    lines = [f"mpirun {ranks[0]}"]
+    for each in ranks[1:]:
+        if len(f"{lines[-1]} : {each}") > WIDTH - 8:
+            lines[-1] += " : \\\\"
+            lines.append(f"    {each}")
+        else:
+            lines[-1] += f" : {each}"
+    return lines
+
+
+class RankFile:
+    """The stand-alone program of one rank.
+
+    Parameters
+    ----------
+    executor : Executor
+        Of the training steps.
+    compiled : CompiledRow
+    plan : Plan
+    recording : Recording
+
+    Attributes
+    ----------
+    source : str
+    arrays : dict of str to array
+        What the program loads.
+
+    Raises
+    ------
+    ModelError, ScheduleError
+        Code ``unsupported``.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        compiled: CompiledRow,
+        plan: Plan,
+        recording: Recording,
+    ) -> None:
+        self._executor, self._plan, self._recording = executor, plan, recording
+        self._constants, self._functions = Constants(), Functions()
+        self._helpers: set[str] = set()
+        self._uses: dict[str, dict[int, str]] = {}  # of shared parameters, gradients
+        sources = self._stage_sources(compiled.recorders)
+        form = recording.form
+        self._row = RowSource(
+            executor, compiled.recorders, sources, plan, self._uses, form
+        )
+        self.arrays = self._saved()
+        self.source = "\n".join(self._lines()) + "\n"
+
+    # -- stages ------------------------------------------------------------------------
+
+    def _stage_sources(
+        self, recorders: Mapping[int, Recorder]
+    ) -> dict[tuple[int, int], StageSource]:
+        """Return the functions of stages, by stage and microbatch."""
+        model = self._plan.model.layers
+        layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
+        found: dict[tuple[int, int], StageSource] = {}
+        for stage, recorder in recorders.items():
+            known: dict[int, StageSource] = {}
+            for k, recorded in recorder.kind_of.items():
+                if id(recorded) not in known:
+                    suffix = chr(ord("a") + len(known)) if known else ""
+                    parameters, gradients = self._names(stage, recorder)
+                    trace = recorded.trace
+                    writer = Writer(
+                        trace, parameters, gradients, self._constants, HELPERS
+                    )
+                    self._helpers |= writer.helpers
+                    name = f"{stage}{suffix}"
+                    known[id(recorded)] = StageSource(
+                        writer, trace, name, layers, self._functions
+                    )
+                found[stage, k] = known[id(recorded)]
+        return found
+
+    def _names(self, stage: int, recorder: Recorder) -> tuple[list[str], list[str]]:
+        """Return the names of a stage's parameters, and of the gradients of their uses."""
+        parameters = self._executor.stages[stage].parameters
+        by_owner = {id(each.owner): name for name, each in parameters.items()}
+        names = [by_owner[id(owner)] for owner in recorder.owners]
+        gradients = []
+        for use in recorder.uses:
+            name, leaves = by_owner[id(use.owner)], use.owner.leaves
+            if len(leaves) > 1:
+                number = next(n for n, leaf in leaves.items() if leaf is use.node)
+                gradient = f"{name}, use {number}"
+                self._uses.setdefault(name, {})[number] = gradient
+                name = gradient
+            gradients.append(name)
+        return names, gradients
+
+    # -- what is loaded ----------------------------------------------------------------
+
+    def _saved(self) -> dict[str, np.ndarray]:
+        recording = self._recording
+        found = {f"w/{name}": each for name, each in recording.parameters.items()}
+        for name, state in recording.states.items():
+            for kind, value in state.items():
+                found[f"{kind}/{name}"] = np.asarray(value)
+        for n, step in enumerate(recording.steps):
+            for letter, parts in (("x", step.inputs), ("y", step.targets)):
+                if parts:
+                    found[f"{letter}{n}"] = np.concatenate(list(parts.values()))
+        found |= self._constants.arrays
+        if self._has_weights:
+            rows = [list(step.weights.values()) for step in recording.steps]
+            found["weights"] = np.array(rows)
+        return found
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether the weights of losses differ, and are an argument of ``step``."""
+        weights = self._recording.form.weights
+        return weights is None or len({*weights.values()}) > 1
+
+    # -- the file ----------------------------------------------------------------------
+
+    def _lines(self) -> Iterator[str]:
+        rank, size = self._executor.group.rank, self._executor.group.size
+        body = "\n".join(self._functions.sources.values())
+        yield from self._docstring(rank, size)
+        yield ""
+        yield "import hashlib"
+        if self._limit is not None:
+            yield "from math import fsum, sqrt"
+        yield "from pathlib import Path"
+        yield ""
+        yield "import numpy as np"
+        if size > 1:
+            yield "from mpi4py import MPI"
+        yield ""
+        yield 'saved = np.load(Path(__file__).with_suffix(".npz"))'
+        yield ""
+        yield ""
+        yield "def saved_as(kind):"
+        yield "    names = [name for name in saved.files if name.startswith(kind)]"
+        yield "    return {name.removeprefix(kind): saved[name] for name in names}"
+        yield ""
+        yield ""
+        yield 'w = saved_as("w/")  # the parameters of this rank, by layer and name'
+        yield "gradients = {}"
+        if self._functions.kept:
+            names = list(self._functions.kept)
+            values = ", ".join(["{}"] * len(names))
+            yield f"{', '.join(names)} = {values}  # by stage or layer, and microbatch"
+        yield from self._row.constants()
+        yield from self._constants.lines()
+        yield from self._of_the_optimiser()
+        if size > 1:
+            yield "comm, sent = MPI.COMM_WORLD, []"
+        yield ""
+        yield ""
+        used = body + "\n".join(self._row.lines)
+        for text in self._helper_sources(used):
+            yield text
+            yield ""
+            yield ""
+        for source in self._functions.sources.values():
+            yield source
+            yield ""
+            yield ""
+        yield from self._row.lines
+        yield ""
+        yield ""
+        yield from self._update()
+        yield from self._main(rank, size)
+
+    def _docstring(self, rank: int, size: int) -> Iterator[str]:
+        program = self._executor.program
+        stages = sorted(self._executor.stages)
+        yield f'"""What rank {rank} of {size} does in a training step: NumPy and MPI alone.'
+        yield ""
+        count = program.num_microbatches
+        what = f"{self._recording.program}, schedule {program.name}"
+        here = f"stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}"
+        text = f"Written by minipipe export. Program: {what}, {count} microbatches. This rank "
+        text += f"has {here} of {program.num_stages}." if stages else "has no stage."
+        yield fill(text, WIDTH)
+        yield "Run it, and see that the parameters get the same bits as in minipipe:"
+        yield ""
+        ranks = [f"-n 1 python rank{r}.py" for r in range(size)]
+        for line in _command(ranks) if size > 1 else ["python rank0.py"]:
+            yield f"    {line}"
+        yield ""
+        yield "Arrays are allocated anew, and a receive begins where its value is used. There"
+        yield "are no handshakes and no checks: if one rank fails, the others wait for ever."
+        yield '"""'
+
+    def _helper_sources(self, used: str) -> Iterator[str]:
+        for name in sorted(self._helpers):
+            yield HELPERS[name].replace("SEED", str(self._recording.seed))
+        if "add_gradient(" in used:
+            yield GRADIENTS
+        for name, text in MESSAGES.items():
+            if f"{name}(" in used:
+                yield text
+
+    # -- the update --------------------------------------------------------------------
+
+    @property
+    def _limit(self) -> float | None:
+        """The norm to which gradients are clipped."""
+        limits = self._recording.steps[0].limits
+        return limits[0] if limits else None
+
+    def _numbers(self, n: int) -> list[dict[str, Any]]:
+        """Return the numbers of the groups in step n."""
+        return self._recording.steps[n].groups[0]
+
+    def _of_the_optimiser(self) -> Iterator[str]:
+        recording = self._recording
+        kinds = {kind for state in recording.states.values() for kind in state}
+        for kind in sorted(kinds):
+            yield f'{kind} = saved_as("{kind}/")'
+        rates = [
+            [g["learning_rate"] for g in self._numbers(n)]
+            for n in range(len(recording.steps))
+        ]
+        shown = [each[0] for each in rates] if len(rates[0]) == 1 else rates
+        name = "rates"
+        text = f"{name} = {shown}  # the learning rate of each step"
+        if len(text) <= WIDTH:
+            yield text
+            return
+        yield "rates = [  # the learning rate of each step"
+        yield (
+            fill(
+                ", ".join(map(repr, shown)),
+                WIDTH - 4,
+                initial_indent="    ",
+                subsequent_indent="    ",
+            )
+            + ","
+        )
+        yield "]"
+
+    def _update(self) -> Iterator[str]:
+        if self._limit is not None:
+            owned = [
+                n
+                for n in self._recording.parameters
+                if self._plan.owners[n] == self._executor.group.rank
+            ]
+            text = (
+                CLIP
+                if self._executor.group.size > 1
+                else CLIP.replace("sum(comm.allgather(squares), [])", "squares")
+            )
+            is_all = len(owned) == len(self._recording.parameters)
+            names = "gradients" if is_all else repr(tuple(owned))
+            yield text.replace("OWNED", names)
+            yield ""
+            yield ""
+        groups = self._numbers(0)
+        if len(groups) != 1:
+            message = (
+                "The optimiser has several groups of parameters; export knows only one."
+            )
+            raise ModelError("unsupported", f"{message} Give it pipeline.parameters().")
+        yield UPDATES[self._recording.optimiser](groups[0])
+        yield ""
+        yield ""
+
+    # -- the end -----------------------------------------------------------------------
+
+    def _main(self, rank: int, size: int) -> Iterator[str]:
+        recording = self._recording
+        first = recording.steps[0]
+        given = [f'saved[f"{letter}{{n}}"]' for letter, has in self._row.batch if has]
+        yield f"for n in range({len(recording.steps)}):"
+        if "uniform" in self._helpers:
+            yield f"    training_step = {first.number} + n"
+        if self._row.has_loss and self._has_weights:
+            yield f'    weights = dict(zip({[*first.weights]}, saved["weights"][n].tolist()))'
+            given.append("weights")
+        call = f"step({', '.join(given)})"
+        if self._row.has_loss:
+            yield f"    loss = {call}"
+            yield '    print(f"step {n}: loss {loss:.6f}")'
+        else:
+            yield f"    {call}"
+        if self._limit is not None:
+            yield f"    clip({self._limit!r})"
+        yield "    update(rates[n])"
+        yield "    gradients.clear()"
+        yield ""
+        yield 'bits = b"".join(w[name].tobytes() for name in sorted(w))'
+        yield "digest = hashlib.sha256(bits).hexdigest()[:16]"
+        yield f'is_same = digest == "{recording.digest}"'
+        yield f'print("rank {rank}:", "the same bits" if is_same else "other bits", digest)'
+        yield "raise SystemExit(not is_same)"

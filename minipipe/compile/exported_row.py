@@ -1,0 +1,377 @@
+"""The function ``step`` of a stand-alone file: the row of a rank, an instruction a line.
+
+A send is written around the computation whose result it sends, and a receive where its
+value is used::
+
+    losses[0] = forward_1(0, receive(0, X1 + 0, (4, 8)), y[0])
+    send(0, G1 + 0, backward_1(0, seed))
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe.compile.recording import Form, Recorded, Recorder
+from minipipe.compile.row import SECTIONS
+from minipipe.compile.stage_source import StageSource, wrapped
+from minipipe.errors import Code, ModelError, ScheduleError
+from minipipe.execution.executor import Binding, Executor
+from minipipe.execution.plan import Plan
+from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, F
+
+STRAIGHT = 8
+"""The most microbatches whose row has no loop."""
+
+_LEAST_TURNS = 4  # of a loop
+_LONGEST_TURN = 8  # instructions
+_NUMBER = re.compile("\x00(\\d+)\x00")  # the number of a microbatch
+
+
+class BatchForm(NamedTuple):
+    """What a rank reads of a batch.
+
+    Attributes
+    ----------
+    inputs, targets : dict of int to int
+        By microbatch, the number of samples; empty if the rank does not read them.
+    weights : dict of int to float, or None
+        The weights of the losses, if they are equal in all steps.
+    """
+
+    inputs: dict[int, int]
+    targets: dict[int, int]
+    weights: dict[int, float] | None
+
+
+class RowSource:
+    """Prints the row of a rank.
+
+    Parameters
+    ----------
+    executor : Executor
+    recorders : mapping of int to Recorder
+    sources : mapping of (int, int) to StageSource
+        By stage and microbatch.
+    plan : Plan
+    uses : mapping of str to mapping of int to str
+        The names of the gradients of the uses of shared parameters.
+    batch : BatchForm
+
+    Attributes
+    ----------
+    lines : list of str
+        Of the function.
+    has_loss : bool
+        Whether the function returns a loss.
+    batch : list of (str, bool)
+        The letters of inputs and targets, and whether the rank reads them.
+
+    Raises
+    ------
+    ModelError, ScheduleError
+        Code ``unsupported``.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        recorders: Mapping[int, Recorder],
+        sources: Mapping[tuple[int, int], StageSource],
+        plan: Plan,
+        uses: Mapping[str, Mapping[int, str]],
+        batch: BatchForm,
+    ) -> None:
+        self._batch = batch
+        self._executor, self._recorders, self._sources = executor, recorders, sources
+        self._plan, self._uses = plan, uses
+        self._num_stages = executor.program.num_stages
+        self._count = executor.program.num_microbatches
+        last = self._num_stages - 1
+        self.has_loss = last in executor.stages
+        self.batch = [("x", bool(batch.inputs)), ("y", bool(batch.targets))]
+        self._tags: dict[str, int] = {}
+        self._dicts: dict[str, None] = {}
+        self._pending: tuple[Any, str] | None = None
+        self._expressions: dict[Any, str] = {}
+        self._rows: list[str] = []
+        for binding in executor.bindings:
+            if not binding.action.kind.declaration.of_rank:
+                self._add(binding)
+        self._flush()
+        self.lines = list(self._function())
+
+    # -- instructions --------------------------------------------------------------------
+
+    def _add(self, binding: Binding) -> None:
+        action, kind = binding.action, binding.action.kind
+        if kind in (RECV_F, RECV_B):
+            self._receive(binding)
+        elif kind in (SEND_F, SEND_B):
+            self._send(binding)
+        elif kind in SECTIONS and (action.stage, action.microbatch) in self._sources:
+            self._compute(binding)
+        else:
+            message = f"The schedule has {action}, and export does not know {kind}."
+            advice = "Export the program without it."
+            raise ScheduleError.of(Code.UNSUPPORTED, f"{message} {advice}")
+
+    def _receive(self, binding: Binding) -> None:
+        stage, kind, k = binding.action
+        recorded = self._recorders[stage].kind_of[k]
+        form = recorded.received if kind is RECV_F else recorded.result
+        name = f"X{stage}" if kind is RECV_F else f"G{stage + 1}"
+        shape, dtype = _plain(form, binding)
+        peer = self._executor.routes[binding.action].peer
+        end = "" if dtype == "float32" else f', "{dtype}"'
+        text = f"receive({peer}, {self._tag(name, k)}, {shape}{end})"
+        self._expressions[binding.gives[0][1]] = text
+
+    def _send(self, binding: Binding) -> None:
+        stage, kind, k = binding.action
+        name = f"X{stage + 1}" if kind is SEND_F else f"G{stage}"
+        peer = self._executor.routes[binding.action].peer
+        value = self._value(binding.takes[0])
+        self._rows.append(f"send({peer}, {self._tag(name, k)}, {value})")
+
+    def _compute(self, binding: Binding) -> None:
+        stage, kind, k = binding.action
+        source, recorded = self._sources[stage, k], self._recorders[stage].kind_of[k]
+        section = SECTIONS[kind]
+        if section not in source.sections:  # an I that is a whole backward
+            section = "backward"
+        arguments = [_number(k)]
+        taken = {_role(value): value for value in binding.takes}
+        for name in source.parameters[section]:
+            arguments.append(self._argument(name, recorded, stage, k, taken))
+        self._flush()
+        text = f"{section}_{source.name}({', '.join(arguments)})"
+        given = {_role(value): value for _, value in binding.gives}
+        own = given.get("x" if kind is F else "g")
+        if kind is F and recorded.result is None:
+            self._rows.append(f"losses[{_number(k)}] = {text}")
+        elif own is not None and source.num_results(section):
+            self._pending = own, text
+        else:
+            self._rows.append(text)
+
+    def _argument(
+        self,
+        name: str,
+        recorded: Recorded,
+        stage: int,
+        k: int,
+        taken: Mapping[str, Any],
+    ) -> str:
+        """Return what stands for an input of a section."""
+        letter, i = name[0], int(name[1:])
+        if letter == "g":
+            return self._value(taken["g"]) if "g" in taken else self._seed(k)
+        if i >= recorded.num_inputs:
+            if i > recorded.num_inputs:
+                raise _several("targets")
+            return f"y[{_number(k)}]"
+        if i > 0:
+            raise _several("inputs" if stage == 0 else "activations between two stages")
+        return f"x[{_number(k)}]" if stage == 0 else self._value(taken["x"])
+
+    def _seed(self, k: int) -> str:
+        return "seed" if self._has_one_weight else f"seeds[{_number(k)}]"
+
+    @property
+    def _has_one_weight(self) -> bool:
+        weights = self._batch.weights
+        return weights is not None and len({*weights.values()}) == 1
+
+    def _value(self, value: Any) -> str:
+        """Return the expression of a value, which is used once."""
+        if self._pending is not None and self._pending[0] == value:
+            (_, text), self._pending = self._pending, None
+            return text
+        return self._expressions.pop(value)
+
+    def _flush(self) -> None:
+        """Keep the result of the last computation, which is not used at once."""
+        if self._pending is None:
+            return
+        value, text = self._pending
+        self._pending = None
+        name = f"{'x' if _role(value) == 'x' else 'g'}{value.stage}"
+        self._dicts[name] = None
+        self._rows.append(f"{name}[{_number(value.microbatch)}] = {text}")
+        self._expressions[value] = f"{name}.pop({_number(value.microbatch)})"
+
+    def _tag(self, name: str, k: int) -> str:
+        stage = int(name[1:])
+        self._tags[name] = (2 * stage + (name[0] == "G")) * self._count
+        return f"{name} + {_number(k)}"
+
+    # -- the function ----------------------------------------------------------------------
+
+    def constants(self) -> Iterator[str]:
+        """Yield the lines that define what the function needs."""
+        if self._tags:
+            names, numbers = (
+                ", ".join(self._tags),
+                ", ".join(map(str, self._tags.values())),
+            )
+            yield "# Tags of messages: activations into a stage, and their gradients."
+            yield f"{names} = {numbers}"
+        if self._dicts:
+            names = ", ".join(self._dicts)
+            yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
+        if self.has_loss and self._has_one_weight:
+            assert self._batch.weights is not None
+            (weight,) = {*self._batch.weights.values()}
+            yield f"weight = {weight!r}  # of the loss of a microbatch"
+            yield f'seed = np.array(weight, "{self._dtype_of_loss()}")'
+
+    def _dtype_of_loss(self) -> str:
+        trace = next(iter(self._recorders[self._num_stages - 1].kinds.values())).trace
+        (name,) = trace.results["forward"]
+        return trace.variables[name].dtype.name
+
+    def _function(self) -> Iterator[str]:
+        given = ", ".join([letter for letter, has in self.batch if has])
+        if self.has_loss and not self._has_one_weight:
+            given += ", weights"
+        yield f"def step({given}):"
+        yield f'    """The row of rank {self._executor.group.rank}, an instruction a line."""'
+        for letter, has in self.batch:
+            if has:
+                yield f"    {letter} = {self._cut(letter)}"
+        if self.has_loss:
+            yield "    losses = {}"
+            if not self._has_one_weight:
+                dtype = self._dtype_of_loss()
+                yield f'    seeds = {{k: np.array(weight, "{dtype}") for k, weight in weights.items()}}'
+        for line, indent in self._with_loops():
+            yield from wrapped(line, indent)
+        yield from self._shared_gradients()
+        if self._tags:
+            yield "    while sent:"
+            yield "        sent.pop()[0].Wait()"
+        if self.has_loss:
+            weight = "weight" if self._has_one_weight else "weights[k]"
+            yield "    loss = 0.0"
+            yield "    for k in sorted(losses):"
+            yield f"        loss += {weight} * float(losses[k])"
+            yield "    return loss"
+
+    def _cut(self, letter: str) -> str:
+        """Return the microbatches of an array of the batch."""
+        sizes = self._batch.inputs if letter == "x" else self._batch.targets
+        ends = list(accumulate(sizes.values()))
+        where = str(len(sizes)) if len({*sizes.values()}) == 1 else str(ends[:-1])
+        parts = f"np.split({letter}, {where})"
+        if list(sizes) == list(range(len(sizes))):
+            return parts
+        return f"dict(zip({list(sizes)}, {parts}))"
+
+    def _with_loops(self) -> Iterator[tuple[str, int]]:
+        """Yield the lines of the row, and how far they are indented."""
+        rows, i = self._rows, 0
+        while i < len(rows):
+            size, turns = self._loop_at(i)
+            if turns < _LEAST_TURNS or self._count <= STRAIGHT:
+                yield _plainly(rows[i]), 4
+                i += 1
+                continue
+            turn = rows[i : i + size]
+            first = int(_NUMBER.findall("".join(turn))[0])
+            yield f"for k in range({first}, {first + turns}):", 4
+            for row in turn:
+                yield _NUMBER.sub(lambda f: _relative(int(f[1]) - first), row), 8
+            i += size * turns
+
+    def _loop_at(self, i: int) -> tuple[int, int]:
+        """Return the size and number of the turns of the best loop from a place on."""
+        best = 1, 1
+        for size in range(1, _LONGEST_TURN + 1):
+            turns = 1
+            while self._is_turn(i, size, turns):
+                turns += 1
+            if turns > 1 and size * turns > best[0] * best[1]:
+                best = size, turns
+        return best
+
+    def _is_turn(self, i: int, size: int, number: int) -> bool:
+        rows, start = self._rows, i + size * number
+        if start + size > len(rows):
+            return False
+        pairs = zip(rows[i : i + size], rows[start : start + size])
+        return all(_shifted(first, number) == later for first, later in pairs)
+
+    def _shared_gradients(self) -> Iterator[str]:
+        """Yield the lines that add the gradients of the uses of shared parameters."""
+        rank, tag = self._executor.group.rank, 2 * self._num_stages * self._count
+        sends, sums = [], []
+        shared = self._plan.shared
+        for name, users in shared.items():
+            terms = []
+            for use, sources in users.items():
+                number, tag = tag, tag + 1
+                if rank not in sources:
+                    continue
+                own = self._uses.get(name, {}).get(use, name)
+                if sources[rank] != rank:
+                    terms.append(self._receive_use(name, sources[rank], number))
+                    continue
+                others = [o for o in sources if o != rank == sources[o]]
+                sends += [f'send({o}, {number}, gradients["{own}"])' for o in others]
+                terms.append(f'gradients["{own}"]')
+            if terms:
+                sums.append((name, terms))
+        for name, uses in self._uses.items():
+            if name not in shared:
+                shown = [f'gradients["{uses[n]}"]' for n in sorted(uses)]
+                sums.append((name, shown))
+        yield from (f"    {line}" for line in sends)
+        for name, shown in sums:
+            yield from wrapped(f'gradients["{name}"] = {" + ".join(shown)}', 4)
+            for each in self._uses.get(name, {}).values():
+                yield f'    gradients.pop("{each}", None)'
+
+    def _receive_use(self, name: str, peer: int, tag: int) -> str:
+        """Return the expression of a gradient that another rank has."""
+        stages = self._executor.stages.values()
+        owner = next(s.parameters[name] for s in stages if name in s.parameters)
+        dtype = np.dtype(owner.data.dtype).name
+        end = "" if dtype == "float32" else f', "{dtype}"'
+        return f"receive({peer}, {tag}, {owner.shape}{end})"
+
+
+def _plain(form: Form | None, binding: Binding) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the dtype of a message."""
+    if form is None or not form.is_plain:
+        raise _several("activations between two stages")
+    return form.shapes[0], np.dtype(form.dtypes[0]).name
+
+
+def _several(what: str) -> ModelError:
+    message = f"The {what} are several arrays; export knows one array."
+    return ModelError("unsupported", f"{message} Let the model take and return one.")
+
+
+def _role(value: Any) -> str:
+    return {"out": "x", "grad out": "g"}.get(value.name, value.name)
+
+
+def _number(k: int) -> str:
+    return f"\x00{k}\x00"
+
+
+def _plainly(row: str) -> str:
+    return row.replace("\x00", "")
+
+
+def _shifted(row: str, number: int) -> str:
+    return _NUMBER.sub(lambda found: _number(int(found[1]) + number), row)
+
+
+def _relative(offset: int) -> str:
+    return "k" if not offset else f"k {'+' if offset > 0 else '-'} {abs(offset)}"

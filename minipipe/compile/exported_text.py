@@ -1,0 +1,139 @@
+"""Functions of stand-alone files that do not depend on the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+HELPERS = {
+    "uniform": '''\
+def uniform(like, layer, k, draw):
+    """Return random numbers that depend on step, layer and microbatch alone."""
+    place = [0, training_step, k, draw]
+    bits = np.random.Philox(key=[SEED, layer], counter=place)
+    return np.random.Generator(bits).random(like.shape, dtype=np.float32)''',
+    "scattered": '''\
+def scattered(gradient, index, shape):
+    """Return zeros with a gradient added at an index."""
+    result = np.zeros(shape, gradient.dtype)
+    np.add.at(result, index, gradient)
+    return result''',
+    "add_rows": '''\
+def add_rows(shape, ids, values):
+    """Return zeros, with values added to the rows of their ids, in pairs."""
+    order = np.argsort(ids, kind="stable")
+    ids, values = ids[order], values[order]
+    is_first = np.append(True, ids[1:] != ids[:-1])
+    first = np.flatnonzero(is_first)
+    place = np.arange(len(ids)) - first[np.cumsum(is_first) - 1]
+    distance = 1
+    while len(right := np.flatnonzero(place % (2 * distance) == distance)):
+        values[right - distance] += values[right]
+        distance *= 2
+    result = np.zeros(shape, values.dtype)
+    result[ids[first]] = values[first]
+    return result''',
+}
+"""Functions that statements call, by name."""
+
+GRADIENTS = '''\
+def add_gradient(name, value):
+    """The first microbatch of a step gives the gradient, later ones add to it."""
+    if name in gradients:
+        gradients[name] += value
+    else:
+        gradients[name] = value.copy()'''
+
+MESSAGES = {
+    "send": '''\
+def send(rank, tag, array):
+    """Begin to send an array; step waits for all at its end."""
+    array = np.ascontiguousarray(array)
+    sent.append((comm.Isend(array, rank, tag), array))''',
+    "receive": '''\
+def receive(rank, tag, shape, dtype="float32"):
+    """Wait for an array."""
+    array = np.empty(shape, dtype)
+    comm.Recv(array, rank, tag)
+    return array''',
+    "in_pairs": '''\
+def in_pairs(terms):
+    """Return the sum of pairs, of pairs of pairs, …"""
+    if len(terms) == 1:
+        return terms[0]
+    half = 1 << (len(terms) - 1).bit_length() - 1
+    return in_pairs(terms[:half]) + in_pairs(terms[half:])''',
+}
+"""Functions of the row, by name."""
+
+CLIP = '''\
+def clip(limit):
+    """Scale all gradients, of all ranks, so that their norm is at most the limit."""
+    exact = [gradients[name].astype("float64") for name in OWNED]
+    squares = [float(np.add.reduce(each * each, axis=None)) for each in exact]
+    norm = sqrt(fsum(sum(comm.allgather(squares), [])))
+    if norm > limit:
+        for gradient in gradients.values():
+            gradient *= limit / norm'''
+
+
+def sgd(numbers: Mapping[str, Any]) -> str:
+    """Return the function of an update by SGD."""
+    return "\n".join(_sgd(numbers))
+
+
+def _sgd(numbers: Mapping[str, Any]) -> Iterator[str]:
+    momentum, decay = numbers["momentum"], numbers["weight_decay"]
+    yield "def update(rate):"
+    what = f"momentum {momentum}, weight decay {decay}"
+    yield f'    """SGD with {what}."""'
+    yield "    for name, g in gradients.items():"
+    if not momentum:
+        gradient = f"(g + {decay!r} * w[name])" if decay else "g"
+        yield f"        w[name] -= rate * {gradient}"
+        return
+    yield "        v = velocity[name]"
+    yield f"        v *= {momentum!r}"
+    if decay:
+        yield f"        g = g + {decay!r} * w[name]"
+    yield "        v += g"
+    step = f"(g + {momentum!r} * v)" if numbers["nesterov"] else "v"
+    yield f"        w[name] -= rate * {step}"
+
+
+def adam(numbers: Mapping[str, Any], is_decoupled: bool = False) -> str:
+    """Return the function of an update by Adam or AdamW."""
+    return "\n".join(_adam(numbers, is_decoupled))
+
+
+def _adam(numbers: Mapping[str, Any], is_decoupled: bool) -> Iterator[str]:
+    (beta1, beta2), decay = numbers["betas"], numbers["weight_decay"]
+    yield "def update(rate):"
+    yield f'    """{"AdamW" if is_decoupled else "Adam"} with weight decay {decay}."""'
+    yield "    for name, g in gradients.items():"
+    yield "        p, m, v = w[name], mean[name], mean_square[name]"
+    yield "        num_steps[name] += 1"
+    yield "        t = int(num_steps[name])"
+    yield f"        root = np.sqrt(1 - {beta2!r} ** t).item()"
+    yield f"        corrected = rate * root / (1 - {beta1!r} ** t)"
+    if decay and is_decoupled:
+        yield f"        p *= 1 - rate * {decay!r}"
+    elif decay:
+        yield f"        g = g + {decay!r} * p"
+    yield f"        m *= {beta1!r}"
+    yield f"        m += (1 - {beta1!r}) * g"
+    yield f"        v *= {beta2!r}"
+    yield f"        v += (1 - {beta2!r}) * (g * g)"
+    step = "corrected * m"
+    if numbers["nesterov"]:
+        yield f"        ahead = rate * root * {beta1!r} / (1 - {beta1!r} ** (t + 1))"
+        step = f"(ahead * m + corrected * (1 - {beta1!r}) * g)"
+    yield f"        p -= {step} / (np.sqrt(v) + {numbers['epsilon']!r} * root)"
+
+
+UPDATES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "SGD": sgd,
+    "Adam": adam,
+    "AdamW": lambda numbers: adam(numbers, is_decoupled=True),
+}
+"""The function of an update, by the class of the optimiser."""

@@ -1,0 +1,246 @@
+"""Follows a training program until its steps are compiled, and records some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from minipipe.compile.export import RankFile, RecordedStep, Recording, digest_of
+from minipipe.compile.exported_text import UPDATES
+from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.errors import ArgumentError, ModelError
+from minipipe.execution.executor import Executor, Step
+from minipipe.optim import Optimiser
+from minipipe.pipeline import Pipeline
+
+MOST_EAGER_STEPS = 8
+"""So many steps may run before the first compiled one."""
+
+
+class Follower:
+    """Follows the training steps of a pipeline on one rank. Local; sends no messages.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        One that compiles.
+    program : str
+        Its program, for a reader.
+    num_steps : int
+        How many compiled steps to record.
+    fail : function, optional
+        Gets the error of a step, such as of one that cannot be compiled.
+
+    Raises
+    ------
+    ArgumentError, ModelError
+        Codes ``value`` and ``unsupported``: from :meth:`begin_step`, for a program that
+        cannot be exported.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        program: str,
+        num_steps: int,
+        fail: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._fail = fail
+        self._pipeline, self._program, self._num_steps = pipeline, program, num_steps
+        trainer = pipeline._trainer
+        assert trainer is not None
+        compiler = trainer._run_schedule
+        if not isinstance(compiler, Compiler):
+            message = "This pipeline is not compiled"
+            raise ModelError(
+                "unsupported", f"{message}; expected one of a schedule without updates."
+            )
+        self._executor, self._compiler = trainer, compiler
+        self._compiled: CompiledRow | None = None
+        self._recording: Recording | None = None
+        self._problem = ""
+        self._num_eager = 0
+        self._own = {
+            name: each.owner
+            for stage in trainer.stages.values()
+            for name, each in stage.parameters.items()
+        }
+        trainer._run_schedule = self._run
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all steps are recorded, and their updates."""
+        return self._recording is not None and self._num_missing == 0
+
+    @property
+    def _num_missing(self) -> int:
+        assert self._recording is not None
+        return self._num_steps - len(self._recording.steps)
+
+    def begin_step(self) -> bool:
+        """Look at the program before a step; return whether recording is complete."""
+        self._check()
+        if self.is_complete:
+            return True
+        if self._recording is None and self._compiled is not None:
+            self._recording = Recording(
+                program=self._program,
+                seed=0,
+                parameters={name: np.array(p.data) for name, p in self._own.items()},
+                optimiser="",
+                states={},
+                group_of={},
+            )
+        return False
+
+    def finished(self) -> RankFile:
+        """Return the file of this rank."""
+        self._check()
+        if self._recording is None or not self.is_complete:
+            count = 0 if self._recording is None else len(self._recording.steps)
+            message = (
+                f"The program ended after {count} of {self._num_steps} compiled steps"
+            )
+            advice = "let it take more steps, or give a smaller --steps"
+            raise ArgumentError("value", f"{message}; {advice}.")
+        recording, compiled = self._recording, self._compiled
+        assert compiled is not None
+        values = {name: np.asarray(p.data) for name, p in self._own.items()}
+        recording.digest = digest_of(values)
+        return RankFile(self._executor, compiled, self._pipeline._plan, recording)
+
+    def _check(self) -> None:
+        """Refuse what cannot be exported."""
+        if self._problem:
+            raise ModelError("unsupported", f"{self._problem}.")
+        for step in () if self._recording is None else self._recording.steps:
+            if len(step.groups) != 1 or len(step.limits) > 1:
+                updates = f"{len(step.groups)} updates and {len(step.limits)} clippings"
+                message = f"After step {step.number} the program makes {updates}"
+                raise ModelError(
+                    "unsupported",
+                    f"{message}; expected one update, and at most one clipping.",
+                )
+            if step.limits != self._recording.steps[0].limits:  # type: ignore[union-attr]
+                raise ModelError(
+                    "unsupported",
+                    "The program clips to another norm in each step; expected one norm.",
+                )
+
+    # -- steps ---------------------------------------------------------------------------
+
+    def _run(self, executor: Executor, steps: Sequence[Step]) -> None:
+        step = None if self._recording is None else self._begun(executor)
+        try:
+            self._compiler(executor, steps)
+        except Exception as error:
+            self._fail(error)
+            raise
+        program = self._compiler.program
+        if step is not None and self._recording is not None:
+            if program is not self._compiled:
+                self._problem = f"Step {step.number} is not of the compiled program ({self._compiler.report}); expected --steps alike, so export fewer"
+            self._recording.seed = executor.batch.seed
+            step.weights = self._weights(executor)
+            self._recording.steps.append(step)
+        elif program is not None:
+            self._compiled = program
+            if any("eagerly" in line for line in program.report.splitlines()):
+                self._problem = f"A stage is not compiled: {program.report}"
+        else:
+            self._num_eager += 1
+            if self._num_eager > MOST_EAGER_STEPS:
+                self._problem = (
+                    f"No step is compiled: the last one {self._compiler.report}"
+                )
+
+    def _begun(self, executor: Executor) -> RecordedStep:
+        batch = executor.batch
+        if batch.objective.scale != 1:
+            self._problem = "The program scales its loss; export knows no loss scale"
+        inputs = self._arrays(batch.inputs) if 0 in executor.stages else {}
+        last = executor.program.num_stages - 1
+        targets = (
+            self._arrays(batch.objective.targets) if last in executor.stages else {}
+        )
+        return RecordedStep(batch.training_step, inputs, targets, {})
+
+    def _arrays(self, parts: Any) -> dict[int, np.ndarray]:
+        """Return copies of the arrays of microbatches."""
+        found: dict[int, np.ndarray] = {}
+        for k, part in enumerate(parts or ()):
+            if len(part.arrays) > 1:
+                self._problem = "A batch has several arrays of inputs or of targets; export knows one of each"
+            if part.arrays:
+                found[k] = np.array(part.arrays[0])
+        return found
+
+    def _weights(self, executor: Executor) -> dict[int, float]:
+        objective = executor.batch.objective
+        if executor.program.num_stages - 1 not in executor.stages:
+            return {}
+        weights = objective.weights
+        return {k: weights[k] for k in sorted(objective.losses)}
+
+    # -- between steps -------------------------------------------------------------------
+
+    def note_limit(self, limit: float) -> None:
+        """Note that the gradients are clipped."""
+        if self._recording is not None and self._recording.steps:
+            self._recording.steps[-1].limits.append(float(limit))
+
+    def note_update(self, optimiser: Optimiser) -> None:
+        """Note an update, before it is made."""
+        recording = self._recording
+        if recording is None or not recording.steps:
+            return
+        names = {id(owner): name for name, owner in self._own.items()}
+        own = [names.get(id(each.owner)) for each in optimiser.parameters]
+        if own and not any(own):
+            return  # of another model
+        if (
+            type(optimiser).__name__ not in UPDATES
+            or type(optimiser).__module__ != "minipipe.optim.rules"
+        ):
+            kind = type(optimiser).__name__
+            self._problem = f"The optimiser is {kind}; expected {', '.join(UPDATES)}"
+            return
+        trained = {name for name, owner in self._own.items() if owner.requires_grad}
+        if trained - {*own}:
+            self._problem = f"The optimiser does not have the parameters {sorted(trained - {*own})}; expected all that are trained"
+            return
+        if len(optimiser.groups) > 1:
+            self._problem = "The optimiser has several groups of parameters; expected one, of pipeline.parameters()"
+            return
+        if not recording.optimiser:
+            recording.optimiser = type(optimiser).__name__
+            states = optimiser.state_dict()["states"]
+            recording.states = {name: state for name, state in zip(own, states) if name}
+        recording.steps[-1].groups.append(
+            [dict(g.hyper_parameters) for g in optimiser.groups]
+        )
+
+
+@contextmanager
+def noting(followers: dict[int, Follower]) -> Iterator[None]:
+    """Let followers note updates and clippings inside this block."""
+    step, clip = Optimiser.step, Pipeline.clip_grad_norm
+
+    def noted_step(self: Optimiser) -> None:
+        for follower in list(followers.values()):
+            follower.note_update(self)
+        step(self)
+
+    def noted_clip(self: Pipeline, max_norm: float) -> float:
+        if id(self) in followers:
+            followers[id(self)].note_limit(max_norm)
+        return clip(self, max_norm)
+
+    Optimiser.step, Pipeline.clip_grad_norm = noted_step, noted_clip  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Optimiser.step, Pipeline.clip_grad_norm = step, clip  # type: ignore[method-assign]
