@@ -83,6 +83,7 @@ class Follower:
     def begin_step(self) -> bool:
         """Look at the program before a step; return whether recording is complete."""
         self._check()
+        self._pipeline._repeated = None  # which would run a step past this object
         if self.is_complete:
             return True
         if self._recording is None and self._compiled is not None:
@@ -144,6 +145,7 @@ class Follower:
             if program is not self._compiled:
                 self._problem = f"Step {step.number} is not of the compiled program ({self._compiler.report}); expected --steps alike, so export fewer"
             self._recording.seed = executor.batch.seed
+            self._recording.sizes = executor.batch.sizes
             step.weights = self._weights(executor)
             self._recording.steps.append(step)
         elif program is not None:
@@ -182,7 +184,7 @@ class Follower:
         objective = executor.batch.objective
         if executor.program.num_stages - 1 not in executor.stages:
             return {}
-        weights = objective.weights
+        weights = objective.shares
         return {k: weights[k] for k in sorted(objective.losses)}
 
     # -- between steps -------------------------------------------------------------------
