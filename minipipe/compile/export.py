@@ -81,6 +81,8 @@ class Recording:
     steps : list of RecordedStep
     sizes : tuple of int
         The numbers of samples of the microbatches.
+    num_threads : int
+        Of the library for matrix products.
     digest : str
         Of the parameters after the last step.
     """
@@ -93,6 +95,7 @@ class Recording:
     group_of: dict[str, int]
     steps: list[RecordedStep] = field(default_factory=list)
     sizes: tuple[int, ...] = ()
+    num_threads: int = 1
     digest: str = ""
 
     @property
@@ -302,9 +305,15 @@ class RankFile:
         yield from self._docstring(rank, size)
         yield ""
         yield "import hashlib"
+        yield "import os"
         if self._limit is not None:
             yield "from math import fsum, sqrt"
         yield "from pathlib import Path"
+        yield ""
+        yield "# A matrix product by more threads adds in another order."
+        threads = self._recording.num_threads
+        yield f'for library in ("OPENBLAS", "OMP", "MKL"):'
+        yield f'    os.environ[f"{{library}}_NUM_THREADS"] = "{threads}"'
         yield ""
         yield "import numpy as np"
         if size > 1:
@@ -417,19 +426,7 @@ class RankFile:
 
     def _update(self) -> Iterator[str]:
         if self._limit is not None:
-            owned = [
-                n
-                for n in self._recording.parameters
-                if self._plan.owners[n] == self._executor.group.rank
-            ]
-            text = (
-                CLIP
-                if self._executor.group.size > 1
-                else CLIP.replace("sum(comm.allgather(squares), [])", "squares")
-            )
-            is_all = len(owned) == len(self._recording.parameters)
-            names = "gradients" if is_all else repr(tuple(owned))
-            yield text.replace("OWNED", names)
+            yield from self._clip()
             yield ""
             yield ""
         groups = self._numbers(0)
@@ -441,6 +438,15 @@ class RankFile:
         yield UPDATES[self._recording.optimiser](groups[0])
         yield ""
         yield ""
+
+    def _clip(self) -> Iterator[str]:
+        """Yield the function that limits the norm; a shared parameter counts once."""
+        rank, owners = self._executor.group.rank, self._plan.owners
+        shared = [name for name in self._recording.parameters if owners[name] != rank]
+        text = CLIP.replace("OTHERS", f" if name not in {tuple(shared)}" if shared else "")
+        if self._executor.group.size == 1:
+            text = text.replace("sum(comm.allgather(squares), [])", "squares")
+        yield text
 
     # -- the end -----------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from minipipe.compile.export import RankFile, RecordedStep, Recording, digest_of
 from minipipe.compile.exported_text import UPDATES
@@ -145,6 +146,7 @@ class Follower:
             if program is not self._compiled:
                 self._problem = f"Step {step.number} is not of the compiled program ({self._compiler.report}); expected --steps alike, so export fewer"
             self._recording.seed = executor.batch.seed
+            self._recording.num_threads = _num_threads()
             self._recording.sizes = executor.batch.sizes
             step.weights = self._weights(executor)
             self._recording.steps.append(step)
@@ -224,6 +226,12 @@ class Follower:
         recording.steps[-1].groups.append(
             [dict(g.hyper_parameters) for g in optimiser.groups]
         )
+
+
+def _num_threads() -> int:
+    """Return with how many threads NumPy computes a matrix product here."""
+    blas = [each for each in threadpool_info() if each["user_api"] == "blas"]
+    return blas[0]["num_threads"] if blas else 1
 
 
 @contextmanager

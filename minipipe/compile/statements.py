@@ -30,6 +30,7 @@ _MASKED = re.compile(
     r"\{(?P<c>v\d+)\} = \{(?P=a)\} \* \{(?P=b)\}\n"
     r"\{(?P<result>v\d+)\} = \{(?P=c)\}\.view\(np\.float(?P=size)\)"
 )
+_RESHAPED = re.compile(r"\.reshape\((?:[^()]|\([^()]*\))*\)(?=\.reshape\()")
 _LONGEST = 76  # characters of a line with others in it
 _LEAST_SAVED = 6  # lines, by a function for a repeated part
 _OF_A_FUNCTION = (
@@ -223,6 +224,8 @@ class Writer:
                 )
                 found.remove(maker)
             found.append(each)
+        for each in found:
+            each.text = _RESHAPED.sub("", each.text)
         self.sections[section] = found
 
     def _write_masks(self, section: str) -> None:
