@@ -76,7 +76,7 @@ def _formula(value: Any, array: np.ndarray) -> tuple[str, str] | None:
     if array.dtype.kind not in "fiub" or not array.flags.c_contiguous or not array.size:
         return None
     first = array.flat[0].item()
-    if array.ndim == 1 and array.size > 1:
+    if array.ndim == 1 and array.dtype.kind == "i":
         if (array == np.arange(array.size, dtype=array.dtype)).all():
             end = "" if dtype == "int64" else f', dtype="{dtype}"'
             return "numbers", f"np.arange({array.size}{end})"

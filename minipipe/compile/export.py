@@ -44,7 +44,7 @@ class RecordedStep:
         How many steps the pipeline has taken before.
     inputs, targets : dict of int to array
         By microbatch; empty if the rank does not read them.
-    weights : dict of int to float
+    weights : list of float
         Of the losses of the microbatches; empty on ranks without a loss.
     limits : list of float
         The norms to which gradients were clipped.
@@ -55,7 +55,7 @@ class RecordedStep:
     number: int
     inputs: dict[int, np.ndarray]
     targets: dict[int, np.ndarray]
-    weights: dict[int, float]
+    weights: list[float]
     limits: list[float] = field(default_factory=list)
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
 
@@ -288,7 +288,7 @@ class RankFile:
                     found[f"{letter}{n}"] = np.concatenate(list(parts.values()))
         found |= self._constants.arrays
         if self._has_weights:
-            rows = [list(step.weights.values()) for step in recording.steps]
+            rows = [step.weights for step in recording.steps]
             found["weights"] = np.array(rows)
         return found
 
@@ -443,7 +443,9 @@ class RankFile:
         """Yield the function that limits the norm; a shared parameter counts once."""
         rank, owners = self._executor.group.rank, self._plan.owners
         shared = [name for name in self._recording.parameters if owners[name] != rank]
-        text = CLIP.replace("OTHERS", f" if name not in {tuple(shared)}" if shared else "")
+        text = CLIP.replace(
+            "OTHERS", f" if name not in {tuple(shared)}" if shared else ""
+        )
         if self._executor.group.size == 1:
             text = text.replace("sum(comm.allgather(squares), [])", "squares")
         yield text

@@ -41,14 +41,14 @@ class BatchForm(NamedTuple):
         The numbers of samples of all microbatches.
     inputs, targets : dict of int to int
         By microbatch, the number of samples; empty if the rank does not read them.
-    weights : dict of int to float, or None
+    weights : list of float, or None
         The weights of the losses, if they are equal in all steps.
     """
 
     sizes: tuple[int, ...]
     inputs: dict[int, int]
     targets: dict[int, int]
-    weights: dict[int, float] | None
+    weights: list[float] | None
 
 
 class RowSource:
@@ -207,7 +207,7 @@ class RowSource:
     @property
     def _has_one_weight(self) -> bool:
         weights = self._batch.weights
-        return weights is not None and len({*weights.values()}) == 1
+        return weights is not None and len({*weights}) == 1
 
     def _value(self, value: Any) -> str:
         """Return the expression of a value, which is used once."""
@@ -252,12 +252,12 @@ class RowSource:
         if not self.has_loss or weights is None:
             return
         if self._has_one_weight:
-            yield f"weight = {next(iter(weights.values()))!r}  # of the loss of a microbatch"
+            yield f"weight = {weights[0]!r}  # of the loss of a microbatch"
             yield f'seed = np.array(weight, "{self._dtype_of_loss()}")'
             return
         total = sum(self._batch.sizes)
         by_size = [size / total for size in self._batch.sizes]
-        if self._has_sizes and list(weights.values()) == by_size:
+        if self._has_sizes and weights == by_size:
             yield "weights = [size / sum(sizes) for size in sizes]  # of their losses"
         else:
             yield from wrapped(f"weights = {weights}", 0)

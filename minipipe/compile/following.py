@@ -144,7 +144,7 @@ class Follower:
         program = self._compiler.program
         if step is not None and self._recording is not None:
             if program is not self._compiled:
-                self._problem = f"Step {step.number} is not of the compiled program ({self._compiler.report}); expected --steps alike, so export fewer"
+                self._problem = f"Step {step.number} runs another program ({self._compiler.report}); expected steps alike, give fewer --steps"
             self._recording.seed = executor.batch.seed
             self._recording.num_threads = _num_threads()
             self._recording.sizes = executor.batch.sizes
@@ -170,7 +170,7 @@ class Follower:
         targets = (
             self._arrays(batch.objective.targets) if last in executor.stages else {}
         )
-        return RecordedStep(batch.training_step, inputs, targets, {})
+        return RecordedStep(batch.training_step, inputs, targets, [])
 
     def _arrays(self, parts: Any) -> dict[int, np.ndarray]:
         """Return copies of the arrays of microbatches."""
@@ -182,12 +182,11 @@ class Follower:
                 found[k] = np.array(part.arrays[0])
         return found
 
-    def _weights(self, executor: Executor) -> dict[int, float]:
+    def _weights(self, executor: Executor) -> list[float]:
         objective = executor.batch.objective
         if executor.program.num_stages - 1 not in executor.stages:
-            return {}
-        weights = objective.shares
-        return {k: weights[k] for k in sorted(objective.losses)}
+            return []
+        return list(objective.shares)
 
     # -- between steps -------------------------------------------------------------------
 
