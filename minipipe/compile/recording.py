@@ -44,31 +44,35 @@ class Form(NamedTuple):
 
     Attributes
     ----------
-    shapes : tuple of tuple of int
-    dtypes : tuple of dtype
+    shapes : tuple of tuple of int, or None
+        None for a gradient that nobody has computed, such as that of whole numbers.
+    dtypes : tuple of dtype, or None
     requires_grad : tuple of bool
     treedef : object
         As in :class:`minipipe.execution.payload.Payload`.
     """
 
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
     dtypes: tuple[Any, ...]
     requires_grad: tuple[bool, ...]
     treedef: Any = None
 
     @classmethod
     def of(cls, payload: Payload) -> Form:
-        """Return the form of a payload whose arrays are all there."""
+        """Return the form of a payload."""
         return cls(
-            tuple(array.shape for array in payload.arrays),
-            tuple(array.dtype for array in payload.arrays),
+            tuple(None if a is None else a.shape for a in payload.arrays),
+            tuple(None if a is None else a.dtype for a in payload.arrays),
             tuple(payload.requires_grad),
             payload.treedef,
         )
 
-    def new(self) -> list[Array]:
+    def new(self) -> list[Array | None]:
         """Return new arrays of this form."""
-        return list(map(np.empty, self.shapes, self.dtypes))
+        return [
+            None if shape is None else np.empty(shape, dtype)
+            for shape, dtype in zip(self.shapes, self.dtypes)
+        ]
 
     @property
     def is_plain(self) -> bool:
@@ -76,7 +80,7 @@ class Form(NamedTuple):
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and np.dtype(self.dtypes[0]).kind == "f"
 
-    def payload(self, arrays: Sequence[Array]) -> Payload:
+    def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""
         return Payload(list(arrays), list(self.requires_grad), self.treedef)
 
@@ -98,8 +102,10 @@ class Recorded:
         Of the stage's result; None on the last stage, unless outputs are asked for.
     loss_dtype : dtype or None
         Of the loss, on the last stage.
+    came : Form or None
+        Of the gradients of the result.
     gradient : Form or None
-        Of the gradients of the inputs, where there are some.
+        Of the gradients of the inputs, if there are any.
     is_over : bool
         Whether its last section has been recorded.
     twin : Recorded or None
@@ -114,6 +120,7 @@ class Recorded:
     received: Form
     result: Form | None = None
     loss_dtype: Any = None
+    came: Form | None = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
@@ -411,6 +418,7 @@ class Recorder:
                 return
             if all(array is None for array in arrays):
                 recorded.trace.spoil("gets no gradient back")
+            recorded.came = Form.of(gradient)
             yield held, gradient._replace(arrays=given[:count])
 
     def _with_gradients(
@@ -421,10 +429,8 @@ class Recorder:
         arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
         payload = payload._replace(arrays=arrays[:count])
         self.passed.hand_back(k, arrays[count:])
-        if all(array is not None for array in payload.arrays):
+        if any(array is not None for array in payload.arrays):
             recorded.gradient = Form.of(payload)
-        elif any(array is not None for array in payload.arrays):
-            recorded.trace.spoil("has inputs of which only some get a gradient")
         return payload
 
     def _returned_by_forward(

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.compile.recording import Form, Recorded
@@ -71,6 +69,7 @@ class Channel(NamedTuple):
     def opened(self, group: ProcessGroup) -> Any:
         """Return the channel itself."""
         (shape,), (dtype,) = self.form.shapes, self.form.dtypes
+        assert shape is not None
         make = group.send_channel if self.is_send else group.receive_channel
         return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
 
@@ -261,7 +260,7 @@ class Row:
         stage, kind, k = binding.action
         recorded, is_forward = program.recorded, kind is F
         taken, given = self._taken(binding), self._given(position)
-        for role, form in (("x", recorded.received), ("g", recorded.result)):
+        for role, form in (("x", recorded.received), ("g", recorded.came)):
             if role in taken:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
@@ -329,7 +328,7 @@ class Row:
         if program is None:
             return None
         is_forward = action.kind is RECV_F
-        form = program.recorded.received if is_forward else program.recorded.result
+        form = program.recorded.received if is_forward else program.recorded.came
         return form if form is not None and form.is_plain else None
 
     def _channel(self, binding: Binding, form: Form) -> str:
@@ -467,19 +466,22 @@ class Row:
         return self._counts[stage]
 
 
-def allocated(row: Row) -> dict[str, Array]:
+def allocated(row: Row) -> dict[str, Array | None]:
     """Return arrays for the results of compiled sections, by their names."""
-    found: dict[str, Array] = {}
+    found: dict[str, Array | None] = {}
     for name, form in row.forms.items():
-        for i, (shape, dtype) in enumerate(zip(form.shapes, form.dtypes)):
-            found[f"{name}_{i}"] = np.empty(shape, dtype)
+        for i, array in enumerate(form.new()):
+            found[f"{name}_{i}"] = array
     return found
 
 
-def arrays_of(payload: Payload, form: Form) -> list[Array]:
+def arrays_of(payload: Payload, form: Form) -> list[Array | None]:
     """Return the arrays of a value that another rank or an eager stage has given."""
     for array, shape, dtype in zip(payload.arrays, form.shapes, form.dtypes):
-        if array is None or array.shape != shape or array.dtype != dtype:
+        if array is None or shape is None:
+            if array is not shape:
+                break
+        elif array.shape != shape or array.dtype != dtype:
             break
     else:
         if len(payload.arrays) == len(form.shapes):
