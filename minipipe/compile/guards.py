@@ -1,4 +1,4 @@
-"""What a program depends on besides its inputs: attributes of layers, and arrays.
+"""The guards of programs: attributes of layers, and the arrays of parameters.
 
 A program (`program.py`) is valid as long as these are what they were.
 """
@@ -198,7 +198,7 @@ class Attributes:
 
 
 class StageGuard:
-    """What the programs of a stage depend on: parameters, and the state of layers.
+    """Notices a change on which the programs of a stage depend: in parameters or layers.
 
     Parameters
     ----------
@@ -252,6 +252,10 @@ class MovingGuard(StageGuard):
 def _form_of(owner: Parameter) -> tuple[Any, ...]:
     array = owner.data
     return type(array), array.shape, array.strides, array.dtype
+
+
+def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:
+    return module._parts() if isinstance(module, Module) else ()  # or a loss function
 
 
 def is_foreign(part: Any) -> bool:

@@ -221,7 +221,10 @@ class CompiledRow:
             self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
         objective = executor.batch.objective
-        self._loss = attributes_of_loss(objective.loss) if objective.has_loss else None
+        last = executor.program.num_stages - 1
+        is_compiled = any(part.stage == last for part in parts)
+        has_loss = is_compiled and objective.has_loss
+        self._loss = attributes_of_loss(objective.loss) if has_loss else None
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self._given = GivenGradients()
         names |= {"give_gradients": self._given}
@@ -234,7 +237,7 @@ class CompiledRow:
 
     @property
     def recorders(self) -> dict[int, Recorder]:
-        """By stage, what was recorded."""
+        """Return the recorders, by stage."""
         return self._recorders
 
     def bind(self, gradients: GradientArrays | None) -> None:

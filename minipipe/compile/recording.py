@@ -44,9 +44,9 @@ class Form(NamedTuple):
 
     Attributes
     ----------
-    shapes : tuple of tuple of int, or None
-        None for a gradient that nobody has computed, such as that of whole numbers.
-    dtypes : tuple of dtype, or None
+    shapes : tuple of tuple of int
+        None for a gradient that does not exist.
+    dtypes : tuple of dtype
     requires_grad : tuple of bool
     treedef : object
         As in :class:`minipipe.execution.payload.Payload`.
@@ -67,18 +67,23 @@ class Form(NamedTuple):
             payload.treedef,
         )
 
-    def new(self) -> list[Array | None]:
+    def new(self) -> list[Any]:
         """Return new arrays of this form."""
         return [
             None if shape is None else np.empty(shape, dtype)
             for shape, dtype in zip(self.shapes, self.dtypes)
         ]
 
+    def names(self, base: str) -> list[str]:
+        """Return names of the arrays, for a line of a program."""
+        names = enumerate(self.shapes)
+        return ["None" if shape is None else f"{base}_{i}" for i, shape in names]
+
     @property
     def is_plain(self) -> bool:
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
-        return is_one and np.dtype(self.dtypes[0]).kind == "f"
+        return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
 
     def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -103,9 +108,9 @@ class Recorded:
     loss_dtype : dtype or None
         Of the loss, on the last stage.
     came : Form or None
-        Of the gradients of the result.
+        Of the gradient that came back.
     gradient : Form or None
-        Of the gradients of the inputs, if there are any.
+        Of the gradients of the inputs, if there are some.
     is_over : bool
         Whether its last section has been recorded.
     twin : Recorded or None
@@ -206,7 +211,7 @@ class Recorder:
                 each.twin = None
 
     def finished(self, key: Any) -> Recorded | None:
-        """Return the recording of a kind that has ended, with that of its twin."""
+        """Return the recording of a kind that has ended, and the one of its twin."""
         recorded = self.kinds.get(key)
         if recorded is None or not recorded.is_over:
             return None

@@ -69,7 +69,7 @@ class Channel(NamedTuple):
     def opened(self, group: ProcessGroup) -> Any:
         """Return the channel itself."""
         (shape,), (dtype,) = self.form.shapes, self.form.dtypes
-        assert shape is not None
+        assert shape is not None  # it is plain
         make = group.send_channel if self.is_send else group.receive_channel
         return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
 
@@ -279,7 +279,7 @@ class Row:
             base = (
                 _name(own) if own else f"{'out' if is_forward else 'g_in'}{stage}_{k}"
             )
-            out = [f"{base}_{i}" for i in range(len(result.shapes))]
+            out = result.names(base)
             if is_output:  # not in arrays of the program: the user keeps them
                 yield f"{', '.join(out)}, = {self._form(result)}.new()"
             else:
@@ -444,7 +444,7 @@ class Row:
             yield f"{name} = {name}.wait()"
         elif state == "arrays":
             form = self._form_by_value[value]
-            names = ", ".join(f"{name}_{i}" for i in range(len(form.shapes)))
+            names = ", ".join(form.names(name))
             yield f"{name} = {self._form(form)}.payload([{names}])"
         self._state[value] = "payload"
 
@@ -470,8 +470,8 @@ def allocated(row: Row) -> dict[str, Array | None]:
     """Return arrays for the results of compiled sections, by their names."""
     found: dict[str, Array | None] = {}
     for name, form in row.forms.items():
-        for i, array in enumerate(form.new()):
-            found[f"{name}_{i}"] = array
+        found.update(zip(form.names(name), form.new()))
+    found.pop("None", None)
     return found
 
 
@@ -479,7 +479,7 @@ def arrays_of(payload: Payload, form: Form) -> list[Array | None]:
     """Return the arrays of a value that another rank or an eager stage has given."""
     for array, shape, dtype in zip(payload.arrays, form.shapes, form.dtypes):
         if array is None or shape is None:
-            if array is not shape:
+            if array is not None or shape is not None:
                 break
         elif array.shape != shape or array.dtype != dtype:
             break

@@ -163,7 +163,7 @@ class KindProgram:
         return self._filled_slot(lifetime, new)
 
     def _filled_slot(self, lifetime: int, kept: Iterable[Any]) -> int:
-        """Return a slot with these arrays, instead of those of a free one."""
+        """Return a slot with these arrays, instead of the arrays of a free one."""
         lists, empty = self._slots[lifetime], self._empty[lifetime]
         if self._free[lifetime]:
             slot = self._free[lifetime].pop()
