@@ -41,7 +41,7 @@ from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.compiling import Compiling, without_replay
-from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
+from minipipe.pipeline.delivery import deliver_outputs, exchange_loss
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
@@ -690,9 +690,7 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        loss = deliver_loss(self._intake.delivery, batch)
-        assert isinstance(loss, BatchLoss)
-        return loss
+        return exchange_loss(self._intake.delivery, batch)
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
