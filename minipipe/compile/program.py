@@ -402,6 +402,11 @@ def reason_for_eager(executor: Executor) -> str:
     objective = batch.objective
     if (objective.where or objective.metrics) and not objective.is_for_outputs:
         return "runs eagerly: the call asks for more than the loss"
+    if executor.is_observed:
+        return (
+            "runs eagerly: its actions are observed, as measures_memory, "
+            "stack_weight_gradients and MINIPIPE_DEBUG do"
+        )
     if getattr(executor.call, "accumulates", False):
         return "runs eagerly: gradients are accumulated"
     if mode().watch is not None:
