@@ -32,8 +32,11 @@ from minipipe.pipeline import Pipeline
 Tell = Callable[[ProcessGroup, Exception], None]
 
 
-class _Left(BaseException):
+class _Left(SystemExit):
     """Leaves the program behind its last recorded step; no ``except Exception`` of the program catches it."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 class Exporter:

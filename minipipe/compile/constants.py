@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +18,13 @@ class Constants:
     ----------
     arrays : dict of str to array
         By name, those without a formula.
+    formulas : dict of str to str
+        By name, the formulas of the others.
     """
 
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
-        self._formulas: dict[str, str] = {}
+        self.formulas: dict[str, str] = {}
         self.arrays: dict[str, np.ndarray] = {}
 
     def name_of(self, value: Any) -> str:
@@ -54,13 +57,15 @@ class Constants:
         if formula is None:
             self.arrays[name] = array
         else:
-            self._formulas[name] = formula[1]
+            self.formulas[name] = formula[1]
         return name
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines that define all constants."""
-        for name, formula in self._formulas.items():
-            yield f"{name} = {formula}"
+    def lines(self, source: str) -> Iterator[str]:
+        """Yield the lines that define the constants of a source."""
+        used = {*re.findall(r"\w+", source)}
+        for name, formula in self.formulas.items():
+            if name in used:
+                yield f"{name} = {formula}"
         for name in self.arrays:
             yield f'{name} = saved["{name}"]'
 
@@ -71,9 +76,10 @@ def _formula(value: Any, array: np.ndarray) -> tuple[str, str] | None:
     if array.dtype.kind not in "fiub" or not array.flags.c_contiguous or not array.size:
         return None
     first = array.flat[0].item()
-    if array.ndim == 1 and array.size > 1:
+    if array.ndim == 1 and array.dtype.kind == "i":
         if (array == np.arange(array.size, dtype=array.dtype)).all():
-            return "numbers", f'np.arange({array.size}, dtype="{dtype}")'
+            end = "" if dtype == "int64" else f', dtype="{dtype}"'
+            return "numbers", f"np.arange({array.size}{end})"
     is_uniform = array.tobytes() == np.full(array.shape, first, array.dtype).tobytes()
     if not is_uniform or not np.isfinite(first):
         return None

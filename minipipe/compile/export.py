@@ -25,8 +25,9 @@ from minipipe.compile.exported_text import (
     UPDATES,
 )
 from minipipe.compile.program import CompiledRow
-from minipipe.compile.recording import Recorder
-from minipipe.compile.stage_source import WIDTH, Functions, StageSource
+from minipipe.compile.merging import merged
+from minipipe.compile.recording import Recorded, Recorder
+from minipipe.compile.stage_source import WIDTH, Functions, StageSource, wrapped
 from minipipe.compile.statements import Writer
 from minipipe.errors import ModelError
 from minipipe.execution.executor import Executor
@@ -43,7 +44,7 @@ class RecordedStep:
         How many steps the pipeline has taken before.
     inputs, targets : dict of int to array
         By microbatch; empty if the rank does not read them.
-    weights : dict of int to float
+    weights : list of float
         Of the losses of the microbatches; empty on ranks without a loss.
     limits : list of float
         The norms to which gradients were clipped.
@@ -54,7 +55,7 @@ class RecordedStep:
     number: int
     inputs: dict[int, np.ndarray]
     targets: dict[int, np.ndarray]
-    weights: dict[int, float]
+    weights: list[float]
     limits: list[float] = field(default_factory=list)
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
 
@@ -78,6 +79,10 @@ class Recording:
     group_of : dict of str to int
         By parameter.
     steps : list of RecordedStep
+    sizes : tuple of int
+        The numbers of samples of the microbatches.
+    num_threads : int
+        Of the library for matrix products.
     digest : str
         Of the parameters after the last step.
     """
@@ -89,6 +94,8 @@ class Recording:
     states: dict[str, dict[str, Any]]
     group_of: dict[str, int]
     steps: list[RecordedStep] = field(default_factory=list)
+    sizes: tuple[int, ...] = ()
+    num_threads: int = 1
     digest: str = ""
 
     @property
@@ -100,7 +107,7 @@ class Recording:
             for parts in (first.inputs, first.targets)
         ]
         is_constant = all(step.weights == first.weights for step in self.steps)
-        return BatchForm(*sizes, first.weights if is_constant else None)
+        return BatchForm(self.sizes, *sizes, first.weights if is_constant else None)
 
 
 def digest_of(parameters: Mapping[str, np.ndarray]) -> str:
@@ -127,6 +134,10 @@ def _command(ranks: Sequence[str]) -> list[str]:
         else:
             lines[-1] += f" : {each}"
     return lines
+
+
+def _suffix(number: int) -> str:
+    return chr(ord("a") + number) if number else ""
 
 
 class RankFile:
@@ -162,11 +173,18 @@ class RankFile:
         self._executor, self._plan, self._recording = executor, plan, recording
         self._constants, self._functions = Constants(), Functions()
         self._helpers: set[str] = set()
+        self.has_sizes = False  # of microbatches, which functions read
         self._uses: dict[str, dict[int, str]] = {}  # of shared parameters, gradients
         sources = self._stage_sources(compiled.recorders)
         form = recording.form
         self._row = RowSource(
-            executor, compiled.recorders, sources, plan, self._uses, form
+            executor,
+            compiled.recorders,
+            sources,
+            plan,
+            self._uses,
+            form,
+            self.has_sizes,
         )
         self.arrays = self._saved()
         self.source = "\n".join(self._lines()) + "\n"
@@ -177,26 +195,68 @@ class RankFile:
         self, recorders: Mapping[int, Recorder]
     ) -> dict[tuple[int, int], StageSource]:
         """Return the functions of stages, by stage and microbatch."""
-        model = self._plan.model.layers
-        layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
         found: dict[tuple[int, int], StageSource] = {}
         for stage, recorder in recorders.items():
-            known: dict[int, StageSource] = {}
+            kinds = list({id(r): r for r in recorder.kind_of.values()}.values())
+            made = self._merged(stage, recorder, kinds)
+            if made is None:
+                made = [
+                    self._stage_source(
+                        f"{stage}{_suffix(i)}", stage, recorder, kind, self._functions
+                    )
+                    for i, kind in enumerate(kinds)
+                ]
+            of_kind = dict(zip(map(id, kinds), made))
             for k, recorded in recorder.kind_of.items():
-                if id(recorded) not in known:
-                    suffix = chr(ord("a") + len(known)) if known else ""
-                    parameters, gradients = self._names(stage, recorder)
-                    trace = recorded.trace
-                    writer = Writer(
-                        trace, parameters, gradients, self._constants, HELPERS
-                    )
-                    self._helpers |= writer.helpers
-                    name = f"{stage}{suffix}"
-                    known[id(recorded)] = StageSource(
-                        writer, trace, name, layers, self._functions
-                    )
-                found[stage, k] = known[id(recorded)]
+                found[stage, k] = of_kind[id(recorded)]
         return found
+
+    def _stage_source(
+        self,
+        name: str,
+        stage: int,
+        recorder: Recorder,
+        kind: Recorded,
+        functions: Functions,
+    ) -> StageSource:
+        model = self._plan.model.layers
+        layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
+        parameters, gradients = self._names(stage, recorder)
+        writer = Writer(kind.trace, parameters, gradients, self._constants, HELPERS)
+        self._helpers |= writer.helpers
+        return StageSource(writer, kind.trace, name, layers, functions)
+
+    def _merged(
+        self, stage: int, recorder: Recorder, kinds: Sequence[Recorded]
+    ) -> list[StageSource] | None:
+        """Return one source for microbatches that differ in size alone; None if there is none."""
+        all_sizes = self._recording.sizes
+        sizes = [all_sizes[kind.microbatch] for kind in kinds]
+        if len(kinds) < 2 or len({*sizes}) < len(sizes):
+            return None
+        functions = [Functions() for _ in kinds]
+        made = [
+            self._stage_source(f"{stage}", stage, recorder, kind, own)
+            for kind, own in zip(kinds, functions)
+        ]
+        if len({tuple(own.sources) for own in functions}) > 1:
+            return None
+        for name in functions[0].sources:
+            same = [own.sources[name] for own in functions]
+            source = merged(same, sizes, self._constants.formulas)
+            if source is None:
+                return None
+            if source != same[0]:
+                source = source.replace("):\n", "):\n    n = sizes[k]\n", 1)
+                lines = [
+                    wrapped(line.lstrip(), len(line) - len(line.lstrip()))
+                    for line in source.split("\n")
+                ]
+                source = "\n".join(each for many in lines for each in many)
+            functions[0].sources[name] = source
+        self._functions.update(functions[0])
+        self.has_sizes = True
+        return made
 
     def _names(self, stage: int, recorder: Recorder) -> tuple[list[str], list[str]]:
         """Return the names of a stage's parameters, and of the gradients of their uses."""
@@ -228,15 +288,14 @@ class RankFile:
                     found[f"{letter}{n}"] = np.concatenate(list(parts.values()))
         found |= self._constants.arrays
         if self._has_weights:
-            rows = [list(step.weights.values()) for step in recording.steps]
+            rows = [step.weights for step in recording.steps]
             found["weights"] = np.array(rows)
         return found
 
     @property
     def _has_weights(self) -> bool:
         """Whether the weights of losses differ, and are an argument of ``step``."""
-        weights = self._recording.form.weights
-        return weights is None or len({*weights.values()}) > 1
+        return self._recording.form.weights is None
 
     # -- the file ----------------------------------------------------------------------
 
@@ -246,9 +305,15 @@ class RankFile:
         yield from self._docstring(rank, size)
         yield ""
         yield "import hashlib"
+        yield "import os"
         if self._limit is not None:
             yield "from math import fsum, sqrt"
         yield "from pathlib import Path"
+        yield ""
+        yield "# A matrix product by more threads adds in another order."
+        threads = self._recording.num_threads
+        yield f'for library in ("OPENBLAS", "OMP", "MKL"):'
+        yield f'    os.environ[f"{{library}}_NUM_THREADS"] = "{threads}"'
         yield ""
         yield "import numpy as np"
         if size > 1:
@@ -269,7 +334,7 @@ class RankFile:
             values = ", ".join(["{}"] * len(names))
             yield f"{', '.join(names)} = {values}  # by stage or layer, and microbatch"
         yield from self._row.constants()
-        yield from self._constants.lines()
+        yield from self._constants.lines(body)
         yield from self._of_the_optimiser()
         if size > 1:
             yield "comm, sent = MPI.COMM_WORLD, []"
@@ -361,19 +426,7 @@ class RankFile:
 
     def _update(self) -> Iterator[str]:
         if self._limit is not None:
-            owned = [
-                n
-                for n in self._recording.parameters
-                if self._plan.owners[n] == self._executor.group.rank
-            ]
-            text = (
-                CLIP
-                if self._executor.group.size > 1
-                else CLIP.replace("sum(comm.allgather(squares), [])", "squares")
-            )
-            is_all = len(owned) == len(self._recording.parameters)
-            names = "gradients" if is_all else repr(tuple(owned))
-            yield text.replace("OWNED", names)
+            yield from self._clip()
             yield ""
             yield ""
         groups = self._numbers(0)
@@ -386,6 +439,17 @@ class RankFile:
         yield ""
         yield ""
 
+    def _clip(self) -> Iterator[str]:
+        """Yield the function that limits the norm; a shared parameter counts once."""
+        rank, owners = self._executor.group.rank, self._plan.owners
+        shared = [name for name in self._recording.parameters if owners[name] != rank]
+        text = CLIP.replace(
+            "OTHERS", f" if name not in {tuple(shared)}" if shared else ""
+        )
+        if self._executor.group.size == 1:
+            text = text.replace("sum(comm.allgather(squares), [])", "squares")
+        yield text
+
     # -- the end -----------------------------------------------------------------------
 
     def _main(self, rank: int, size: int) -> Iterator[str]:
@@ -396,8 +460,7 @@ class RankFile:
         if "uniform" in self._helpers:
             yield f"    training_step = {first.number} + n"
         if self._row.has_loss and self._has_weights:
-            yield f'    weights = dict(zip({[*first.weights]}, saved["weights"][n].tolist()))'
-            given.append("weights")
+            given.append('saved["weights"][n]')
         call = f"step({', '.join(given)})"
         if self._row.has_loss:
             yield f"    loss = {call}"

@@ -37,15 +37,18 @@ class BatchForm(NamedTuple):
 
     Attributes
     ----------
+    sizes : tuple of int
+        The numbers of samples of all microbatches.
     inputs, targets : dict of int to int
         By microbatch, the number of samples; empty if the rank does not read them.
-    weights : dict of int to float, or None
+    weights : list of float, or None
         The weights of the losses, if they are equal in all steps.
     """
 
+    sizes: tuple[int, ...]
     inputs: dict[int, int]
     targets: dict[int, int]
-    weights: dict[int, float] | None
+    weights: list[float] | None
 
 
 class RowSource:
@@ -61,6 +64,8 @@ class RowSource:
     uses : mapping of str to mapping of int to str
         The names of the gradients of the uses of shared parameters.
     batch : BatchForm
+    has_sizes : bool
+        Whether functions read the sizes of microbatches.
 
     Attributes
     ----------
@@ -85,8 +90,9 @@ class RowSource:
         plan: Plan,
         uses: Mapping[str, Mapping[int, str]],
         batch: BatchForm,
+        has_sizes: bool,
     ) -> None:
-        self._batch = batch
+        self._batch, self._has_sizes = batch, has_sizes
         self._executor, self._recorders, self._sources = executor, recorders, sources
         self._plan, self._uses = plan, uses
         self._num_stages = executor.program.num_stages
@@ -125,11 +131,27 @@ class RowSource:
         recorded = self._recorders[stage].kind_of[k]
         form = recorded.received if kind is RECV_F else recorded.result
         name = f"X{stage}" if kind is RECV_F else f"G{stage + 1}"
-        shape, dtype = _plain(form, binding)
+        shape, dtype = self._plain(form, k)
         peer = self._executor.routes[binding.action].peer
         end = "" if dtype == "float32" else f', "{dtype}"'
         text = f"receive({peer}, {self._tag(name, k)}, {shape}{end})"
         self._expressions[binding.gives[0][1]] = text
+
+    def _plain(self, form: Form | None, k: int) -> tuple[str, str]:
+        """Return the shape and the dtype of a message."""
+        if form is None or not form.is_plain:
+            raise _several("activations between two stages")
+        shape, size = form.shapes[0], self._batch.sizes[k]
+        dtype = np.dtype(form.dtypes[0]).name
+        if not self._has_sizes or not shape or shape[0] % size:
+            return str(shape), dtype
+        factor = shape[0] // size
+        first = (
+            f"sizes[{_number(k)}]" if factor == 1 else f"{factor} * sizes[{_number(k)}]"
+        )
+        return f"({', '.join([first, *map(str, shape[1:])])},)".replace(
+            ",)", ")" if shape[1:] else ",)"
+        ), dtype
 
     def _send(self, binding: Binding) -> None:
         stage, kind, k = binding.action
@@ -185,7 +207,7 @@ class RowSource:
     @property
     def _has_one_weight(self) -> bool:
         weights = self._batch.weights
-        return weights is not None and len({*weights.values()}) == 1
+        return weights is not None and len({*weights}) == 1
 
     def _value(self, value: Any) -> str:
         """Return the expression of a value, which is used once."""
@@ -224,11 +246,21 @@ class RowSource:
         if self._dicts:
             names = ", ".join(self._dicts)
             yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
-        if self.has_loss and self._has_one_weight:
-            assert self._batch.weights is not None
-            (weight,) = {*self._batch.weights.values()}
-            yield f"weight = {weight!r}  # of the loss of a microbatch"
+        if self._has_sizes:
+            yield from wrapped(f"sizes = [{', '.join(map(str, self._batch.sizes))}]", 0)
+        weights = self._batch.weights
+        if not self.has_loss or weights is None:
+            return
+        if self._has_one_weight:
+            yield f"weight = {weights[0]!r}  # of the loss of a microbatch"
             yield f'seed = np.array(weight, "{self._dtype_of_loss()}")'
+            return
+        total = sum(self._batch.sizes)
+        by_size = [size / total for size in self._batch.sizes]
+        if self._has_sizes and weights == by_size:
+            yield "weights = [size / sum(sizes) for size in sizes]  # of their losses"
+        else:
+            yield from wrapped(f"weights = {weights}", 0)
 
     def _dtype_of_loss(self) -> str:
         trace = next(iter(self._recorders[self._num_stages - 1].kinds.values())).trace
@@ -237,7 +269,7 @@ class RowSource:
 
     def _function(self) -> Iterator[str]:
         given = ", ".join([letter for letter, has in self.batch if has])
-        if self.has_loss and not self._has_one_weight:
+        if self.has_loss and self._batch.weights is None:
             given += ", weights"
         yield f"def step({given}):"
         yield f'    """The row of rank {self._executor.group.rank}, an instruction a line."""'
@@ -248,7 +280,7 @@ class RowSource:
             yield "    losses = {}"
             if not self._has_one_weight:
                 dtype = self._dtype_of_loss()
-                yield f'    seeds = {{k: np.array(weight, "{dtype}") for k, weight in weights.items()}}'
+                yield f'    seeds = [np.array(weight, "{dtype}") for weight in weights]'
         for line, indent in self._with_loops():
             yield from wrapped(line, indent)
         yield from self._shared_gradients()
@@ -259,14 +291,22 @@ class RowSource:
             weight = "weight" if self._has_one_weight else "weights[k]"
             yield "    loss = 0.0"
             yield "    for k in sorted(losses):"
-            yield f"        loss += {weight} * float(losses[k])"
+            yield (
+                f"        loss += float({weight}) * float(losses[k])"
+                if self._batch.weights is None
+                else f"        loss += {weight} * float(losses[k])"
+            )
             yield "    return loss"
 
     def _cut(self, letter: str) -> str:
         """Return the microbatches of an array of the batch."""
         sizes = self._batch.inputs if letter == "x" else self._batch.targets
         ends = list(accumulate(sizes.values()))
-        where = str(len(sizes)) if len({*sizes.values()}) == 1 else str(ends[:-1])
+        where = str(ends[:-1])
+        if len({*sizes.values()}) == 1:
+            where = str(len(sizes))
+        elif self._has_sizes and len(sizes) == len(self._batch.sizes):
+            where = "np.cumsum(sizes)[:-1]"
         parts = f"np.split({letter}, {where})"
         if list(sizes) == list(range(len(sizes))):
             return parts
@@ -343,13 +383,6 @@ class RowSource:
         dtype = np.dtype(owner.data.dtype).name
         end = "" if dtype == "float32" else f', "{dtype}"'
         return f"receive({peer}, {tag}, {owner.shape}{end})"
-
-
-def _plain(form: Form | None, binding: Binding) -> tuple[tuple[int, ...], str]:
-    """Return the shape and the dtype of a message."""
-    if form is None or not form.is_plain:
-        raise _several("activations between two stages")
-    return form.shapes[0], np.dtype(form.dtypes[0]).name
 
 
 def _several(what: str) -> ModelError:

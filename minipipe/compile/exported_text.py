@@ -69,8 +69,9 @@ def in_pairs(terms):
 CLIP = '''\
 def clip(limit):
     """Scale all gradients, of all ranks, so that their norm is at most the limit."""
-    exact = [gradients[name].astype("float64") for name in OWNED]
-    squares = [float(np.add.reduce(each * each, axis=None)) for each in exact]
+    own = [g for name, g in gradients.items()OTHERS]
+    own = [each.astype("float64") for each in own]
+    squares = [float(np.add.reduce(each * each, axis=None)) for each in own]
     norm = sqrt(fsum(sum(comm.allgather(squares), [])))
     if norm > limit:
         for gradient in gradients.values():

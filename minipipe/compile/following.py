@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from minipipe.compile.export import RankFile, RecordedStep, Recording, digest_of
 from minipipe.compile.exported_text import UPDATES
@@ -83,6 +84,7 @@ class Follower:
     def begin_step(self) -> bool:
         """Look at the program before a step; return whether recording is complete."""
         self._check()
+        self._pipeline._repeated = None  # which would run a step past this object
         if self.is_complete:
             return True
         if self._recording is None and self._compiled is not None:
@@ -142,8 +144,10 @@ class Follower:
         program = self._compiler.program
         if step is not None and self._recording is not None:
             if program is not self._compiled:
-                self._problem = f"Step {step.number} is not of the compiled program ({self._compiler.report}); expected --steps alike, so export fewer"
+                self._problem = f"Step {step.number} runs another program ({self._compiler.report}); expected steps alike, give fewer --steps"
             self._recording.seed = executor.batch.seed
+            self._recording.num_threads = _num_threads()
+            self._recording.sizes = executor.batch.sizes
             step.weights = self._weights(executor)
             self._recording.steps.append(step)
         elif program is not None:
@@ -166,7 +170,7 @@ class Follower:
         targets = (
             self._arrays(batch.objective.targets) if last in executor.stages else {}
         )
-        return RecordedStep(batch.training_step, inputs, targets, {})
+        return RecordedStep(batch.training_step, inputs, targets, [])
 
     def _arrays(self, parts: Any) -> dict[int, np.ndarray]:
         """Return copies of the arrays of microbatches."""
@@ -178,12 +182,11 @@ class Follower:
                 found[k] = np.array(part.arrays[0])
         return found
 
-    def _weights(self, executor: Executor) -> dict[int, float]:
+    def _weights(self, executor: Executor) -> list[float]:
         objective = executor.batch.objective
         if executor.program.num_stages - 1 not in executor.stages:
-            return {}
-        weights = objective.weights
-        return {k: weights[k] for k in sorted(objective.losses)}
+            return []
+        return list(objective.shares)
 
     # -- between steps -------------------------------------------------------------------
 
@@ -222,6 +225,12 @@ class Follower:
         recording.steps[-1].groups.append(
             [dict(g.hyper_parameters) for g in optimiser.groups]
         )
+
+
+def _num_threads() -> int:
+    """Return with how many threads NumPy computes a matrix product here."""
+    blas = [each for each in threadpool_info() if each["user_api"] == "blas"]
+    return blas[0]["num_threads"] if blas else 1
 
 
 @contextmanager

@@ -65,6 +65,11 @@ class Functions:
                 return own
         raise AssertionError("a dict has fewer names than entries")
 
+    def update(self, others: Functions) -> None:
+        """Add all functions of others."""
+        self.sources |= others.sources
+        self.kept |= others.kept
+
 
 @dataclass
 class UnitPlan:
@@ -251,7 +256,8 @@ class StageSource:
         partner = self._partner(plan)
         if partner is not None:
             for local, own in partner:
-                names.own[first.variable(local)] = own
+                if own not in names.own.values():  # of two earlier units
+                    names.own[first.variable(local)] = own
         given = [first.variable(first.names[n]) for n in plan.arguments(first)]
         arguments = [names.of(name) for name in given]
         lines = wrapped(f"def NAME({', '.join(['k', 'layer', *arguments])}):", 0)

@@ -25,10 +25,12 @@ _UNIFORM = re.compile(
 )
 _IS_ARITHMETIC = re.compile(r"^\S+ ([-+*/]=?|[<>!=]=|[<>]) \S+$")
 _MASKED = re.compile(
-    r"\{(?P<a>v\d+)\} = (?P<mask>.+)\.astype\(np\.int(?P<size>32|64)\)\n"
-    r"\{(?P<b>v\d+)\} = (?P<values>.+)\.view\(np\.int(?P=size)\) \* \{(?P=a)\}\n"
-    r"\{(?P<result>v\d+)\} = \{(?P=b)\}\.view\(np\.float(?P=size)\)(?P<rest>[^\n]*)$"
+    r"\{(?P<a>v\d+)\} = (?P<values>.+)\.view\(np\.int(?P<size>32|64)\)\n"
+    r"\{(?P<b>v\d+)\} = (?P<mask>.+)\.astype\(np\.int(?P=size)\)\n"
+    r"\{(?P<c>v\d+)\} = \{(?P=a)\} \* \{(?P=b)\}\n"
+    r"\{(?P<result>v\d+)\} = \{(?P=c)\}\.view\(np\.float(?P=size)\)"
 )
+_RESHAPED = re.compile(r"\.reshape\((?:[^()]|\([^()]*\))*\)(?=\.reshape\()")
 _LONGEST = 76  # characters of a line with others in it
 _LEAST_SAVED = 6  # lines, by a function for a repeated part
 _OF_A_FUNCTION = (
@@ -103,8 +105,8 @@ class Writer:
         }
         for section in self.sections:
             self._write_views_once(section)
-            self._inline(section)
             self._write_masks(section)
+            self._inline(section)
 
     def _statements(self, lines: Iterable[Line]) -> Iterator[Statement]:
         for line in lines:
@@ -222,6 +224,8 @@ class Writer:
                 )
                 found.remove(maker)
             found.append(each)
+        for each in found:
+            each.text = _RESHAPED.sub("", each.text)
         self.sections[section] = found
 
     def _write_masks(self, section: str) -> None:
@@ -233,27 +237,29 @@ class Writer:
         uses, found = self._uses(), list[Statement]()
         for each in self.sections[section]:
             found.append(each)
-            if len(found) < 3:
+            last = found[-4:]
+            match = _MASKED.fullmatch("\n".join(s.text for s in last))
+            if match is None:
                 continue
-            match = _MASKED.match("\n".join(s.text for s in found[-3:]))
-            if match is None or any(uses[n] > 1 for n in match.group("a", "b")):
+            between = match.group("a", "b", "c")
+            if any(uses[name] > 1 for name in between):
                 continue
             mask, values, result = match.group("mask", "values", "result")
-            reads = [
-                n for s in found[-3:] for n in s.reads if n not in match.group("a", "b")
-            ]
-            text = f"{{{result}}} = np.where({mask}, {values}, 0){match.group('rest')}"
-            own = Statement(
-                text, (result,), tuple(dict.fromkeys(reads)), (), each.layer
-            )
-            found[-3:] = [own]
+            reads = [n for s in last for n in s.reads if n not in between]
+            text = f"{{{result}}} = np.where({mask}, {values}, 0)"
+            made = Statement(text, (result,), tuple(dict.fromkeys(reads)))
+            made.layer = each.layer
+            found[-4:] = [made]
         self.sections[section] = found
 
     def _can_move(
         self, maker: Statement, reader: Statement, before: Sequence[Statement]
     ) -> bool:
         """Return whether a line may be computed in a later one, and that one is short."""
-        if maker.changes or len(maker.makes) != 1:
+        is_of_one_layer = (
+            maker.layer == reader.layer
+        )  # else the last one of many differs
+        if maker.changes or len(maker.makes) != 1 or not is_of_one_layer:
             return False
         length = _length(maker.text.partition(" = ")[2]) + _length(reader.text)
         if length > _LONGEST:

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -279,10 +280,12 @@ class Trace:
 
     def callable(self, function: Any) -> str:
         """Return the name under which lines call a function."""
-        name = function.__name__.lstrip("_")
-        if self.functions.setdefault(name, function) is not function:
-            raise Untraceable(f"calls two functions with the name {name}")
-        return name
+        name = own = function.__name__.lstrip("_")
+        for number in count(2):
+            if self.functions.setdefault(own, function) is function:
+                break
+            own = f"{name}_{number}"
+        return own
 
     def item(self, key: Any) -> str:
         """Return an index as a line writes it between brackets."""

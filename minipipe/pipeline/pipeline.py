@@ -42,12 +42,13 @@ from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.compiling import Compiling, without_replay
 from minipipe.pipeline.delivery import deliver_outputs, exchange_loss
-from minipipe.pipeline.framing import Framing, TrainingCall
+from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import objective_of, over_grid
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
+from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.specs import COUNT
@@ -1037,7 +1038,7 @@ class Pipeline(FamiliarPipeline):
         return self._compiling.report()
 
     def replay_report(self) -> str:
-        """Return :meth:`compile_report`, which has this name until the next release, too. Local.
+        """Return :meth:`compile_report`, by its name until the next release. Local.
 
         Examples
         --------

@@ -6,7 +6,7 @@ If the last one was compiled and its batch was plain, most of that is known::
     step             handshake | modes | schedule | sums | check | loss
     repeated step    forms, guards, agreement | compiled schedule | check | loss
 
-Whatever is not as it was makes it an ordinary step.
+Any change makes it an ordinary step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.record import Record
 from minipipe.pipeline.delivery import exchange_loss
-from minipipe.pipeline.framing import TrainingCall
 from minipipe.pipeline.intake import Intake
+from minipipe.pipeline.training_call import TrainingCall
 
 _BEHIND = {"FINITE", "LOSS"}
 """The instructions behind a schedule that a repeated step runs."""
