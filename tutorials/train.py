@@ -67,6 +67,7 @@ def make_pipeline(options, group):
         num_microbatches=num_microbatches(options, default=16),
         seed=options.seed,
         device=options.device,
+        compile=options.compile,
     )
 
 

@@ -96,6 +96,7 @@ def make_pipeline(num_characters, options, group):
         seed=options.seed,
         recompute=options.recompute,
         device=options.device,
+        compile=options.compile,
     )
 
 

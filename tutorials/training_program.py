@@ -23,7 +23,18 @@ from minipipe.render import check_ending, draw_text, has_colour, save
 from minipipe.render.files import ENDINGS
 
 # These options do not change any result, so a resumed run may change them.
-WITHOUT_EFFECT = ("schedule", "device", "trace", "json", "checkpoint", "every", "resume", "recompute", "sample")
+WITHOUT_EFFECT = (
+    "schedule",
+    "device",
+    "trace",
+    "json",
+    "checkpoint",
+    "every",
+    "resume",
+    "recompute",
+    "compile",
+    "sample",
+)
 
 
 def run_as_command(main):
@@ -69,6 +80,7 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
     add("--seed", type=int, default=0, metavar="N", help=f"seed of everything random {default}")
     add("--layers", type=int, default=layers, metavar="N", help=f"{layers_help} {default}")
     add("--device", default="cpu", choices=["cpu", "gpu"], help=f"gpu requires CuPy {default}")
+    add("--compile", action="store_true", help="run each rank's step as one printed program; the same bits, faster")
     endings = " ".join(ENDINGS)
     add(
         "--trace",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.autograd.backend import is_half
 from minipipe.autograd.memory import buffer_of
 from minipipe.compile.lines import Form
 
@@ -130,6 +131,7 @@ def reduced(text: str, array: Any) -> Form:
     """Return the form of a sum and the like, whose order depends on the strides."""
     plain = plain_of(array)
     is_plain = plain.strides == _strides_of(plain.shape, plain.itemsize)
+    is_plain = is_plain and not is_half(plain.dtype)  # whose sums are rounded once
     return Form(text, f"{text[:-1]}, out={{out}})" if is_plain else None)
 
 
@@ -140,13 +142,14 @@ def written_function(
     if function is np.dot and len(given) == 2 and isinstance(given[0], np.ndarray):
         return product(trace, *given)  # a call less, the same product
     text = f"{trace.callable(function)}({arguments(trace, given, options)})"
-    if function in _REDUCTIONS and isinstance(given[0], np.ndarray):
+    if function in _REDUCTIONS and given:
         return reduced(text, given[0])
-    if function is np.reshape and isinstance(given[0], np.ndarray):
+    is_simple = len(given) == 2 and not options
+    if function is np.reshape and is_simple:
         return reshaped(trace, given[0], text)
-    if function is np.astype:
+    if function is np.astype and is_simple:
         return Form(text, copied(trace, given[0], given[1]))
-    if function is np.where:
+    if function is np.where and getattr(given[0], "dtype", None) == np.dtype(bool):
         mask, chosen, other = map(trace.written, given)
         trace.callable(np.copyto)
         into = f"copyto({{out}}, {other})\ncopyto({{out}}, {chosen}, where={mask})"

@@ -1,4 +1,4 @@
-"""What a program depends on besides its inputs: attributes of layers, and arrays.
+"""The guards of programs: attributes of layers, and the arrays of parameters.
 
 A program (`program.py`) is valid as long as these are what they were.
 """
@@ -16,17 +16,22 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.comm import ProcessGroup
 from minipipe.nn import Function, Module, Parameter, Sequential
+from minipipe.nn.fully_sharded import Workspace
 from minipipe.nn.module import is_exactly
 from minipipe.schedules.action_table import ActionTable
 
 _data_of, _is_trained = attrgetter("data"), attrgetter("needs_gradient")
 _DEEPEST = 9  # nesting of attributes that is searched
+_FILLED = "_is_filled"  # a note that the first call of a module leaves
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
 _THEMSELVES = (
-    type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType | ActionTable
-)  # a table never changes
+    *(type, FunctionType, BuiltinFunctionType, np.ufunc, ModuleType),
+    ActionTable,  # which never changes
+    *(ProcessGroup, Workspace),  # lines name them, and not what is in them
+)
 
 
 class Undescribed(Exception):
@@ -79,6 +84,7 @@ class Attributes:
         self._listed = {
             id(part)
             for module in self._modules
+            if isinstance(module, Module)
             for part in (module, *(p for _, p in module._parts()))
         }
         self._looks: list[
@@ -87,7 +93,7 @@ class Attributes:
         self._is_quick = True
         try:
             self.key = tuple(
-                (Same(type(module)), self._described(vars(module), 0))
+                (Same(type(module)), self._described_module(module))
                 for module in self._modules
             )
         except Undescribed as error:
@@ -119,6 +125,15 @@ class Attributes:
         vars(self).update(vars(now))
         return True
 
+    def _described_module(self, module: Any) -> Any:
+        """Return its attributes, but only whether there are those that come and go."""
+        passing = getattr(module, "_passing", ())
+        own = getattr(module, "__dict__", {})
+        self._looks += [own, own.values()]
+        named = ((name, own[name]) for name in own if name not in passing)
+        lasting = [self._described(item, 0) for item in named if item[0] != _FILLED]
+        return *lasting, *((name, own[name] is None) for name in passing)
+
     def _described(self, value: Any, depth: int) -> Any:
         if type(value) in _VALUES or isinstance(value, np.generic | np.dtype):
             return type(value), repr(value)
@@ -146,8 +161,8 @@ class Attributes:
                 frozenset,
             )
             items: Any = value
-            if isinstance(value, dict):  # a module's first call leaves a note in it
-                items = [item for item in value.items() if item[0] != "_is_filled"]
+            if isinstance(value, dict):
+                items = value.items()
             parts = [*items, *([own] if own else [])]
             return Same(type(value)), *(
                 self._described(part, depth + 1) for part in parts
@@ -184,7 +199,7 @@ class Attributes:
 
 
 class StageGuard:
-    """What the programs of a stage depend on: parameters, and the state of layers.
+    """Notices a change on which the programs of a stage depend: in parameters or layers.
 
     Parameters
     ----------
@@ -238,6 +253,10 @@ class MovingGuard(StageGuard):
 def _form_of(owner: Parameter) -> tuple[Any, ...]:
     array = owner.data
     return type(array), array.shape, array.strides, array.dtype
+
+
+def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:
+    return module._parts() if isinstance(module, Module) else ()  # or a loss function
 
 
 def is_foreign(part: Any) -> bool:

@@ -263,17 +263,22 @@ def _sign(name: str, symbol: str, ufunc: Any) -> Callable[[Traced], Any]:
 def _method(name: str) -> Callable[..., Any]:
     def method(self: Any, *given: Any, **options: Any) -> Any:
         def write(trace: Trace) -> Form:
+            more = given[2 if name == "clip" else 1 :]
+            if "out" in options or any(isinstance(each, np.ndarray) for each in more):
+                raise Untraceable(f"lets {name} write into an array")
             call = f"{trace.written(self)}.{name}"
             text = f"{call}({arguments(trace, given, options)})"
             if name == "dot" and len(given) == 1 and not options:
                 return product(trace, self, given[0])
             if name in ("sum", "max", "min", "mean", "cumsum"):
                 return reduced(text, self) if given or options else Form(text)
-            if name in ("reshape", "ravel"):
+            if options:
+                return Form(text)
+            if name == "reshape" or (name == "ravel" and not given):
                 return reshaped(trace, self, text)
-            if name == "astype":
+            if name == "astype" and len(given) == 1:
                 return Form(text, copied(trace, self, given[0]))
-            if name == "copy":
+            if name == "copy" and not given:
                 return Form(text, copied(trace, self))
             return Form(text)
 

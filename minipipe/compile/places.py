@@ -209,7 +209,7 @@ class Places:
 
     def is_dynamic(self, name: str) -> bool:
         """Return whether NumPy makes it each time."""
-        if name[0] != "v" or name in self.cells:
+        if name[0] != "v" or name in self.cells or self.makers[name].leaf is not None:
             return False
         return not self.is_static(name) and not self.is_of_inputs(name)
 

@@ -43,6 +43,7 @@ from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
+from minipipe.execution.sliced import SlicedStage
 from minipipe.schedules.action import F, O
 
 MOST_PROGRAMS = 8
@@ -95,7 +96,7 @@ class Compiler:
         if self.report:
             executor.run_eagerly(steps)
             return
-        if any(action.kind is O for action in executor.actions):
+        if needs_handlers(executor):
             self._run_stages(executor, steps)
             return
         key = form_of(executor)
@@ -220,7 +221,10 @@ class CompiledRow:
             self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
         objective = executor.batch.objective
-        self._loss = attributes_of_loss(objective.loss) if objective.has_loss else None
+        last = executor.program.num_stages - 1
+        is_compiled = any(part.stage == last for part in parts)
+        has_loss = is_compiled and objective.has_loss
+        self._loss = attributes_of_loss(objective.loss) if has_loss else None
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self._given = GivenGradients()
         names |= {"give_gradients": self._given}
@@ -233,7 +237,7 @@ class CompiledRow:
 
     @property
     def recorders(self) -> dict[int, Recorder]:
-        """By stage, what was recorded."""
+        """Return the recorders, by stage."""
         return self._recorders
 
     def bind(self, gradients: GradientArrays | None) -> None:
@@ -372,6 +376,14 @@ def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
             return trace.tb_frame.f_locals
         trace = trace.tb_next
     return {}
+
+
+def needs_handlers(executor: Executor) -> bool:
+    """Return whether a row runs more of its stages than their sections."""
+    if any(action.kind is O for action in executor.actions):
+        return True
+    has_slices = any(isinstance(s, SlicedStage) for s in executor.stages.values())
+    return has_slices and not executor.program.is_forward_only
 
 
 def reason_for_eager(executor: Executor) -> str:

@@ -23,12 +23,12 @@ from minipipe.compile.guards import (
     is_foreign,
     reason_against,
 )
+from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
 from minipipe.errors import ModelError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.sliced import SlicedStage
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
@@ -36,7 +36,6 @@ from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
 
-_SLICES = "it computes sequences in slices"
 _AUXILIARY = "the model has auxiliary losses"
 
 
@@ -46,36 +45,45 @@ class Form(NamedTuple):
     Attributes
     ----------
     shapes : tuple of tuple of int
+        None for a gradient that does not exist.
     dtypes : tuple of dtype
     requires_grad : tuple of bool
     treedef : object
         As in :class:`minipipe.execution.payload.Payload`.
     """
 
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
     dtypes: tuple[Any, ...]
     requires_grad: tuple[bool, ...]
     treedef: Any = None
 
     @classmethod
     def of(cls, payload: Payload) -> Form:
-        """Return the form of a payload whose arrays are all there."""
+        """Return the form of a payload."""
         return cls(
-            tuple(array.shape for array in payload.arrays),
-            tuple(array.dtype for array in payload.arrays),
+            tuple(None if a is None else a.shape for a in payload.arrays),
+            tuple(None if a is None else a.dtype for a in payload.arrays),
             tuple(payload.requires_grad),
             payload.treedef,
         )
 
-    def new(self) -> list[Array]:
+    def new(self) -> list[Any]:
         """Return new arrays of this form."""
-        return list(map(np.empty, self.shapes, self.dtypes))
+        return [
+            None if shape is None else np.empty(shape, dtype)
+            for shape, dtype in zip(self.shapes, self.dtypes)
+        ]
+
+    def names(self, base: str) -> list[str]:
+        """Return names of the arrays, for a line of a program."""
+        names = enumerate(self.shapes)
+        return ["None" if shape is None else f"{base}_{i}" for i, shape in names]
 
     @property
     def is_plain(self) -> bool:
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
-        return is_one and np.dtype(self.dtypes[0]).kind == "f"
+        return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
 
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -99,12 +107,16 @@ class Recorded:
         Of the stage's result; None on the last stage, unless outputs are asked for.
     loss_dtype : dtype or None
         Of the loss, on the last stage.
+    came : Form or None
+        Of the gradient that came back.
     gradient : Form or None
-        Of the gradients of the inputs, where there are some.
+        Of the gradients of the inputs, if there are some.
     is_over : bool
         Whether its last section has been recorded.
     twin : Recorded or None
         Another microbatch, if there is one and code of a user's runs.
+    passed : object
+        The structure of the arrays that it leaves for later microbatches.
     """
 
     trace: Trace
@@ -113,10 +125,12 @@ class Recorded:
     received: Form
     result: Form | None = None
     loss_dtype: Any = None
+    came: Form | None = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
     twin: Recorded | None = None
+    passed: Any = None
 
     @property
     def reason(self) -> str | None:
@@ -142,12 +156,6 @@ class Recorded:
         sections = self.trace.sections.values()
         leaves = {line.leaf for lines in sections for line in lines}
         return sorted(leaf for leaf in leaves if leaf is not None)
-
-    def empty_losses(self) -> list[Array]:
-        """Return arrays for the results of the last stage's forward."""
-        names = self.trace.results["forward"]
-        made = [self.trace.variables[name] for name in names]
-        return [np.empty(each.shape, each.dtype) for each in made]
 
 
 class Recorder:
@@ -185,6 +193,7 @@ class Recorder:
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
         self._recording: dict[int, Recorded] = {}  # by microbatch
+        self.passed = passed_by(stage)
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
         self.reason = self.reason or reason_against_stage(stage)
@@ -202,7 +211,7 @@ class Recorder:
                 each.twin = None
 
     def finished(self, key: Any) -> Recorded | None:
-        """Return the recording of a kind that has ended, with that of its twin."""
+        """Return the recording of a kind that has ended, and the one of its twin."""
         recorded = self.kinds.get(key)
         if recorded is None or not recorded.is_over:
             return None
@@ -221,13 +230,17 @@ class Recorder:
 
     def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
         """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
-        recorded = self._begin(microbatch, received, received.arrays)
+        arrays = [*received.arrays, *self.passed.inputs(microbatch)]
+        form = self.passed.form(microbatch)
+        recorded = self._begin(microbatch, received, arrays, *form)
         if recorded is None:
             return self._stage.forward(microbatch, received)
-        with self._tracing(recorded, "forward", received.arrays, "x") as given:
-            traced = received._replace(arrays=given)
+        count = recorded.num_inputs
+        with self._tracing(recorded, "forward", arrays, "x") as given:
+            self.passed.compute_with(given[count:])
+            traced = received._replace(arrays=given[:count])
             payload, held = self._stage.forward(microbatch, traced)
-        arrays = self._returned(recorded, payload.arrays, is_over=held is None)
+        arrays = self._returned_by_forward(recorded, payload.arrays, held is None)
         payload = payload._replace(arrays=arrays)
         recorded.result = Form.of(payload)
         return payload, held
@@ -245,17 +258,19 @@ class Recorder:
         if targets is None:
             return self._stage.forward_with_loss(microbatch, received, objective)
         assert isinstance(objective, BatchObjective)
-        arrays = [*received.arrays, *targets.arrays]
-        how = targets.treedef and repr(targets.treedef)
-        recorded = self._begin(microbatch, received, arrays, how)
+        arrays = [*received.arrays, *targets.arrays, *self.passed.inputs(microbatch)]
+        how = targets.treedef and repr(targets.treedef), *self.passed.form(microbatch)
+        recorded = self._begin(microbatch, received, arrays, *how)
         if recorded is None:
             return self._stage.forward_with_loss(microbatch, received, objective)
         losses: list[Array] = []
         with self._tracing(recorded, "forward", arrays, "x") as given:
             num_inputs = len(received.arrays)
+            end = num_inputs + len(targets.arrays)
+            self.passed.compute_with(given[end:])
 
             def noting(k: int, outputs: Any) -> tuple[Tensor | None, float]:
-                loss, share = objective.of(k, outputs, given[num_inputs:])
+                loss, share = objective.of(k, outputs, given[num_inputs:end])
                 losses.extend([] if loss is None else [loss.data])
                 return loss, share
 
@@ -263,7 +278,7 @@ class Recorder:
             held = self._stage.forward_with_loss(microbatch, traced, noting)
         if any(loss.ndim for loss in losses):
             recorded.trace.spoil("returns a loss that has axes, so is no number,")
-        self._returned(recorded, losses, is_over=held is None, is_loss=True)
+        self._returned_by_forward(recorded, losses, held is None, is_loss=True)
         recorded.loss_dtype = losses[0].dtype
         return held
 
@@ -273,7 +288,7 @@ class Recorder:
         if recorded is None:
             return self._stage.backward(microbatch, held, gradient)
         with self._tracing_backward(recorded, "backward", held, gradient) as given:
-            payload = self._stage.backward(microbatch, *given)
+            payload = self.passed.backward(microbatch, *given)
         return self._with_gradients(recorded, payload, is_over=True)
 
     def backward_input(
@@ -287,7 +302,7 @@ class Recorder:
             return self._stage.backward_input(microbatch, held, gradient)
         section = "backward_input"
         with self._tracing_backward(recorded, section, held, gradient) as given:
-            payload, work = self._stage.backward_input(microbatch, *given)
+            payload, work = self.passed.backward_input(microbatch, *given)
         return self._with_gradients(recorded, payload, is_over=False), work
 
     def recompute(self, microbatch: int, held: Any) -> None:
@@ -398,26 +413,44 @@ class Recorder:
         self, recorded: Recorded, section: str, held: Any, gradient: Payload | None
     ) -> Iterator[tuple[Any, Payload | None]]:
         arrays = [held.seed] if gradient is None else gradient.arrays
+        count, k = len(arrays), recorded.microbatch
+        arrays = [*arrays, *self.passed.gradients(k)]
         arrays = [None if a is None else backend.contiguous(a) for a in arrays]
         with self._tracing(recorded, section, arrays, "g") as given:
+            self.passed.take(k, given[count:])
             if gradient is None:
                 yield held._replace(seed=given[0]), None
                 return
             if all(array is None for array in arrays):
                 recorded.trace.spoil("gets no gradient back")
-            yield held, gradient._replace(arrays=given)
+            recorded.came = Form.of(gradient)
+            yield held, gradient._replace(arrays=given[:count])
 
     def _with_gradients(
         self, recorded: Recorded, payload: Payload, is_over: bool
     ) -> Payload:
-        payload = payload._replace(
-            arrays=self._returned(recorded, payload.arrays, is_over)
-        )
-        if all(array is not None for array in payload.arrays):
+        count, k = len(payload.arrays), recorded.microbatch
+        further = self.passed.input_gradients(k)
+        arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
+        payload = payload._replace(arrays=arrays[:count])
+        self.passed.hand_back(k, arrays[count:])
+        if any(array is not None for array in payload.arrays):
             recorded.gradient = Form.of(payload)
-        elif any(array is not None for array in payload.arrays):
-            recorded.trace.spoil("has inputs of which only some get a gradient")
         return payload
+
+    def _returned_by_forward(
+        self,
+        recorded: Recorded,
+        arrays: Sequence[Array],
+        is_over: bool,
+        is_loss: bool = False,
+    ) -> list[Array]:
+        self.passed.compute_with(None)
+        k = recorded.microbatch
+        recorded.passed = self.passed.structure(k)
+        further = self.passed.results(k)
+        given = self._returned(recorded, [*arrays, *further], is_over, is_loss)
+        return given[: len(arrays)]
 
     def _returned(
         self,
@@ -474,8 +507,6 @@ def refused(stage: int, reason: str) -> ModelError:
 
 def reason_against_plan(plan: Plan, stage: int) -> str:
     """Return why a stage of a plan can never be recorded; empty if it may be."""
-    if plan.schedule.num_slices > 1:
-        return _SLICES
     layers = plan.part(stage)
     if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
         return _AUXILIARY
@@ -484,8 +515,6 @@ def reason_against_plan(plan: Plan, stage: int) -> str:
 
 def reason_against_stage(stage: Stage) -> str:
     """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
-    if isinstance(stage, SlicedStage):
-        return _SLICES
     if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
         return _AUXILIARY
     return ""

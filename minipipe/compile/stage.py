@@ -31,6 +31,7 @@ from minipipe.compile.recording import (
     refused,
 )
 from minipipe.compile.sections import Pool, Sections
+from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import Key, key_of
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
@@ -162,7 +163,7 @@ class KindProgram:
         return self._filled_slot(lifetime, new)
 
     def _filled_slot(self, lifetime: int, kept: Iterable[Any]) -> int:
-        """Return a slot with these arrays, instead of those of a free one."""
+        """Return a slot with these arrays, instead of the arrays of a free one."""
         lists, empty = self._slots[lifetime], self._empty[lifetime]
         if self._free[lifetime]:
             slot = self._free[lifetime].pop()
@@ -200,22 +201,32 @@ class KindProgram:
         for i, own in kept.items():
             held.slots[i] = self._filled_slot(i, own)
 
-    def take_gradient(self, held: Held, gradient: Payload) -> None:
-        """Take the gradient of the results, after checking its form."""
-        form = self.recorded.result
-        assert form is not None
-        arrays = [a if a is None else backend.contiguous(a) for a in gradient.arrays]
-        names = [f"g{i}" for i in range(len(arrays))]
-        expected = [
-            (shape, dtype) if name in self._awaited else None
-            for name, shape, dtype in zip(names, form.shapes, form.dtypes)
-        ]
-        given = [None if a is None else (a.shape, a.dtype) for a in arrays]
+    # -- what goes in and comes out ----------------------------------------------------
+
+    def new_results(self, section: str) -> list[Any]:
+        """Return arrays for the results of a section; None for one that has no axes."""
+        trace, found = self.recorded.trace, list[Any]()
+        for name in trace.results[section]:
+            made = trace.variables.get(name)
+            if made is None or made.shape == ():
+                found.append(None)
+            else:
+                found.append(np.empty(made.shape, made.dtype))
+        return found
+
+    def take_gradients(self, held: Held, gradients: Sequence[Array | None]) -> None:
+        """Take the gradients of results, after checking their form."""
+        variables, expected, given = self.recorded.trace.variables, [], []
+        for i, gradient in enumerate(gradients):
+            own = None if gradient is None else backend.contiguous(gradient)
+            held.arrays[f"g{i}"] = own
+            given.append(None if own is None else (own.shape, own.dtype))
+            made = variables[f"g{i}"] if f"g{i}" in self._awaited else None
+            expected.append(None if made is None else (made.shape, made.dtype))
         if given != expected:
             message = f"Gradients of the form {given} came, where {expected} came"
             message += " before, for a microbatch of the same form."
             raise MessageError("shape", message)
-        held.arrays.update(zip(names, arrays))
 
 
 class CompiledStage:
@@ -242,6 +253,7 @@ class CompiledStage:
 
     def __init__(self, stage: Stage, pool: Pool, is_strict: bool) -> None:
         self._stage, self._pool, self._is_strict = stage, pool, is_strict
+        self._passed = passed_by(stage)
         self._kinds: Mapping[int, str] = {}
         self._is_filled = False  # a first forward fills in parameters and the like
         self._recorder: Recorder | None = None
@@ -285,49 +297,60 @@ class CompiledStage:
 
     def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
         """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
-        program = self._program(microbatch, received, received.arrays)
+        arrays = [*received.arrays, *self._passed.inputs(microbatch)]
+        form = self._passed.form(microbatch)
+        program = self._program(microbatch, received, arrays, *form)
         if program is None:
             return self._eager().forward(microbatch, received)
-        form = program.recorded.result
-        assert form is not None
-        held, results = _begun(program, received.arrays), form.new()
+        result = program.recorded.result
+        assert result is not None
+        held, results = _begun(program, arrays), program.new_results("forward")
         try:
             program.run("forward", held, results)
         except Exception:
             self._stage.forward(microbatch, received)  # which adds notes of layers
             raise
-        held.arrays.update((f"y{i}", array) for i, array in enumerate(results))
-        return form.payload(results), self._kept(held)
+        count = len(result.shapes)
+        self._keep(microbatch, held, results, count)
+        return result.payload(results[:count]), self._kept(held)
 
     def forward_with_loss(
         self, microbatch: int, received: Payload, objective: SeededLoss
     ) -> Any:
         """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
-        targets = getattr(objective, "targets", None)
-        if targets is None:
+        given = getattr(objective, "targets", None)
+        if given is None:
             return self._eager().forward_with_loss(microbatch, received, objective)
-        arrays = [*received.arrays, *targets[microbatch].arrays]
-        treedef = targets[microbatch].treedef
-        how = treedef and repr(treedef)
-        program = self._program(microbatch, received, arrays, how)
+        targets: Payload = given[microbatch]
+        further = self._passed.inputs(microbatch)
+        arrays = [*received.arrays, *targets.arrays, *further]
+        how = targets.treedef and repr(targets.treedef), *self._passed.form(microbatch)
+        program = self._program(microbatch, received, arrays, *how)
         if program is None:
             return self._eager().forward_with_loss(microbatch, received, objective)
-        held, results = _begun(program, arrays), program.recorded.empty_losses()
+        held, results = _begun(program, arrays), program.new_results("forward")
         try:
             loss = program.run("forward", held, results)
         except Exception:
             self._stage.forward_with_loss(microbatch, received, objective)
             raise
-        loss = results[0] if loss is None else loss
         share = objective.note(microbatch, loss.item())  # type: ignore[attr-defined]
-        held.arrays["g0"] = np.full(loss.shape, share, loss.dtype)
+        held.arrays["g0"] = np.full((), share, loss.dtype)
+        self._keep(microbatch, held, results, 1)
         return self._kept(held)
+
+    def _keep(
+        self, microbatch: int, held: Held, results: Sequence[Array], count: int
+    ) -> None:
+        """Keep the results of a forward for its backward and for later microbatches."""
+        held.arrays.update((f"y{i}", array) for i, array in enumerate(results))
+        self._passed.keep(microbatch, results[count:], held.program.recorded.passed)
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
         """B: see :meth:`minipipe.execution.stage.Stage.backward`."""
         if not isinstance(held, Held):
             return self._recorded("backward")(microbatch, held, gradient)
-        return self._compute_gradients("backward", held, gradient)
+        return self._compute_gradients(microbatch, "backward", held, gradient)
 
     def backward_input(
         self, microbatch: int, held: Any, gradient: Payload | None
@@ -336,8 +359,10 @@ class CompiledStage:
         if not isinstance(held, Held):
             return self._recorded("backward_input")(microbatch, held, gradient)
         if not held.program.has("backward_input"):  # of a frozen stage: there is no W
-            return self._compute_gradients("backward", held, gradient), None
-        return self._compute_gradients("backward_input", held, gradient), held
+            return self._compute_gradients(microbatch, "backward", held, gradient), None
+        return self._compute_gradients(
+            microbatch, "backward_input", held, gradient
+        ), held
 
     def recompute(self, microbatch: int, held: Any) -> None:
         """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
@@ -354,16 +379,16 @@ class CompiledStage:
             self._recorded("backward_weight")(microbatch, work)
 
     def _compute_gradients(
-        self, section: str, held: Held, gradient: Payload | None
+        self, microbatch: int, section: str, held: Held, gradient: Payload | None
     ) -> Payload:
-        if gradient is not None:
-            held.program.take_gradient(held, gradient)
-        form = held.program.recorded.gradient
-        results = [] if form is None else form.new()
+        own = [held.arrays["g0"]] if gradient is None else gradient.arrays
+        further = self._passed.gradients(microbatch)
+        held.program.take_gradients(held, [*own, *further])
+        results = held.program.new_results(section)
         held.program.run(section, held, results)
         count = held.program.recorded.num_inputs
-        arrays: list[Any] = results or [None] * count
-        return Payload(arrays, [True] * count, None if count == 1 else ())
+        self._passed.hand_back(microbatch, results[count:])
+        return Payload(results[:count], [True] * count, None if count == 1 else ())
 
     def _kept(self, held: Held) -> Held | None:
         return held if self._stage.has_backward else None

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -32,6 +33,7 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.compile.forms import Traced, plain_of, traced_in
 from minipipe.compile.lines import Form, Line, Untraceable, Variable
 from minipipe.compile.noting import attach
+from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf
 
 attach()  # traced arrays get the methods that note their lines
@@ -267,8 +269,8 @@ class Trace:
             key = value.dtype, value.shape, value.strides, value.tobytes()
         elif isinstance(value, np.generic | float | np.dtype):
             key = type(value), repr(value)
-        elif isinstance(value, ProcessGroup):
-            key = ProcessGroup, id(value)
+        elif isinstance(value, ProcessGroup | Module):
+            key = type(value), id(value)
         elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
             key = type(value), value
         else:
@@ -278,10 +280,12 @@ class Trace:
 
     def callable(self, function: Any) -> str:
         """Return the name under which lines call a function."""
-        name = function.__name__.lstrip("_")
-        if self.functions.setdefault(name, function) is not function:
-            raise Untraceable(f"calls two functions with the name {name}")
-        return name
+        name = own = function.__name__.lstrip("_")
+        for number in count(2):
+            if self.functions.setdefault(own, function) is function:
+                break
+            own = f"{name}_{number}"
+        return own
 
     def item(self, key: Any) -> str:
         """Return an index as a line writes it between brackets."""

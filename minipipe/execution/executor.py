@@ -159,7 +159,7 @@ class Executor:
         end = begin + len(self.actions)
         self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
         self._sends: list[Request] = []  # not finished
-        self._thread = get_ident()  # that of the current run
+        self._thread = get_ident()  # of the current run
         self._forget()
 
     def run(self, call: Any, *observers: Observer, finishes_sends: bool = True) -> Record:

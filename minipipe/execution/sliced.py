@@ -11,6 +11,7 @@ A later slice's graph takes them as inputs, like the values of the stage before;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -28,7 +29,7 @@ from minipipe.nn.transformer import ResidualAttention
 from minipipe.pytree import flattened
 from minipipe.schedules.action import R
 from minipipe.schedules.action_table import Schedule
-from minipipe.tensor import record
+from minipipe.tensor import Tensor, record
 
 # These layers compute each position of a sequence separately, or from those before it.
 _BY_POSITION = {
@@ -95,14 +96,15 @@ class SlicedStage(Stage):
     def __init__(self, module: nn.Sequential, index: int, schedule: Any, *given: Any, **options: Any) -> None:
         super().__init__(module, index, schedule, *given, **options)
         self._num_slices = schedule.num_slices
-        self._made: dict[int, tuple[Carried, int]] = {}  # by slice, until its backward: its tensors, and positions
-        self._used: dict[int, list[list[StageInput]]] = {}  # by slice: its inputs from each earlier slice
-        self._returned: dict[int, list[Array | None]] = {}  # by slice: gradients of its own tensors
+        self.carried: dict[int, tuple[Carried, int]] = {}  # by slice, until its backward: its tensors, and positions
+        self.came: dict[int, list[Array | None]] = {}  # by slice: gradients of its own tensors
+        self.given: Sequence[Array] | None = None  # for the next forward, instead of the arrays of earlier slices
+        self._used: dict[int, list[StageInput]] = {}  # by slice: its inputs from the earlier slices
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
         """B: see :meth:`Stage.backward`."""
         payload = super().backward(microbatch, held, gradient)
-        self._hand_back(microbatch)
+        self.hand_back(microbatch, self.own_gradients(microbatch))
         return payload
 
     def backward_input(self, microbatch: int, held: Any, gradient: Payload | None) -> tuple[Payload, Any]:
@@ -110,47 +112,72 @@ class SlicedStage(Stage):
         if self.is_frozen:
             return self.backward(microbatch, held, gradient), None
         payload, work = super().backward_input(microbatch, held, gradient)
-        self._hand_back(microbatch)
+        self.hand_back(microbatch, self.own_gradients(microbatch))
         return payload, work
 
     def begin(self, accumulate: bool = False) -> None:
         """Begin a step: see :meth:`Stage.begin`."""
         super().begin(accumulate)
-        for kept in (self._made, self._used, self._returned):
+        self.given = None
+        for kept in (self.carried, self._used, self.came):
             kept.clear()
 
     # -- keys and values ------------------------------------------------------------------------------------
 
+    def place_of(self, k: int) -> tuple[int, int]:
+        """Return the number of a slice in its sequence, and the number of positions before it."""
+        return k % self._num_slices, sum(self.carried[before][1] for before in self._before(k))
+
+    def earlier(self, k: int) -> list[Array]:
+        """Return the keys and values of the slices before one."""
+        return [tensor.data for before in self._before(k) for tensor in self.own(before)]
+
+    def own(self, k: int) -> list[Tensor]:
+        """Return the keys and values of a slice."""
+        return [tensor for tensors in self.carried[k][0] for tensor in tensors]
+
+    def own_gradients(self, k: int) -> list[Array | None]:
+        """Return the gradients of the earlier keys and values, after the backward of a slice."""
+        return [stage_input.grad for stage_input in self._used.pop(k)]
+
+    def hand_back(self, k: int, gradients: Sequence[Array | None]) -> None:
+        """Add the gradients of the keys and values of earlier slices to their gradients so far."""
+        del self.carried[k]
+        self.came.pop(k, None)
+        first = 0
+        for before in self._before(k):
+            own = gradients[first : (first := first + len(self.own(before)))]
+            came = self.came.get(before, [None] * len(own))
+            self.came[before] = [sum_of_gradients(pair) for pair in zip(came, own)]
+
+    def _before(self, k: int) -> range:
+        return range(k - k % self._num_slices, k)
+
     def _compute(self, k: int, received: Payload) -> tuple[list[StageInput], Any]:
         if not is_grad_enabled():
             return super()._compute(k, received)
-        earlier, inputs, first = list[Carried](), list[list[StageInput]](), 0
-        for before in range(k - k % self._num_slices, k):
-            made, length = self._made[before]
-            copies, nodes = [tuple(record(tensor.data) for tensor in tensors) for tensors in made], list[StageInput]()
-            for copy in (copy for tensors in copies for copy in tensors):
-                copy.node = node = StageInput(self.has_backward, copy.data)
-                nodes.append(node)
-            earlier.append(copies)
-            inputs.append(nodes)
-            first += length
-        with computing(SequenceSlice(first, earlier)) as part:
+        inputs = list[StageInput]()
+        arrays = iter(self.earlier(k) if self.given is None else self.given)
+        earlier = [
+            [tuple(self._input(next(arrays), inputs) for _ in tensors) for tensors in self.carried[before][0]]
+            for before in self._before(k)
+        ]
+        with computing(SequenceSlice(self.place_of(k)[1], earlier)) as part:
             found = super()._compute(k, received)
-        self._made[k], self._used[k] = (part.made, received.arrays[0].shape[1]), inputs
+        self.carried[k], self._used[k] = (part.made, received.arrays[0].shape[1]), inputs
         return found
+
+    def _input(self, array: Array, inputs: list[StageInput]) -> Tensor:
+        """Return a tensor at which a graph begins, whose node is added to others."""
+        tensor = record(array)
+        tensor.node = node = StageInput(self.has_backward, array)
+        inputs.append(node)
+        return tensor
 
     def _roots(self, k: int, held: Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return the start of the walk: the results, and the keys and values that later slices used."""
-        roots, (made, _) = super()._roots(k, held, gradient), self._made[k]
-        nodes = [tensor.node for tensors in made for tensor in tensors]
-        for node, array in zip(nodes, self._returned.pop(k, ())):
-            if node is not None and array is not None:
-                roots[node] = array
+        roots = super()._roots(k, held, gradient)
+        for tensor, array in zip(self.own(k), self.came.pop(k, ())):
+            if tensor.node is not None and array is not None:
+                roots[tensor.node] = array
         return roots
-
-    def _hand_back(self, k: int) -> None:
-        """Add the gradients of the keys and values of earlier slices to their gradients so far."""
-        del self._made[k]
-        for before, inputs in enumerate(self._used.pop(k), k - k % self._num_slices):
-            came = self._returned.get(before, [None] * len(inputs))
-            self._returned[before] = [sum_of_gradients([a, b.grad]) for a, b in zip(came, inputs)]

@@ -69,8 +69,8 @@ class Workspace:
         By dtype, the elements of the largest layer.
     arrays : dict
         By dtype, the memory, after its first use.
-    holder : object
-        The computation whose parameters are gathered.
+    holder : array or None
+        The first of the parameters that are gathered, as the call that uses them knows it.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -102,8 +102,8 @@ class FullySharded(Module):
     [FullySharded(Linear(8, 2)), FullySharded(Linear(8, 2))]
     """
 
-    is_compilable = False
     not_trained = "places"  # in which the layer has its parameters
+    _passing = ("kept",)  # a compiled program depends on whether it is there, not on its arrays
     _inlined = "layer"  # parameters keep the names that they have in the layer, and so their first values
 
     def __init__(self, layer: Module, workspace: Workspace) -> None:
@@ -173,24 +173,22 @@ class FullySharded(Module):
         """Write the whole parameters into arrays, by dtype. Collective."""
         _gather([self], [into])
 
-    def scatter(self, gradients: dict[int, Array]) -> list[tuple[Leaf, Array]]:
+    def scatter(self, gradients: dict[int, Array], first: Array) -> list[tuple[Leaf, Array]]:
         """Return the leaves that accumulate the gradients of shards, and their sums over the ranks. Collective.
 
         Parameters
         ----------
         gradients : dict of int to array
             By the number of a parameter, the gradients that the call of this rank has computed. They are removed.
+        first : array
+            The first of the whole parameters in this call.
         """
         trained = {i: share for i, share in enumerate(self.shares) if share.requires_grad}
         if not trained:
             return []
-        group, shares = self.workspace.group, list(trained.values())
         own = [_flat(gradients.pop(i)) if i in gradients else None for i in trained]
-        channel, words = Channel(group, OwnTag.GATHER, xp=shares[0].xp), "its part of the gradients of a layer"
-        reduction = ReduceScatter(channel, range(group.size), own, _parts(shares, group), words)
-        totals = reduction.wait()
-        finish(reduction.sends)
-        return [(share.node, total) for share, total in zip(shares, totals) if total is not None]
+        totals = _scattered(self, first, *own)
+        return [(share.node, total) for share, total in zip(trained.values(), totals) if total is not None]
 
 
 def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) -> None:
@@ -209,6 +207,46 @@ def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) ->
         finish(gathering.exchange.sends)
 
 
+# Lines of a compiled stage. Each is given an array of the call, or its parameters, since lines depend on arrays.
+
+
+@backend.collective
+def _gathered(layer: FullySharded, *shares: Array) -> tuple[Array, ...]:
+    """Return the whole parameters of a layer, gathered unless they are kept whole."""
+    space, arrays = layer.workspace, layer.kept
+    if arrays is None:
+        arrays = space.arrays = space.arrays or layer.arrays_of(space.sizes)
+        layer.gather(arrays)
+    wholes = [arrays[dtype][first : first + prod(shape)] for dtype, first, shape in layer.offsets]
+    found = [backend.reshape(whole, shape) for whole, (_, _, shape) in zip(wholes, layer.offsets)]
+    for whole in found:
+        if isinstance(whole, np.ndarray):
+            whole.flags.writeable = False  # in the forward of the layer
+    if layer.kept is None:
+        space.holder = found[0]
+    return tuple(found)
+
+
+@backend.collective
+def _restored(layer: FullySharded, first: Array, is_certain: bool) -> None:
+    """Gather the parameters of an earlier call again, if it is certain or others have used the workspace since."""
+    space = layer.workspace
+    if is_certain or space.holder is not first:
+        layer.gather(space.arrays)
+        space.holder = first
+
+
+@backend.collective
+def _scattered(layer: FullySharded, first: Array, *gradients: Array | None) -> tuple[Array | None, ...]:
+    """Return the sums of this rank's shards of gradients, given as rows of elements."""
+    group, shares = layer.workspace.group, [share for share in layer.shares if share.requires_grad]
+    channel, words = Channel(group, OwnTag.GATHER, xp=shares[0].xp), "its part of the gradients of a layer"
+    reduction = ReduceScatter(channel, range(group.size), list(gradients), _parts(shares, group), words)
+    totals = reduction.wait()
+    finish(reduction.sends)
+    return tuple(totals)
+
+
 def _parts(shares: Sequence[Any], group: ProcessGroup) -> list[list[tuple[int, slice]]]:
     """Return, by rank, the elements of its shards in each of the whole parameters."""
     return [[(i, share.shard.pieces[rank]) for i, share in enumerate(shares)] for rank in range(group.size)]
@@ -225,14 +263,13 @@ class _Call:
     def wholes(self, shares: Sequence[Parameter]) -> list[Parameter]:
         """Return the whole parameters, recorded as computed from the shards."""
         layer = self._layer
-        if layer.kept is None:
-            self._fill()
-        arrays = layer.workspace.arrays if layer.kept is None else layer.kept
+        arrays = _gathered(layer, *[share.data for share in shares])
+        self._first = arrays[0]
         found: list[Parameter] = []
-        for i, (share, (dtype, first, shape)) in enumerate(zip(shares, layer.offsets)):
+        for i, (share, array, (dtype, _, shape)) in enumerate(zip(shares, arrays, layer.offsets)):
             noted = (partial(self._gradients.setdefault, i),)
             node = Node(CUSTOM[1], (self._joint,), noted, next_order(), share.requires_grad, False, shape, dtype)
-            found.append(_Whole(backend.reshape(arrays[dtype][first : first + prod(shape)], shape), node, share))
+            found.append(_Whole(array, node, share))
         return found
 
     def watching(self) -> AbstractContextManager[Any]:
@@ -266,19 +303,12 @@ class _Call:
 
     def scattered(self) -> list[tuple[Leaf, Array]]:
         """Return the sums of gradients. Collective, unless the parameters are kept whole and have no gradients."""
-        return [] if self._is_kept else self._layer.scatter(self._gradients)
-
-    def _fill(self) -> None:
-        layer, space = self._layer, self._layer.workspace
-        space.holder = self
-        space.arrays = space.arrays or layer.arrays_of(space.sizes)
-        layer.gather(space.arrays)
+        return [] if self._is_kept else self._layer.scatter(self._gradients, self._first)
 
     def _filled(self, gradient: Array) -> Array:
         """Return the gradient of a result. The first one finds the parameters of a later layer in the workspace."""
-        if not self._is_back or self._layer.workspace.holder is not self:
-            self._is_back = True
-            self._fill()
+        is_certain, self._is_back = not self._is_back, True
+        _restored(self._layer, self._first, is_certain)
         return gradient
 
     def _apart(self, data: Array) -> Array:
@@ -317,8 +347,7 @@ class _Call:
 
     def fill(self) -> None:
         """Restore the parameters, if other layers have used the workspace since. Collective."""
-        if self._layer.workspace.holder is not self:
-            self._fill()
+        _restored(self._layer, self._first, False)
 
 
 class _Restored:
@@ -355,8 +384,6 @@ class _Whole(Parameter):
     __slots__ = ()
 
     def __init__(self, values: Array, node: Node, share: Parameter) -> None:
-        if isinstance(values, np.ndarray):
-            values.flags.writeable = False
         leaves: Any = {0: node}
         self.data, self.node, self.leaves, self.initialiser = values, leaves[0], leaves, None
         self.shape, self.dtype, self.xp, self.updates = values.shape, share.dtype, share.xp, None

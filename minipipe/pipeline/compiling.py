@@ -73,7 +73,7 @@ class Compiling:
     Raises
     ------
     ModelError
-        Code ``unsupported``, on every rank: a layer that cannot be compiled. What only a step shows is refused there.
+        Code ``unsupported``, on every rank: a layer that cannot be compiled. A step refuses the rest.
     """
 
     def __init__(self, how: How, plan: Plan) -> None:

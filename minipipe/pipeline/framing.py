@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.execution import BatchLoss, PendingLoss
-from minipipe.execution.batch import Batch
+from minipipe.execution import PendingLoss
 from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
 from minipipe.execution.checks.finite import FiniteCheck, StepCheck
 from minipipe.execution.executor import Executor, Handler, Handlers, gives
-from minipipe.execution.objective import BatchObjective
 from minipipe.execution.observers import StackedWeights, handlers_of, journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import GradientSums
 from minipipe.passes.framing import frame
-from minipipe.pipeline.delivery import deliver_loss
+from minipipe.pipeline.delivery import deliver_loss, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action import Action, ActionKind
@@ -32,53 +28,6 @@ from minipipe.schedules.action_table import Program
 
 if TYPE_CHECKING:
     from minipipe.pipeline.repeating import RepeatedStep
-
-
-@dataclass
-class TrainingCall:
-    """The arguments of a call that trains, and its results.
-
-    Attributes
-    ----------
-    name : str
-        The method, for messages.
-    inputs, targets : object
-        As the user has passed them.
-    objective : BatchObjective
-    is_training : bool
-        The mode of the pipeline.
-    num_steps : int
-        How many steps were taken before.
-    waits : bool
-        Whether the call waits for its loss.
-    accumulates : bool
-        Whether gradients are added to the gradients of earlier steps.
-    batch : Batch or None
-        Made of the inputs and targets already, or by the handshake.
-    earlier : dict of str to array
-        The gradients of earlier steps, of parameters that several ranks share.
-    is_agreed : bool
-        Whether all ranks have agreed on the call, and the step has begun.
-    is_computed : bool
-        Whether all gradients of the step are known.
-    input_gradients : array, pytree or None
-    loss : BatchLoss or PendingLoss
-    """
-
-    name: str
-    inputs: Any
-    targets: Any
-    objective: BatchObjective
-    is_training: bool
-    num_steps: int
-    waits: bool
-    accumulates: bool
-    batch: Batch | None = None
-    earlier: dict[str, Array | None] | None = None
-    is_agreed: bool = False
-    is_computed: bool = False
-    input_gradients: Any = None
-    loss: BatchLoss | PendingLoss | None = None
 
 
 class Framing:
@@ -212,8 +161,10 @@ class Framing:
             warn_of_missing_gradients(self._parameters.own)
         call.is_computed = True
         call.input_gradients = self._intake.input_gradients(batch, executor.record.input_gradients)
-        waits = call.waits and not self._pending
-        loss = deliver_loss(self._intake.delivery, batch, waits, finite)
+        if call.waits and not self._pending:
+            call.loss = exchange_loss(self._intake.delivery, batch, finite)
+            return
+        loss = deliver_loss(self._intake.delivery, batch, finite)
         while self._pending:  # no rank is far behind
             self._pending.popleft().wait()
-        call.loss = loss.wait() if call.waits and isinstance(loss, PendingLoss) else loss
+        call.loss = loss.wait() if call.waits else loss

@@ -41,13 +41,14 @@ from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.compiling import Compiling, without_replay
-from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
-from minipipe.pipeline.framing import Framing, TrainingCall
+from minipipe.pipeline.delivery import deliver_outputs, exchange_loss
+from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import objective_of, over_grid
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
+from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.specs import COUNT
@@ -689,9 +690,7 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        loss = deliver_loss(self._intake.delivery, batch)
-        assert isinstance(loss, BatchLoss)
-        return loss
+        return exchange_loss(self._intake.delivery, batch)
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -1039,7 +1038,7 @@ class Pipeline(FamiliarPipeline):
         return self._compiling.report()
 
     def replay_report(self) -> str:
-        """Return :meth:`compile_report`, which has this name until the next release, too. Local.
+        """Return :meth:`compile_report`, by its name until the next release. Local.
 
         Examples
         --------

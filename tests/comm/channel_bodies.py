@@ -250,6 +250,19 @@ def the_array_may_be_filled_again_after_wait_and_the_message_is_as_it_was(group)
             assert (receive.array == 100 * step + number).all()
 
 
+def a_message_that_is_sent_before_the_one_before_was_taken_waits_for_that(group):
+    sending = group.send_channel((INLINE // 4,), np.float32, right(group), 8)
+    receiving = group.receive_channel((INLINE // 4,), np.float32, left(group), 8)
+    for step in range(0, 6, 2):
+        receiving.start(step)
+        for number in (step, step + 1):
+            sending.start(number)
+        receiving.wait()
+        receiving.start(step + 1)
+        receiving.wait()
+        sending.wait()
+
+
 def a_message_that_has_come_is_known_before_it_is_waited_for(group):
     ends = Ends(group)
     ends.start(True, 1)
@@ -306,6 +319,7 @@ BODIES = [
     a_description_is_composed_for_an_error_only,
     channels_go_on_beside_collective_calls_and_other_tags,
     the_array_may_be_filled_again_after_wait_and_the_message_is_as_it_was,
+    a_message_that_is_sent_before_the_one_before_was_taken_waits_for_that,
     a_message_that_has_come_is_known_before_it_is_waited_for,
     what_no_channel_can_carry_is_refused_when_it_is_made,
     a_channel_of_a_closed_group_says_so,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minipipe import Microbatches, Pipeline, nn, optim, schedules, spawn
-from minipipe.errors import MinipipeError, ModelError
+from minipipe.errors import MinipipeError
 from minipipe.schedules.action import U
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import build
@@ -150,17 +150,6 @@ def test_a_compiled_training_has_the_bits_of_an_eager_one(name, num_ranks, featu
 def test_most_cells_of_the_table_exist():
     cells = [cell for cell in QUICK if eager(*cell, "plain") is not None]
     assert cells == QUICK and len(SCHEDULES) >= 12
-
-
-def test_a_schedule_with_slices_is_refused_before_a_step():
-    schedule = schedules.seq1f1b(1, 2, num_slices=2)
-
-    def make(group):
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
-        Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, compile=True)
-
-    with pytest.raises(ModelError, match="computes sequences in slices"):
-        spawn(make, 1)
 
 
 @needs_mpi

@@ -1,9 +1,9 @@
-"""Messages between tensor-parallel ranks are lines that are never left out."""
+"""Messages between the ranks of a layer are lines that are never left out."""
 
 import numpy as np
 import pytest
 
-from minipipe import functional, nn, spawn
+from minipipe import Grid, Pipeline, functional, nn, optim, spawn
 from minipipe.compile.sections import Sections
 from minipipe.nn.sequential import parameters_of
 from tests.compile.driver import Job, compiled, eager, seeds, traced
@@ -31,6 +31,22 @@ def embedding(group):
     whole = nn.Embedding(IDS, WIDTH)
     own = nn.ParallelEmbedding(whole, group)
     return nn.Sequential(own, nn.Tanh(), nn.ParallelUnembedding(own))
+
+
+def sharded(group):
+    layers = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+    return nn.fully_shard(nn.Sequential(*layers), group)
+
+
+def sharded_block(group):
+    block = nn.TransformerBlock(WIDTH, 2, dropout=0.2)
+    return nn.fully_shard(nn.Sequential(block, nn.Linear(WIDTH, WIDTH), block), group)
+
+
+def sharded_and_recomputed(group):
+    inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    layers = nn.Linear(WIDTH, WIDTH), nn.Recompute(inner)
+    return nn.fully_shard(nn.Sequential(*layers), group)
 
 
 def scores(group):
@@ -65,6 +81,9 @@ MODELS = {
     "gathered": (gathered, None),
     "block": (block, None),
     "embedding": (embedding, None),
+    "sharded": (sharded, None),
+    "sharded block": (sharded_block, None),
+    "sharded and recomputed": (sharded_and_recomputed, None),
     "loss": (scores, {}),
     "loss that ignores": (scores, {"ignore_index": 1}),
     "sum of losses": (scores, {"reduction": "sum"}),
@@ -73,7 +92,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("row", ["gpipe", "mixed"])
-def test_tensor_parallel_stages_have_the_bits_of_eager_ones(name, row):
+def test_stages_with_messages_have_the_bits_of_eager_ones(name, row):
     def run(group):
         make, options = MODELS[name]
         loss = None
@@ -88,16 +107,17 @@ def test_tensor_parallel_stages_have_the_bits_of_eager_ones(name, row):
     assert spawn(run, num_ranks=2) == [True, True]
 
 
-def test_compiled_and_eager_ranks_send_the_same_messages():
+@pytest.mark.parametrize("make", [block, sharded, sharded_and_recomputed])
+def test_compiled_and_eager_ranks_send_the_same_messages(make):
     def run(group):
-        job = job_of(block(group), group, None)
+        job = job_of(make(group), group, None)
         trace = traced(job, is_split=False)
         if group.rank == 0:
             return compiled(job, trace, ROWS["gpipe"])
         return eager(job, ROWS["gpipe"])
 
     def eagerly(group):
-        job = job_of(block(group), group, None)
+        job = job_of(make(group), group, None)
         traced(job, is_split=False)
         return eager(job, ROWS["gpipe"])
 
@@ -118,3 +138,43 @@ def test_a_message_whose_result_nobody_reads_is_sent():
         return "combined(x0, " in sections.source
 
     assert spawn(run, num_ranks=2) == [True, True]
+
+
+def trained(group, how, is_sharded, schedule):
+    if is_sharded:
+        grid = Grid(group, pipeline=2, data=2)
+        layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)]
+        model = nn.fully_shard(nn.Sequential(*layers), grid.data)
+        loss = nn.MSELoss()
+    else:
+        grid = Grid(group, pipeline=2, tensor=2)
+        blocks = [nn.TransformerBlock(WIDTH, 2, dropout=0.1) for _ in range(2)]
+        layers = [nn.Embedding(IDS, WIDTH), *blocks, nn.Linear(WIDTH, IDS)]
+        model, loss = nn.parallelise(nn.Sequential(*layers), grid.tensor), None
+    options = {"num_microbatches": 4, "schedule": schedule, "compile": how}
+    pipeline = Pipeline(model, grid, loss=loss or nn.CrossEntropyLoss(), **options)
+    optimiser, random = (
+        optim.Adam(pipeline.parameters(), 0.01),
+        np.random.default_rng(0),
+    )
+    found = []
+    for _ in range(5):
+        x = random.normal(size=(16, WIDTH)).astype(np.float32)
+        if not is_sharded:
+            x = random.integers(0, IDS, (16, 3))
+        found.append(pipeline.step(x, x))
+        found += [p.grad.tobytes() for p in pipeline.parameters()]
+        optimiser.step()
+    return found, pipeline.compile_report()
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_steps_over_a_grid_of_ranks_have_the_bits_of_eager_ones(is_sharded, schedule):
+    def both(group):
+        expected, _ = trained(group, False, is_sharded, schedule)
+        return expected, *trained(group, True, is_sharded, schedule)
+
+    for expected, found, report in spawn(both, num_ranks=4):
+        assert found == expected, report
+        assert report.endswith("is compiled"), report

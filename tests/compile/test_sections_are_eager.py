@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe import Tensor, functional, nn
+from minipipe.compile import printing
 from minipipe.compile.sections import Sections
 from tests.compile.driver import compiled, eager, traced
 from tests.compile.stages import (
@@ -28,6 +29,14 @@ def check(job, row, how="static"):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("row", [*ROWS, *HALVES])
 def test_a_stage_has_the_bits_of_an_eager_one(model, row):
+    check(job_of(*MODELS[model]), row)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("row", ["interleaved", "mixed"])
+def test_so_has_a_stage_of_large_arrays(model, row, monkeypatch):
+    """They are freed after their last use, and constants are not repeated."""
+    monkeypatch.setattr(printing, "SMALL", -1)
     check(job_of(*MODELS[model]), row)
 
 

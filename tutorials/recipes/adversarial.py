@@ -27,6 +27,7 @@ import numpy as np
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
 NUM_EPOCHS = 1 if "--quick" in sys.argv else 20
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 LARGEST_CHANGE = 0.15  # of a pixel; pixels are between 0 and 1
 
 
@@ -52,7 +53,9 @@ def classifier(group):
         nn.ReLU(),
         nn.Linear(128, 10),
     )
-    return Pipeline(model, group, loss=nn.CrossEntropyLoss(), num_microbatches=4, inputs_require_grad=True)
+    return Pipeline(
+        model, group, loss=nn.CrossEntropyLoss(), num_microbatches=4, inputs_require_grad=True, compile=COMPILE
+    )
 
 
 def train(pipeline, training, is_adversarial):

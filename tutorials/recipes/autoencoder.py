@@ -23,6 +23,7 @@ import numpy as np
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
 NUM_EPOCHS = 2 if "--quick" in sys.argv else 100
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 SHADES = " .:-=+*#%@"
 
 
@@ -61,7 +62,7 @@ test_known = without_half(test, generator)
 is_missing = np.isnan(test_known)
 
 with init_process_group() as group:
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
+    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, compile=COMPILE)
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=8e-3)
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_EPOCHS))
     for epoch in range(NUM_EPOCHS):

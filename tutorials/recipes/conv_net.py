@@ -22,6 +22,7 @@ import numpy as np
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
 NUM_EPOCHS = 1 if "--quick" in sys.argv else 12
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 
 
 def accuracy(scores, labels):
@@ -54,7 +55,9 @@ images, labels = data.load_digits()
 training, test = data.split_examples(images[:, None], labels, test_fraction=0.2)  # one channel: (n, 1, 8, 8)
 
 with init_process_group() as group:
-    pipeline = Pipeline(model, group, loss=nn.CrossEntropyLoss(), num_microbatches=8, layer_costs=costs)
+    pipeline = Pipeline(
+        model, group, loss=nn.CrossEntropyLoss(), num_microbatches=8, layer_costs=costs, compile=COMPILE
+    )
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=6e-3, weight_decay=0.05)
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_EPOCHS))
     for epoch in range(NUM_EPOCHS):

@@ -25,6 +25,7 @@ import numpy as np
 from minipipe import Pipeline, init_process_group, nn, optim
 
 NUM_STEPS = 5 if "--quick" in sys.argv else 250
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 LONGEST, WIDTH = 8, 48
 START, END, PADDING = 10, 11, 12  # after the digits 0 to 9
 NUM_SYMBOLS = 13
@@ -79,7 +80,9 @@ def text(symbols):
 
 
 with init_process_group() as group:
-    pipeline = Pipeline(model(), group, loss=nn.CrossEntropyLoss(ignore_index=PADDING), num_microbatches=8)
+    pipeline = Pipeline(
+        model(), group, loss=nn.CrossEntropyLoss(ignore_index=PADDING), num_microbatches=8, compile=COMPILE
+    )
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=3e-3, betas=(0.9, 0.98))
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_STEPS, warmup_steps=NUM_STEPS // 10))
     for step in range(NUM_STEPS):

@@ -23,6 +23,7 @@ from minipipe import Pipeline, data, init_process_group, nn, optim
 from minipipe.schedules import ActionKind
 
 NUM_EPOCHS = 1 if "--quick" in sys.argv else 8
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 
 
 def accuracy(scores, labels):
@@ -41,7 +42,7 @@ def head():
 
 
 def make_pipeline(model, group):
-    return Pipeline(model, group, loss=nn.CrossEntropyLoss(), schedule="zb-h1", num_microbatches=4)
+    return Pipeline(model, group, loss=nn.CrossEntropyLoss(), schedule="zb-h1", num_microbatches=4, compile=COMPILE)
 
 
 def with_new_head(state=None):

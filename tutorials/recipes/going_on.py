@@ -28,6 +28,7 @@ import numpy as np
 from minipipe import Pipeline, Tensor, checkpoint, data, init_process_group, nn, no_grad, optim
 
 NUM_STEPS = 12 if "--quick" in sys.argv else 120
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 BATCH_SIZE = 64
 
 
@@ -37,7 +38,9 @@ def network():
 
 
 def make(group, schedule):
-    pipeline = Pipeline(network(), group, loss=nn.CrossEntropyLoss(), schedule=schedule, num_microbatches=8)
+    pipeline = Pipeline(
+        network(), group, loss=nn.CrossEntropyLoss(), schedule=schedule, num_microbatches=8, compile=COMPILE
+    )
     return pipeline, optim.Adam(pipeline.parameters(), learning_rate=2e-3)
 
 

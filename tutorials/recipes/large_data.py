@@ -27,6 +27,7 @@ import numpy as np
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
 NUM_SAMPLES = 10_000 if "--quick" in sys.argv else 200_000  # of each data set
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 WIDTH, ROWS_AT_ONCE = 128, 10_000
 MB = 1e6
 
@@ -77,7 +78,7 @@ with init_process_group() as group:
     group.barrier()  # the files are complete
 
     tracemalloc.start()  # counts the arrays in memory, not the files
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=8)
+    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=8, compile=COMPILE)
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=5e-3)
     sources = [data.batches(*opened(folder, seed), batch_size=1000, needs=pipeline.needs) for seed in (1, 2)]
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(2 * data.num_batches(NUM_SAMPLES, 1000)))

@@ -27,6 +27,7 @@ import numpy as np
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
 NUM_EPOCHS, WIDTH = (4, 32) if "--quick" in sys.argv else (20, 192)
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 
 
 def accuracy(scores, labels):
@@ -44,7 +45,7 @@ def model(dtype):
 
 def train(group, dtype):
     """Return the loss and the accuracy on the test images."""
-    pipeline = Pipeline(model(dtype), group, loss=nn.CrossEntropyLoss(), num_microbatches=4)
+    pipeline = Pipeline(model(dtype), group, loss=nn.CrossEntropyLoss(), num_microbatches=4, compile=COMPILE)
     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.05, momentum=0.9)  # with float32 master values
     scale = optim.LossScale(2.0**24, growth_interval=100)  # too large at first; in float32 the scale changes no bit
     times, num_skipped = [], 0

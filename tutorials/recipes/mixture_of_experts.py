@@ -27,6 +27,7 @@ import numpy as np
 from minipipe import Pipeline, Tensor, data, functional, init_process_group, nn, optim
 
 NUM_EPOCHS = 1 if "--quick" in sys.argv else 20
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 NUM_EXPERTS, WIDTH = 8, 64
 
 
@@ -86,7 +87,7 @@ def train(group, balance, training, test):
         nn.On("x", nn.LayerNorm(WIDTH)),
         nn.On("x", nn.Linear(WIDTH, 10)),
     )
-    pipeline = Pipeline(model, group, loss=loss, num_microbatches=4)
+    pipeline = Pipeline(model, group, loss=loss, num_microbatches=4, compile=COMPILE)
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=2e-3)
     for epoch in range(NUM_EPOCHS):
         for x, y in data.batches(*training, batch_size=128, epoch=epoch, needs=pipeline.needs):

@@ -26,6 +26,7 @@ import numpy as np
 from minipipe import Microbatches, Pipeline, data, init_process_group, nn, optim
 
 NUM_UPDATES = 4 if "--quick" in sys.argv else 150
+COMPILE = "where-possible" if "--compile" in sys.argv else False
 NUM_MICROBATCHES, LINES = 8, 4  # in a batch, and in each microbatch
 SHORTEST, LONGEST, WIDTH = 8, 64, 64
 IGNORED = -100
@@ -81,7 +82,7 @@ model = nn.Sequential(
 
 with init_process_group() as group:
     loss = nn.CrossEntropyLoss(ignore_index=IGNORED)
-    pipeline = Pipeline(model, group, loss=loss, num_microbatches=NUM_MICROBATCHES)
+    pipeline = Pipeline(model, group, loss=loss, num_microbatches=NUM_MICROBATCHES, compile=COMPILE)
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=3e-3, betas=(0.9, 0.99), weight_decay=0.1)
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_UPDATES, warmup_steps=NUM_UPDATES // 10))
     tokens = tokens_with_padding = 0

@@ -109,7 +109,7 @@ class Calls:
         first: Sequence[float] = mine
         for group, root in self._roots:
             first = self._numbers_of(group, root, call, mine)
-            if first != mine:
+            if first != mine and tuple(first) != mine:
                 self._compare((group.name(), group.name(root)), values, (mine, first))
         return tuple(map(int, first[3:6]))
 

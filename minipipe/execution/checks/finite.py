@@ -77,19 +77,21 @@ class FiniteCheck:
         """Return whether all gradients here are certainly finite, or not to be checked. Local."""
         if self._may_overflow or scale > 1:
             return True
-        return all(isfinite(np.vdot(gradient, gradient)) for gradient in self._gradients())  # vdot does not warn
+        return self._squares_are_finite()
 
-    @backend.quietly  # NumPy would warn of the values that this looks for
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
-        total = 0.0
-        for gradient in self._gradients():
-            total += float(backend.sum_of_squares(gradient))
-        if not isfinite(total):  # large gradients have squares that overflow: check again
+        if not self._squares_are_finite():  # large gradients have squares that overflow: check again
             for name, parameter in self._parameters.items():
                 if not gradients_are_finite([parameter]):
                     return self.names.index(name)
         return -1
+
+    def _squares_are_finite(self) -> bool:
+        if self.xp is np:  # without a context: vdot does not warn of what this looks for
+            return all(isfinite(np.vdot(gradient, gradient)) for gradient in self._gradients())
+        with np.errstate(all="ignore"):
+            return isfinite(sum(float(backend.sum_of_squares(gradient)) for gradient in self._gradients()))
 
     def _gradients(self) -> list[Array]:
         """Return all gradients: in a few arrays if they lie side by side."""

@@ -1,0 +1,152 @@
+"""Arrays that pass between the microbatches of a stage: keys and values of slices.
+
+A later slice of a sequence gets them as further inputs, behind its own and the targets;
+in their own slice they are further results. Their gradients come back as further
+gradients, and go on as further results of the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minipipe.autograd.backend import Array
+from minipipe.autograd.modes import is_grad_enabled
+from minipipe.compile.trace import plain_of
+from minipipe.execution.payload import Payload
+from minipipe.execution.sliced import SlicedStage
+from minipipe.execution.stage import Stage
+from minipipe.tensor import record
+
+
+class Passed:
+    """Nothing passes between the microbatches of most stages.
+
+    Parameters
+    ----------
+    stage : Stage
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage: Any = stage
+
+    def form(self, microbatch: int) -> tuple[int, ...]:
+        """Return anything else on which the lines of a microbatch depend."""
+        return ()
+
+    def inputs(self, microbatch: int) -> list[Array]:
+        """Return the arrays that a microbatch gets from earlier ones."""
+        return []
+
+    def compute_with(self, inputs: Sequence[Array] | None) -> None:
+        """Let the next forward compute with these instead."""
+
+    def results(self, microbatch: int) -> list[Array]:
+        """Return the arrays that its forward has left for later ones."""
+        return []
+
+    def keep(self, microbatch: int, results: Sequence[Array], like: Any) -> None:
+        """Keep arrays for later ones, in the structure of an earlier microbatch."""
+
+    def structure(self, microbatch: int) -> Any:
+        """Return the structure of the arrays that its forward has left."""
+        return None
+
+    def gradients(self, microbatch: int) -> list[Array | None]:
+        """Return the gradients of these, which have come back."""
+        return []
+
+    def take(self, microbatch: int, gradients: Sequence[Array | None]) -> None:
+        """Let its backward begin with these gradients."""
+
+    def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
+        """Run the backward, but hand nothing back."""
+        return self._stage.backward(microbatch, held, gradient)
+
+    def backward_input(
+        self, microbatch: int, held: Any, gradient: Payload | None
+    ) -> tuple[Payload, Any]:
+        """Run the first half of the backward, but hand nothing back."""
+        return self._stage.backward_input(microbatch, held, gradient)
+
+    def input_gradients(self, microbatch: int) -> list[Array | None]:
+        """Return the gradients of its inputs from earlier ones, after its backward."""
+        return []
+
+    def hand_back(self, microbatch: int, gradients: Sequence[Array | None]) -> None:
+        """Hand such gradients back to the earlier ones."""
+
+
+class PassedBySlices(Passed):
+    """Slices of a sequence pass keys and values on."""
+
+    def form(self, microbatch: int) -> tuple[int, ...]:
+        """Return the number of a slice, and of the positions before it."""
+        if not is_grad_enabled():
+            return ()
+        return self._stage.place_of(microbatch)
+
+    def inputs(self, microbatch: int) -> list[Array]:
+        """Return keys and values of the earlier slices."""
+        return self._stage.earlier(microbatch) if is_grad_enabled() else []
+
+    def compute_with(self, inputs: Sequence[Array] | None) -> None:
+        """Let the next forward compute with other arrays of the same values."""
+        self._stage.given = inputs if is_grad_enabled() else None
+
+    def results(self, microbatch: int) -> list[Array]:
+        """Return the keys and values of a slice; its tensors have plain arrays then."""
+        if not is_grad_enabled():
+            return []
+        tensors = self._stage.own(microbatch)
+        arrays = [tensor.data for tensor in tensors]
+        for tensor in tensors:
+            tensor.data = plain_of(tensor.data)
+        return arrays
+
+    def structure(self, microbatch: int) -> Any:
+        """Return how many tensors each call has left, and the number of positions."""
+        if not is_grad_enabled():
+            return None
+        carried, length = self._stage.carried[microbatch]
+        return list(map(len, carried)), length
+
+    def keep(self, microbatch: int, results: Sequence[Array], like: Any) -> None:
+        """Keep the keys and values of a slice."""
+        if like is not None:
+            lengths, num_positions = like
+            tensors = iter(map(record, results))
+            carried = [tuple(next(tensors) for _ in range(n)) for n in lengths]
+            self._stage.carried[microbatch] = carried, num_positions
+
+    def gradients(self, microbatch: int) -> list[Array | None]:
+        """Return the gradients of keys and values from later slices."""
+        came = self._stage.came.get(microbatch)
+        return came or [None] * len(self._stage.own(microbatch))
+
+    def take(self, microbatch: int, gradients: Sequence[Array | None]) -> None:
+        """Let the backward of a slice begin with these gradients."""
+        self._stage.came[microbatch] = list(gradients)
+
+    def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
+        """Run the backward as if there were one slice."""
+        return Stage.backward(self._stage, microbatch, held, gradient)
+
+    def backward_input(
+        self, microbatch: int, held: Any, gradient: Payload | None
+    ) -> tuple[Payload, Any]:
+        """Run the first half of the backward as if there were one slice."""
+        return Stage.backward_input(self._stage, microbatch, held, gradient)
+
+    def input_gradients(self, microbatch: int) -> list[Array | None]:
+        """Return the gradients of keys and values of earlier slices."""
+        return self._stage.own_gradients(microbatch)
+
+    def hand_back(self, microbatch: int, gradients: Sequence[Array | None]) -> None:
+        """Add these gradients to those of the earlier slices."""
+        self._stage.hand_back(microbatch, gradients)
+
+
+def passed_by(stage: Stage) -> Passed:
+    """Return what the microbatches of a stage pass on."""
+    return PassedBySlices(stage) if isinstance(stage, SlicedStage) else Passed(stage)

@@ -1,0 +1,58 @@
+"""The arguments of a call that trains, and its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minipipe.autograd.backend import Array
+from minipipe.execution import BatchLoss, PendingLoss
+from minipipe.execution.batch import Batch
+from minipipe.execution.objective import BatchObjective
+
+
+@dataclass
+class TrainingCall:
+    """The arguments of a call that trains, and its results.
+
+    Attributes
+    ----------
+    name : str
+        The method, for messages.
+    inputs, targets : object
+        As the user has passed them.
+    objective : BatchObjective
+    is_training : bool
+        The mode of the pipeline.
+    num_steps : int
+        How many steps were taken before.
+    waits : bool
+        Whether the call waits for its loss.
+    accumulates : bool
+        Whether gradients are added to the gradients of earlier steps.
+    batch : Batch or None
+        Made of the inputs and targets already, or by the handshake.
+    earlier : dict of str to array
+        The gradients of earlier steps, of parameters that several ranks share.
+    is_agreed : bool
+        Whether all ranks have agreed on the call, and the step has begun.
+    is_computed : bool
+        Whether all gradients of the step are known.
+    input_gradients : array, pytree or None
+    loss : BatchLoss or PendingLoss
+    """
+
+    name: str
+    inputs: Any
+    targets: Any
+    objective: BatchObjective
+    is_training: bool
+    num_steps: int
+    waits: bool
+    accumulates: bool
+    batch: Batch | None = None
+    earlier: dict[str, Array | None] | None = None
+    is_agreed: bool = False
+    is_computed: bool = False
+    input_gradients: Any = None
+    loss: BatchLoss | PendingLoss | None = None
