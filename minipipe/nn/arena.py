@@ -253,8 +253,7 @@ class Block:
         self.value_views = self._views(self.values)
         for each, view in zip(self.parameters, self.value_views):
             view[...] = each.data
-        for each, view in zip(self.parameters, self.value_views):
-            each.data = view
+            each.data = view  # now, so that not all values are in memory twice
 
     def make_gradients(self) -> None:
         """Make arrays for the gradients."""
