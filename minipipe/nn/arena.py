@@ -140,7 +140,7 @@ class Arena:
 
     def close(self) -> None:
         """Use the arena no more. Its parameters keep their values. Local."""
-        for each in _trained(self.parameters):
+        for each in self.parameters:
             if each.arena is self._reference:
                 each.arena = None
         self._is_open = False
