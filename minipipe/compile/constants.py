@@ -62,7 +62,7 @@ class Constants:
 
     def lines(self, source: str) -> Iterator[str]:
         """Yield the lines that define the constants of a source."""
-        used = {*re.findall(r"\w+", source)}
+        used = {*re.findall(r"(?<![.\w])\w+", source)}
         for name, formula in self.formulas.items():
             if name in used:
                 yield f"{name} = {formula}"

@@ -18,7 +18,7 @@ import numpy as np
 
 from minipipe.compile.recording import Form, Recorded, Recorder
 from minipipe.compile.row import SECTIONS
-from minipipe.compile.stage_source import StageSource, wrapped
+from minipipe.compile.stage_source import WIDTH, StageSource, wrapped
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.plan import Plan
@@ -241,8 +241,12 @@ class RowSource:
                 ", ".join(self._tags),
                 ", ".join(map(str, self._tags.values())),
             )
-            yield "# Tags of messages: activations into a stage, and their gradients."
-            yield f"{names} = {numbers}"
+            line, what = (
+                f"{names} = {numbers}",
+                "tags: activations into a stage, gradients",
+            )
+            fits = len(f"{line}  # {what}") <= WIDTH
+            yield from [f"{line}  # {what}"] if fits else [f"# {what}", line]
         if self._dicts:
             names = ", ".join(self._dicts)
             yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
@@ -289,14 +293,7 @@ class RowSource:
             yield "        sent.pop()[0].Wait()"
         if self.has_loss:
             weight = "weight" if self._has_one_weight else "weights[k]"
-            yield "    loss = 0.0"
-            yield "    for k in sorted(losses):"
-            yield (
-                f"        loss += float({weight}) * float(losses[k])"
-                if self._batch.weights is None
-                else f"        loss += {weight} * float(losses[k])"
-            )
-            yield "    return loss"
+            yield f"    return sum({weight} * float(losses[k]) for k in losses)"
 
     def _cut(self, letter: str) -> str:
         """Return the microbatches of an array of the batch."""

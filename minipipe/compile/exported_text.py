@@ -39,10 +39,7 @@ def add_rows(shape, ids, values):
 GRADIENTS = '''\
 def add_gradient(name, value):
     """The first microbatch of a step gives the gradient, later ones add to it."""
-    if name in gradients:
-        gradients[name] += value
-    else:
-        gradients[name] = value.copy()'''
+    gradients[name] = gradients[name] + value if name in gradients else value.copy()'''
 
 MESSAGES = {
     "send": '''\

@@ -29,8 +29,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
 _THEMSELVES = (
     *(type, FunctionType, BuiltinFunctionType, np.ufunc, ModuleType),
-    ActionTable,  # which never changes
-    *(ProcessGroup, Workspace),  # lines name them, and not what is in them
+    *(ActionTable, ProcessGroup, Workspace),  # which never change, or only their values
 )
 
 

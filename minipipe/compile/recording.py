@@ -85,7 +85,7 @@ class Form(NamedTuple):
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
 
-    def payload(self, arrays: Sequence[Array]) -> Payload:
+    def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""
         return Payload(list(arrays), list(self.requires_grad), self.treedef)
 

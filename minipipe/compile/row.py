@@ -466,16 +466,16 @@ class Row:
         return self._counts[stage]
 
 
-def allocated(row: Row) -> dict[str, Array]:
+def allocated(row: Row) -> dict[str, Array | None]:
     """Return arrays for the results of compiled sections, by their names."""
-    found: dict[str, Array] = {}
+    found: dict[str, Array | None] = {}
     for name, form in row.forms.items():
         found.update(zip(form.names(name), form.new()))
     found.pop("None", None)
     return found
 
 
-def arrays_of(payload: Payload, form: Form) -> list[Array]:
+def arrays_of(payload: Payload, form: Form) -> list[Array | None]:
     """Return the arrays of a value that another rank or an eager stage has given."""
     for array, shape, dtype in zip(payload.arrays, form.shapes, form.dtypes):
         if array is None or shape is None:

@@ -140,7 +140,7 @@ class Arena:
 
     def close(self) -> None:
         """Use the arena no more. Its parameters keep their values. Local."""
-        for each in _trained(self.parameters):
+        for each in self.parameters:
             if each.arena is self._reference:
                 each.arena = None
         self._is_open = False
@@ -253,8 +253,7 @@ class Block:
         self.value_views = self._views(self.values)
         for each, view in zip(self.parameters, self.value_views):
             view[...] = each.data
-        for each, view in zip(self.parameters, self.value_views):
-            each.data = view
+            each.data = view  # now, so that not all values are in memory twice
 
     def make_gradients(self) -> None:
         """Make arrays for the gradients."""

@@ -69,17 +69,25 @@ class Compiling:
     ----------
     how : bool or "where-possible"
     plan : Plan
+    stacks_weights : bool
+        Whether neighbouring W are computed together.
 
     Raises
     ------
+    ArgumentError
+        Code ``value``: with stacked weight gradients.
     ModelError
         Code ``unsupported``, on every rank: a layer that cannot be compiled. A step refuses the rest.
     """
 
-    def __init__(self, how: How, plan: Plan) -> None:
+    def __init__(self, how: How, plan: Plan, stacks_weights: bool = False) -> None:
         self._how = how
         self._compilers: dict[str, Compiler | CompiledStages] = {}
         self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
+        if how is True and stacks_weights and not self._has_updates:
+            message = "compile=True does not work with stack_weight_gradients=True: a compiled W has one microbatch."
+            advice = f"Leave one of them out, or pass compile={WHERE_POSSIBLE!r}, which runs such steps eagerly."
+            raise ArgumentError("value", f"{message} {advice}")
         if how is True:
             from minipipe.compile.recording import reason_against_plan, refused
 

@@ -269,7 +269,7 @@ class Pipeline(FamiliarPipeline):
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
-        self._compiling = Compiling(compile, plan)
+        self._compiling = Compiling(compile, plan, stack_weight_gradients)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
         compiled = self._compiling.stages(self._stages)

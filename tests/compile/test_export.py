@@ -229,7 +229,7 @@ def test_a_changed_line_changes_the_bits(mutant, exported, tmp_path):
     assert before in source
     write([(source.replace(before, after, 1), arrays)], tmp_path)
     done = run_alone(tmp_path, 1)
-    assert done.code == 1 and "other bits" in done.out
+    assert done.code == 1 and "rank 0: other bits" in done.err
 
 
 # -- what cannot be exported -----------------------------------------------------------------
