@@ -22,12 +22,11 @@ from minipipe.cli.progress import Progress
 from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.host import launcher_of_ranks
-from minipipe.compile.export import RankFile
-from minipipe.compile.following import Follower, noting
-from minipipe.errors import ArgumentError, LaunchError, MinipipeError, counted, quoted
+from minipipe.compile.export.following import Follower, noting
+from minipipe.compile.export.rank_file import RankFile
+from minipipe.errors import ArgumentError, MinipipeError, counted, quoted
 from minipipe.io import write_whole
 from minipipe.pipeline import Pipeline
-
 
 Tell = Callable[[ProcessGroup, Exception], None]
 

@@ -7,121 +7,31 @@ used, and there are no headers, checks and handshakes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from minipipe.compile.constants import Constants
-from minipipe.compile.exported_row import BatchForm, RowSource
-from minipipe.compile.exported_text import (
+from minipipe.compile.export.constants import Constants
+from minipipe.compile.export.merging import merged
+from minipipe.compile.export.recorded import Recording
+from minipipe.compile.export.row import RowSource
+from minipipe.compile.export.stage_source import Functions, StageSource
+from minipipe.compile.export.statements import Writer
+from minipipe.compile.export.texts import (
     CLIP,
     GRADIENTS,
     HELPERS,
     MESSAGES,
     UPDATES,
 )
+from minipipe.compile.export.wrapping import WIDTH, wrapped
 from minipipe.compile.program import CompiledRow
-from minipipe.compile.merging import merged
 from minipipe.compile.recording import Recorded, Recorder
-from minipipe.compile.stage_source import WIDTH, Functions, StageSource, wrapped
-from minipipe.compile.statements import Writer
 from minipipe.errors import ModelError
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
-
-
-@dataclass
-class RecordedStep:
-    """A training step of a program on one rank, and what followed until the next one.
-
-    Attributes
-    ----------
-    number : int
-        How many steps the pipeline has taken before.
-    inputs, targets : dict of int to array
-        By microbatch; empty if the rank does not read them.
-    weights : list of float
-        Of the losses of the microbatches; empty on ranks without a loss.
-    limits : list of float
-        The norms to which gradients were clipped.
-    groups : list of list of dict
-        For each update, the numbers of the optimiser's groups.
-    """
-
-    number: int
-    inputs: dict[int, np.ndarray]
-    targets: dict[int, np.ndarray]
-    weights: list[float]
-    limits: list[float] = field(default_factory=list)
-    groups: list[list[dict[str, Any]]] = field(default_factory=list)
-
-
-@dataclass
-class Recording:
-    """Some steps of a program on one rank.
-
-    Attributes
-    ----------
-    program : str
-        What was run, for a reader.
-    seed : int
-        Of the random numbers of layers.
-    parameters : dict of str to array
-        Before the first step.
-    optimiser : str
-        The name of its class.
-    states : dict of str to dict
-        By parameter, what the optimiser kept for it before the first step.
-    group_of : dict of str to int
-        By parameter.
-    steps : list of RecordedStep
-    sizes : tuple of int
-        The numbers of samples of the microbatches.
-    num_threads : int
-        Of the library for matrix products.
-    digest : str
-        Of the parameters after the last step.
-    """
-
-    program: str
-    seed: int
-    parameters: dict[str, np.ndarray]
-    optimiser: str
-    states: dict[str, dict[str, Any]]
-    group_of: dict[str, int]
-    steps: list[RecordedStep] = field(default_factory=list)
-    sizes: tuple[int, ...] = ()
-    num_threads: int = 1
-    digest: str = ""
-
-    @property
-    def form(self) -> BatchForm:
-        """What the rank reads of each batch."""
-        first = self.steps[0]
-        sizes = [
-            {k: len(array) for k, array in parts.items()}
-            for parts in (first.inputs, first.targets)
-        ]
-        is_constant = all(step.weights == first.weights for step in self.steps)
-        return BatchForm(self.sizes, *sizes, first.weights if is_constant else None)
-
-
-def digest_of(parameters: Mapping[str, np.ndarray]) -> str:
-    """Return a digest of the bits of parameters.
-
-    Examples
-    --------
-    >>> digest_of({"0.weight": np.zeros(2, np.float32)})
-    'af5570f5a1810b7a'
-    """
-    found = hashlib.sha256()
-    for name in sorted(parameters):
-        found.update(parameters[name].tobytes())
-    return found.hexdigest()[:16]
 
 
 def _command(ranks: Sequence[str]) -> list[str]:
@@ -229,7 +139,7 @@ class RankFile:
     def _merged(
         self, stage: int, recorder: Recorder, kinds: Sequence[Recorded]
     ) -> list[StageSource] | None:
-        """Return one source for microbatches that differ in size alone; None if there is none."""
+        """Return one source for kinds that differ in size alone; None otherwise."""
         all_sizes = self._recording.sizes
         sizes = [all_sizes[kind.microbatch] for kind in kinds]
         if len(kinds) < 2 or len({*sizes}) < len(sizes):
@@ -259,7 +169,7 @@ class RankFile:
         return made
 
     def _names(self, stage: int, recorder: Recorder) -> tuple[list[str], list[str]]:
-        """Return the names of a stage's parameters, and of the gradients of their uses."""
+        """Return the names of a stage's parameters, and of their gradients."""
         parameters = self._executor.stages[stage].parameters
         by_owner = {id(each.owner): name for name, each in parameters.items()}
         names = [by_owner[id(owner)] for owner in recorder.owners]

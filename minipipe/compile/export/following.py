@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from minipipe.compile.export import RankFile, RecordedStep, Recording, digest_of
-from minipipe.compile.exported_text import UPDATES
+from minipipe.compile.export.rank_file import RankFile
+from minipipe.compile.export.recorded import RecordedStep, Recording, digest_of
+from minipipe.compile.export.texts import UPDATES
 from minipipe.compile.program import CompiledRow, Compiler
 from minipipe.errors import ArgumentError, ModelError
 from minipipe.execution.executor import Executor, Step
@@ -132,7 +133,7 @@ class Follower:
                     "The program clips to another norm in each step; expected one norm.",
                 )
 
-    # -- steps ---------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------
 
     def _run(self, executor: Executor, steps: Sequence[Step]) -> None:
         step = None if self._recording is None else self._begun(executor)
@@ -188,7 +189,7 @@ class Follower:
             return []
         return list(objective.shares)
 
-    # -- between steps -------------------------------------------------------------------
+    # -- between steps -----------------------------------------------------------------
 
     def note_limit(self, limit: float) -> None:
         """Note that the gradients are clipped."""

@@ -1,6 +1,6 @@
 """The functions of a stage in a stand-alone file.
 
-What a later function needs is kept by microbatch, in a dict for each pair of sections::
+Arrays for a later function are kept by microbatch, in a dict for two sections::
 
     def forward_0(k, x):
         v0 = x.dot(w["0.weight"])
@@ -18,21 +18,21 @@ What a later function needs is kept by microbatch, in a dict for each pair of se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
-from minipipe.compile.statements import (
-    PLACEHOLDER,
+from minipipe.compile.export.names import Names
+from minipipe.compile.export.statements import Statement, Writer
+from minipipe.compile.export.units import (
     Call,
     Item,
-    Statement,
     Unit,
-    Writer,
+    UnitPlan,
     folded,
+    shared_name,
 )
+from minipipe.compile.export.wrapping import WIDTH, wrapped
 from minipipe.compile.trace import Trace
 
-WIDTH = 88
 _KEPT = {
     ("forward", "backward"): "kept",
     ("forward", "backward_input"): "kept",
@@ -48,8 +48,8 @@ class Functions:
     ----------
     sources : dict of str to str
         By name.
-    kept : set of str
-        The names of the dicts for what is kept.
+    kept : dict of str to None
+        The names of the dicts in which arrays are kept.
     """
 
     def __init__(self) -> None:
@@ -71,38 +71,6 @@ class Functions:
         self.kept |= others.kept
 
 
-@dataclass
-class UnitPlan:
-    """How a unit is printed.
-
-    Attributes
-    ----------
-    unit : Unit
-    takes : dict of int to list of str
-        By earlier section, the names in the body that were kept for it.
-    keeps : dict of int to list of str
-        By later section, the names in the body that it keeps.
-    outputs : list of str
-        The names in the body that it returns.
-    name : str
-    """
-
-    unit: Unit
-    takes: dict[str, list[str]] = field(default_factory=dict)
-    keeps: dict[str, list[str]] = field(default_factory=dict)
-    outputs: list[str] = field(default_factory=list)
-    name: str = ""
-
-    @property
-    def taken(self) -> set[str]:
-        """All names that were kept for it."""
-        return {name for names in self.takes.values() for name in names}
-
-    def arguments(self, call: Call) -> list[str]:
-        """Return the variables that a call is given, besides what was kept."""
-        return [name for name in call.given if call.names[name] not in self.taken]
-
-
 class StageSource:
     """Prints the functions of a stage, for one kind of microbatch.
 
@@ -113,7 +81,6 @@ class StageSource:
     trace : Trace
     name : str
         Of the stage: "0", or "0a" for one of several kinds.
-    num_inputs : int
     layers : mapping of int to str
         The names of the classes of layers, in words.
     functions : Functions
@@ -142,7 +109,7 @@ class StageSource:
             for item in items:
                 if isinstance(item, Call):
                     self._plans.setdefault(id(item.unit), UnitPlan(item.unit))
-        self._unit_names: dict[int, _Names] = {}
+        self._unit_names: dict[int, Names] = {}
         self._stage_takes: dict[str, dict[int, tuple[Call, str]]] = {}
         self._plan_units()
         self._plan_stage()
@@ -179,7 +146,7 @@ class StageSource:
                 for earlier in self._plans.values():
                     if earlier.unit.section != section:
                         continue
-                    own = _shared_name(earlier.unit, unit, local)
+                    own = shared_name(earlier.unit, unit, local)
                     if own is None:
                         continue
                     plan.takes.setdefault(section, []).append(local)
@@ -226,7 +193,7 @@ class StageSource:
     def _is_left_over(
         self, name: str, made_in: str, maker: Item | None, section: str
     ) -> bool:
-        """Return whether a unit has kept a variable for a later one that does not exist.
+        """Return whether a unit has kept a variable, and there is no later unit.
 
         Of the first layer, for example, which has no gradient of its input.
         """
@@ -247,12 +214,12 @@ class StageSource:
             return self._plans[id(item.unit)].arguments(item)
         return list(item.reads)
 
-    # -- units ---------------------------------------------------------------------------
+    # -- units -------------------------------------------------------------------------
 
     def _print_unit(self, plan: UnitPlan) -> None:
         unit = plan.unit
         first = unit.calls[0]
-        names = _Names(first.layer)
+        names = Names(first.layer)
         partner = self._partner(plan)
         if partner is not None:
             for local, own in partner:
@@ -283,7 +250,7 @@ class StageSource:
                 for earlier in self._plans.values():
                     if earlier.unit.section != section:
                         continue
-                    own = _shared_name(earlier.unit, plan.unit, local)
+                    own = shared_name(earlier.unit, plan.unit, local)
                     names = self._unit_names.get(id(earlier.unit))
                     if own is not None and names is not None:
                         variable = earlier.unit.calls[0].variable(own)
@@ -305,10 +272,10 @@ class StageSource:
         base = "_".join(dict.fromkeys(_snake(word) for word in words))
         return base if unit.section == "forward" else f"{base}_{unit.section}"
 
-    # -- sections ------------------------------------------------------------------------
+    # -- sections ----------------------------------------------------------------------
 
-    def _name_variables(self) -> _Names:
-        names = _Names(None)
+    def _name_variables(self) -> Names:
+        names = Names(None)
         inputs = [n for found in self._trace.inputs.values() for n in found]
         for name in inputs:
             names.own[name] = {"x0": "x", "x1": "y", "g0": "g"}.get(name, name)
@@ -368,7 +335,7 @@ class StageSource:
             i += len(chain)
 
     def _chain(self, items: Sequence[Item]) -> list[Call]:
-        """Return the calls from here on of which each takes what the one before returns."""
+        """Return the first calls, each of which takes the result of the one before."""
         first = items[0]
         assert isinstance(first, Call)
         plan, chain = self._plans[id(first.unit)], [first]
@@ -420,7 +387,7 @@ class StageSource:
         yield f"    for layer in range({first.layer}, {end}, {step}):"
         yield f"        {made} = {plan.name}(k, layer, {made})"
 
-    # -- what is kept --------------------------------------------------------------------
+    # -- what is kept ------------------------------------------------------------------
 
     def _dict_of(self, earlier: str, later: str) -> str:
         name = _KEPT.get((earlier, later), f"kept_by_{earlier}_for_{later}")
@@ -439,124 +406,5 @@ class StageSource:
         return wrapped(text, 4)
 
 
-def _shared_name(earlier: Unit, later: Unit, local: str) -> str | None:
-    """Return the name in one unit of what another one reads, if it is so for all layers."""
-    by_layer = {call.layer: call for call in earlier.calls}
-    if any(call.layer not in by_layer for call in later.calls):
-        return None
-    names = {
-        by_layer[call.layer].names.get(call.variable(local)) for call in later.calls
-    }
-    return names.pop() if len(names) == 1 else None
-
-
-class _Names:
-    """The names of variables in a function.
-
-    Parameters
-    ----------
-    layer : int or None
-        In the function of a repeated part, the layer of its first call.
-    """
-
-    def __init__(self, layer: int | None) -> None:
-        self.own: dict[str, str] = {}
-        self._layer = layer
-
-    def of(self, name: str) -> str:
-        """Return the name of a variable; a new one for a new variable."""
-        if name not in self.own:
-            used = set(self.own.values())
-            number = next(n for n in range(len(used) + 1) if f"v{n}" not in used)
-            self.own[name] = f"v{number}"
-        return self.own[name]
-
-    def written(self, statement: Statement) -> str:
-        """Return a statement with the names of this function."""
-        for name in statement.makes:
-            self.of(name)
-        return PLACEHOLDER.sub(lambda found: self._written(found[1]), statement.text)
-
-    def _written(self, name: str) -> str:
-        kind, _, rest = name.partition(":")
-        if kind == "layer":
-            return str(rest) if self._layer is None else self._relative(int(rest))
-        if kind not in ("w", "d"):
-            return self.of(name)
-        text = f'"{rest}"'
-        if self._layer is not None:
-            layer, _, own = rest.partition(".")
-            text = f'f"{{{self._relative(int(layer))}}}.{own}"'
-        return f"w[{text}]" if kind == "w" else text
-
-    def _relative(self, layer: int) -> str:
-        assert self._layer is not None
-        offset = layer - self._layer
-        return (
-            "layer"
-            if not offset
-            else f"layer {'+' if offset > 0 else '-'} {abs(offset)}"
-        )
-
-
 def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
-
-
-# -- long lines ------------------------------------------------------------------------------
-
-
-def wrapped(text: str, indent: int) -> list[str]:
-    """Return a statement, on several lines if it is too long.
-
-    Examples
-    --------
-    >>> wrapped("x = f(1, 2)", 4)
-    ['    x = f(1, 2)']
-    """
-    line = " " * indent + text
-    if len(line) <= WIDTH:
-        return [line]
-    left, equals, right = text.partition(" = ")
-    if equals and len(left) > 40 and "(" not in left:
-        return [*_in_brackets("(", left, ") = " + right, indent)]
-    if "(" in right and right.endswith(")"):
-        start = right.index("(") + 1
-        return [
-            *_in_brackets(f"{left} = {right[:start]}", right[start:-1], ")", indent)
-        ]
-    if text.startswith("return "):
-        return [*_in_brackets("return (", text.removeprefix("return "), ")", indent)]
-    if text.startswith("def "):
-        start = text.index("(") + 1
-        return [*_in_brackets(text[:start], text[start:-2], "):", indent)]
-    if equals:
-        return [*_in_brackets(f"{left} = (", right, ")", indent)]
-    start = text.index("(") + 1
-    end = text.rindex(")")
-    return [*_in_brackets(text[:start], text[start:end], text[end:], indent)]
-
-
-def _in_brackets(head: str, inside: str, tail: str, indent: int) -> Iterator[str]:
-    yield " " * indent + head
-    line = ""
-    for part in _parts(inside):
-        more = f"{line} {part}" if line else part
-        if line and len(more) + indent + 4 > WIDTH:
-            yield " " * (indent + 4) + line
-            more = part
-        line = more
-    yield " " * (indent + 4) + line
-    yield " " * indent + tail
-
-
-def _parts(text: str) -> Iterable[str]:
-    """Return what stands between commas outside of brackets, with the commas."""
-    found, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            found.append(text[start : i + 1].strip())
-            start = i + 1
-    rest = text[start:].strip()
-    return [*found, rest] if rest else found
