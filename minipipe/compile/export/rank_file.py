@@ -7,43 +7,30 @@ used, and there are no headers, checks and handshakes.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
-from textwrap import fill
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
 from minipipe.compile.export.constants import Constants
+from minipipe.compile.export.frame import Frame
 from minipipe.compile.export.merging import merged
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.row import RowSource
 from minipipe.compile.export.stage_source import Functions, StageSource
 from minipipe.compile.export.statements import Writer
 from minipipe.compile.export.texts import (
-    CLIP,
     GRADIENTS,
     HELPERS,
     MESSAGES,
-    UPDATES,
 )
-from minipipe.compile.export.wrapping import WIDTH, wrapped
+from minipipe.compile.export.wrapping import wrapped
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.recording import Recorded, Recorder
-from minipipe.errors import ModelError
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
-
-
-def _command(ranks: Sequence[str]) -> list[str]:
-    """Return a command for all ranks, on as many lines as it needs."""
-    lines = [f"mpirun {ranks[0]}"]
-    for each in ranks[1:]:
-        if len(f"{lines[-1]} : {each}") > WIDTH - 8:
-            lines[-1] += " : \\\\"
-            lines.append(f"    {each}")
-        else:
-            lines[-1] += f" : {each}"
-    return lines
+from minipipe.io import write_whole
 
 
 def _suffix(number: int) -> str:
@@ -98,6 +85,15 @@ class RankFile:
         )
         self.arrays = self._saved()
         self.source = "\n".join(self._lines()) + "\n"
+
+    def write(self, folder: Path) -> str:
+        """Write the program and its arrays to a folder; return the program's name."""
+        arrays = io.BytesIO()
+        np.savez(arrays, allow_pickle=False, **self.arrays)
+        name = f"rank{self._executor.group.rank}"
+        write_whole(folder / f"{name}.py", self.source)
+        write_whole(folder / f"{name}.npz", arrays.getvalue())
+        return f"{name}.py"
 
     # -- stages ------------------------------------------------------------------------
 
@@ -210,180 +206,40 @@ class RankFile:
     # -- the file ----------------------------------------------------------------------
 
     def _lines(self) -> Iterator[str]:
-        rank, size = self._executor.group.rank, self._executor.group.size
-        body = "\n".join(self._functions.sources.values())
-        yield from self._docstring(rank, size)
-        yield ""
-        yield "import hashlib"
-        yield "import os"
-        if self._limit is not None:
-            yield "from math import fsum, sqrt"
-        yield "from pathlib import Path"
-        yield ""
-        yield "# A matrix product by more threads adds in another order."
-        threads = self._recording.num_threads
-        names = '("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")'
-        yield f'os.environ |= dict.fromkeys({names}, "{threads}")'
-        yield ""
-        yield "import numpy as np"
-        if size > 1:
-            yield "from mpi4py import MPI"
-        yield ""
-        yield 'saved = np.load(Path(__file__).with_suffix(".npz"))'
-        yield ""
-        yield ""
-        yield "def saved_as(kind):"
-        yield "    names = [name for name in saved.files if name.startswith(kind)]"
-        yield "    return {name.removeprefix(kind): saved[name] for name in names}"
-        yield ""
-        yield ""
-        yield 'w = saved_as("w/")  # the parameters of this rank, by layer and name'
-        yield "gradients = {}"
-        if self._functions.kept:
-            names = list(self._functions.kept)
-            values = ", ".join(["{}"] * len(names))
-            yield f"{', '.join(names)} = {values}  # by stage or layer, and microbatch"
+        executor, row = self._executor, self._row
+        program, rank = executor.program, executor.group.rank
+        frame = Frame(self._recording, program, rank, [*executor.stages])
+        sources = list(self._functions.sources.values())
+        yield from frame.head()
+        yield from self._globals("\n".join(sources))
+        yield from frame.state()
+        if program.num_ranks > 1:
+            yield "comm, sent = MPI.COMM_WORLD, []"
+        used = "\n".join([*sources, *row.lines])
+        step = "\n".join(row.lines)
+        updates = frame.update(self._plan.owners)
+        for text in [*self._general(used), *sources, step, *updates]:
+            yield f"\n\n{text}"
+        yield "\n"
+        draws = "uniform" in self._helpers
+        given = [letter for letter, has in row.batch if has]
+        has_weights = row.has_loss and self._has_weights
+        yield from frame.end(given, draws, row.has_loss, has_weights)
+
+    def _globals(self, body: str) -> Iterator[str]:
+        """Yield the dicts and constants of the functions."""
+        kept = list(self._functions.kept)
+        if kept:
+            values = ", ".join(["{}"] * len(kept))
+            what = "by stage or layer, and microbatch"
+            yield f"{', '.join(kept)} = {values}  # {what}"
         yield from self._row.constants()
         yield from self._constants.lines(body)
-        yield from self._of_the_optimiser()
-        if size > 1:
-            yield "comm, sent = MPI.COMM_WORLD, []"
-        yield ""
-        yield ""
-        used = body + "\n".join(self._row.lines)
-        for text in self._helper_sources(used):
-            yield text
-            yield ""
-            yield ""
-        for source in self._functions.sources.values():
-            yield source
-            yield ""
-            yield ""
-        yield from self._row.lines
-        yield ""
-        yield ""
-        yield from self._update()
-        yield from self._main(rank, size)
 
-    def _docstring(self, rank: int, size: int) -> Iterator[str]:
-        program = self._executor.program
-        stages = sorted(self._executor.stages)
-        yield f'"""What rank {rank} of {size} does in a training step: NumPy and MPI alone.'
-        yield ""
-        count = program.num_microbatches
-        what = f"{self._recording.program}, schedule {program.name}"
-        here = f"stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}"
-        text = f"Written by minipipe export. Program: {what}, {count} microbatches. This rank "
-        text += f"has {here} of {program.num_stages}." if stages else "has no stage."
-        yield fill(text, WIDTH)
-        yield "Run it, and see that the parameters get the same bits as in minipipe:"
-        yield ""
-        ranks = [f"-n 1 python rank{r}.py" for r in range(size)]
-        for line in _command(ranks) if size > 1 else ["python rank0.py"]:
-            yield f"    {line}"
-        yield ""
-        yield "Arrays are allocated anew, and a receive begins where its value is used. There"
-        yield "are no handshakes and no checks: if one rank fails, the others wait for ever."
-        yield '"""'
-
-    def _helper_sources(self, used: str) -> Iterator[str]:
+    def _general(self, used: str) -> Iterator[str]:
+        """Yield the functions that do not depend on the program."""
         for name in sorted(self._helpers):
             yield HELPERS[name].replace("SEED", str(self._recording.seed))
-        if "add_gradient(" in used:
-            yield GRADIENTS
-        for name, text in MESSAGES.items():
+        for name, text in {"add_gradient": GRADIENTS, **MESSAGES}.items():
             if f"{name}(" in used:
                 yield text
-
-    # -- the update --------------------------------------------------------------------
-
-    @property
-    def _limit(self) -> float | None:
-        """The norm to which gradients are clipped."""
-        limits = self._recording.steps[0].limits
-        return limits[0] if limits else None
-
-    def _numbers(self, n: int) -> list[dict[str, Any]]:
-        """Return the numbers of the groups in step n."""
-        return self._recording.steps[n].groups[0]
-
-    def _of_the_optimiser(self) -> Iterator[str]:
-        recording = self._recording
-        kinds = {kind for state in recording.states.values() for kind in state}
-        for kind in sorted(kinds):
-            yield f'{kind} = saved_as("{kind}/")'
-        rates = [
-            [g["learning_rate"] for g in self._numbers(n)]
-            for n in range(len(recording.steps))
-        ]
-        shown = [each[0] for each in rates] if len(rates[0]) == 1 else rates
-        name = "rates"
-        text = f"{name} = {shown}  # the learning rate of each step"
-        if len(text) <= WIDTH:
-            yield text
-            return
-        yield "rates = [  # the learning rate of each step"
-        yield (
-            fill(
-                ", ".join(map(repr, shown)),
-                WIDTH - 4,
-                initial_indent="    ",
-                subsequent_indent="    ",
-            )
-            + ","
-        )
-        yield "]"
-
-    def _update(self) -> Iterator[str]:
-        if self._limit is not None:
-            yield from self._clip()
-            yield ""
-            yield ""
-        groups = self._numbers(0)
-        if len(groups) != 1:
-            message = (
-                "The optimiser has several groups of parameters; export knows only one."
-            )
-            raise ModelError("unsupported", f"{message} Give it pipeline.parameters().")
-        yield UPDATES[self._recording.optimiser](groups[0])
-        yield ""
-        yield ""
-
-    def _clip(self) -> Iterator[str]:
-        """Yield the function that limits the norm; a shared parameter counts once."""
-        rank, owners = self._executor.group.rank, self._plan.owners
-        shared = [name for name in self._recording.parameters if owners[name] != rank]
-        text = CLIP.replace(
-            "OTHERS", f" if name not in {tuple(shared)}" if shared else ""
-        )
-        if self._executor.group.size == 1:
-            text = text.replace("sum(comm.allgather(squares), [])", "squares")
-        yield text
-
-    # -- the end -----------------------------------------------------------------------
-
-    def _main(self, rank: int, size: int) -> Iterator[str]:
-        recording = self._recording
-        first = recording.steps[0]
-        given = [f'saved[f"{letter}{{n}}"]' for letter, has in self._row.batch if has]
-        yield f"for n in range({len(recording.steps)}):"
-        if "uniform" in self._helpers:
-            yield f"    training_step = {first.number} + n"
-        if self._row.has_loss and self._has_weights:
-            given.append('saved["weights"][n]')
-        call = f"step({', '.join(given)})"
-        if self._row.has_loss:
-            yield f"    loss = {call}"
-            yield '    print(f"step {n}: loss {loss:.6f}")'
-        else:
-            yield f"    {call}"
-        if self._limit is not None:
-            yield f"    clip({self._limit!r})"
-        yield "    update(rates[n])"
-        yield "    gradients.clear()"
-        yield ""
-        yield 'bits = b"".join(w[name].tobytes() for name in sorted(w))'
-        yield "digest = hashlib.sha256(bits).hexdigest()[:16]"
-        expected = recording.digest
-        yield f'assert digest == "{expected}", f"rank {rank}: other bits, {{digest}}"'
-        yield f'print("rank {rank}: the same bits,", digest)'

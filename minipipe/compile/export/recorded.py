@@ -43,8 +43,8 @@ class RecordedStep:
         Of the losses of the microbatches; empty on ranks without a loss.
     limits : list of float
         The norms to which gradients were clipped.
-    groups : list of list of dict
-        For each update, the numbers of the optimiser's groups.
+    updates : list of dict
+        The numbers of the optimiser, for each update.
     """
 
     number: int
@@ -52,7 +52,7 @@ class RecordedStep:
     targets: dict[int, np.ndarray]
     weights: list[float]
     limits: list[float] = field(default_factory=list)
-    groups: list[list[dict[str, Any]]] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -71,8 +71,6 @@ class Recording:
         The name of its class.
     states : dict of str to dict
         By parameter, what the optimiser kept for it before the first step.
-    group_of : dict of str to int
-        By parameter.
     steps : list of RecordedStep
     sizes : tuple of int
         The numbers of samples of the microbatches.
@@ -87,7 +85,6 @@ class Recording:
     parameters: dict[str, np.ndarray]
     optimiser: str
     states: dict[str, dict[str, Any]]
-    group_of: dict[str, int]
     steps: list[RecordedStep] = field(default_factory=list)
     sizes: tuple[int, ...] = ()
     num_threads: int = 1
@@ -97,12 +94,11 @@ class Recording:
     def form(self) -> BatchForm:
         """What the rank reads of each batch."""
         first = self.steps[0]
-        sizes = [
-            {k: len(array) for k, array in parts.items()}
-            for parts in (first.inputs, first.targets)
-        ]
+        inputs = {k: len(array) for k, array in first.inputs.items()}
+        targets = {k: len(array) for k, array in first.targets.items()}
         is_constant = all(step.weights == first.weights for step in self.steps)
-        return BatchForm(self.sizes, *sizes, first.weights if is_constant else None)
+        weights = first.weights if is_constant else None
+        return BatchForm(self.sizes, inputs, targets, weights)
 
 
 def digest_of(parameters: Mapping[str, np.ndarray]) -> str:

@@ -141,7 +141,7 @@ class RowSource:
         self._rows.append(f"send({peer}, {tag}, {self._value(binding.takes[0])})")
 
     def _route(self, binding: Binding) -> tuple[int, str]:
-        """Return the other rank of a message, and its tag: a name, plus the microbatch."""
+        """Return the other rank of a message, and its tag: name and microbatch."""
         route = self._executor.routes[binding.action]
         value = route.value
         is_gradient = value.direction is Direction.BACKWARD

@@ -217,59 +217,50 @@ class StageSource:
     # -- units -------------------------------------------------------------------------
 
     def _print_unit(self, plan: UnitPlan) -> None:
-        unit = plan.unit
-        first = unit.calls[0]
+        unit, first = plan.unit, plan.unit.calls[0]
         names = Names(first.layer)
-        partner = self._partner(plan)
-        if partner is not None:
-            for local, own in partner:
-                if own not in names.own.values():  # of two earlier units
-                    names.own[first.variable(local)] = own
-        given = [first.variable(first.names[n]) for n in plan.arguments(first)]
-        arguments = [names.of(name) for name in given]
-        lines = wrapped(f"def NAME({', '.join(['k', 'layer', *arguments])}):", 0)
+        for variable, name in self._names_of_kept(plan):
+            if name not in names.own.values():  # of two earlier units
+                names.own[variable] = name
+
+        def shown(locals_: Sequence[str]) -> list[str]:
+            return [names.of(first.variable(local)) for local in locals_]
+
+        given = shown([first.names[name] for name in plan.arguments(first)])
+        lines = wrapped(f"def NAME({', '.join(['k', 'layer', *given])}):", 0)
         for section, locals_ in plan.takes.items():
-            own = [names.of(first.variable(local)) for local in locals_]
-            lines += self._unpacked(section, unit.section, "layer", own)
+            lines += self._unpacked(section, unit.section, "layer", shown(locals_))
         for statement in unit.body:
             lines += wrapped(names.written(statement), 4)
         for section, locals_ in plan.keeps.items():
-            own = [names.of(first.variable(local)) for local in locals_]
-            lines += self._packed(unit.section, section, "layer", own)
+            lines += self._packed(unit.section, section, "layer", shown(locals_))
         if plan.outputs:
-            own = [names.of(first.variable(local)) for local in plan.outputs]
-            lines += wrapped(f"return {', '.join(own)}", 4)
+            lines += wrapped(f"return {', '.join(shown(plan.outputs))}", 4)
         plan.name = self._functions.add_unit(self._name_of(unit), lines)
         self._unit_names[id(unit)] = names
 
-    def _partner(self, plan: UnitPlan) -> list[tuple[str, str]] | None:
-        """Return the names that an earlier unit has given to what it has kept."""
-        found = []
-        for section, locals_ in plan.takes.items():
-            for local in locals_:
-                for earlier in self._plans.values():
-                    if earlier.unit.section != section:
-                        continue
-                    own = shared_name(earlier.unit, plan.unit, local)
-                    names = self._unit_names.get(id(earlier.unit))
-                    if own is not None and names is not None:
-                        variable = earlier.unit.calls[0].variable(own)
-                        found.append((local, names.of(variable)))
-        return found
+    def _names_of_kept(self, plan: UnitPlan) -> Iterator[tuple[str, str]]:
+        """Yield the variables that a unit takes, and their names where they were kept."""
+        for section, local in plan.all_taken:
+            for earlier in self._plans.values():
+                names = self._unit_names.get(id(earlier.unit))
+                if earlier.unit.section != section or names is None:
+                    continue
+                own = shared_name(earlier.unit, plan.unit, local)
+                if own is not None:
+                    name = names.of(earlier.unit.calls[0].variable(own))
+                    yield plan.unit.calls[0].variable(local), name
 
     def _name_of(self, unit: Unit) -> str:
         """Return a name for a unit, after its layers."""
-        layer = unit.calls[0].layer
-        layers = {each.layer for each in unit.body} - {None}
-        for earlier in self._plans.values():
-            if not layers and earlier.unit.calls[0].unit.section == self.sections[0]:
-                own = {call.layer for call in earlier.unit.calls}
-                if own & {call.layer for call in unit.calls}:
-                    layers = {each.layer for each in earlier.unit.body} - {None}
-                    layer = min(layers)  # type: ignore[type-var]
-        layers = layers or {layer, *(n for each in unit.body for n in each.layers)}
-        words = [self._layers.get(each, "layer") for each in sorted(layers)]  # type: ignore[type-var]
-        base = "_".join(dict.fromkeys(_snake(word) for word in words))
+        layers = _layers_of(unit)
+        for earlier in self._plans.values():  # a backward is named after its forward
+            own = {call.layer for call in earlier.unit.calls}
+            if own & {call.layer for call in unit.calls}:
+                layers = _layers_of(earlier.unit)
+                break
+        words = [_snake(self._layers.get(layer, "layer")) for layer in layers]
+        base = "_".join(dict.fromkeys(words))
         return base if unit.section == "forward" else f"{base}_{unit.section}"
 
     # -- sections ----------------------------------------------------------------------
@@ -288,18 +279,11 @@ class StageSource:
         results = [n for n in self._trace.results[section] if n != "None"]
         arguments = ", ".join(["k", *map(names.of, given)])
         lines = [f"def {section}_{self.name}({arguments}):"]
-        for (earlier, later), kept in self._keeps.items():
-            if later == section:
-                own = [names.of(name) for name in kept]
-                lines += self._unpacked(earlier, section, stage, own)
-        for call, earlier in self._stage_takes.get(section, {}).values():
-            kept = self._plans[id(call.unit)].keeps[section]
-            own = [names.of(call.variable(local)) for local in kept]
-            lines += self._unpacked(earlier, section, str(call.layer), own)
+        lines += self._taken(section, stage)
         lines += self._body(section)
-        for (earlier, later), kept in self._keeps.items():
-            if earlier == section:
-                own = [names.of(name) for name in kept]
+        for (earlier, later), variables in self._keeps.items():
+            if earlier == section and variables:
+                own = [names.of(name) for name in variables]
                 lines += self._packed(section, later, stage, own)
         if results:
             returned = [self._names.of(name) for name in results]
@@ -307,6 +291,18 @@ class StageSource:
         if len(lines) == 1:
             lines.append("    pass")
         self._functions.sources[f"{section}_{self.name}"] = "\n".join(lines)
+
+    def _taken(self, section: str, stage: str) -> Iterator[str]:
+        """Yield the lines that unpack what was kept for a section."""
+        names = self._names
+        for (earlier, later), variables in self._keeps.items():
+            if later == section and variables:
+                own = [names.of(name) for name in variables]
+                yield from self._unpacked(earlier, section, stage, own)
+        for call, made_in in self._stage_takes.get(section, {}).values():
+            locals_ = self._plans[id(call.unit)].keeps[section]
+            own = [names.of(call.variable(local)) for local in locals_]
+            yield from self._unpacked(made_in, section, str(call.layer), own)
 
     def num_results(self, section: str) -> int:
         """Return how many arrays a section returns."""
@@ -376,16 +372,14 @@ class StageSource:
         end = last.layer + (1 if step > 0 else -1)
         (given,) = plan.arguments(first)
         result = last.variable(plan.outputs[0])
-        if (
-            self._readers(given) == {id(first)}
-            and given not in self._trace.inputs[first.unit.section]
-        ):
+        is_input = given in self._trace.inputs[first.unit.section]
+        if not is_input and self._readers(given) == {id(first)}:
             names.own[result] = names.of(given)
-        made = names.of(result)
-        if made != names.of(given):
-            yield f"    {made} = {names.of(given)}"
+        name = names.of(result)
+        if name != names.of(given):
+            yield f"    {name} = {names.of(given)}"
         yield f"    for layer in range({first.layer}, {end}, {step}):"
-        yield f"        {made} = {plan.name}(k, layer, {made})"
+        yield f"        {name} = {plan.name}(k, layer, {name})"
 
     # -- what is kept ------------------------------------------------------------------
 
@@ -404,6 +398,13 @@ class StageSource:
         left = ", ".join(own) + ("," if len(own) == 1 else "")
         text = f"{left} = {self._dict_of(earlier, section)}.pop(({key}, k))"
         return wrapped(text, 4)
+
+
+def _layers_of(unit: Unit) -> list[int]:
+    """Return the layers of the first call of a unit."""
+    noted = {each.layer for each in unit.body if each.layer is not None}
+    named = {layer for each in unit.body for layer in each.layers}
+    return sorted(noted or named)
 
 
 def _snake(name: str) -> str:

@@ -254,7 +254,7 @@ class Writer:
     def _can_move(
         self, maker: Statement, reader: Statement, before: Sequence[Statement]
     ) -> bool:
-        """Return whether a line may be computed in a later one, and that one is short."""
+        """Return whether a line may be computed in a later one that is short."""
         is_of_one_layer = (
             maker.layer == reader.layer
         )  # else the last one of many differs
@@ -294,7 +294,7 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def _with(text: str, name: str, value: str) -> str:
-    """Return a text with an expression in place of a name, in brackets if it needs some."""
+    """Return a text with an expression in place of a name, in brackets if necessary."""
     start = text.index(f"{{{name}}}")
     end = start + len(name) + 2
     before, after = text[:start], text[end:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from minipipe.compile.export.statements import PLACEHOLDER, Statement
 
@@ -60,7 +61,7 @@ Item = Statement | Call
 
 
 class _Part:
-    """A part of a section in a form that is equal to others but for names and layers."""
+    """A part of a section, in a form without its names and layers."""
 
     def __init__(self, statements: Sequence[Statement]) -> None:
         layers = [layer for each in statements for layer in each.layers]
@@ -72,11 +73,12 @@ class _Part:
         self.changes_given = False
         texts = []
         for each in statements:
-            texts.append(
-                PLACEHOLDER.sub(lambda f, s=each: self._name(f[1], s), each.text)
-            )
+            texts.append(PLACEHOLDER.sub(partial(self._named, each), each.text))
             self.changes_given |= any(name in self.given for name in each.changes)
         self.text = "\n".join(texts)
+
+    def _named(self, statement: Statement, found: re.Match[str]) -> str:
+        return self._name(found[1], statement)
 
     def _name(self, name: str, statement: Statement) -> str:
         kind, _, rest = name.partition(":")
@@ -187,9 +189,9 @@ class UnitPlan:
     Attributes
     ----------
     unit : Unit
-    takes : dict of int to list of str
+    takes : dict of str to list of str
         By earlier section, the names in the body that were kept for it.
-    keeps : dict of int to list of str
+    keeps : dict of str to list of str
         By later section, the names in the body that it keeps.
     outputs : list of str
         The names in the body that it returns.
@@ -203,10 +205,12 @@ class UnitPlan:
     name: str = ""
 
     @property
-    def taken(self) -> set[str]:
-        """All names that were kept for it."""
-        return {name for names in self.takes.values() for name in names}
+    def all_taken(self) -> list[tuple[str, str]]:
+        """The sections and names of all that was kept for it."""
+        pairs = self.takes.items()
+        return [(section, name) for section, names in pairs for name in names]
 
     def arguments(self, call: Call) -> list[str]:
         """Return the variables that a call is given, besides what was kept."""
-        return [name for name in call.given if call.names[name] not in self.taken]
+        taken = {name for _, name in self.all_taken}
+        return [name for name in call.given if call.names[name] not in taken]
