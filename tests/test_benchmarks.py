@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parent / "benchmarks"
 RUNS = [
     ("engine.py", ["--case", "d=32, 4 layers, 16x4", "--steps", "2", "--repeats", "1"], ["autograd / floor", "split"]),
     ("engine.py", ["--case", "block 4x16", "--steps", "2", "--repeats", "1", "--json"], ['"name": "split / fused"']),
+    ("compiled.py", ["--case", "d=32", "--rounds", "1", "--steps", "1", "--json"], ['"1f1b, compiled"']),
     ("step_time.py", ["--width", "8", "--layers", "2", "--steps", "2"], ["pipeline, 1 rank"]),
     ("prediction.py", ["--width", "8", "--layers", "4", "--steps", "1", "--rounds", "1"], ["zb-v", "median error"]),
     ("stacking.py", ["--rounds", "1", "--widest", "32"], ["divided", "stacked"]),
@@ -63,7 +64,8 @@ BY_RANKS = [
         ["--width", "8", "--linears", "2", "--rounds", "1", "--steps", "1"],
         ["safetensors save", "restore", "stall of a background save"],
     ),
-    ("transport.py", ["--rounds", "1", "--largest", "65536"], ["minipipe", "65536"]),
+    ("transport.py", ["--rounds", "1", "--largest", "65536"], ["minipipe", "channel", "65536"]),
+    ("compiled.py", ["--case", "d=32", "--rounds", "1", "--steps", "1"], ["persistent", "zb-h1, compiled", "calls"]),
     ("prediction.py", ["--width", "8", "--layers", "4", "--steps", "1", "--rounds", "1"], ["zb-v", "median error"]),
 ]
 

@@ -30,13 +30,10 @@ from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import SeededLoss, Stage
-from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
-
-_AUXILIARY = "the model has auxiliary losses"
 
 
 class Form(NamedTuple):
@@ -45,38 +42,47 @@ class Form(NamedTuple):
     Attributes
     ----------
     shapes : tuple of tuple of int
+        None for a gradient that does not exist.
     dtypes : tuple of dtype
     requires_grad : tuple of bool
     treedef : object
         As in :class:`minipipe.execution.payload.Payload`.
     """
 
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
     dtypes: tuple[Any, ...]
     requires_grad: tuple[bool, ...]
     treedef: Any = None
 
     @classmethod
     def of(cls, payload: Payload) -> Form:
-        """Return the form of a payload whose arrays are all there."""
+        """Return the form of a payload."""
         return cls(
-            tuple(array.shape for array in payload.arrays),
-            tuple(array.dtype for array in payload.arrays),
+            tuple(None if a is None else a.shape for a in payload.arrays),
+            tuple(None if a is None else a.dtype for a in payload.arrays),
             tuple(payload.requires_grad),
             payload.treedef,
         )
 
-    def new(self) -> list[Array]:
+    def new(self) -> list[Any]:
         """Return new arrays of this form."""
-        return list(map(np.empty, self.shapes, self.dtypes))
+        return [
+            None if shape is None else np.empty(shape, dtype)
+            for shape, dtype in zip(self.shapes, self.dtypes)
+        ]
+
+    def names(self, base: str) -> list[str]:
+        """Return names of the arrays, for a line of a program."""
+        names = enumerate(self.shapes)
+        return ["None" if shape is None else f"{base}_{i}" for i, shape in names]
 
     @property
     def is_plain(self) -> bool:
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
-        return is_one and np.dtype(self.dtypes[0]).kind == "f"
+        return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
 
-    def payload(self, arrays: Sequence[Array]) -> Payload:
+    def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""
         return Payload(list(arrays), list(self.requires_grad), self.treedef)
 
@@ -98,6 +104,8 @@ class Recorded:
         Of the stage's result; None on the last stage, unless outputs are asked for.
     loss_dtype : dtype or None
         Of the loss, on the last stage.
+    came : Form or None
+        Of the gradient that came back.
     gradient : Form or None
         Of the gradients of the inputs, if there are some.
     is_over : bool
@@ -114,6 +122,7 @@ class Recorded:
     received: Form
     result: Form | None = None
     loss_dtype: Any = None
+    came: Form | None = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
@@ -184,7 +193,6 @@ class Recorder:
         self.passed = passed_by(stage)
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
-        self.reason = self.reason or reason_against_stage(stage)
         self._is_foreign = self.guard.attributes.is_foreign
 
     def __getattr__(self, name: str) -> Any:
@@ -266,7 +274,7 @@ class Recorder:
             held = self._stage.forward_with_loss(microbatch, traced, noting)
         if any(loss.ndim for loss in losses):
             recorded.trace.spoil("returns a loss that has axes, so is no number,")
-        self._returned_by_forward(recorded, losses, held is None, is_loss=True)
+        self._returned_by_forward(recorded, losses, held is None)
         recorded.loss_dtype = losses[0].dtype
         return held
 
@@ -411,6 +419,7 @@ class Recorder:
                 return
             if all(array is None for array in arrays):
                 recorded.trace.spoil("gets no gradient back")
+            recorded.came = Form.of(gradient)
             yield held, gradient._replace(arrays=given[:count])
 
     def _with_gradients(
@@ -421,10 +430,8 @@ class Recorder:
         arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
         payload = payload._replace(arrays=arrays[:count])
         self.passed.hand_back(k, arrays[count:])
-        if all(array is not None for array in payload.arrays):
+        if any(array is not None for array in payload.arrays):
             recorded.gradient = Form.of(payload)
-        elif any(array is not None for array in payload.arrays):
-            recorded.trace.spoil("has inputs of which only some get a gradient")
         return payload
 
     def _returned_by_forward(
@@ -432,13 +439,12 @@ class Recorder:
         recorded: Recorded,
         arrays: Sequence[Array],
         is_over: bool,
-        is_loss: bool = False,
     ) -> list[Array]:
         self.passed.compute_with(None)
         k = recorded.microbatch
         recorded.passed = self.passed.structure(k)
         further = self.passed.results(k)
-        given = self._returned(recorded, [*arrays, *further], is_over, is_loss)
+        given = self._returned(recorded, [*arrays, *further], is_over)
         return given[: len(arrays)]
 
     def _returned(
@@ -446,12 +452,9 @@ class Recorder:
         recorded: Recorded,
         arrays: Sequence[Array | None],
         is_over: bool,
-        is_loss: bool = False,
     ) -> list[Any]:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
-        if not is_loss and any(a is not None and a.shape == () for a in arrays):
-            recorded.trace.spoil("passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 
@@ -496,17 +499,7 @@ def refused(stage: int, reason: str) -> ModelError:
 
 def reason_against_plan(plan: Plan, stage: int) -> str:
     """Return why a stage of a plan can never be recorded; empty if it may be."""
-    layers = plan.part(stage)
-    if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
-        return _AUXILIARY
-    return reason_against(layers)
-
-
-def reason_against_stage(stage: Stage) -> str:
-    """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
-    if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
-        return _AUXILIARY
-    return ""
+    return reason_against(plan.part(stage))
 
 
 def reason_against_loss(objective: BatchObjective) -> str:

@@ -71,6 +71,7 @@ class Channel(NamedTuple):
     def opened(self, group: ProcessGroup) -> Any:
         """Return the channel itself."""
         (shape,), (dtype,) = self.form.shapes, self.form.dtypes
+        assert shape is not None  # it is plain
         make = group.send_channel if self.is_send else group.receive_channel
         return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
 
@@ -189,6 +190,7 @@ class Row:
             "cell": [binding.action for binding in self._bindings],
             "carried": [_carried(executor, b.action) for b in self._bindings],
             "Receipt": Receipt,
+            "asarray": np.asarray,
         }
 
     def lines(self) -> Iterator[str]:
@@ -261,7 +263,7 @@ class Row:
         stage, kind, k = binding.action
         recorded, is_forward = program.recorded, kind is F
         taken, given = self._taken(binding), self._given(position)
-        for role, form in (("x", recorded.received), ("g", recorded.result)):
+        for role, form in (("x", recorded.received), ("g", recorded.came)):
             if role in taken:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
@@ -280,7 +282,7 @@ class Row:
             base = (
                 _name(own) if own else f"{'out' if is_forward else 'g_in'}{stage}_{k}"
             )
-            out = [f"{base}_{i}" for i in range(len(result.shapes))]
+            out = result.names(base)
             if is_output:  # not in arrays of the program: the user keeps them
                 yield f"{', '.join(out)}, = {self._form(result)}.new()"
             else:
@@ -298,7 +300,7 @@ class Row:
             yield f"losses[{k}] = {call}.item()"
             self.losses[k] = recorded.loss_dtype
         else:
-            yield call
+            yield from _assigned(out, result, call)
         yield f"ran((begun, now(), {self._held(binding)}))"
         if is_output:
             value = f"{self._form(recorded.outputs)}.payload([{', '.join(out)}])"
@@ -329,7 +331,7 @@ class Row:
         if program is None:
             return None
         is_forward = action.kind is RECV_F
-        form = program.recorded.received if is_forward else program.recorded.result
+        form = program.recorded.received if is_forward else program.recorded.came
         return form if form is not None and form.is_plain else None
 
     def _channel(self, binding: Binding, form: Form) -> str:
@@ -445,7 +447,7 @@ class Row:
             yield f"{name} = {name}.wait()"
         elif state == "arrays":
             form = self._form_by_value[value]
-            names = ", ".join(f"{name}_{i}" for i in range(len(form.shapes)))
+            names = ", ".join(form.names(name))
             yield f"{name} = {self._form(form)}.payload([{names}])"
         self._state[value] = "payload"
 
@@ -467,19 +469,30 @@ class Row:
         return self._counts[stage]
 
 
-def allocated(row: Row) -> dict[str, Array]:
+def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[str]:
+    """Yield the line of a call, and those that keep the results that it returns."""
+    shapes = () if form is None else form.shapes
+    returned = [name for name, shape in zip(names, shapes) if shape == ()]
+    yield f"{', '.join(returned)} = {call}" if returned else call
+    yield from (f"{name} = asarray({name})" for name in returned)
+
+
+def allocated(row: Row) -> dict[str, Array | None]:
     """Return arrays for the results of compiled sections, by their names."""
-    found: dict[str, Array] = {}
+    found: dict[str, Array | None] = {}
     for name, form in row.forms.items():
-        for i, (shape, dtype) in enumerate(zip(form.shapes, form.dtypes)):
-            found[f"{name}_{i}"] = np.empty(shape, dtype)
+        found.update(zip(form.names(name), form.new()))
+    found.pop("None", None)
     return found
 
 
-def arrays_of(payload: Payload, form: Form) -> list[Array]:
+def arrays_of(payload: Payload, form: Form) -> list[Array | None]:
     """Return the arrays of a value that another rank or an eager stage has given."""
     for array, shape, dtype in zip(payload.arrays, form.shapes, form.dtypes):
-        if array is None or array.shape != shape or array.dtype != dtype:
+        if array is None or shape is None:
+            if array is not None or shape is not None:
+                break
+        elif array.shape != shape or array.dtype != dtype:
             break
     else:
         if len(payload.arrays) == len(form.shapes):

@@ -104,11 +104,6 @@ class BatchObjective:
         return self._shares
 
     @property
-    def weights(self) -> list[float]:
-        """The weights of the losses of all microbatches, on a rank with the last stage."""
-        return self._shares
-
-    @property
     def is_for_outputs(self) -> bool:
         """Whether the outputs alone are of interest."""
         return self._loss is None and bool(self.where) and not self.metrics and self.is_whole

@@ -13,9 +13,8 @@ layers it would spend most of its time between the calls.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable
 from functools import cache
-from itertools import pairwise
 from math import prod
 from operator import attrgetter, gt, is_
 from sys import getrefcount
@@ -102,17 +101,15 @@ class Arena:
             earlier = None if each.arena is None else each.arena()
             if earlier is not None:
                 earlier.close()
-        movable = _movable(trained)
+        movable = _movable(self.parameters)
         kinds: dict[tuple[Hashable, bool], list[Parameter]] = {}
         for each in trained:
             kinds.setdefault((_kind(each), id(each) in movable), []).append(each)
         self._blocks = [Block(kinds[kind], is_moved=kind[1]) for kind in kinds]
-        self._places = {
-            id(leaf): (number, position)
-            for number, block in enumerate(self._blocks)
-            for position, leaf in enumerate(block.leaves)
-        }
-        self._neighbours: dict[tuple[int, int, int], Neighbours] = {}
+        self._places: dict[int, tuple[Block, int]] = {}  # by id of a leaf
+        for block in self._blocks:
+            for position, leaf in enumerate(block.leaves):
+                self._places[id(leaf)] = block, position
         self._is_open = True
         self._reference = ref(self)
         for each in trained:
@@ -128,8 +125,8 @@ class Arena:
         place = self._places.get(id(leaf))
         if place is None:
             return None
-        number, position = place
-        return self._blocks[number].gradient_views[position]
+        block, position = place
+        return block.gradient_views[position]
 
     # -- what has changed since --------------------------------------------------------
 
@@ -143,13 +140,12 @@ class Arena:
 
     def close(self) -> None:
         """Use the arena no more. Its parameters keep their values. Local."""
-        for each in _trained(self.parameters):
+        for each in self.parameters:
             if each.arena is self._reference:
                 each.arena = None
         self._is_open = False
         self._blocks = []
         self._places = {}
-        self._neighbours = {}
         self.gradients = []
 
     def count_references(self) -> None:
@@ -210,24 +206,10 @@ class Arena:
                 return None
         return [array for block in self._blocks for array in block.joined_gradients]
 
-    # -- neighbours --------------------------------------------------------------------
-
-    def place_of(self, parameter: Parameter) -> tuple[int, int] | None:
+    def place_of(self, parameter: Parameter) -> tuple[Block, int] | None:
         """Return the block and the position of a moved parameter, or None."""
         place = self._places.get(id(parameter.node))
-        if place is None or self._blocks[place[0]].values is None:
-            return None
-        return place
-
-    def neighbours(self, parameters: Sequence[Parameter]) -> Neighbours:
-        """Return parameters that follow each other here as one array."""
-        number, first = self._places[id(parameters[0].node)]
-        key = (number, first, first + len(parameters))
-        found = self._neighbours.get(key)
-        if found is None:
-            found = Neighbours(self._blocks[number], first, key[2])
-            self._neighbours[key] = found
-        return found
+        return None if place is None or place[0].values is None else place
 
 
 class Block:
@@ -237,7 +219,7 @@ class Block:
     ----------
     parameters : list of Parameter
     places : list of slice
-        Their elements, in ``values`` and ``gradients`` alike.
+        Their elements, in ``values`` and ``gradients`` alike; there may be gaps.
     leaves : list of Leaf
     values : array of shape (elements,), or None
         None if the parameters were not moved.
@@ -253,17 +235,17 @@ class Block:
     def __init__(self, parameters: list[Parameter], is_moved: bool) -> None:
         self.parameters = parameters
         self.leaves = [each.node for each in parameters]
-        data = parameters[0].data
-        self._xp = backend.array_module(data)
-        is_half = isinstance(parameters[0].node, HalfLeaf)
-        self._gradient_dtype = self._xp.float32 if is_half else data.dtype
-        self.has_views = _has_views(data)
-        self.places = _places(parameters, _step(data))
+        first = parameters[0]
+        self._xp = backend.array_module(first.data)
+        is_half = isinstance(first.node, HalfLeaf)
+        self._gradient_dtype = self._xp.float32 if is_half else first.data.dtype
+        self.has_views = _has_views(first.data)
+        self.places = _places(parameters, _step(first.data))
         self.size = self.places[-1].stop
         self.values: Array | None = None
         self.value_views: list[Array] = []
         if is_moved:
-            self._move(data.dtype)
+            self._move(first.data.dtype)
         self.make_gradients()
 
     def _move(self, dtype: Any) -> None:
@@ -271,8 +253,7 @@ class Block:
         self.value_views = self._views(self.values)
         for each, view in zip(self.parameters, self.value_views):
             view[...] = each.data
-        for each, view in zip(self.parameters, self.value_views):
-            each.data = view
+            each.data = view  # now, so that not all values are in memory twice
 
     def make_gradients(self) -> None:
         """Make arrays for the gradients."""
@@ -300,122 +281,6 @@ class Block:
         """Return whether these parameters have their gradients here."""
         views = self.gradient_views[part]
         return all(map(is_, map(_GRAD, self.leaves[part]), views))
-
-    def gaps(self, part: slice) -> tuple[Array, Array] | None:
-        """Return the elements between these parameters, and which to repeat there.
-
-        Positions count from the first of these parameters on; None without gaps.
-        """
-        places = self.places[part]
-        start = places[0].start
-        targets: list[int] = []
-        sources: list[int] = []
-        for before, after in pairwise(places):
-            gap = range(before.stop - start, after.start - start)
-            targets += gap
-            sources += [gap.start - 1] * len(gap)
-        if not targets:
-            return None
-        return self._xp.asarray(targets), self._xp.asarray(sources)
-
-
-class Neighbours:
-    """Parameters that follow each other in an arena: their values and gradients as one.
-
-    A gap repeats the last element before it, so that a rule meets nothing there that it
-    does not meet in a parameter.
-
-    Attributes
-    ----------
-    parameters : list of Parameter
-    places : list of slice
-        Their elements.
-    size : int
-        Elements, with the gaps.
-    """
-
-    def __init__(self, block: Block, first: int, last: int) -> None:
-        self._block = block
-        self._members = slice(first, last)
-        self.parameters = block.parameters[self._members]
-        places = block.places[self._members]
-        start, stop = places[0].start, places[-1].stop
-        self._elements = slice(start, stop)
-        self.size = stop - start
-        self.places = [slice(at.start - start, at.stop - start) for at in places]
-        self._gaps = block.gaps(self._members)
-        self._leaves = block.leaves[self._members]
-
-    def are_joined(self) -> bool:
-        """Return whether all have their values and gradients in the arena."""
-        block, part = self._block, self._members
-        return block.has_gradients(part) and block.has_values(part)
-
-    def have_gradients(self) -> bool:
-        """Return whether any has a gradient, in the arena or elsewhere."""
-        return any(leaf.grad is not None for leaf in self._leaves)
-
-    def values(self) -> Array:
-        """Return a view of the values, of shape (size,)."""
-        values: Any = self._block.values
-        return self.filled(values[self._elements])
-
-    def gradient(self) -> Array:
-        """Return a view of the gradients, of shape (size,)."""
-        gradients: Any = self._block.gradients
-        return self.filled(gradients[self._elements])
-
-    def filled(self, array: Array) -> Array:
-        """Repeat the element before each gap of an array in it; return the array."""
-        if self._gaps is not None:
-            targets, sources = self._gaps
-            array[targets] = array[sources]
-        return array
-
-    def parts_of(self, array: Array) -> list[Array]:
-        """Return the part of each parameter in an array of shape (size,), a view."""
-        parts = zip(self.places, self.parameters)
-        return [array[place].reshape(each.shape) for place, each in parts]
-
-    def note_change(self, order: int) -> None:
-        """Note that the values have changed, as :meth:`Parameter.note_change` does."""
-        for leaf in self._leaves:
-            leaf.changed = order
-
-
-def side_by_side(
-    parameters: Iterable[Parameter],
-    kind: Callable[[Parameter], Hashable],
-) -> Iterator[list[Parameter]]:
-    """Yield parameters in lists: neighbours of one kind in an arena, others alone.
-
-    Parameters
-    ----------
-    parameters : iterable of Parameter
-    kind : function
-        Returns a value that neighbours have in common; None for one to be alone.
-    """
-    placed: dict[Any, list[tuple[Any, Hashable, Parameter]]] = {}
-    for each in parameters:
-        arena = None if each.arena is None else each.arena()
-        place = None if arena is None else arena.place_of(each)
-        own_kind = None if place is None else kind(each)
-        if arena is None or own_kind is None:
-            yield [each]
-        else:
-            has_gradient = each.node.grad is arena.gradient_of(each.node)
-            member = place, (own_kind, has_gradient), each
-            placed.setdefault(arena, []).append(member)
-    for members in placed.values():
-        members.sort(key=lambda member: member[0])
-        runs: list[list[Any]] = []
-        last = None
-        for (number, position), own_kind, each in members:
-            if last != (number, position - 1, own_kind):
-                runs.append([])
-            runs[-1].append(each)
-            last = number, position, own_kind
-        yield from runs
 
 
 # -- which parameters can be moved -----------------------------------------------------
@@ -455,21 +320,21 @@ def _places(parameters: Iterable[Parameter], step: int) -> list[slice]:
     return places
 
 
-def _movable(parameters: Sequence[Parameter]) -> set[int]:
+def _movable(parameters: Iterable[Parameter]) -> set[int]:
     """Return which parameters can get other memory without anybody noticing, by id."""
     to_data, to_base = _references_of_one()
-    alone = [each for each in parameters if _is_plain(each)]
-    alone = [each for each in alone if _references(each) == to_data]
+    owners = {id(each.owner): each.owner for each in parameters}.values()
     # Of views of a closed arena: all that refers to its memory must be among them.
-    num_views = Counter(id(each.data.base) for each in alone)
+    num_views = Counter(id(getattr(each.data, "base", None)) for each in owners)
 
     def is_movable(parameter: Parameter) -> bool:
-        if parameter.data.base is None:
-            return True
+        if not _is_plain(parameter) or _references(parameter) != to_data:
+            return False
         others = num_views[id(parameter.data.base)] - 1
-        return _references_to_base(parameter) == to_base + others
+        is_owner = parameter.data.base is None
+        return is_owner or _references_to_base(parameter) == to_base + others
 
-    return {id(each) for each in alone if is_movable(each)}
+    return {id(each) for each in owners if is_movable(each)}
 
 
 def _is_plain(parameter: Parameter) -> bool:

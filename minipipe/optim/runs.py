@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, MutableMapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from types import ModuleType
 from typing import Any
 from weakref import ref
 
@@ -11,7 +14,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.nn.arena import side_by_side
+from minipipe.nn.arena import Block
 from minipipe.nn.parameter import Parameter
 
 States = MutableMapping[int, dict[str, Any]]
@@ -30,10 +33,13 @@ class Run:
     them, so nothing else needs to know of the run. It is used while every step treats
     its parameters alike.
 
+    In a gap between two parameters every array repeats the last element before it, so
+    that a rule meets nothing there that it does not meet in a parameter.
+
     Parameters
     ----------
     parameters : list of Parameter
-        Neighbours in an arena, whose states have the same numbers.
+        They follow each other in an arena, and their states have the same numbers.
     states : dict
         The states of all parameters of the optimiser, by id.
     masters : dict
@@ -42,7 +48,8 @@ class Run:
     Attributes
     ----------
     parameters : list of Parameter
-    neighbours : weak reference to Neighbours
+    block : weak reference to Block
+        Not to keep the memory of an arena that is not used any more.
     node : Leaf
         The leaf of one of them.
     state : dict
@@ -58,18 +65,24 @@ class Run:
         states: States,
         masters: Masters,
     ) -> None:
-        arena: Any = parameters[0].arena
-        # A weak reference: the memory of an arena that is not used any more is freed.
-        self.neighbours = ref(arena().neighbours(parameters))
+        block, first = place_of(parameters[0])
         self.parameters = parameters
         self.node = parameters[0].node
+        self.block = ref(block)
+        self._members = slice(first, first + len(parameters))
+        self._leaves = block.leaves[self._members]
+        places = block.places[self._members]
+        start = places[0].start
+        self._elements = slice(start, places[-1].stop)
+        self._places = [slice(at.start - start, at.stop - start) for at in places]
+        self._size = self._places[-1].stop
+        self._gaps = _gaps(self._places, backend.array_module(block.values))
         self._states = [states[id(each)] for each in parameters]
         self._masters = masters
         self.state: dict[str, Any] = {}
         self._handed_out: dict[str, Any] = {}
         self.master: Array | None = None
-        neighbours: Any = self.neighbours()
-        self.is_divided = neighbours.have_gradients() and not neighbours.are_joined()
+        self.is_divided = self.have_gradients() and not self.are_joined(block)
         if not self.is_divided:
             self._join()
 
@@ -85,29 +98,49 @@ class Run:
             self.set_master(self._joined(masters))
 
     def _joined(self, arrays: Sequence[Array]) -> Array:
-        neighbours: Any = self.neighbours()
         xp = backend.array_module(arrays[0])
-        flat = xp.zeros(neighbours.size, dtype=arrays[0].dtype)
-        for part, array in zip(neighbours.parts_of(flat), arrays):
+        flat = xp.zeros(self._size, dtype=arrays[0].dtype)
+        for part, array in zip(self._parts_of(flat), arrays):
             part[...] = array
-        return neighbours.filled(flat)
+        return self._filled(flat)
+
+    def _parts_of(self, array: Array) -> list[Array]:
+        """Return the part of each parameter in an array of all, a view."""
+        parts = zip(self._places, self.parameters)
+        return [array[place].reshape(each.shape) for place, each in parts]
+
+    def _filled(self, array: Array) -> Array:
+        """Repeat the element before each gap of an array in it; return the array."""
+        if self._gaps is not None:
+            targets, sources = self._gaps
+            array[targets] = array[sources]
+        return array
+
+    def are_joined(self, block: Block) -> bool:
+        """Return whether all have their values and gradients in the arena."""
+        part = self._members
+        return block.has_gradients(part) and block.has_values(part)
+
+    def have_gradients(self) -> bool:
+        """Return whether any has a gradient, in the arena or elsewhere."""
+        return any(leaf.grad is not None for leaf in self._leaves)
 
     @property
     def grad(self) -> Array:
         """The gradients as one array."""
-        neighbours: Any = self.neighbours()
-        return neighbours.gradient()
+        block: Any = self.block()
+        return self._filled(block.gradients[self._elements])
 
     @property
     def data(self) -> Array:
         """The values as one array."""
-        neighbours: Any = self.neighbours()
-        return neighbours.values()
+        block: Any = self.block()
+        return self._filled(block.values[self._elements])
 
     def note_change(self, order: int) -> None:
         """Note that the values have changed, and give each parameter its new state."""
-        neighbours: Any = self.neighbours()
-        neighbours.note_change(order)
+        for leaf in self._leaves:
+            leaf.changed = order
         for name, value in self.state.items():
             if self._handed_out.get(name, _NOTHING) is not value:
                 self._hand_out(name, value)
@@ -118,9 +151,8 @@ class Run:
         self._handed_out = dict(self.state)
 
     def _hand_out(self, name: str, value: Any) -> None:
-        neighbours: Any = self.neighbours()
-        if backend.is_array(value) and value.shape == (neighbours.size,):
-            parts = neighbours.parts_of(value)
+        if backend.is_array(value) and value.shape == (self._size,):
+            parts = self._parts_of(value)
         elif isinstance(value, _NUMBERS):
             parts = [value] * len(self._states)
         else:
@@ -132,10 +164,25 @@ class Run:
 
     def set_master(self, master: Array) -> None:
         """Take master values, and give each parameter its part of them."""
-        neighbours: Any = self.neighbours()
         self.master = master
-        for each, part in zip(self.parameters, neighbours.parts_of(master)):
+        for each, part in zip(self.parameters, self._parts_of(master)):
             self._masters[id(each)] = part
+
+
+def _gaps(places: Sequence[slice], xp: ModuleType) -> tuple[Array, Array] | None:
+    """Return the elements between places, and which to repeat there; None without."""
+    targets: list[int] = []
+    sources: list[int] = []
+    for before, after in pairwise(places):
+        targets += range(before.stop, after.start)
+        sources += [before.stop - 1] * (after.start - before.stop)
+    return (xp.asarray(targets), xp.asarray(sources)) if targets else None
+
+
+def place_of(parameter: Parameter) -> Any:
+    """Return the block and the position of a parameter in its arena, or None."""
+    arena = None if parameter.arena is None else parameter.arena()
+    return None if arena is None else arena.place_of(parameter)
 
 
 class Walk:
@@ -154,19 +201,17 @@ class Walk:
         masters: Masters,
     ) -> None:
         self._parameters = parameters
-
-        def kind(parameter: Parameter) -> Hashable:
-            state, master = states[id(parameter)], masters.get(id(parameter))
-            return _kind(parameter, state, master)
-
         self._runs: list[Run] = []
         self._alone: list[Parameter] = []
-        for each in side_by_side(parameters, kind):
+        for each in side_by_side(parameters, states, masters):
             if len(each) == 1:
                 self._alone += each
             else:
                 self._runs.append(Run(each, states, masters))
-        self._arenas = [each.arena for each in self._alone]
+        # An arena has all trained parameters of a rank: one of them shows a new one.
+        trained = (each for each in self._alone if each.requires_grad)
+        self._watched = next(trained, None)
+        self._arena = None if self._watched is None else self._watched.arena
 
     def units(self, parameters: tuple[Parameter, ...]) -> Units | None:
         """Return what this step changes as one array each: runs, and parameters.
@@ -175,26 +220,55 @@ class Walk:
         """
         if parameters is not self._parameters:
             return None
-        if [each.arena for each in self._alone] != self._arenas:
+        if self._watched is not None and self._watched.arena is not self._arena:
             return None
         units: list[Run | Parameter] = []
         for run in self._runs:
-            neighbours = run.neighbours()
-            if neighbours is None:
+            block = run.block()
+            if block is None:
                 return None
-            if neighbours.are_joined():
+            if run.are_joined(block):
                 if run.is_divided:
                     return None
                 units.append(run)
-            elif neighbours.have_gradients():
+            elif run.have_gradients():
                 run.is_divided = True
                 units += run.parameters
         return units + self._alone
 
 
-def _kind(parameter: Parameter, state: dict[str, Any], master: Any) -> Hashable:
-    """Return what neighbours must have in common; None for a parameter to be alone."""
-    common: list[Hashable] = [parameter.grad is None, master is None]
+def side_by_side(
+    parameters: Iterable[Parameter],
+    states: States,
+    masters: Masters,
+) -> list[list[Parameter]]:
+    """Return lists of parameters that can be one run, and others alone."""
+    lists: list[list[Parameter]] = []
+    placed: list[tuple[int, int, Hashable, Parameter]] = []
+    for each in parameters:
+        place = place_of(each)
+        kind = None if place is None else _kind(each, states[id(each)], place)
+        if kind is None:
+            lists.append([each])
+        else:
+            block, position = place
+            kind = kind, id(each) in masters
+            placed.append((id(block), position, kind, each))
+    last = None
+    for block, position, kind, each in sorted(placed, key=itemgetter(0, 1)):
+        if last != (block, position - 1, kind):
+            lists.append([])
+        lists[-1].append(each)
+        last = block, position, kind
+    return lists
+
+
+def _kind(parameter: Parameter, state: dict[str, Any], place: Any) -> Hashable:
+    """Return what parameters of a run have in common; None for one to be alone."""
+    block, position = place
+    gradient = parameter.node.grad
+    is_joined = gradient is block.gradient_views[position]
+    common: list[Hashable] = [gradient is None, is_joined]
     for name, value in sorted(state.items()):
         if isinstance(value, _NUMBERS):
             common.append((name, type(value), value))

@@ -79,40 +79,59 @@ def _num_results(batch: Batch) -> int:
     return 1 + len(batch.sizes) + len(batch.objective.metrics)
 
 
-def deliver_loss(
-    delivery: LossDelivery, batch: Batch, waits: bool = True, check: StepCheck | None = None
-) -> BatchLoss | PendingLoss:
-    """Give the loss of a batch to every rank, and its outputs to those that are to have them.
+def exchange_loss(delivery: LossDelivery, batch: Batch, check: StepCheck | None = None) -> BatchLoss:
+    """Return the loss of a batch on every rank, with its outputs on the ranks that are to have them.
 
-    Collective.
+    Collective; parameters are as in :func:`deliver_loss`.
+    """
+    if delivery.group.num_under_way:  # which come first
+        return deliver_loss(delivery, batch, check).wait()
+    reading = _Reading(delivery, batch, check)
+    return reading.loss(delivery.exchanged(batch, reading.own, reading.num_findings))
+
+
+def deliver_loss(delivery: LossDelivery, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
+    """Begin to give the loss of a batch to every rank, and its outputs to the ranks that are to have them.
+
+    Collective, but no rank waits for another, except for outputs.
 
     Parameters
     ----------
     delivery : LossDelivery
     batch : Batch
-    waits : bool
-        Whether to wait for the loss; if not, the result is pending.
     check : StepCheck, optional
         Of the loss and the gradients.
     """
-    group, root = delivery.group, delivery.root
-    outputs = deliver_outputs(group, root, batch) if batch.objective.where else None
-    findings = () if check is None else check.findings
-    own = batch.objective.numbers(*findings) if group.rank == root else np.array(findings)
+    reading = _Reading(delivery, batch, check)
+    arrived = delivery.broadcast(batch, reading.own, reading.num_findings)
+    return PendingLoss(lambda: reading.loss(arrived()), batch.training_step + 1)
 
-    def read(found: dict[int, list[float]]) -> BatchLoss:
+
+class _Reading:
+    """The results of a batch that this rank sends, and the loss that it makes of the results of all.
+
+    Attributes
+    ----------
+    own : array
+    num_findings : int
+    """
+
+    def __init__(self, delivery: LossDelivery, batch: Batch, check: StepCheck | None) -> None:
+        group, root, findings = delivery.group, delivery.root, check.findings if check else ()
+        self._delivery, self._batch, self._check = delivery, batch, check
+        self._outputs = deliver_outputs(group, root, batch) if batch.objective.where else None
+        self.num_findings = len(findings)
+        self.own = batch.objective.numbers(*findings) if group.rank == root else np.array(findings)
+
+    def loss(self, found: dict[int, list[float]]) -> BatchLoss:
+        """Return the loss from the numbers of all ranks, after checking it."""
+        batch, root = self._batch, self._delivery.root
         size, numbers = _num_results(batch), found[root]
-        loss = BatchLoss.read(numbers[:size], len(batch.sizes), batch.objective.metrics, outputs)
-        if check is not None:
+        loss = BatchLoss.read(numbers[:size], len(batch.sizes), batch.objective.metrics, self._outputs)
+        if self._check is not None:
             found[root] = numbers[size:]
-            check.judge(loss, [found[rank] for rank in range(group.size)])
+            self._check.judge(loss, [found[rank] for rank in sorted(found)])
         return loss
-
-    if waits and not group.num_under_way:
-        return read(delivery.exchanged(batch, own, len(findings)))
-    arrived = delivery.broadcast(batch, own, len(findings))
-    pending = PendingLoss(lambda: read(arrived()), batch.training_step + 1)
-    return pending.wait() if waits else pending
 
 
 def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:

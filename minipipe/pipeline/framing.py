@@ -20,7 +20,7 @@ from minipipe.execution.observers import StackedWeights, handlers_of, journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import GradientSums
 from minipipe.passes.framing import frame
-from minipipe.pipeline.delivery import deliver_loss
+from minipipe.pipeline.delivery import deliver_loss, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action import Action, ActionKind
@@ -161,8 +161,10 @@ class Framing:
             warn_of_missing_gradients(self._parameters.own)
         call.is_computed = True
         call.input_gradients = self._intake.input_gradients(batch, executor.record.input_gradients)
-        waits = call.waits and not self._pending
-        loss = deliver_loss(self._intake.delivery, batch, waits, finite)
+        if call.waits and not self._pending:
+            call.loss = exchange_loss(self._intake.delivery, batch, finite)
+            return
+        loss = deliver_loss(self._intake.delivery, batch, finite)
         while self._pending:  # no rank is far behind
             self._pending.popleft().wait()
-        call.loss = loss.wait() if call.waits and isinstance(loss, PendingLoss) else loss
+        call.loss = loss.wait() if call.waits else loss

@@ -41,7 +41,7 @@ from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.compiling import Compiling, without_replay
-from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
+from minipipe.pipeline.delivery import deliver_outputs, exchange_loss
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
@@ -269,7 +269,7 @@ class Pipeline(FamiliarPipeline):
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
-        self._compiling = Compiling(compile, plan)
+        self._compiling = Compiling(compile, plan, stack_weight_gradients)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
         compiled = self._compiling.stages(self._stages)
@@ -690,9 +690,7 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        loss = deliver_loss(self._intake.delivery, batch)
-        assert isinstance(loss, BatchLoss)
-        return loss
+        return exchange_loss(self._intake.delivery, batch)
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -1172,8 +1170,9 @@ class Pipeline(FamiliarPipeline):
 
         Collective; leaves no gradients, and changes no parameter. With the result ``simulate`` predicts other schedules
         over the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also schedules with several stages
-        on a rank. It runs this pipeline's own schedule without updates and copies to files, with every backward in its
-        two halves so that I and W are timed separately; if the schedule is forward only, the times of backwards are 0.
+        on a rank. It runs this pipeline's own schedule without updates and copies to files, eagerly or compiled as its
+        steps are, with every backward in its two halves so that I and W are timed separately; if the schedule is
+        forward only, the times of backwards are 0.
         ``gradient_size`` is for the gradient all-reduce of replicas: if there are some, its rounds count among the
         messages.
 
@@ -1215,7 +1214,9 @@ class Pipeline(FamiliarPipeline):
         num_steps = COUNT.check("num_steps", num_steps)
         self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
         batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
-        return stages.measure_costs(self._executor, self._plan, batch, num_steps, self._sums)
+        compiler, compiled = self._compiling.for_costs(self._stages)
+        make = partial(self._executor, run_schedule=compiler)
+        return stages.measure_costs(make, self._plan, batch, num_steps, self._sums, compiled=compiled)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.schedule.describe()}; rank {self._group.rank}>"

@@ -21,7 +21,7 @@ from minipipe.execution.batch import Batch
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.record import Record
-from minipipe.pipeline.delivery import deliver_loss
+from minipipe.pipeline.delivery import exchange_loss
 from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.training_call import TrainingCall
 
@@ -118,8 +118,7 @@ class RepeatedStep:
         """Return the loss of a batch, after checking it and the gradients. Collective."""
         if not self._is_alone:
             check = self._finite.of_step(batch, waits=True)
-            given = deliver_loss(self._intake.delivery, batch, True, check)
-            return given if isinstance(given, BatchLoss) else given.wait()
+            return exchange_loss(self._intake.delivery, batch, check)
         objective, total, losses = batch.objective, 0.0, []
         for k, share in enumerate(objective.shares):
             loss = objective.losses[k]

@@ -8,6 +8,8 @@ import itertools
 
 import numpy as np
 
+from minipipe.comm.channel import BroadcastChannel
+from minipipe.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError
 from tests.comm.bodies import Meanwhile, expect, in_thread, left, right
 
@@ -250,6 +252,19 @@ def the_array_may_be_filled_again_after_wait_and_the_message_is_as_it_was(group)
             assert (receive.array == 100 * step + number).all()
 
 
+def a_message_that_is_sent_before_the_one_before_was_taken_waits_for_that(group):
+    sending = group.send_channel((INLINE // 4,), np.float32, right(group), 8)
+    receiving = group.receive_channel((INLINE // 4,), np.float32, left(group), 8)
+    for step in range(0, 6, 2):
+        receiving.start(step)
+        for number in (step, step + 1):
+            sending.start(number)
+        receiving.wait()
+        receiving.start(step + 1)
+        receiving.wait()
+        sending.wait()
+
+
 def a_message_that_has_come_is_known_before_it_is_waited_for(group):
     ends = Ends(group)
     ends.start(True, 1)
@@ -260,6 +275,25 @@ def a_message_that_has_come_is_known_before_it_is_waited_for(group):
     ends.receiving.wait()
     assert (ends.receiving.array == 4).all() and not group.has_arrived(left(group), 5)
     ends.finish()
+
+
+def a_broadcast_channel_sends_what_broadcast_does(group):
+    """Each rank takes one or the other, by turns, and another array than the expected one is handed on as it is."""
+    for root in range(group.size):
+        channel = BroadcastChannel(group, (3,), np.float32, root, OwnTag.BROADCAST)
+        for step in range(6):
+            sent = np.full(3, 10 * root + step, np.float32)
+            if group.rank == root:
+                channel.array[...] = sent
+            by_channel = (step + group.rank) % 2
+            found = channel.run() if by_channel else group.broadcast(sent if group.rank == root else None, root)
+            assert found.tolist() == sent.tolist()
+        for other in (np.arange(2), np.zeros((2, 2), np.float32), np.zeros(INLINE)):
+            if group.rank == root:
+                assert group.broadcast(other, root).tolist() == other.tolist()
+            else:
+                found = channel.run()
+                assert (found.dtype, found.tolist()) == (other.dtype, other.tolist())
 
 
 def what_no_channel_can_carry_is_refused_when_it_is_made(group):
@@ -306,7 +340,9 @@ BODIES = [
     a_description_is_composed_for_an_error_only,
     channels_go_on_beside_collective_calls_and_other_tags,
     the_array_may_be_filled_again_after_wait_and_the_message_is_as_it_was,
+    a_message_that_is_sent_before_the_one_before_was_taken_waits_for_that,
     a_message_that_has_come_is_known_before_it_is_waited_for,
+    a_broadcast_channel_sends_what_broadcast_does,
     what_no_channel_can_carry_is_refused_when_it_is_made,
     a_channel_of_a_closed_group_says_so,
     a_second_thread_cannot_use_a_channel_meanwhile,

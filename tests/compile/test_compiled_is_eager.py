@@ -181,7 +181,7 @@ def test_a_broken_promise_is_noticed_if_two_microbatches_show_it(layer, monkeypa
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_large_arrays_have_the_bits_of_eager_steps(schedule):
-    """The story: a product that was added to a gradient at once was freed afterwards."""
+    """The story: a product that was added to a gradient was freed afterwards."""
 
     def run(group, how):
         layers = nn.Linear(160, 160), nn.ReLU(), nn.Dropout(0.1), nn.Linear(160, 160)

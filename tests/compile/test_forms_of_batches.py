@@ -5,7 +5,6 @@ import pytest
 
 from minipipe import Microbatches, Pipeline, nn, optim, spawn
 
-
 LENGTHS = [*[(4, 4)] * 3, *[(6, 6)] * 3, (4, 4), (6, 4), (6, 4), (4, 6), (6, 4), (4, 4)]
 
 

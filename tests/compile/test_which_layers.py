@@ -210,7 +210,7 @@ class Spread(nn.Module):
         return both[0] + both[1]
 
 
-def test_a_stage_that_passes_on_a_tensor_without_axes_runs_eagerly():
+def test_a_stage_that_passes_on_a_tensor_without_axes_is_compiled():
     def run(how, group):
         first = nn.Sequential(nn.Linear(WIDTH, WIDTH), Total())
         stages = first, nn.Sequential(Spread(), nn.Linear(WIDTH, CLASSES))
@@ -228,4 +228,71 @@ def test_a_stage_that_passes_on_a_tensor_without_axes_runs_eagerly():
         for how in ("where-possible", False)
     )
     assert [rank[0] for rank in compiled] == [rank[0] for rank in eager]
-    assert all("a tensor without axes" in report for _, report in compiled), compiled
+    assert all(report.endswith("is compiled") for _, report in compiled), compiled
+
+
+class Masked(nn.Module):
+    """Passes on a mask, which gets no gradient."""
+
+    is_compilable = True
+
+    def __init__(self):
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given):
+        x, mask = given
+        return functional.masked_fill(self.linear(x), mask.data == 0, 0.0), mask
+
+
+class Unmasked(nn.Module):
+    is_compilable = True
+
+    def forward(self, given):
+        return given[0]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_part_of_a_pytree_may_get_no_gradient(schedule):
+    """The story: a compiled stage refused the gradient of a mask that never came."""
+
+    def run(how, group):
+        stages = nn.Sequential(Masked()), nn.Sequential(Masked(), Unmasked())
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "schedule": schedule}
+        pipeline = Pipeline.from_modules(stages, group, compile=how, **options)
+        random, found = np.random.default_rng(0), []
+        for _ in range(5):
+            mask = random.integers(0, 2, (8, WIDTH))
+            x, y = numbers(WIDTH)(random), numbers(WIDTH)(random)
+            found.append(pipeline.step((x, mask), y))
+            found += [p.grad.tobytes() for p in pipeline.parameters()]
+        return found, pipeline.compile_report()
+
+    for num_ranks in (1, 2):
+        compiled, eager = (
+            spawn(partial(run, how), num_ranks) for how in ("where-possible", False)
+        )
+        assert [rank[0] for rank in compiled] == [rank[0] for rank in eager]
+        assert all(report.endswith(" is compiled") for _, report in compiled), compiled
+
+
+def test_a_loss_that_is_a_function_runs_its_stage_eagerly():
+    def loss(outputs, targets):
+        return ((outputs - targets) * (outputs - targets)).mean()
+
+    def run(how, group):
+        layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)]
+        options = {
+            "loss": loss,
+            "num_microbatches": 2,
+            "partition": [range(2), range(2, 3)],
+        }
+        pipeline = Pipeline(nn.Sequential(*layers), group, compile=how, **options)
+        random = np.random.default_rng(0)
+        x = [numbers(WIDTH)(random) for _ in range(5)]
+        return [pipeline.step(each, each) for each in x], pipeline.compile_report()
+
+    compiled, eager = (spawn(partial(run, how), 2) for how in ("where-possible", False))
+    assert compiled[0][0] == eager[0][0]
+    first, last = (report for _, report in compiled)
+    assert first == "step: stage 0 is compiled"
+    assert last == "step: stage 1 runs eagerly: the loss runs code of its own"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from minipipe import Tensor, nn, optim
 from minipipe.autograd.backend import is_half
 from minipipe.errors import ParameterError
-from minipipe.nn.arena import Arena, Neighbours, side_by_side
+from minipipe.nn.arena import Arena
 
 bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
 SHAPES = [(3, 4), (), (7,), (0, 2), (2, 3, 2), (1, 5), (8, 1)]
@@ -132,6 +132,20 @@ def test_in_a_second_arena_held_values_stay_in_the_memory_of_the_first(hold):
     if parameters[1].data.__array_interface__["data"] != addresses[1]:
         pytest.fail("the values that somebody refers to were moved")
     assert second.is_intact() and not arena.is_intact()
+    del kept
+
+
+@pytest.mark.parametrize("change", ["frozen", "two uses", "held"])
+def test_in_a_second_arena_all_others_are_moved(change):
+    parameters = parameters_of([(3, 4)] * 3)
+    first = Arena(parameters)
+    if change == "frozen":
+        parameters[1].requires_grad = False
+    kept = {"two uses": parameters[1].alias, "held": lambda: parameters[1].data}.get(change, list)()
+    before = [id(p.data) for p in parameters]
+    second = Arena(parameters)
+    assert [id(p.data) != own for p, own in zip(parameters, before)] == [True, False, True]
+    assert second.is_intact() and not first.is_intact()
     del kept
 
 
@@ -260,6 +274,15 @@ def test_a_closed_arena_leaves_the_values_and_frees_the_gradients():
     assert gradients() is None
 
 
+def test_each_array_is_freed_before_the_next_is_moved():
+    parameters = parameters_of([(3, 4)] * 3)
+    freed = []
+    for i, parameter in enumerate(parameters):
+        weakref.finalize(parameter.data, lambda i=i: freed.append((i, list(map(is_moved, parameters[i + 1 :])))))
+    Arena(parameters)
+    assert freed == [(0, [False, False]), (1, [False]), (2, [])]
+
+
 def test_a_dropped_arena_frees_its_memory_though_an_optimiser_has_used_it():
     parameters = parameters_of([(3, 4), (4,)])
     optimiser = optim.Adam(parameters)
@@ -341,32 +364,3 @@ def test_the_joined_gradients_are_all_or_none():
     assert sum(each.size for each in arena.joined_gradients()) >= sum(p.size for p in parameters)
     parameters[2].grad = np.zeros_like(arena.gradients[2])
     assert arena.joined_gradients() is None
-
-
-# -- neighbours -------------------------------------------------------------------------------------------------------
-
-
-def test_neighbours_are_parameters_that_follow_each_other_and_have_a_kind_in_common():
-    a, b, c, d, e = parameters_of([(4,)] * 5)
-    kept = c.data
-    arena = Arena([a, b, c, d, e])  # c stays where it is, so that b and d are neighbours
-    lists = [[p for p in (a, b, c, d, e) if p in run] for run in side_by_side([d, a, b, c, e], lambda p: p is not e)]
-    assert sorted(map(len, lists)) == [1, 1, 3] and [a, b, d] in lists
-    assert len(list(side_by_side([a, b, d, e], lambda p: None))) == 4
-    assert sorted(map(len, side_by_side([a, d, e], lambda p: 0))) == [1, 2]
-    arena.close()
-    assert len(list(side_by_side([a, b, d, e], lambda p: 0))) == 4
-    del kept
-
-
-def test_a_gap_repeats_the_element_before_it():
-    parameters = parameters_of([(3,), (5,), (2,)])
-    arena = Arena(parameters)
-    for number, gradient in enumerate(arena.gradients):
-        gradient[...] = number + 1
-    arena.assign_gradients()
-    neighbours = arena.neighbours(parameters)
-    assert isinstance(neighbours, Neighbours) and neighbours.are_joined()
-    assert neighbours.gradient().tolist() == [1] * 4 + [2] * 8 + [3] * 2
-    parameters[0].data[...] = 9
-    assert neighbours.values().tolist()[:4] == [9] * 4

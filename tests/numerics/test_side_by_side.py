@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from minipipe import nn, optim
 from minipipe.autograd import backend
 from minipipe.nn import arena as arenas
-from minipipe.nn.arena import Arena, Block, Neighbours
+from minipipe.nn.arena import Arena, Block
 from minipipe.optim import runs
-from minipipe.optim.runs import Run, Walk
+from minipipe.optim.runs import Run, Walk, side_by_side
 from tests.numerics.two_layouts import CHANGES, DTYPES, RULES, STEPS, Inherited, Training, compare
 
 # Now and then no parameter at all has a gradient, on purpose.
@@ -75,6 +75,21 @@ def test_one_update_for_each_run(rule, dtypes, num_updates, monkeypatch):
         assert len(updates_of(training, monkeypatch, FULL)) == num_updates
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_an_arena_that_is_made_between_steps_is_noticed(is_frozen, monkeypatch):
+    training = Training("SGD", ["float32"], has_arena=True)
+    training.arena.close()
+    training.arena = None
+    training.parameters[0].requires_grad = not is_frozen
+    before = len(updates_of(training, monkeypatch, FULL))
+    training.make_arena(None)
+    assert (before, len(updates_of(training, monkeypatch, FULL))) == (7 - is_frozen, 1)
+    training.parameters[2].load(np.ones((), np.float32), "p")
+    assert len(updates_of(training, monkeypatch, FULL)) == 7 - is_frozen
+    training.make_arena(None)
+    assert len(updates_of(training, monkeypatch, FULL)) == 1
+
+
 def test_a_step_in_which_some_have_none_goes_one_by_one_and_the_next_does_not(monkeypatch):
     training = Training("SGD, momentum", ["float32"], has_arena=True)
     acts = [FULL, "the_same_have_none", FULL, FULL]
@@ -133,6 +148,34 @@ def test_tied_parameters_may_have_their_sum_in_an_arena(monkeypatch):
     assert weight.node.changed == other_use.node.changed > 0
 
 
+def test_runs_are_parameters_that_follow_each_other_and_have_a_kind_in_common():
+    a, b, c, d, e = [nn.Parameter(np.ones(4)) for _ in range(5)]
+    kept = c.data
+    arena = Arena([a, b, c, d, e])  # c stays where it is, so that b and d follow each other
+    states = {id(p): {"count": int(p is e)} for p in (a, b, c, d, e)}
+    lists = [[p for p in (a, b, c, d, e) if p in run] for run in side_by_side([d, a, b, c, e], states, {})]
+    assert sorted(map(len, lists)) == [1, 1, 3] and [a, b, d] in lists
+    states[id(e)]["count"] = 0
+    assert sorted(map(len, side_by_side([a, d, e], states, {}))) == [1, 2]
+    assert sorted(map(len, side_by_side([a, b, d, e], states, {id(b): kept}))) == [1, 1, 2]
+    states[id(b)]["list"] = []
+    assert sorted(map(len, side_by_side([a, b, d, e], states, {}))) == [1, 1, 2]
+    arena.close()
+    assert len(side_by_side([a, b, d, e], states, {})) == 4
+
+
+def test_a_gap_repeats_the_element_before_it():
+    parameters = [nn.Parameter(np.ones(length, np.float32)) for length in (3, 5, 2)]
+    arena = Arena(parameters)
+    for number, gradient in enumerate(arena.gradients):
+        gradient[...] = number + 1
+    arena.assign_gradients()
+    run = Run(parameters, {id(p): {} for p in parameters}, {})
+    assert run.grad.tolist() == [1] * 4 + [2] * 8 + [3] * 2
+    parameters[0].data[...] = 9
+    assert run.data.tolist() == [9] * 4 + [1] * 10
+
+
 # -- mutants: each of these must be noticed ---------------------------------------------------------------------------
 
 
@@ -169,9 +212,9 @@ def walks_of_all_groups(self, parameters):
 
 
 MUTANTS = {
-    "a gap has any element": (Neighbours, "filled", lambda self, array: array, "sign", [FULL]),
-    "numbers stay in the run": (Run, "note_change", lambda self, order: None, "Adam", [FULL]),
-    "a change is not noted": (Neighbours, "note_change", lambda self, order: None, "SGD", [FULL]),
+    "a gap has any element": (Run, "_filled", lambda self, array: array, "sign", [FULL]),
+    "numbers stay in the run": (Run, "_hand_out", lambda self, name, value: None, "Adam", [FULL]),
+    "a change is not noted": (Run, "note_change", lambda self, order: None, "SGD", [FULL]),
     "gradients are not looked at": (Block, "has_gradients", lambda *_: True, "SGD", [FULL, "the_same_have_none"]),
     "values are not looked at": (Block, "has_values", lambda *_: True, "SGD", [FULL, "replace", FULL]),
     "a divided run goes on": (

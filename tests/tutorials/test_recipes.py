@@ -109,6 +109,7 @@ def test_a_recipe_has_one_result_on_any_number_of_ranks(path):
     assert re.search(r"\d\.\d{9}", alone), "no result to the last digit"
     out = printed(mpirun(3, path, "--quick"))
     assert out.splitlines()[-1] == alone
+    assert printed(mpirun(3, path, "--quick", "--compile")).splitlines()[-1] == alone
     (promise,) = (each for each in PROMISES if each.__name__ == path.stem)
     assert not promise(out), "a promise that even the quick size keeps says nothing"
 

@@ -344,8 +344,8 @@ def test_a_mutant_that_forgets_the_other_ranks_is_caught(monkeypatch):
         def judge(self, loss, findings):
             self.check.judge(loss, [self.findings])
 
-    whole = delivery.deliver_loss
-    monkeypatch.setattr("minipipe.pipeline.framing.deliver_loss", lambda *given: whole(*given[:-1], Alone(given[-1])))
+    whole = delivery.exchange_loss
+    monkeypatch.setattr("minipipe.pipeline.framing.exchange_loss", lambda *given: whole(*given[:-1], Alone(given[-1])))
     with pytest.raises(Exception, match="All ranks are blocked|the step was not refused"):
         # By turns, so that the load of the machine does not decide which rank ends first.
         program = lambda group: refused(made(group, model(2, 0, "B", 0), partition=[range(3), range(3, 6)]))

@@ -1,4 +1,4 @@
-"""The function ``step`` of a stand-alone file: the row of a rank, an instruction a line.
+"""The function ``step`` of a stand-alone file: the row of a rank, line by line.
 
 A send is written around the computation whose result it sends, and a receive where its
 value is used::
@@ -12,17 +12,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from minipipe.compile.export.recorded import BatchForm
+from minipipe.compile.export.stage_source import StageSource
+from minipipe.compile.export.wrapping import WIDTH, wrapped
 from minipipe.compile.recording import Form, Recorded, Recorder
 from minipipe.compile.row import SECTIONS
-from minipipe.compile.stage_source import StageSource, wrapped
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.plan import Plan
 from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, F
+from minipipe.schedules.analysis.dependencies import Direction
 
 STRAIGHT = 8
 """The most microbatches whose row has no loop."""
@@ -30,22 +33,6 @@ STRAIGHT = 8
 _LEAST_TURNS = 4  # of a loop
 _LONGEST_TURN = 8  # instructions
 _NUMBER = re.compile("\x00(\\d+)\x00")  # the number of a microbatch
-
-
-class BatchForm(NamedTuple):
-    """What a rank reads of a batch.
-
-    Attributes
-    ----------
-    inputs, targets : dict of int to int
-        By microbatch, the number of samples; empty if the rank does not read them.
-    weights : dict of int to float, or None
-        The weights of the losses, if they are equal in all steps.
-    """
-
-    inputs: dict[int, int]
-    targets: dict[int, int]
-    weights: dict[int, float] | None
 
 
 class RowSource:
@@ -61,6 +48,8 @@ class RowSource:
     uses : mapping of str to mapping of int to str
         The names of the gradients of the uses of shared parameters.
     batch : BatchForm
+    has_sizes : bool
+        Whether functions read the sizes of microbatches.
 
     Attributes
     ----------
@@ -85,8 +74,9 @@ class RowSource:
         plan: Plan,
         uses: Mapping[str, Mapping[int, str]],
         batch: BatchForm,
+        has_sizes: bool,
     ) -> None:
-        self._batch = batch
+        self._batch, self._has_sizes = batch, has_sizes
         self._executor, self._recorders, self._sources = executor, recorders, sources
         self._plan, self._uses = plan, uses
         self._num_stages = executor.program.num_stages
@@ -105,7 +95,7 @@ class RowSource:
         self._flush()
         self.lines = list(self._function())
 
-    # -- instructions --------------------------------------------------------------------
+    # -- instructions ------------------------------------------------------------------
 
     def _add(self, binding: Binding) -> None:
         action, kind = binding.action, binding.action.kind
@@ -124,19 +114,41 @@ class RowSource:
         stage, kind, k = binding.action
         recorded = self._recorders[stage].kind_of[k]
         form = recorded.received if kind is RECV_F else recorded.result
-        name = f"X{stage}" if kind is RECV_F else f"G{stage + 1}"
-        shape, dtype = _plain(form, binding)
-        peer = self._executor.routes[binding.action].peer
+        shape, dtype = self._plain(form, k)
+        peer, tag = self._route(binding)
         end = "" if dtype == "float32" else f', "{dtype}"'
-        text = f"receive({peer}, {self._tag(name, k)}, {shape}{end})"
+        text = f"receive({peer}, {tag}, {shape}{end})"
         self._expressions[binding.gives[0][1]] = text
 
+    def _plain(self, form: Form | None, k: int) -> tuple[str, str]:
+        """Return the shape and the dtype of a message."""
+        if form is None or not form.is_plain:
+            raise _several("activations between two stages")
+        shape, size = form.shapes[0], self._batch.sizes[k]
+        dtype = np.dtype(form.dtypes[0]).name
+        if not self._has_sizes or not shape or shape[0] % size:
+            return str(shape), dtype
+        factor = shape[0] // size
+        first = (
+            f"sizes[{_number(k)}]" if factor == 1 else f"{factor} * sizes[{_number(k)}]"
+        )
+        return f"({', '.join([first, *map(str, shape[1:])])},)".replace(
+            ",)", ")" if shape[1:] else ",)"
+        ), dtype
+
     def _send(self, binding: Binding) -> None:
-        stage, kind, k = binding.action
-        name = f"X{stage + 1}" if kind is SEND_F else f"G{stage}"
-        peer = self._executor.routes[binding.action].peer
-        value = self._value(binding.takes[0])
-        self._rows.append(f"send({peer}, {self._tag(name, k)}, {value})")
+        peer, tag = self._route(binding)
+        self._rows.append(f"send({peer}, {tag}, {self._value(binding.takes[0])})")
+
+    def _route(self, binding: Binding) -> tuple[int, str]:
+        """Return the other rank of a message, and its tag: name and microbatch."""
+        route = self._executor.routes[binding.action]
+        value = route.value
+        is_gradient = value.direction is Direction.BACKWARD
+        stage = value.stage if is_gradient else value.consumer_stage
+        name = f"{'G' if is_gradient else 'X'}{stage}"
+        self._tags[name] = (2 * stage + is_gradient) * self._count
+        return route.peer, f"{name} + {_number(value.microbatch)}"
 
     def _compute(self, binding: Binding) -> None:
         stage, kind, k = binding.action
@@ -185,7 +197,7 @@ class RowSource:
     @property
     def _has_one_weight(self) -> bool:
         weights = self._batch.weights
-        return weights is not None and len({*weights.values()}) == 1
+        return weights is not None and len({*weights}) == 1
 
     def _value(self, value: Any) -> str:
         """Return the expression of a value, which is used once."""
@@ -205,12 +217,7 @@ class RowSource:
         self._rows.append(f"{name}[{_number(value.microbatch)}] = {text}")
         self._expressions[value] = f"{name}.pop({_number(value.microbatch)})"
 
-    def _tag(self, name: str, k: int) -> str:
-        stage = int(name[1:])
-        self._tags[name] = (2 * stage + (name[0] == "G")) * self._count
-        return f"{name} + {_number(k)}"
-
-    # -- the function ----------------------------------------------------------------------
+    # -- the function ------------------------------------------------------------------
 
     def constants(self) -> Iterator[str]:
         """Yield the lines that define what the function needs."""
@@ -219,16 +226,30 @@ class RowSource:
                 ", ".join(self._tags),
                 ", ".join(map(str, self._tags.values())),
             )
-            yield "# Tags of messages: activations into a stage, and their gradients."
-            yield f"{names} = {numbers}"
+            line, what = (
+                f"{names} = {numbers}",
+                "tags: activations into a stage, gradients",
+            )
+            fits = len(f"{line}  # {what}") <= WIDTH
+            yield from [f"{line}  # {what}"] if fits else [f"# {what}", line]
         if self._dicts:
             names = ", ".join(self._dicts)
             yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
-        if self.has_loss and self._has_one_weight:
-            assert self._batch.weights is not None
-            (weight,) = {*self._batch.weights.values()}
-            yield f"weight = {weight!r}  # of the loss of a microbatch"
+        if self._has_sizes:
+            yield from wrapped(f"sizes = [{', '.join(map(str, self._batch.sizes))}]", 0)
+        weights = self._batch.weights
+        if not self.has_loss or weights is None:
+            return
+        if self._has_one_weight:
+            yield f"weight = {weights[0]!r}  # of the loss of a microbatch"
             yield f'seed = np.array(weight, "{self._dtype_of_loss()}")'
+            return
+        total = sum(self._batch.sizes)
+        by_size = [size / total for size in self._batch.sizes]
+        if self._has_sizes and weights == by_size:
+            yield "weights = [size / sum(sizes) for size in sizes]  # of their losses"
+        else:
+            yield from wrapped(f"weights = {weights}", 0)
 
     def _dtype_of_loss(self) -> str:
         trace = next(iter(self._recorders[self._num_stages - 1].kinds.values())).trace
@@ -237,10 +258,11 @@ class RowSource:
 
     def _function(self) -> Iterator[str]:
         given = ", ".join([letter for letter, has in self.batch if has])
-        if self.has_loss and not self._has_one_weight:
+        if self.has_loss and self._batch.weights is None:
             given += ", weights"
         yield f"def step({given}):"
-        yield f'    """The row of rank {self._executor.group.rank}, an instruction a line."""'
+        rank = self._executor.group.rank
+        yield f'    """The row of rank {rank}, an instruction a line."""'
         for letter, has in self.batch:
             if has:
                 yield f"    {letter} = {self._cut(letter)}"
@@ -248,7 +270,7 @@ class RowSource:
             yield "    losses = {}"
             if not self._has_one_weight:
                 dtype = self._dtype_of_loss()
-                yield f'    seeds = {{k: np.array(weight, "{dtype}") for k, weight in weights.items()}}'
+                yield f'    seeds = [np.array(weight, "{dtype}") for weight in weights]'
         for line, indent in self._with_loops():
             yield from wrapped(line, indent)
         yield from self._shared_gradients()
@@ -257,16 +279,17 @@ class RowSource:
             yield "        sent.pop()[0].Wait()"
         if self.has_loss:
             weight = "weight" if self._has_one_weight else "weights[k]"
-            yield "    loss = 0.0"
-            yield "    for k in sorted(losses):"
-            yield f"        loss += {weight} * float(losses[k])"
-            yield "    return loss"
+            yield f"    return sum({weight} * float(losses[k]) for k in losses)"
 
     def _cut(self, letter: str) -> str:
         """Return the microbatches of an array of the batch."""
         sizes = self._batch.inputs if letter == "x" else self._batch.targets
         ends = list(accumulate(sizes.values()))
-        where = str(len(sizes)) if len({*sizes.values()}) == 1 else str(ends[:-1])
+        where = str(ends[:-1])
+        if len({*sizes.values()}) == 1:
+            where = str(len(sizes))
+        elif self._has_sizes and len(sizes) == len(self._batch.sizes):
+            where = "np.cumsum(sizes)[:-1]"
         parts = f"np.split({letter}, {where})"
         if list(sizes) == list(range(len(sizes))):
             return parts
@@ -285,7 +308,7 @@ class RowSource:
             first = int(_NUMBER.findall("".join(turn))[0])
             yield f"for k in range({first}, {first + turns}):", 4
             for row in turn:
-                yield _NUMBER.sub(lambda f: _relative(int(f[1]) - first), row), 8
+                yield _relative_to(first, row), 8
             i += size * turns
 
     def _loop_at(self, i: int) -> tuple[int, int]:
@@ -345,13 +368,6 @@ class RowSource:
         return f"receive({peer}, {tag}, {owner.shape}{end})"
 
 
-def _plain(form: Form | None, binding: Binding) -> tuple[tuple[int, ...], str]:
-    """Return the shape and the dtype of a message."""
-    if form is None or not form.is_plain:
-        raise _several("activations between two stages")
-    return form.shapes[0], np.dtype(form.dtypes[0]).name
-
-
 def _several(what: str) -> ModelError:
     message = f"The {what} are several arrays; export knows one array."
     return ModelError("unsupported", f"{message} Let the model take and return one.")
@@ -371,6 +387,11 @@ def _plainly(row: str) -> str:
 
 def _shifted(row: str, number: int) -> str:
     return _NUMBER.sub(lambda found: _number(int(found[1]) + number), row)
+
+
+def _relative_to(first: int, row: str) -> str:
+    """Return a row of the turn of a loop that begins with microbatch ``first``."""
+    return _NUMBER.sub(lambda found: _relative(int(found[1]) - first), row)
 
 
 def _relative(offset: int) -> str:

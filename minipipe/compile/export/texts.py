@@ -39,10 +39,7 @@ def add_rows(shape, ids, values):
 GRADIENTS = '''\
 def add_gradient(name, value):
     """The first microbatch of a step gives the gradient, later ones add to it."""
-    if name in gradients:
-        gradients[name] += value
-    else:
-        gradients[name] = value.copy()'''
+    gradients[name] = gradients[name] + value if name in gradients else value.copy()'''
 
 MESSAGES = {
     "send": '''\
@@ -69,8 +66,9 @@ def in_pairs(terms):
 CLIP = '''\
 def clip(limit):
     """Scale all gradients, of all ranks, so that their norm is at most the limit."""
-    exact = [gradients[name].astype("float64") for name in OWNED]
-    squares = [float(np.add.reduce(each * each, axis=None)) for each in exact]
+    own = [g for name, g in gradients.items()OTHERS]
+    own = [each.astype("float64") for each in own]
+    squares = [float(np.add.reduce(each * each, axis=None)) for each in own]
     norm = sqrt(fsum(sum(comm.allgather(squares), [])))
     if norm > limit:
         for gradient in gradients.values():

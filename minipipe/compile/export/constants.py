@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,17 +12,19 @@ from minipipe.errors import ModelError
 
 
 class Constants:
-    """The constant arrays of a rank, each with a name and, if it is simple, its formula.
+    """The constant arrays of a rank: their names, and the formulas of simple ones.
 
     Attributes
     ----------
     arrays : dict of str to array
         By name, those without a formula.
+    formulas : dict of str to str
+        By name, the formulas of the others.
     """
 
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
-        self._formulas: dict[str, str] = {}
+        self.formulas: dict[str, str] = {}
         self.arrays: dict[str, np.ndarray] = {}
 
     def name_of(self, value: Any) -> str:
@@ -54,26 +57,28 @@ class Constants:
         if formula is None:
             self.arrays[name] = array
         else:
-            self._formulas[name] = formula[1]
+            self.formulas[name] = formula[1]
         return name
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines that define all constants."""
-        for name, formula in self._formulas.items():
-            yield f"{name} = {formula}"
+    def lines(self, source: str) -> Iterator[str]:
+        """Yield the lines that define the constants of a source."""
+        used = {*re.findall(r"(?<![.\w])\w+", source)}
+        for name, formula in self.formulas.items():
+            if name in used:
+                yield f"{name} = {formula}"
         for name in self.arrays:
             yield f'{name} = saved["{name}"]'
 
 
 def _formula(value: Any, array: np.ndarray) -> tuple[str, str] | None:
-    """Return the beginning of a name, and a formula of equal bits; None if it has none."""
+    """Return the beginning of a name, and a formula of equal bits, if there is one."""
     dtype = array.dtype.name
     if array.dtype.kind not in "fiub" or not array.flags.c_contiguous or not array.size:
         return None
     first = array.flat[0].item()
-    if array.ndim == 1 and array.size > 1:
-        if (array == np.arange(array.size, dtype=array.dtype)).all():
-            return "numbers", f'np.arange({array.size}, dtype="{dtype}")'
+    if array.dtype.kind == "i" and np.array_equal(array, np.arange(array.size)):
+        end = "" if dtype == "int64" else f', dtype="{dtype}"'
+        return "numbers", f"np.arange({array.size}{end})"
     is_uniform = array.tobytes() == np.full(array.shape, first, array.dtype).tobytes()
     if not is_uniform or not np.isfinite(first):
         return None
