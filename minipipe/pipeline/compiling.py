@@ -124,6 +124,16 @@ class Compiling:
         """Return the compiler of a call, if there is one."""
         return self._compilers.get(call)
 
+    def for_costs(self, stages: Mapping[int, Stage]) -> tuple[Compiler | None, CompiledStages | None]:
+        """Return what compiles the steps whose costs are measured: their rows, or stages for rows with a clock."""
+        if not self._how:
+            return None, None
+        from minipipe.compile.program import Compiler
+        from minipipe.compile.stage import CompiledStages
+
+        is_strict = self._how is True
+        return Compiler(is_strict), CompiledStages(stages, is_strict)
+
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""
         if not self._how:
