@@ -28,7 +28,9 @@ among the replicas.
 
 columns:
   measured ms        time of a step, measured on ranks; all other columns are
-                     predicted from the measured times of the layers
+                     predicted from the measured times of the layers. The last
+                     lines compare the best and your own choice: predicted,
+                     measured, and measured with compile=True
   fill, wait, drain  idle time before the first action, between actions and
                      after the last, in percent; the sum is the bubble
   memory             memory of the largest rank

@@ -40,6 +40,7 @@ columns:
   ms           median time of a step, with the optimiser
   idle         idle part of the ranks' time, without the optimiser; if ranks
                share cores, an action takes longer while others compute
+  compiled     ms, of a pipeline with compile="where-possible"
   simulated    the same, simulated from the measured times of the actions
   hosts        the same, simulated on several hosts, with --hosts
   sent bytes   of the rank that sends most; other: losses, checks, and

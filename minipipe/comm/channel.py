@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minipipe.autograd.backend import Array
-from minipipe.comm.message import Expectation, Header, Label, Receive, Request, described
+from minipipe.comm.message import Expectation, Header, Label, Receive, Request, described, finish
 from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
@@ -184,10 +184,12 @@ class BroadcastChannel:
         self, group: ProcessGroup, shape: tuple[int, ...], dtype: Any, root: int, tag: int, what: Label = ""
     ) -> None:
         parent, children = group.tree(root)
-        self._group, self._tag = group, tag
-        self._children = {child: group.send_channel(shape, dtype, child, tag, what) for child in children}
+        self._group, self._tag, self._children = group, tag, children
+        self._sending = [group.send_channel(shape, dtype, child, tag, what) for child in children]
         self._receiving = None if parent is None else group.receive_channel(shape, dtype, parent, tag, what)
-        self.array = empty(shape, dtype, np) if self._receiving is None else self._receiving.array
+        # Without a copy for the first child, often the only one.
+        first = self._receiving or next(iter(self._sending), None)
+        self.array = empty(shape, dtype, np) if first is None else first.array
 
     def run(self) -> Array:
         """Return the array that the root has sent, of whatever shape and dtype it is. Collective."""
@@ -195,16 +197,15 @@ class BroadcastChannel:
         if self._receiving is not None:
             self._receiving.start()
             array = self._receiving.take()
-        sends: list[SendChannel | Request] = []
-        for child, channel in self._children.items():
-            if array is self.array:
-                channel.array[...] = array
-                channel.start()
-                sends.append(channel)
-            else:
-                sends.append(self._group.isend(array, child, self._tag))
-        for send in sends:
-            send.wait()
+            if array is not self.array:
+                finish([self._group.isend(array, child, self._tag) for child in self._children])
+                return array
+        for sending in self._sending:
+            if sending.array is not array:
+                sending.array[...] = array
+            sending.start()
+        for sending in self._sending:
+            sending.wait()
         return array
 
 

@@ -764,7 +764,19 @@ class ProcessGroup(Familiar, ABC):
             raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
 
     def check_open(self) -> None:
-        """Refuse a call on a closed group. Local."""
+        """Refuse a call on a closed group, and in a second thread. Local.
+
+        Raises
+        ------
+        LaunchError
+            Codes ``closed`` and ``not-a-rank``.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     group.check_open()
+        """
         if self._parent is not None:
             self._parent.check_open()
         if get_ident() != self.activity.thread:

@@ -18,6 +18,7 @@ import numpy as np
 
 from minipipe.comm import ProcessGroup
 from minipipe.nn import Function, Module, Parameter, Sequential
+from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.fully_sharded import Workspace
 from minipipe.nn.module import is_exactly
 from minipipe.schedules.action_table import ActionTable
@@ -29,8 +30,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
 _THEMSELVES = (
     *(type, FunctionType, BuiltinFunctionType, np.ufunc, ModuleType),
-    ActionTable,  # which never changes
-    *(ProcessGroup, Workspace),  # lines name them, and not what is in them
+    *(ActionTable, ProcessGroup, Workspace),  # which never change, or only their values
 )
 
 
@@ -261,6 +261,8 @@ def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:
 
 def is_foreign(part: Any) -> bool:
     """Return whether the class of a layer or a loss is custom, not minipipe's."""
+    if isinstance(part, AuxiliaryLoss) and not isinstance(part.function, Module):
+        return True
     return type(part).__module__.partition(".")[0] != "minipipe"
 
 
@@ -274,8 +276,13 @@ def reason_against(module: Sequential) -> str:
     first = module.first_layer
     for i, layer in enumerate(module.layers):
         for part in layer.modules():
+            runs: Any = type(part)
+            if isinstance(part, AuxiliaryLoss) and not isinstance(
+                part.function, Module
+            ):
+                runs = part.function
             own = not is_foreign(part) and not isinstance(part, Function)
-            is_listed = is_declared(type(part), own)
+            is_listed = is_declared(runs, own)
             if not is_listed or not is_exactly(part, type(part)):
                 name = type(part).__name__
                 return f"layer {first + i}, {name}, runs code of its own"

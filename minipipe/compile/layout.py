@@ -152,12 +152,12 @@ class Layout:
         if not is_lasting or not line.reads:
             return False
         (base,) = line.reads
-        shown = self.name(base, step.section)
+        shown = self.name(places.root(base), step.section)
         expression = line.form.text.format_map(Names(self, step.section))
         made, given = places.trace.variables[variable], places.trace.variables[base]
         end = "x".join(map(str, made.shape))
         if line.form.text == f"{{{base}}}.T":
-            end = "T"
+            shown, end = self.name(base, step.section), "T"
         elif made.dtype != given.dtype:
             end = made.dtype.name
         name = f"{shown}_{end}"

@@ -49,6 +49,9 @@ from minipipe.schedules.action import F, O
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
 
+MOST_TRIES = 4
+"""Programs made in vain, one after the other, until a schedule stays eager."""
+
 _numbers = count()  # of programs: each has its own file name
 
 
@@ -76,6 +79,7 @@ class Compiler:
     def __init__(self, is_strict: bool) -> None:
         self._is_strict = is_strict
         self._programs: dict[Any, CompiledRow | None] = {}
+        self._tries: dict[Any, int] = {}  # programs that were made and have not run
         self._gradients: GradientArrays | None = None
         self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
@@ -110,8 +114,14 @@ class Compiler:
         program = self._programs[key]
         if program is not None and program.holds(executor, self._gradients):
             self.program, self.report = program, program.report
+            self._tries.pop(key, None)
             program.run(executor)
             return
+        if self._tries.get(key, 0) == MOST_TRIES:
+            self.report = "runs eagerly: its layers or parameters change in every step"
+            executor.run_eagerly(steps)
+            return
+        self._tries[key] = self._tries.get(key, 0) + 1
         del program  # which would count as a reference to the gradients
         self._drop(key)
         self._record(executor, steps, key)
@@ -392,6 +402,11 @@ def reason_for_eager(executor: Executor) -> str:
     objective = batch.objective
     if (objective.where or objective.metrics) and not objective.is_for_outputs:
         return "runs eagerly: the call asks for more than the loss"
+    if executor.is_observed:
+        return (
+            "runs eagerly: its actions are observed, as measures_memory, "
+            "stack_weight_gradients and MINIPIPE_DEBUG do"
+        )
     if getattr(executor.call, "accumulates", False):
         return "runs eagerly: gradients are accumulated"
     if mode().watch is not None:

@@ -30,13 +30,10 @@ from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import SeededLoss, Stage
-from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
-
-_AUXILIARY = "the model has auxiliary losses"
 
 
 class Form(NamedTuple):
@@ -85,7 +82,7 @@ class Form(NamedTuple):
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
 
-    def payload(self, arrays: Sequence[Array]) -> Payload:
+    def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""
         return Payload(list(arrays), list(self.requires_grad), self.treedef)
 
@@ -196,7 +193,6 @@ class Recorder:
         self.passed = passed_by(stage)
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
-        self.reason = self.reason or reason_against_stage(stage)
         self._is_foreign = self.guard.attributes.is_foreign
 
     def __getattr__(self, name: str) -> Any:
@@ -278,7 +274,7 @@ class Recorder:
             held = self._stage.forward_with_loss(microbatch, traced, noting)
         if any(loss.ndim for loss in losses):
             recorded.trace.spoil("returns a loss that has axes, so is no number,")
-        self._returned_by_forward(recorded, losses, held is None, is_loss=True)
+        self._returned_by_forward(recorded, losses, held is None)
         recorded.loss_dtype = losses[0].dtype
         return held
 
@@ -443,13 +439,12 @@ class Recorder:
         recorded: Recorded,
         arrays: Sequence[Array],
         is_over: bool,
-        is_loss: bool = False,
     ) -> list[Array]:
         self.passed.compute_with(None)
         k = recorded.microbatch
         recorded.passed = self.passed.structure(k)
         further = self.passed.results(k)
-        given = self._returned(recorded, [*arrays, *further], is_over, is_loss)
+        given = self._returned(recorded, [*arrays, *further], is_over)
         return given[: len(arrays)]
 
     def _returned(
@@ -457,12 +452,9 @@ class Recorder:
         recorded: Recorded,
         arrays: Sequence[Array | None],
         is_over: bool,
-        is_loss: bool = False,
     ) -> list[Any]:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
-        if not is_loss and any(a is not None and a.shape == () for a in arrays):
-            recorded.trace.spoil("passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 
@@ -507,17 +499,7 @@ def refused(stage: int, reason: str) -> ModelError:
 
 def reason_against_plan(plan: Plan, stage: int) -> str:
     """Return why a stage of a plan can never be recorded; empty if it may be."""
-    layers = plan.part(stage)
-    if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
-        return _AUXILIARY
-    return reason_against(layers)
-
-
-def reason_against_stage(stage: Stage) -> str:
-    """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
-    if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
-        return _AUXILIARY
-    return ""
+    return reason_against(plan.part(stage))
 
 
 def reason_against_loss(objective: BatchObjective) -> str:

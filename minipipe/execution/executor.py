@@ -101,7 +101,7 @@ class Executor:
     observers : sequence of Observer
         Of every run.
     run_schedule : function, optional
-        ``(executor, steps)``: runs the schedule of a batch in another way than step by step, unless it is observed.
+        ``(executor, steps)``: runs the schedule of a batch in another way than step by step.
 
     Attributes
     ----------
@@ -117,6 +117,8 @@ class Executor:
         The schedule in it.
     record : Record
         Of the current run.
+    is_observed : bool
+        Whether the current run has observers, which see each step.
 
     Raises
     ------
@@ -176,6 +178,7 @@ class Executor:
         finishes_sends : bool
         """
         steps, observers, earlier = self._steps, (*self._observers, *observers), (self.call, self.batch)
+        self.is_observed = bool(observers)
         if observers:
             steps = [_observed(step, action, observers) for step, action in zip(steps, self.actions)]
         self.call = self.batch = call
@@ -188,7 +191,7 @@ class Executor:
             raise
         try:
             with self.schedule():
-                if self._run_schedule is None or observers:
+                if self._run_schedule is None:
                     self.run_eagerly(steps)
                 else:
                     self._run_schedule(self, steps)

@@ -140,7 +140,7 @@ class Arena:
 
     def close(self) -> None:
         """Use the arena no more. Its parameters keep their values. Local."""
-        for each in _trained(self.parameters):
+        for each in self.parameters:
             if each.arena is self._reference:
                 each.arena = None
         self._is_open = False
@@ -235,17 +235,17 @@ class Block:
     def __init__(self, parameters: list[Parameter], is_moved: bool) -> None:
         self.parameters = parameters
         self.leaves = [each.node for each in parameters]
-        data = parameters[0].data
-        self._xp = backend.array_module(data)
-        is_half = isinstance(parameters[0].node, HalfLeaf)
-        self._gradient_dtype = self._xp.float32 if is_half else data.dtype
-        self.has_views = _has_views(data)
-        self.places = _places(parameters, _step(data))
+        first = parameters[0]
+        self._xp = backend.array_module(first.data)
+        is_half = isinstance(first.node, HalfLeaf)
+        self._gradient_dtype = self._xp.float32 if is_half else first.data.dtype
+        self.has_views = _has_views(first.data)
+        self.places = _places(parameters, _step(first.data))
         self.size = self.places[-1].stop
         self.values: Array | None = None
         self.value_views: list[Array] = []
         if is_moved:
-            self._move(data.dtype)
+            self._move(first.data.dtype)
         self.make_gradients()
 
     def _move(self, dtype: Any) -> None:
@@ -253,8 +253,7 @@ class Block:
         self.value_views = self._views(self.values)
         for each, view in zip(self.parameters, self.value_views):
             view[...] = each.data
-        for each, view in zip(self.parameters, self.value_views):
-            each.data = view
+            each.data = view  # now, so that not all values are in memory twice
 
     def make_gradients(self) -> None:
         """Make arrays for the gradients."""

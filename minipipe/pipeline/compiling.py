@@ -69,17 +69,25 @@ class Compiling:
     ----------
     how : bool or "where-possible"
     plan : Plan
+    stacks_weights : bool
+        Whether neighbouring W are computed together.
 
     Raises
     ------
+    ArgumentError
+        Code ``value``: with stacked weight gradients.
     ModelError
         Code ``unsupported``, on every rank: a layer that cannot be compiled. A step refuses the rest.
     """
 
-    def __init__(self, how: How, plan: Plan) -> None:
+    def __init__(self, how: How, plan: Plan, stacks_weights: bool = False) -> None:
         self._how = how
         self._compilers: dict[str, Compiler | CompiledStages] = {}
         self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
+        if how is True and stacks_weights and not self._has_updates:
+            message = "compile=True does not work with stack_weight_gradients=True: a compiled W has one microbatch."
+            advice = f"Leave one of them out, or pass compile={WHERE_POSSIBLE!r}, which runs such steps eagerly."
+            raise ArgumentError("value", f"{message} {advice}")
         if how is True:
             from minipipe.compile.recording import reason_against_plan, refused
 
@@ -115,6 +123,16 @@ class Compiling:
     def latest_compiler(self, call: str) -> Any:
         """Return the compiler of a call, if there is one."""
         return self._compilers.get(call)
+
+    def for_costs(self, stages: Mapping[int, Stage]) -> tuple[Compiler | None, CompiledStages | None]:
+        """Return what compiles the steps whose costs are measured: their rows, or stages for rows with a clock."""
+        if not self._how:
+            return None, None
+        from minipipe.compile.program import Compiler
+        from minipipe.compile.stage import CompiledStages
+
+        is_strict = self._how is True
+        return Compiler(is_strict), CompiledStages(stages, is_strict)
 
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""

@@ -108,7 +108,7 @@ def deliver_loss(delivery: LossDelivery, batch: Batch, check: StepCheck | None =
 
 
 class _Reading:
-    """What this rank sends of the results of a batch, and what it makes of the results of all.
+    """The results of a batch that this rank sends, and the loss that it makes of the results of all.
 
     Attributes
     ----------

@@ -269,7 +269,7 @@ class Pipeline(FamiliarPipeline):
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
-        self._compiling = Compiling(compile, plan)
+        self._compiling = Compiling(compile, plan, stack_weight_gradients)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
         compiled = self._compiling.stages(self._stages)
@@ -1170,8 +1170,9 @@ class Pipeline(FamiliarPipeline):
 
         Collective; leaves no gradients, and changes no parameter. With the result ``simulate`` predicts other schedules
         over the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also schedules with several stages
-        on a rank. It runs this pipeline's own schedule without updates and copies to files, with every backward in its
-        two halves so that I and W are timed separately; if the schedule is forward only, the times of backwards are 0.
+        on a rank. It runs this pipeline's own schedule without updates and copies to files, eagerly or compiled as its
+        steps are, with every backward in its two halves so that I and W are timed separately; if the schedule is
+        forward only, the times of backwards are 0.
         ``gradient_size`` is for the gradient all-reduce of replicas: if there are some, its rounds count among the
         messages.
 
@@ -1213,7 +1214,9 @@ class Pipeline(FamiliarPipeline):
         num_steps = COUNT.check("num_steps", num_steps)
         self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
         batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
-        return stages.measure_costs(self._executor, self._plan, batch, num_steps, self._sums)
+        compiler, compiled = self._compiling.for_costs(self._stages)
+        make = partial(self._executor, run_schedule=compiler)
+        return stages.measure_costs(make, self._plan, batch, num_steps, self._sums, compiled=compiled)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.schedule.describe()}; rank {self._group.rank}>"

@@ -112,6 +112,11 @@ class GridReport:
         return [Figures(row["grid"], median(row["seconds"]), row["bubble"], row["update_seconds"]) for row in self.rows]
 
     @cached_property
+    def compiled(self) -> list[float]:
+        """The median time of a compiled step with its optimiser, in seconds, by device mesh."""
+        return [median(row["compiled_seconds"]) for row in self.rows]
+
+    @cached_property
     def simulated(self) -> list[Figures]:
         """The same, from the measured times of actions and messages."""
         return self._over(1, self.link)
@@ -149,7 +154,7 @@ class GridReport:
             ]
         if self.are_threads:
             return ["Thread ranks share one interpreter, so their times do not show the fastest mesh; run under MPI."]
-        found = [*self._reasons(self.measured, "measured"), self._spread()]
+        found = [*self._reasons(self.measured, "measured"), self._compared_with_compiled(), self._spread()]
         found += (
             self._reasons(self.on_hosts, f"simulated on {counted(self.hosts or 1, 'host')}") if self.on_hosts else ()
         )
@@ -171,6 +176,11 @@ class GridReport:
             if cause == "actions" and within[0] > within[1]:
                 words += f", which include sending {_size(within[0])} instead of {_size(within[1])}"
             yield f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: {words}."
+
+    def _compared_with_compiled(self) -> str:
+        """Return what compile=True saves."""
+        ratios = [compiled / own.seconds for own, compiled in zip(self.measured, self.compiled)]
+        return f"With compile=True a step takes {min(ratios):.2f} to {max(ratios):.2f} times as long."
 
     def _spread(self) -> str:
         """Return how much the steps of one mesh differed: smaller differences between two meshes are noise."""
@@ -231,10 +241,13 @@ class GridReport:
         """Return the table of measured and simulated times, also on hosts."""
         columns = {"": self.measured, "simulated ": self.simulated}
         columns |= {"hosts ": self.on_hosts} if self.hosts else {}
-        cells = [["mesh", *(f"{how}{name}" for how in columns for name in ("ms", "idle")), "loss"]]
-        for row, *found in zip(self.rows, *columns.values()):
-            times = ((f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %") for each in found)
-            cells.append([row["grid"], *chain(*times), f"{row['losses'][0]:.6f}"])
+        head = [f"{how}{name}" for how in columns for name in ("ms", "idle")]
+        cells = [["mesh", *head[:2], "compiled", *head[2:], "loss"]]
+        for row, compiled, *found in zip(self.rows, self.compiled, *columns.values()):
+            times = [[f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %"] for each in found]
+            measured, *others = times
+            own = [*measured, f"{1e3 * compiled:.2f}", *chain(*others)]
+            cells.append([row["grid"], *own, f"{row['losses'][0]:.6f}"])
         return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def _sizes(self, head: str, kinds: Sequence[str], whose: str, beside: Mapping[str, tuple[str, ...]]) -> str:
@@ -278,6 +291,7 @@ class GridReport:
         found = []
         for i, row in enumerate(self.rows):
             own = {name: row[name] for name in ("grid", *GridSizes._fields)} | {"loss": row["losses"][0]}
+            own["compiled_seconds"] = self.compiled[i]
             for name in _HOW:
                 for figures in getattr(self, name)[i : i + 1]:
                     own |= {f"{name}_seconds": figures.seconds, f"{name}_idle": figures.bubble}

@@ -38,6 +38,7 @@ from minipipe.tuning.traffic import Sizes, Traffic, promised
 CLOSE = {"float64": 1e-12, "float32": 1e-5}  # by dtype, the relative difference that losses of two meshes may have
 _CALL = "minipipe compare"
 _COMPARED_LOSSES = 2  # the second one belongs to updated parameters
+_UNTIL_COMPILED = 3  # steps: an eager one, a recorded one, and one whose times are not measured
 _STEPS = 2  # of a turn, after one that is not measured because the caches have no parameters yet
 
 
@@ -193,9 +194,13 @@ class _Runner:
         grid, self._group, self._batch = Grid(group, **sizes._asdict()), group, task.tokens()
         loss, count = CrossEntropyLoss(), task.microbatches // sizes.data
         cut = {"partition": task.partition(sizes.pipeline), "num_microbatches": count}
-        self._pipeline = make(task.model(), grid, loss=loss, check_agreement=False, check_finite="off", **cut)
+        options = {"loss": loss, "check_agreement": False, "check_finite": "off", **cut}
+        self._pipeline = make(task.model(), grid, **options)
         self._optimiser = Adam(self._pipeline.parameters(), learning_rate=1e-3)
+        self._compiled = make(task.model(), grid, compile="where-possible", **options)
+        self._optimiser_of_compiled = Adam(self._compiled.parameters(), learning_rate=1e-3)
         self._times: list[tuple[float, float]] = []  # of each step, and of the optimiser after it
+        self._times_compiled: list[float] = []
         self._timelines: list[Timeline] = []
         plan: Plan = self._pipeline.plan
         layers = measure_on_this_rank(plan.model, *self._batch, loss, task.microbatches, 1, 0, np)
@@ -240,7 +245,18 @@ class _Runner:
         }
 
     def turn(self) -> None:
-        """Take some steps. Collective."""
+        """Take some steps, eager and then compiled. Collective."""
+        self._turn_eagerly()
+        others = 1 if self._times_compiled else _UNTIL_COMPILED
+        for number in range(others + _STEPS):
+            self._group.barrier()
+            begun = perf_counter()
+            self._compiled.step(*self._batch)
+            self._optimiser_of_compiled.step()
+            if number >= others:
+                self._times_compiled.append(perf_counter() - begun)
+
+    def _turn_eagerly(self) -> None:
         self._step()  # its parameters are in no cache yet
         for _ in range(_STEPS):
             self._group.barrier()
@@ -258,6 +274,7 @@ class _Runner:
         return {
             **self._found,
             "seconds": times.sum(axis=1).tolist(),
+            "compiled_seconds": np.max(objects.gather(self._group, self._times_compiled, _CALL), axis=0).tolist(),
             "update_seconds": median(times[:, 1].tolist()),
             "bubble": median(np.mean(objects.gather(self._group, bubbles, _CALL), axis=0).tolist()),
             "costs": asdict(Costs.measured(*self._timelines)),

@@ -40,6 +40,8 @@ from minipipe.tuning.weighing import Choice, Question, described, memory_size
 RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
 _RUNNERS = 32  # how many choices run at most
 _STEPS = 2  # of a turn, after one that is not measured because the caches have no parameters yet
+_UNTIL_COMPILED = 3  # steps of a turn that are not measured: an eager one, a recorded one, and the first program
+_COMPILED_TURNS = 4
 _LAST_TURNS = 16  # of the last two, at least
 _FIRST_TURNS = 0.2  # fraction of the benchmark's time; the turns of each half, quarter, … take about as long
 _CALL = 'schedule="auto"'
@@ -230,11 +232,19 @@ def advice_on_ranks(
     tell(f"running the best {counted(len(field), 'choice')} in turns, for {seconds:g} s")
     options = choices_of_rank_0(group, None if advice is None else field)
     times = race.run(options, seconds, range(num_kept), tell, [described(choice.candidate) for choice in field])
+    fastest = sorted(times, key=lambda number: median(times[number]))[:1]
+    num_kept = objects.broadcast(group, 0, num_kept, _CALL)
+    compiled = race.compiled(options, sorted({*fastest, *(number for number in range(num_kept) if number in times)}))
     if advice is None:
         return None
-    by_program = {choice.program: times.get(number) for number, choice in enumerate(field)}
-    ran = [choice.ran(by_program.get(choice.program)) for choice in advice.choices]
-    own = None if advice.own is None else advice.own.ran(by_program.get(advice.own.program))
+    numbers = {choice.program: number for number, choice in enumerate(field)}
+
+    def ran_by(choice: Choice) -> Choice:
+        number = numbers.get(choice.program, -1)
+        return choice.ran(times.get(number))._replace(compiled=compiled.get(number))
+
+    ran = list(map(ran_by, advice.choices))
+    own = None if advice.own is None else ran_by(advice.own)
     return Advice(ran, advice.measured, advice.memory_limit, own)
 
 
@@ -303,11 +313,23 @@ class Race:
             Options of a pipeline.
         """
         pipeline, found = self._pipeline(choice), []
-        for _ in range(1 + _STEPS):
+        others = _UNTIL_COMPILED if {**self.question.options, **choice}.get("compile") else 1
+        for _ in range(others + _STEPS):
             self.group.barrier()
             pipeline.step(self.question.inputs, self.question.targets)
             found.append(pipeline.timeline().makespan)
-        return found[1:]
+        return found[others:]
+
+    def compiled(self, choices: Sequence[Mapping[str, Any]], numbers: Iterable[int]) -> dict[int, float]:
+        """Return the median seconds of compiled steps, by number of a choice. Collective.
+
+        Nothing runs if the steps of the benchmark were compiled already.
+        """
+        found: dict[int, float] = {}
+        for number in () if self.question.options.get("compile") else numbers:
+            choice = {**choices[number], "compile": "where-possible"}
+            found[number] = median(time for _ in range(_COMPILED_TURNS) for time in self.turn(choice))
+        return found
 
     def run(
         self,

@@ -399,7 +399,8 @@ class AdviceReport(NamedTuple):
                 measured[name] = choice.measured
                 error = choice.time / choice.measured - 1
                 times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
-                lines.append(f"{name}: {times} ({100 * error:+.1f} %)")
+                compiled = "" if choice.compiled is None else f"; with compile=True {1e3 * choice.compiled:.3f} ms"
+                lines.append(f"{name}: {times} ({100 * error:+.1f} %){compiled}")
         text = "\n".join([str(advice), *(wrapped(line, terminal_width()) for line in lines)])
         own = None if advice.own is None else advice.own.row()
         data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}

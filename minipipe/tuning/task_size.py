@@ -10,12 +10,12 @@ import numpy as np
 from minipipe.comm.job.host import BYTES_OF_A_RANK, limit_blas_threads
 from minipipe.tuning.grids import GridSizes, Task
 
-_COPIES = 4  # of the parameters: values, gradients, and two of Adam
+_COPIES = 8  # of the parameters: values, gradients, and two of Adam, in an eager and in a compiled pipeline
 _BYTES_OF_A_BLOCK = 10_000  # of its modules and parameters as Python objects, at least
 _SECONDS_OF_A_RANK = 1.5  # to start, on a core
 _SECONDS_OF_A_BLOCK = 2.5e-3  # of Python, for a microbatch, there and back
-_STEPS = 6  # of a mesh before the first round: losses, memory, measurements
-_STEPS_OF_A_ROUND = 3
+_STEPS = 8  # of a mesh before the first round: losses, memory, measurements, recording
+_STEPS_OF_A_ROUND = 6  # eager and compiled ones
 _SLOWER = 1.5  # factor by which the products of a model, of several shapes, are slower than one timed alone
 _LARGEST_PROBE = 512  # rows and columns of a product
 

@@ -405,6 +405,8 @@ class Choice(NamedTuple):
         The number of these steps. In a benchmark, faster choices run longer.
     spread : float
         How noisy the machine was: the interquartile range of these steps, relative to the median.
+    compiled : float or None
+        The median seconds of a compiled step, if the choice ran compiled as well.
 
     Examples
     --------
@@ -429,6 +431,7 @@ class Choice(NamedTuple):
     measured: float | None = None
     num_steps: int = 0
     spread: float = 0.0
+    compiled: float | None = None
 
     @property
     def gap(self) -> float:
@@ -456,7 +459,7 @@ class Choice(NamedTuple):
         >>> from minipipe import advise, nn
         >>> x = np.ones((4, 2), np.float32)
         >>> best = advise(nn.Sequential(nn.Linear(2, 2)), x, num_ranks=1, messages="assumed", seconds=0).best
-        >>> best.ran([2.0, 9.0, 2.25, 1.75, 2.0])[-3:]
+        >>> best.ran([2.0, 9.0, 2.25, 1.75, 2.0])[-4:-1]
         (2.0, 5, 0.125)
         """
         if not times:

@@ -72,6 +72,7 @@ def test_it_prints_tables_and_then_the_reasons(ask, measured):
     assert status == 0 and is_progress(err)
     tables = out.split("\n\n")
     assert [table.split()[0] for table in tables[1:4]] == ["mesh", "sent", "held"]
+    assert " compiled " in tables[1] and "With compile=True a step takes " in tables[-1]
     assert "is the fastest (measured): " in tables[-1] and "simulated on 2 hosts" in tables[-1]
 
 
@@ -106,7 +107,7 @@ def test_a_loss_that_differs_is_the_answer_no(ask, monkeypatch, measured):
         (["--hosts", "3"], "--hosts is 3; expected a divisor of the 4 ranks."),
         (["--links", "fast"], "--links is 'fast'; expected seconds and bytes per second, such as 5e-5,1.25e9."),
         (["--links", "0,0"], "--links is '0,0'; expected seconds"),
-        (["--layers", "1000000000"], "the meshes of 4 ranks need at least 37581 TiB, and this machine has "),
+        (["--layers", "1000000000"], "the meshes of 4 ranks need at least 75089 TiB, and this machine has "),
         (["--ranks", "4096", "--batch", "4096", "--microbatches", "4096"], "the meshes of 4096 ranks need at least "),
         (["--length", "1000000000"], ", and this machine has "),
         (["--symbols", "1000000000"], ", and this machine has "),

@@ -8,6 +8,8 @@ import itertools
 
 import numpy as np
 
+from minipipe.comm.channel import BroadcastChannel
+from minipipe.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError
 from tests.comm.bodies import Meanwhile, expect, in_thread, left, right
 
@@ -275,6 +277,25 @@ def a_message_that_has_come_is_known_before_it_is_waited_for(group):
     ends.finish()
 
 
+def a_broadcast_channel_sends_what_broadcast_does(group):
+    """Each rank takes one or the other, by turns, and another array than the expected one is handed on as it is."""
+    for root in range(group.size):
+        channel = BroadcastChannel(group, (3,), np.float32, root, OwnTag.BROADCAST)
+        for step in range(6):
+            sent = np.full(3, 10 * root + step, np.float32)
+            if group.rank == root:
+                channel.array[...] = sent
+            by_channel = (step + group.rank) % 2
+            found = channel.run() if by_channel else group.broadcast(sent if group.rank == root else None, root)
+            assert found.tolist() == sent.tolist()
+        for other in (np.arange(2), np.zeros((2, 2), np.float32), np.zeros(INLINE)):
+            if group.rank == root:
+                assert group.broadcast(other, root).tolist() == other.tolist()
+            else:
+                found = channel.run()
+                assert (found.dtype, found.tolist()) == (other.dtype, other.tolist())
+
+
 def what_no_channel_can_carry_is_refused_when_it_is_made(group):
     for make in (group.send_channel, group.receive_channel):
         expect(RankError, "out-of-range", lambda make=make: make((2,), np.float32, group.size))
@@ -321,6 +342,7 @@ BODIES = [
     the_array_may_be_filled_again_after_wait_and_the_message_is_as_it_was,
     a_message_that_is_sent_before_the_one_before_was_taken_waits_for_that,
     a_message_that_has_come_is_known_before_it_is_waited_for,
+    a_broadcast_channel_sends_what_broadcast_does,
     what_no_channel_can_carry_is_refused_when_it_is_made,
     a_channel_of_a_closed_group_says_so,
     a_second_thread_cannot_use_a_channel_meanwhile,

@@ -15,6 +15,7 @@ import numpy as np
 
 from minipipe import Tensor, autograd
 from minipipe.autograd import StageInput, backend
+from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import RandomKey, at, current_mode, mode, setting
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import NotingLeaf, Trace, have_changed, key_of
@@ -205,6 +206,21 @@ class Compiled:
                     for array in kept[slot]:
                         if array.flags.writeable:
                             array.fill(np.nan if array.dtype.kind == "f" else 1)
+
+    def stashed_bytes(self, known: Sequence[np.ndarray]) -> int:
+        """Return the size of NumPy's arrays that are kept between sections."""
+        names = unwrap(self.functions["forward"]).__globals__
+        stashes = [each for name, each in names.items() if name.startswith("stash")]
+        buffers = {
+            id(buffer_of(array)): buffer_of(array).nbytes
+            for stash in stashes
+            for kept in stash
+            for array in kept or ()
+            if isinstance(array, np.ndarray)
+        }
+        for array in known:
+            buffers.pop(id(buffer_of(array)), None)
+        return sum(buffers.values())
 
     def call(self, section: str, k: int, known: dict[str, Any]) -> Any:
         """Call a function with what it names."""

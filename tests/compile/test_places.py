@@ -18,6 +18,7 @@ from minipipe.compile.places import Cell, pack
 from minipipe.compile.sections import Pool, Sections
 from tests.compile.driver import (
     Compiled,
+    buffer_for,
     compiled,
     eager,
     forward,
@@ -112,6 +113,29 @@ def test_kept_arrays_are_no_larger_than_what_a_graph_holds(model, is_split, loss
             if names.index(first) <= after < names.index(last)
         )
         assert kept <= limit, sections.source
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_between_two_sections_a_program_holds_the_bytes_of_a_graph(model):
+    job = job_of(*MODELS[model])
+    trace = traced(job, is_split=False)
+    sections = Sections(trace, 0)
+    arrays, wanted = zip(*job.inputs(0))
+    with place(0):
+        held, _ = forward(job, list(arrays), list(wanted))
+    known = [*arrays, *(p.data for p in job.parameters)]
+    graph = [node for node in held[1] if node is not None]
+    program = Compiled(job, sections, [("F", 0), ("B", 0)])
+    outs = [buffer_for(trace, name) for name in trace.results["forward"]]
+    given_arrays = {f"x{i}": array for i, array in enumerate(arrays)}
+    results = {f"out{i}": out for i, out in enumerate(outs)}
+    program.call("forward", 0, given_arrays | results)
+    found = program.stashed_bytes(known)
+    found += sum(map(sections.kept_bytes, range(len(sections.lifetimes))))
+    for i, out in enumerate(outs):
+        is_read = f"y{i}" in sections.parameters["backward"]
+        found += out.nbytes if out is not None and is_read else 0
+    assert found == held_bytes(graph, known)
 
 
 def test_a_dropped_program_frees_its_arrays_without_the_collector():

@@ -274,6 +274,15 @@ def test_a_closed_arena_leaves_the_values_and_frees_the_gradients():
     assert gradients() is None
 
 
+def test_each_array_is_freed_before_the_next_is_moved():
+    parameters = parameters_of([(3, 4)] * 3)
+    freed = []
+    for i, parameter in enumerate(parameters):
+        weakref.finalize(parameter.data, lambda i=i: freed.append((i, list(map(is_moved, parameters[i + 1 :])))))
+    Arena(parameters)
+    assert freed == [(0, [False, False]), (1, [False]), (2, [])]
+
+
 def test_a_dropped_arena_frees_its_memory_though_an_optimiser_has_used_it():
     parameters = parameters_of([(3, 4), (4,)])
     optimiser = optim.Adam(parameters)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
-from struct import pack_into, unpack
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -120,7 +120,7 @@ def fill_numbers(message: np.ndarray, numbers: Sequence[float]) -> None:
     >>> numbers_that_came(message), numbers_that_came(np.ones(2))
     ((1.0, 0.5), ())
     """
-    pack_into(f"{len(numbers)}d", message.data, 0, *numbers)
+    _numbers(len(numbers)).pack_into(message.data, 0, *numbers)
 
 
 def numbers_that_came(message: np.ndarray) -> tuple[float, ...]:
@@ -132,7 +132,12 @@ def numbers_that_came(message: np.ndarray) -> tuple[float, ...]:
     ()
     """
     is_ours = message.dtype == np.uint32 and message.ndim == 1 and message.size % 2 == 0
-    return unpack(f"{message.size // 2}d", message.data) if is_ours else ()
+    return _numbers(message.size // 2).unpack(message.data) if is_ours else ()
+
+
+@lru_cache(maxsize=64)  # calls differ in their arguments
+def _numbers(count: int) -> Struct:
+    return Struct(f"{count}d")
 
 
 def check_marks(
