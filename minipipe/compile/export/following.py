@@ -334,8 +334,9 @@ def files_of(
     (k, x, y):
         v0 = x.dot(w["0.weight"])  # layer 0: Linear
         v0 += w["0.bias"]
-        v1 = (v0 - y).reshape(2)
-        v2 = v1.dot(v1) / 2.0
+        v1 = v0 - y
+        v2 = v1.ravel()
+        v3 = v2.dot(v2) / 2
     <BLANKLINE>
     """
     watcher = _Watcher(num_steps)
