@@ -199,7 +199,7 @@ class Attributes:
 
 
 class StageGuard:
-    """Notices a change on which the programs of a stage depend: in parameters or layers.
+    """Notices a change of a stage, in parameters or layers, that its programs depend on.
 
     Parameters
     ----------
