@@ -94,10 +94,10 @@ class Compiling:
             advice = f"Leave one of them out, or pass compile={WHERE_POSSIBLE!r}, which runs such steps eagerly."
             raise ArgumentError("value", f"{message} {advice}")
         if how is True:
-            from minipipe.compile.recording import reason_against_plan, refused
+            from minipipe.compile.reasons import reason_against, refused
 
             for stage in range(plan.schedule.num_stages):
-                reason = reason_against_plan(plan, stage)
+                reason = reason_against(plan.part(stage))
                 if reason:
                     raise refused(stage, reason)
 
