@@ -20,13 +20,8 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
 from minipipe.compile.gradients import GradientArrays
 from minipipe.compile.guards import Same
-from minipipe.compile.recording import (
-    Recorder,
-    attributes_of_loss,
-    kind_of,
-    kinds_in,
-    refused,
-)
+from minipipe.compile.reasons import attributes_of_loss, refused
+from minipipe.compile.recording import Recorder, kind_of, kinds_in
 from minipipe.compile.row import (
     SECTIONS,
     Row,
