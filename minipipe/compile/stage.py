@@ -15,7 +15,7 @@ Parameters are read in each call, so that they may be other arrays each time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
+from minipipe.compile.lines import Variable
 from minipipe.compile.reasons import refused
 from minipipe.compile.recording import Recorded, Recorder, kind_of, kinds_in
 from minipipe.compile.sections import Pool, Sections
@@ -61,6 +62,10 @@ class Held:
         self.slots: dict[int, int] = {}
         self._away: dict[int, Any] | None = None
 
+    def value(self, name: str) -> Any:
+        """Return what a parameter of a section stands for."""
+        return self.key if name == "key" else self.arrays[name]
+
     @property
     def graph(self) -> list[Any]:
         """The roots of the graph."""
@@ -82,6 +87,34 @@ class Held:
         else:
             self.program.take_back(self, dict(zip(self._away, kept)))
             self._away = None
+
+
+class SectionCall(NamedTuple):
+    """A section, and how it is called.
+
+    Attributes
+    ----------
+    function : function
+    parameters : list of (str, str, int)
+        Their names, and the parts of these.
+    begins, ends : list of int
+        The classes of kept arrays that it makes first, and that it reads last.
+    results : list of (shape, dtype) or None
+        The arrays to make for its results; None for a result that is none.
+    returned : list of int
+        The results that it returns.
+    """
+
+    function: Any
+    parameters: list[tuple[str, str, int]]
+    begins: list[int]
+    ends: list[int]
+    results: list[Any]
+    returned: list[int]
+
+
+def _layout(made: Variable | None) -> tuple[Any, Any] | None:
+    return None if made is None or made.shape == () else (made.shape, made.dtype)
 
 
 class KindProgram:
@@ -118,13 +151,25 @@ class KindProgram:
         self.num_slots = [0] * count
         self._free: list[list[int]] = [[] for _ in range(count)]
         self._empty: list[list[int]] = [[] for _ in range(count)]
-        self._begins: dict[str, list[int]] = {section: [] for section in trace.sections}
-        self._ends: dict[str, list[int]] = {section: [] for section in trace.sections}
-        for i, (first, last) in enumerate(sections.lifetimes):
-            self._begins[first].append(i)
-            self._ends[last].append(i)
+        self._calls = {section: self._call(section) for section in trace.sections}
         backward = next((s for s in trace.sections if s.startswith("backward")), "")
         self._awaited = set(trace.inputs.get(backward, ()))
+
+    def _call(self, section: str) -> SectionCall:
+        trace, parameters = self.recorded.trace, []
+        spans = list(enumerate(self._sections.lifetimes))
+        for name in self._sections.parameters[section]:
+            letters = name.rstrip("0123456789")
+            parameters.append((name, letters, int(name[len(letters) :] or 0)))
+        results = [trace.variables.get(name) for name in trace.results[section]]
+        return SectionCall(
+            self._functions[section],
+            parameters,
+            begins=[i for i, (first, _) in spans if first == section],
+            ends=[i for i, (_, last) in spans if last == section],
+            results=list(map(_layout, results)),
+            returned=[i for i, r in enumerate(results) if r and r.shape == ()],
+        )
 
     def has(self, section: str) -> bool:
         """Return whether there is such a section."""
@@ -132,29 +177,27 @@ class KindProgram:
 
     def run(self, section: str, held: Held) -> list[Any]:
         """Run a section of a microbatch; return its results, None if there is none."""
-        for i in self._begins[section]:
+        call = self._calls[section]
+        for i in call.begins:
             held.slots[i] = self._new_slot(i)
-        results, given = self._new_results(section), list[Any]()
-        for name in self._sections.parameters[section]:
-            if name.startswith("slot"):
-                given.append(held.slots[int(name[4:])])
-            elif name.startswith("out"):
-                given.append(results[int(name[3:])])
-            else:
-                given.append(held.key if name == "key" else held.arrays[name])
-        found = self._functions[section](*given)
+        arrays = [layout and np.empty(*layout) for layout in call.results]
+        sources: dict[str, Any] = {"slot": held.slots, "out": arrays}
+        given = [
+            sources[letters][number] if letters in sources else held.value(name)
+            for name, letters, number in call.parameters
+        ]
+        found = call.function(*given)
         numbers = iter(found if isinstance(found, tuple) else (found,))
-        for i in self._without_axes(section):
-            results[i] = np.asarray(next(numbers))
-        for i in self._ends[section]:
+        for i in call.returned:
+            arrays[i] = np.asarray(next(numbers))
+        for i in call.ends:
             self._free[i].append(held.slots.pop(i))
-        return results
+        return arrays
 
-    def _without_axes(self, section: str) -> list[int]:
-        """Return the results that the function returns, and writes into no array."""
-        trace = self.recorded.trace
-        made = [trace.variables.get(name) for name in trace.results[section]]
-        return [i for i, each in enumerate(made) if each is not None and not each.shape]
+    def begin_row(self) -> None:
+        """Take back the slots of microbatches that a row with an error has left."""
+        for lists, free, empty in zip(self._slots, self._free, self._empty):
+            free[:] = [slot for slot in range(len(lists[0])) if slot not in empty]
 
     def _new_slot(self, lifetime: int) -> int:
         """Return a slot that is free, or make one."""
@@ -203,17 +246,6 @@ class KindProgram:
             held.slots[i] = self._filled_slot(i, own)
 
     # -- what goes in and comes out ----------------------------------------------------
-
-    def _new_results(self, section: str) -> list[Any]:
-        """Return arrays for the results of a section; None for one that has no axes."""
-        trace, found = self.recorded.trace, list[Any]()
-        for name in trace.results[section]:
-            made = trace.variables.get(name)
-            if made is None or made.shape == ():
-                found.append(None)
-            else:
-                found.append(np.empty(made.shape, made.dtype))
-        return found
 
     def take_gradients(self, held: Held, gradients: Sequence[Array | None]) -> None:
         """Take the gradients of results, after checking their form."""
@@ -293,6 +325,8 @@ class CompiledStage:
             self._programs.clear()
         if recorder is not None:
             recorder.begin_row(kinds)
+        for program in self.programs:
+            program.begin_row()
 
     # -- the actions -------------------------------------------------------------------
 

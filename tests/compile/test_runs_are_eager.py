@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
-from minipipe.errors import ModelError
+from minipipe.errors import ModelError, TensorError
 from minipipe.schedules import Schedule
 
 WIDTH = 8
@@ -153,5 +153,38 @@ def test_a_layer_that_cannot_be_compiled_is_named():
         found, compiled = train(group, "where-possible", "pipedream", model=foreign)
         assert found == eager
         assert "stage 0 runs eagerly: layer 1, Reads" in compiled.report
+
+    spawn(run, num_ranks=1)
+
+
+def test_a_run_with_an_error_names_the_layer_and_leaves_no_slots_in_use():
+    def ids(step, highest):
+        return np.random.default_rng(step).integers(0, highest, (8, 4))
+
+    def run(group):
+        found = []
+        for how in (False, True):
+            layers = nn.Embedding(5, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 5)
+            pipeline = Pipeline(
+                nn.Sequential(*layers),
+                group,
+                loss=nn.CrossEntropyLoss(),
+                num_microbatches=4,
+                schedule="pipedream",
+                compile=how,
+            )
+            optimiser, losses = optim.SGD(pipeline.parameters(), 0.1), []
+            for step in range(6):
+                batch = ids(step, 5), ids(step + 50, 5)
+                losses += map(float, pipeline.run([batch] * 2, optimiser))
+                wrong = [batch, (np.full((8, 4), 7), batch[1])]
+                with pytest.raises(TensorError) as caught:
+                    pipeline.run(wrong, optimiser)
+                notes = "\n".join(caught.value.__notes__)
+                assert "layer 0, Embedding" in notes + str(caught.value)
+            found.append(losses)
+        assert found[0] == found[1]
+        compiled = pipeline._runs.compiled
+        assert [each.num_slots for each in compiled.programs] == [[1]]
 
     spawn(run, num_ranks=1)
