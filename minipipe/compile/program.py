@@ -1,8 +1,8 @@
 """The compiled schedule of a rank: recorded in one step, and run from then on.
 
 `Compiler` stands behind the handshake of a step. It knows the batch, and decides
-whether its schedule runs eagerly, is recorded, or is run by a program that is there
-already. All three send the same messages, so each rank decides alone.
+whether its schedule runs eagerly, is recorded, or is run by an earlier program. All
+three send the same messages, so each rank decides alone.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
+from minipipe.comm import ProcessGroup, spawn
 from minipipe.compile.export.rank_file import RankFile
 from minipipe.compile.export.recorded import RecordedStep, Recording, digest_of
 from minipipe.compile.export.texts import UPDATES
@@ -85,7 +86,7 @@ class Follower:
     def begin_step(self) -> bool:
         """Look at the program before a step; return whether recording is complete."""
         self._check()
-        self._pipeline._repeated = None  # which would run a step past this object
+        self._pipeline._compiling.stop_repeating()  # past this object
         if self.is_complete:
             return True
         if self._recording is None and self._compiled is not None:
@@ -264,3 +265,85 @@ def noting(followers: dict[int, Follower]) -> Iterator[None]:
         yield
     finally:
         Optimiser.step, Pipeline.clip_grad_norm = step, clip  # type: ignore[method-assign]
+
+
+class _Watcher:
+    """Follows the pipelines of thread ranks; see :attr:`Pipeline.watcher`."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self.followers: dict[int, Follower] = {}
+        self.files: dict[int, RankFile] = {}
+        self.ranks: dict[int, int] = {}
+
+    def begin(
+        self, pipeline: Pipeline, model: Any, options: Any, run: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        run["compile"] = True
+        return model, options
+
+    def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
+        key, rank = id(pipeline), pipeline.group.rank
+        if key not in self.followers:
+            self.followers[key] = Follower(pipeline, "a function", self._num_steps)
+            self.ranks[key] = rank
+        if rank not in self.files and self.followers[key].begin_step():
+            self.files[rank] = self.followers[key].finished()
+
+    def finish(self) -> list[RankFile]:
+        for key, rank in self.ranks.items():
+            if rank not in self.files:
+                self.files[rank] = self.followers[key].finished()
+        return [self.files[rank] for rank in sorted(self.files)]
+
+
+def files_of(
+    train: Callable[[ProcessGroup], Any], num_ranks: int, num_steps: int = 3
+) -> list[RankFile]:
+    """Return the stand-alone files of a training function, which runs on thread ranks.
+
+    Parameters
+    ----------
+    train : function
+        Takes a group, makes a pipeline, and takes at least ``num_steps + 3`` steps.
+    num_ranks, num_steps : int
+
+    Returns
+    -------
+    list of RankFile
+        By rank. ``source`` is the program, ``write(folder)`` writes it and its arrays.
+
+    Raises
+    ------
+    ArgumentError, ModelError, ScheduleError
+        Codes ``value`` and ``unsupported``, for what cannot be exported.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, nn, optim
+    >>> def train(group):
+    ...     model = nn.Sequential(nn.Linear(2, 1))
+    ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+    ...     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
+    ...     for _ in range(6):
+    ...         pipeline.step(np.ones((4, 2), np.float32), np.ones((4, 1), np.float32))
+    ...         optimiser.step()
+    >>> (file,) = files_of(train, num_ranks=1)
+    >>> print(file.source.partition("def forward_0")[2].partition("    kept")[0])
+    (k, x, y):
+        v0 = x.dot(w["0.weight"])  # layer 0: Linear
+        v0 += w["0.bias"]
+        v1 = v0 - y
+        v2 = v1.ravel()
+        v3 = v2.dot(v2) / 2
+    <BLANKLINE>
+    """
+    watcher = _Watcher(num_steps)
+    Pipeline.watcher = watcher
+    try:
+        with noting(watcher.followers):
+            spawn(train, num_ranks)
+        return watcher.finish()
+    finally:
+        Pipeline.watcher = None
