@@ -206,6 +206,10 @@ class _Function:
             for name, others in self._names.items()
             if name not in made and (name in local or len(set(others)) > 1)
         ]
+        for name in self._parameters:  # it must be there before the part
+            for other, part in zip(self._names[name], self._parts):
+                if any(other in one.made for one in part):
+                    self.is_possible = False
 
     def _mapped(self) -> dict[str, list[str]]:
         names: dict[str, list[str]] = {}

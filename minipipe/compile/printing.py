@@ -53,7 +53,8 @@ class Printer:
         end = "\n".join([*self._stashed(), *self._results()])
         self.parameters = self._parameters()
         name = layout.function(section)
-        local = {*self.parameters, *Statement.of("\n".join(head)).made}
+        local = {slot.value for slot in Statement.of("\n".join(head)).slots}
+        local.update(self.parameters)
         self.block_name = f"{name}_block"
         self.block, body = outlined([*self._parts, end], local, self.block_name)
         lines = "\n".join(merged([*head, *body])) or "pass"
