@@ -435,7 +435,7 @@ class CompiledStage:
     ) -> KindProgram | None:
         """Return the program of a microbatch; None if its kind has none yet."""
         recorder = self._recorder
-        if recorder is None:
+        if recorder is None or recorder.reason:
             return None
         key = kind_of(received, arrays, self._kinds[microbatch], *how)
         recorded = recorder.finished(key)
