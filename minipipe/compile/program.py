@@ -75,6 +75,7 @@ class Compiler:
         self._programs: dict[Any, CompiledRow | None] = {}
         self._tries: dict[Any, int] = {}  # programs that were made and have not run
         self._gradients: GradientArrays | None = None
+        self._needs_handlers: bool | None = None  # of the row, which is always the same
         self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
@@ -94,7 +95,9 @@ class Compiler:
         if self.report:
             executor.run_eagerly(steps)
             return
-        if needs_handlers(executor):
+        if self._needs_handlers is None:
+            self._needs_handlers = needs_handlers(executor)
+        if self._needs_handlers:
             self._run_stages(executor, steps)
             return
         key = form_of(executor)

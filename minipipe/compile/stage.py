@@ -303,6 +303,8 @@ class CompiledStage:
             reasons = (each.reason for each in self._recorder.kinds.values())
             reason = self._recorder.reason or next(filter(None, reasons), "")
         what = f"runs eagerly: {reason}" if reason else "is compiled"
+        if not reason and len(self.programs) == MOST_KINDS:
+            what += f" for {MOST_KINDS} kinds of microbatches; others run eagerly"
         return f"stage {self._stage.index} {what}"
 
     @property
