@@ -14,7 +14,7 @@ Parameters are read in each call, so that they may be other arrays each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,9 @@ from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.schedules.action import Action
+
+Slots = dict[int, list[Any]]
+"""By class of kept arrays, and by list of a slot: a tuple of values."""
 
 MOST_KINDS = 32
 """Kinds of microbatches that are compiled for a stage; others run eagerly."""
@@ -60,7 +63,7 @@ class Held:
         self.program, self.key = program, key
         self.arrays = {f"x{i}": array for i, array in enumerate(inputs)}
         self.slots: dict[int, int] = {}
-        self._away: dict[int, Any] | None = None
+        self._away: tuple[Slots, dict[int, Any]] | None = None
 
     def value(self, name: str) -> Any:
         """Return what a parameter of a section stands for."""
@@ -74,19 +77,34 @@ class Held:
     @property
     def saved(self) -> tuple[Any, ...]:
         """The arrays, or what stands for them while they are away."""
-        kept = self.program.kept(self) if self._away is None else self._away
+        kept = self._away[1] if self._away else self._unique()
         return tuple(self.arrays.values()), tuple(kept.values())
 
     @saved.setter
     def saved(self, saved: tuple[Any, ...]) -> None:
-        arrays, kept = saved
+        arrays, others = saved
         self.arrays = dict(zip(self.arrays, arrays))
         if self._away is None:
-            self._away = dict(zip(self.slots, kept))
+            numbered = _map_parts(id, self.program.kept(self))
+            self._away = numbered, dict(zip(self._unique(), others))
             self.program.give_up(self)
         else:
-            self.program.take_back(self, dict(zip(self._away, kept)))
+            numbered, values = self._away
+            values = dict(zip(values, others))
+            self.program.take_back(self, _map_parts(values.__getitem__, numbered))
             self._away = None
+
+    def _unique(self) -> dict[int, Any]:
+        """Return the values in its slots once each, by identity."""
+        slots = self.program.kept(self).values()
+        return {id(value): value for parts in slots for part in parts for value in part}
+
+
+def _map_parts(function: Callable[[Any], Any], slots: Slots) -> Slots:
+    """Apply a function to all values in some slots."""
+    return {
+        i: [tuple(map(function, part)) for part in parts] for i, parts in slots.items()
+    }
 
 
 class SectionCall(NamedTuple):
@@ -224,10 +242,10 @@ class KindProgram:
 
     # -- arrays that are away ----------------------------------------------------------
 
-    def kept(self, held: Held) -> dict[int, Any]:
-        """Return the arrays of the slots of a microbatch, by class."""
+    def kept(self, held: Held) -> Slots:
+        """Return the values in the slots of a microbatch, by class and list."""
         return {
-            i: tuple(each[slot] for each in self._slots[i])
+            i: [each[slot] or () for each in self._slots[i]]
             for i, slot in held.slots.items()
         }
 
@@ -240,7 +258,7 @@ class KindProgram:
                 each[slot] = None
         held.slots.clear()
 
-    def take_back(self, held: Held, kept: dict[int, Any]) -> None:
+    def take_back(self, held: Held, kept: Slots) -> None:
         """Give a microbatch slots with arrays that were away."""
         for i, own in kept.items():
             held.slots[i] = self._filled_slot(i, own)
