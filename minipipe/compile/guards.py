@@ -233,8 +233,13 @@ class MovingGuard(StageGuard):
 
 
 def _form_of(owner: Parameter) -> tuple[Any, ...]:
-    array = owner.data
-    return type(array), array.shape, array.strides, array.dtype
+    return form_of_array(owner.data)
+
+
+def form_of_array(array: Any) -> tuple[Any, ...]:
+    """Return everything about an array besides its numbers, on which lines depend."""
+    strides = getattr(array, "strides", None)  # only NumPy's arrays have some
+    return type(array), array.shape, strides, array.dtype
 
 
 def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:

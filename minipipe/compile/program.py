@@ -30,7 +30,6 @@ from minipipe.compile.stage_program import (
     kinds_in,
 )
 from minipipe.compile.trace import key_of
-from minipipe.errors import Code, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.samples import Cut
@@ -72,6 +71,7 @@ class Compiler:
         self._programs: dict[Any, CompiledRow | None] = {}
         self._tries: dict[Any, int] = {}  # programs that were made and have not run
         self._gradients: GradientArrays | None = None
+        self._needs_handlers: bool | None = None  # of the row, which is always the same
         self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
@@ -91,7 +91,9 @@ class Compiler:
         if self.report:
             executor.run_eagerly(steps)
             return
-        if needs_handlers(executor):
+        if self._needs_handlers is None:
+            self._needs_handlers = needs_handlers(executor)
+        if self._needs_handlers:
             self._run_stages(executor, steps)
             return
         key = form_of(executor)
@@ -207,7 +209,7 @@ class CompiledRow:
         self, executor: Executor, recorders: dict[int, Recorder], is_strict: bool
     ) -> None:
         self._recorders, self._trained = recorders, mode().is_enabled
-        self.report = "\n".join(_reports(executor, recorders, is_strict))
+        self.report = "\n".join(_reports(recorders, is_strict))
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         lines = list(row.lines())
@@ -341,8 +343,10 @@ def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
 
 def needs_handlers(executor: Executor) -> bool:
     """Return whether a row runs more of its stages than their sections."""
-    if any(action.kind is O for action in executor.actions):
-        return True
+    for binding in executor.bindings:
+        kind = binding.action.kind
+        if kind is O or (kind in SECTIONS and not is_plain(binding)):
+            return True
     has_slices = any(isinstance(s, SlicedStage) for s in executor.stages.values())
     return has_slices and not executor.program.is_forward_only
 
@@ -422,16 +426,9 @@ def _is_static(executor: Executor, recorder: Recorder) -> bool:
     return len(given) == 1 and not taken
 
 
-def _reports(
-    executor: Executor, recorders: dict[int, Recorder], is_strict: bool
-) -> list[str]:
+def _reports(recorders: dict[int, Recorder], is_strict: bool) -> list[str]:
     """Return a line for each stage; refuse one that cannot be compiled, if strict."""
     lines = []
-    for binding in executor.bindings:
-        action = binding.action
-        if action.kind in SECTIONS and not is_plain(binding):
-            message = f"compile=True does not work with {action.kind} of this pipeline"
-            raise ScheduleError.of(Code.UNSUPPORTED, message)
     for stage, recorder in recorders.items():
         reasons = [recorded.reason for recorded in recorder.kinds.values()]
         reason = recorder.reason or next(filter(None, reasons), "")

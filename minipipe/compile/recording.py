@@ -16,7 +16,12 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.compile.guards import Attributes, StageGuard, is_foreign
+from minipipe.compile.guards import (
+    Attributes,
+    StageGuard,
+    form_of_array,
+    is_foreign,
+)
 from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
@@ -478,6 +483,6 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     *how : object
         Anything else, such as the structure of the targets.
     """
-    forms = [(type(a), a.shape, a.strides, a.dtype) for a in arrays]
+    forms = map(form_of_array, arrays)
     treedef = received.treedef and repr(received.treedef)
     return (treedef, *received.requires_grad, *forms, *how)

@@ -154,6 +154,7 @@ class Pipeline(FamiliarPipeline):
     part with the class attribute ``is_compilable = True``, a promise: its forward computes with tensors, depends on its
     input, parameters and attributes alone, and reads no values. A stage that breaks it is refused, with its layer and
     line. Steps that ask for metrics or outputs, accumulate or are watched run eagerly; :meth:`compile_report` tells.
+    A run with updates inside records its first microbatches, and computes the others compiled.
     Compiled and eager ranks understand each other, and a rank whose program no longer holds changes nothing for others.
 
     When the pipeline is made, and before an argument has any effect, ranks compare: all arguments except ``sample``
