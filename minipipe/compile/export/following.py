@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_info
 
 from minipipe.comm import ProcessGroup, spawn
+from minipipe.comm.job.host import blas_threads
 from minipipe.compile.export.rank_file import RankFile
 from minipipe.compile.export.recorded import RecordedStep, Recording, digest_of
 from minipipe.compile.export.texts import UPDATES
@@ -138,7 +138,7 @@ class Follower:
                 expected = "expected compiled steps alike; give fewer --steps"
                 self._problem = f"The batches differ: {given}; {expected}"
             self._recording.seed = executor.batch.seed
-            self._recording.num_threads = _num_threads()
+            self._recording.num_threads = blas_threads()
             self._recording.sizes = executor.batch.sizes
             step.weights = self._weights(executor)
             self._recording.steps.append(step)
@@ -237,12 +237,6 @@ def _problem_between(steps: Sequence[RecordedStep]) -> str:
             given = "Numbers of the optimiser besides the learning rate change"
             return f"{given}: {fixed[1]}, then {fixed[0]}; expected the same"
     return ""
-
-
-def _num_threads() -> int:
-    """Return with how many threads NumPy computes a matrix product here."""
-    blas = [each for each in threadpool_info() if each["user_api"] == "blas"]
-    return blas[0]["num_threads"] if blas else 1
 
 
 @contextmanager

@@ -19,7 +19,7 @@ Run it, and see that the parameters get the same bits as in minipipe:
 
     COMMAND
 
-Arrays are allocated anew, and a receive begins where its value is used. There are no
+Arrays are allocated anew, and a receive begins when its value is used. There are no
 handshakes and no checks: if one rank fails, the others wait for ever.
 """
 '''

@@ -1,7 +1,7 @@
 """The function ``step`` of a stand-alone file: the row of a rank, line by line.
 
-A send is written around the computation whose result it sends, and a receive where its
-value is used::
+A send is written around the computation of its array, and a receive in the place of its
+array::
 
     losses[0] = forward_1(0, receive(0, X1 + 0, (4, 8)), y[0])
     send(0, G1 + 0, backward_1(0, seed))
