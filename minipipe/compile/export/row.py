@@ -24,12 +24,22 @@ from minipipe.compile.row import SECTIONS
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.plan import Plan
-from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, F
+from minipipe.execution.sums import block_size
+from minipipe.schedules.action import (
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    SEND_B,
+    SEND_F,
+    Action,
+    F,
+)
 from minipipe.schedules.analysis.dependencies import Direction
 
 STRAIGHT = 8
 """The most microbatches whose row has no loop."""
 
+_FIRST_TAG_OF_SUMS = 30_000  # of the 32,768 that every MPI has
 _LEAST_TURNS = 4  # of a loop
 _LONGEST_TURN = 8  # instructions
 _NUMBER = re.compile("\x00(\\d+)\x00")  # the number of a microbatch
@@ -57,6 +67,7 @@ class RowSource:
         Of the function.
     has_loss : bool
         Whether the function returns a loss.
+    batch_form : BatchForm
     batch : list of (str, bool)
         The letters of inputs and targets, and whether the rank reads them.
 
@@ -76,7 +87,7 @@ class RowSource:
         batch: BatchForm,
         has_sizes: bool,
     ) -> None:
-        self._batch, self._has_sizes = batch, has_sizes
+        self.batch_form, self._has_sizes = batch, has_sizes
         self._executor, self._recorders, self._sources = executor, recorders, sources
         self._plan, self._uses = plan, uses
         self._num_stages = executor.program.num_stages
@@ -89,11 +100,27 @@ class RowSource:
         self._pending: tuple[Any, str] | None = None
         self._expressions: dict[Any, str] = {}
         self._rows: list[str] = []
+        self._noted: dict[int, int] = {}  # by stage, the gradients of microbatches
+        self._block_sizes: dict[int, int] = {}
+        self._sums: list[str] = []  # lines that wait for other replicas
         for binding in executor.bindings:
             if not binding.action.kind.declaration.of_rank:
                 self._add(binding)
         self._flush()
+        for stage in [*self._block_sizes]:
+            self._join_blocks(stage)
+        self._rows += self._sums
+        self._check_sums()
         self.lines = list(self._function())
+
+    def _check_sums(self) -> None:
+        """Refuse sums over blocks or replicas of one of several stages of a rank."""
+        text = "\n".join(self._rows)
+        has_sums = "end_block(" in text or bool(self._sums)
+        if has_sums and (len(self._executor.stages) > 1 or self._plan.shared):
+            message = "Gradients are added over replicas or blocks of microbatches"
+            advice = "export knows that for one stage on each rank, without shared ones"
+            raise ModelError("unsupported", f"{message}; {advice}.")
 
     # -- instructions ------------------------------------------------------------------
 
@@ -103,12 +130,44 @@ class RowSource:
             self._receive(binding)
         elif kind in (SEND_F, SEND_B):
             self._send(binding)
+        elif kind is REDUCE_GRAD:
+            self._reduce(action)
         elif kind in SECTIONS and (action.stage, action.microbatch) in self._sources:
             self._compute(binding)
+            self._note_block(binding)
         else:
             message = f"The schedule has {action}, and export does not know {kind}."
             advice = "Export the program without it."
             raise ScheduleError.of(Code.UNSUPPORTED, f"{message} {advice}")
+
+    def _note_block(self, binding: Binding) -> None:
+        """End a block of microbatches, whose gradients are added first."""
+        stage = binding.action.stage
+        if not hasattr(binding.handler, "then"):
+            return
+        self._flush()
+        self._noted[stage] = self._noted.get(stage, 0) + 1
+        size = self._block_sizes.setdefault(stage, self._block_size(stage))
+        if size and self._noted[stage] % size == 0:
+            self._rows.append(f"end_block({stage})")
+
+    def _block_size(self, stage: int) -> int:
+        num_blocks = self._plan.gradient_blocks
+        num_blocks //= len(self._executor.program.ranks_of(stage))
+        return block_size(self._executor.actions, stage, num_blocks)
+
+    def _reduce(self, action: Action) -> None:
+        """Begin to add the gradients of all replicas of a stage."""
+        self._flush()
+        self._join_blocks(action.stage)
+        ranks = list(self._executor.program.ranks_of(action.stage))
+        tag = _FIRST_TAG_OF_SUMS + action.stage
+        self._rows.append(f"send_gradients({ranks}, {tag})")
+        self._sums.append(f"add_replicas({ranks}, {tag})")
+
+    def _join_blocks(self, stage: int) -> None:
+        if self._block_sizes.pop(stage, 0):
+            self._rows.append(f"join_blocks({stage})")
 
     def _receive(self, binding: Binding) -> None:
         stage, kind, k = binding.action
@@ -124,7 +183,7 @@ class RowSource:
         """Return the shape and the dtype of a message."""
         if form is None or not form.is_plain:
             raise _several("activations between two stages")
-        shape, size = form.shapes[0], self._batch.sizes[k]
+        shape, size = form.shapes[0], self.batch_form.sizes[k]
         dtype = np.dtype(form.dtypes[0]).name
         if not self._has_sizes or not shape or shape[0] % size:
             return str(shape), dtype
@@ -196,7 +255,7 @@ class RowSource:
 
     @property
     def _has_one_weight(self) -> bool:
-        weights = self._batch.weights
+        weights = self.batch_form.weights
         return weights is not None and len({*weights}) == 1
 
     def _value(self, value: Any) -> str:
@@ -236,16 +295,18 @@ class RowSource:
             names = ", ".join(self._dicts)
             yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
         if self._has_sizes:
-            yield from wrapped(f"sizes = [{', '.join(map(str, self._batch.sizes))}]", 0)
-        weights = self._batch.weights
+            yield from wrapped(
+                f"sizes = [{', '.join(map(str, self.batch_form.sizes))}]", 0
+            )
+        weights = self.batch_form.weights
         if not self.has_loss or weights is None:
             return
         if self._has_one_weight:
             yield f"weight = {weights[0]!r}  # of the loss of a microbatch"
             yield f'seed = np.array(weight, "{self._dtype_of_loss()}")'
             return
-        total = sum(self._batch.sizes)
-        by_size = [size / total for size in self._batch.sizes]
+        total = sum(self.batch_form.sizes)
+        by_size = [size / total for size in self.batch_form.sizes]
         if self._has_sizes and weights == by_size:
             yield "weights = [size / sum(sizes) for size in sizes]  # of their losses"
         else:
@@ -258,7 +319,7 @@ class RowSource:
 
     def _function(self) -> Iterator[str]:
         given = ", ".join([letter for letter, has in self.batch if has])
-        if self.has_loss and self._batch.weights is None:
+        if self.has_loss and self.batch_form.weights is None:
             given += ", weights"
         yield f"def step({given}):"
         rank = self._executor.group.rank
@@ -274,7 +335,7 @@ class RowSource:
         for line, indent in self._with_loops():
             yield from wrapped(line, indent)
         yield from self._shared_gradients()
-        if self._tags:
+        if self._tags or self._sums:
             yield "    while sent:"
             yield "        sent.pop()[0].Wait()"
         if self.has_loss:
@@ -283,12 +344,12 @@ class RowSource:
 
     def _cut(self, letter: str) -> str:
         """Return the microbatches of an array of the batch."""
-        sizes = self._batch.inputs if letter == "x" else self._batch.targets
+        sizes = self.batch_form.inputs if letter == "x" else self.batch_form.targets
         ends = list(accumulate(sizes.values()))
         where = str(ends[:-1])
         if len({*sizes.values()}) == 1:
             where = str(len(sizes))
-        elif self._has_sizes and len(sizes) == len(self._batch.sizes):
+        elif self._has_sizes and len(sizes) == len(self.batch_form.sizes):
             where = "np.cumsum(sizes)[:-1]"
         parts = f"np.split({letter}, {where})"
         if list(sizes) == list(range(len(sizes))):

@@ -1,8 +1,7 @@
-"""The lines of a trace as a person writes them: statements, and repeated parts of them.
+"""The lines of a trace as a person writes them.
 
-A trace has a line for each call of NumPy. Here views are written in the lines that use them,
-checks are left out, and a part that is repeated, such as the blocks of a transformer,
-becomes one :class:`Unit` that is called for each layer.
+A trace has a line for each call of NumPy. Here views are written in the lines that use
+them, and checks are left out. Repeated parts are the subject of `units.py`.
 """
 
 from __future__ import annotations

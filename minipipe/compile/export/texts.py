@@ -53,6 +53,33 @@ def receive(rank, tag, shape, dtype="float32"):
     array = np.empty(shape, dtype)
     comm.Recv(array, rank, tag)
     return array''',
+    "end_block": '''\
+def end_block(stage):
+    """Put the gradients of a block of microbatches aside."""
+    blocks.append(dict(gradients))
+    gradients.clear()''',
+    "join_blocks": '''\
+def join_blocks(stage):
+    """Add the gradients of all blocks in pairs."""
+    for name in blocks[0]:
+        gradients[name] = in_pairs([block[name] for block in blocks])
+    blocks.clear()''',
+    "send_gradients": '''\
+def send_gradients(ranks, tag):
+    """Send all gradients to the other replicas."""
+    for name in sorted(gradients):
+        for rank in ranks:
+            if rank != comm.rank:
+                send(rank, tag, gradients[name])''',
+    "add_replicas": '''\
+def add_replicas(ranks, tag):
+    """Add the gradients of all replicas in pairs, in the order of their ranks."""
+    for name, own in sorted(gradients.items()):
+        terms = [
+            own if rank == comm.rank else receive(rank, tag, own.shape, own.dtype)
+            for rank in ranks
+        ]
+        gradients[name] = in_pairs(terms)''',
     "in_pairs": '''\
 def in_pairs(terms):
     """Return the sum of pairs, of pairs of pairs, …"""
