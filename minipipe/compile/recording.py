@@ -16,21 +16,13 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.compile.guards import (
-    Attributes,
-    StageGuard,
-    is_declared,
-    is_foreign,
-    reason_against,
-)
+from minipipe.compile.guards import Attributes, StageGuard, is_foreign
+from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
-from minipipe.errors import ModelError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan
 from minipipe.execution.stage import SeededLoss, Stage
-from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
@@ -486,36 +478,3 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
             k = action.microbatch
             found[k] = f"{found.get(k, '')} {action.kind}"
     return found
-
-
-def refused(stage: int, reason: str) -> ModelError:
-    """Return the error for a stage that cannot be compiled, where that is asked for."""
-    message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
-    message += " minipipe.functional, and declare a class of your own with"
-    message += " is_compilable = True (see Pipeline); or pass"
-    message += ' compile="where-possible", which runs such a stage eagerly.'
-    return ModelError("unsupported", message)
-
-
-def reason_against_plan(plan: Plan, stage: int) -> str:
-    """Return why a stage of a plan can never be recorded; empty if it may be."""
-    return reason_against(plan.part(stage))
-
-
-def reason_against_loss(objective: BatchObjective) -> str:
-    """Return why the loss of a call cannot be recorded; empty if it can."""
-    loss = objective.loss
-    own = type(loss).__module__ == "minipipe.nn.losses"
-    replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
-    if not is_declared(loss, own) or replaced:
-        return "the loss runs code of its own"
-    if objective.targets is None:
-        return "the loss has no targets"
-    if not objective.is_whole:
-        return "tensor-parallel ranks compare or gather outputs"
-    return attributes_of_loss(loss).reason
-
-
-def attributes_of_loss(loss: Any) -> Attributes:
-    """Return the attributes of a loss, on which its lines depend."""
-    return Attributes(loss.modules() if isinstance(loss, Module) else [loss])

@@ -91,7 +91,7 @@ class StageProgram:
         By microbatch, its slot in each class of kept arrays.
     num_slots : list of int
     is_static : bool
-        Whether weight gradients are arrays that are made before a step.
+        Whether weight gradients are arrays that exist before a step.
     contributes : list of int
         The uses of parameters that get a gradient.
     """

@@ -23,13 +23,8 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
-from minipipe.compile.recording import (
-    Recorded,
-    Recorder,
-    kind_of,
-    kinds_in,
-    refused,
-)
+from minipipe.compile.reasons import refused
+from minipipe.compile.recording import Recorded, Recorder, kind_of, kinds_in
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import Key, key_of

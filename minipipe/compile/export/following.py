@@ -86,7 +86,7 @@ class Follower:
     def begin_step(self) -> bool:
         """Look at the program before a step; return whether recording is complete."""
         self._check()
-        self._pipeline._repeated = None  # which would run a step past this object
+        self._pipeline._compiling.stop_repeating()  # past this object
         if self.is_complete:
             return True
         if self._recording is None and self._compiled is not None:
