@@ -9,13 +9,13 @@ array::
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from minipipe.compile.export.loops import STRAIGHT, number, with_loops
 from minipipe.compile.export.recorded import BatchForm
 from minipipe.compile.export.stage_source import StageSource
 from minipipe.compile.export.wrapping import WIDTH, wrapped
@@ -36,13 +36,7 @@ from minipipe.schedules.action import (
 )
 from minipipe.schedules.analysis.dependencies import Direction
 
-STRAIGHT = 8
-"""The most microbatches whose row has no loop."""
-
 _FIRST_TAG_OF_SUMS = 30_000  # of the 32,768 that every MPI has
-_LEAST_TURNS = 4  # of a loop
-_LONGEST_TURN = 8  # instructions
-_NUMBER = re.compile("\x00(\\d+)\x00")  # the number of a microbatch
 
 
 class RowSource:
@@ -189,7 +183,7 @@ class RowSource:
             return str(shape), dtype
         factor = shape[0] // size
         first = (
-            f"sizes[{_number(k)}]" if factor == 1 else f"{factor} * sizes[{_number(k)}]"
+            f"sizes[{number(k)}]" if factor == 1 else f"{factor} * sizes[{number(k)}]"
         )
         return f"({', '.join([first, *map(str, shape[1:])])},)".replace(
             ",)", ")" if shape[1:] else ",)"
@@ -207,7 +201,7 @@ class RowSource:
         stage = value.stage if is_gradient else value.consumer_stage
         name = f"{'G' if is_gradient else 'X'}{stage}"
         self._tags[name] = (2 * stage + is_gradient) * self._count
-        return route.peer, f"{name} + {_number(value.microbatch)}"
+        return route.peer, f"{name} + {number(value.microbatch)}"
 
     def _compute(self, binding: Binding) -> None:
         stage, kind, k = binding.action
@@ -215,7 +209,7 @@ class RowSource:
         section = SECTIONS[kind]
         if section not in source.sections:  # an I that is a whole backward
             section = "backward"
-        arguments = [_number(k)]
+        arguments = [number(k)]
         taken = {_role(value): value for value in binding.takes}
         for name in source.parameters[section]:
             arguments.append(self._argument(name, recorded, stage, k, taken))
@@ -224,7 +218,7 @@ class RowSource:
         given = {_role(value): value for _, value in binding.gives}
         own = given.get("x" if kind is F else "g")
         if kind is F and recorded.result is None:
-            self._rows.append(f"losses[{_number(k)}] = {text}")
+            self._rows.append(f"losses[{number(k)}] = {text}")
         elif own is not None and source.num_results(section):
             self._pending = own, text
         else:
@@ -245,13 +239,13 @@ class RowSource:
         if i >= recorded.num_inputs:
             if i > recorded.num_inputs:
                 raise _several("targets")
-            return f"y[{_number(k)}]"
+            return f"y[{number(k)}]"
         if i > 0:
             raise _several("inputs" if stage == 0 else "activations between two stages")
-        return f"x[{_number(k)}]" if stage == 0 else self._value(taken["x"])
+        return f"x[{number(k)}]" if stage == 0 else self._value(taken["x"])
 
     def _seed(self, k: int) -> str:
-        return "seed" if self._has_one_weight else f"seeds[{_number(k)}]"
+        return "seed" if self._has_one_weight else f"seeds[{number(k)}]"
 
     @property
     def _has_one_weight(self) -> bool:
@@ -273,8 +267,8 @@ class RowSource:
         self._pending = None
         name = f"{'x' if _role(value) == 'x' else 'g'}{value.stage}"
         self._dicts[name] = None
-        self._rows.append(f"{name}[{_number(value.microbatch)}] = {text}")
-        self._expressions[value] = f"{name}.pop({_number(value.microbatch)})"
+        self._rows.append(f"{name}[{number(value.microbatch)}] = {text}")
+        self._expressions[value] = f"{name}.pop({number(value.microbatch)})"
 
     # -- the function ------------------------------------------------------------------
 
@@ -332,7 +326,7 @@ class RowSource:
             if not self._has_one_weight:
                 dtype = self._dtype_of_loss()
                 yield f'    seeds = [np.array(weight, "{dtype}") for weight in weights]'
-        for line, indent in self._with_loops():
+        for line, indent in with_loops(self._rows, self._count > STRAIGHT):
             yield from wrapped(line, indent)
         yield from self._shared_gradients()
         if self._tags or self._sums:
@@ -356,40 +350,6 @@ class RowSource:
             return parts
         return f"dict(zip({list(sizes)}, {parts}))"
 
-    def _with_loops(self) -> Iterator[tuple[str, int]]:
-        """Yield the lines of the row, and how far they are indented."""
-        rows, i = self._rows, 0
-        while i < len(rows):
-            size, turns = self._loop_at(i)
-            if turns < _LEAST_TURNS or self._count <= STRAIGHT:
-                yield _plainly(rows[i]), 4
-                i += 1
-                continue
-            turn = rows[i : i + size]
-            first = int(_NUMBER.findall("".join(turn))[0])
-            yield f"for k in range({first}, {first + turns}):", 4
-            for row in turn:
-                yield _relative_to(first, row), 8
-            i += size * turns
-
-    def _loop_at(self, i: int) -> tuple[int, int]:
-        """Return the size and number of the turns of the best loop from a place on."""
-        best = 1, 1
-        for size in range(1, _LONGEST_TURN + 1):
-            turns = 1
-            while self._is_turn(i, size, turns):
-                turns += 1
-            if turns > 1 and size * turns > best[0] * best[1]:
-                best = size, turns
-        return best
-
-    def _is_turn(self, i: int, size: int, number: int) -> bool:
-        rows, start = self._rows, i + size * number
-        if start + size > len(rows):
-            return False
-        pairs = zip(rows[i : i + size], rows[start : start + size])
-        return all(_shifted(first, number) == later for first, later in pairs)
-
     def _shared_gradients(self) -> Iterator[str]:
         """Yield the lines that add the gradients of the uses of shared parameters."""
         rank, tag = self._executor.group.rank, 2 * self._num_stages * self._count
@@ -398,15 +358,15 @@ class RowSource:
         for name, users in shared.items():
             terms = []
             for use, sources in users.items():
-                number, tag = tag, tag + 1
+                own_tag, tag = tag, tag + 1
                 if rank not in sources:
                     continue
                 own = self._uses.get(name, {}).get(use, name)
                 if sources[rank] != rank:
-                    terms.append(self._receive_use(name, sources[rank], number))
+                    terms.append(self._receive_use(name, sources[rank], own_tag))
                     continue
                 others = [o for o in sources if o != rank == sources[o]]
-                sends += [f'send({o}, {number}, gradients["{own}"])' for o in others]
+                sends += [f'send({o}, {own_tag}, gradients["{own}"])' for o in others]
                 terms.append(f'gradients["{own}"]')
             if terms:
                 sums.append((name, terms))
@@ -436,24 +396,3 @@ def _several(what: str) -> ModelError:
 
 def _role(value: Any) -> str:
     return {"out": "x", "grad out": "g"}.get(value.name, value.name)
-
-
-def _number(k: int) -> str:
-    return f"\x00{k}\x00"
-
-
-def _plainly(row: str) -> str:
-    return row.replace("\x00", "")
-
-
-def _shifted(row: str, number: int) -> str:
-    return _NUMBER.sub(lambda found: _number(int(found[1]) + number), row)
-
-
-def _relative_to(first: int, row: str) -> str:
-    """Return a row of the turn of a loop that begins with microbatch ``first``."""
-    return _NUMBER.sub(lambda found: _relative(int(found[1]) - first), row)
-
-
-def _relative(offset: int) -> str:
-    return "k" if not offset else f"k {'+' if offset > 0 else '-'} {abs(offset)}"
