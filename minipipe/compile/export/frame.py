@@ -116,7 +116,7 @@ class Frame:
             others = [n for n in self._recording.parameters if owners[n] != self._rank]
             where = f" if name not in {others}" if others else ""
             if len(others) == len(self._recording.parameters):
-                where = " if False"  # those of another replica count
+                where = " if False"  # another replica counts them
             text = CLIP.replace("OTHERS", where)
             if self._program.num_ranks == 1:
                 text = text.replace("sum(comm.allgather(squares), [])", "squares")

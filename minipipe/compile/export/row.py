@@ -9,6 +9,7 @@ array::
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -94,7 +95,7 @@ class RowSource:
         self._pending: tuple[Any, str] | None = None
         self._expressions: dict[Any, str] = {}
         self._rows: list[str] = []
-        self._noted: dict[int, int] = {}  # by stage, the gradients of microbatches
+        self._noted = Counter[int]()  # by stage, the gradients of microbatches
         self._block_sizes: dict[int, int] = {}
         self._sums: list[str] = []  # lines that wait for other replicas
         for binding in executor.bindings:
@@ -140,7 +141,7 @@ class RowSource:
         if not hasattr(binding.handler, "then"):
             return
         self._flush()
-        self._noted[stage] = self._noted.get(stage, 0) + 1
+        self._noted[stage] += 1
         size = self._block_sizes.setdefault(stage, self._block_size(stage))
         if size and self._noted[stage] % size == 0:
             self._rows.append(f"end_block({stage})")
