@@ -156,6 +156,8 @@ def test_one_rank_leaves_the_bits_of_the_program(case, tmp_path):
         slowly(Case("mlp", "gpipe", 4, "momentum")),
         Case("mlp", "1f1b", 2, "sgd", options={"replicas": 2}),
         slowly(Case("mlp", "zb-h1", 4, "clipped", options={"replicas": 2})),
+        slowly(Case("mlp", "chimera", 2)),
+        slowly(Case("mlp", "dualpipe", 2, "momentum")),
         slowly(Case("dropout", "1f1b", 2, "sgd", 8, {"gradient_blocks": 4})),
         slowly(Case("dropout", "interleaved-1f1b", 2, "clipped")),
         slowly(Case("dropout", "zb-v", 2, "sgd")),

@@ -54,9 +54,8 @@ class Follower:
         self._fail = fail
         self._pipeline, self._program, self._num_steps = pipeline, program, num_steps
         trainer = pipeline._trainer
-        assert trainer is not None
-        compiler = trainer._run_schedule
-        if not isinstance(compiler, Compiler):
+        compiler = None if trainer is None else trainer._run_schedule
+        if trainer is None or not isinstance(compiler, Compiler):
             message = "This pipeline is not compiled"
             raise ModelError(
                 "unsupported", f"{message}; expected one of a schedule without updates."
@@ -150,7 +149,7 @@ class Follower:
             self._num_eager += 1
             if self._num_eager > MOST_EAGER_STEPS:
                 self._problem = (
-                    f"No step is compiled: the last one {self._compiler.report}"
+                    f"No step is compiled as a whole: {self._compiler.report}"
                 )
 
     def _begun(self, executor: Executor) -> RecordedStep:

@@ -235,7 +235,7 @@ class RankFile:
             what = "by stage or layer, and microbatch"
             yield f"{', '.join(kept)} = {values}  # {what}"
         if "end_block(" in "".join(self._row.lines):
-            yield "blocks = []  # the gradients of blocks of microbatches"
+            yield "blocks = {}  # by layers, the gradients of blocks of microbatches"
         yield from self._row.constants()
         yield from self._constants.lines(body)
 

@@ -109,12 +109,12 @@ class RowSource:
         self.lines = list(self._function())
 
     def _check_sums(self) -> None:
-        """Refuse sums over blocks or replicas of one of several stages of a rank."""
+        """Refuse sums over blocks or replicas with shared parameters."""
         text = "\n".join(self._rows)
         has_sums = "end_block(" in text or bool(self._sums)
-        if has_sums and (len(self._executor.stages) > 1 or self._plan.shared):
+        if has_sums and (self._uses or self._plan.shared):
             message = "Gradients are added over replicas or blocks of microbatches"
-            advice = "export knows that for one stage on each rank, without shared ones"
+            advice = "export knows that only without shared parameters"
             raise ModelError("unsupported", f"{message}; {advice}.")
 
     # -- instructions ------------------------------------------------------------------
@@ -144,7 +144,7 @@ class RowSource:
         self._noted[stage] += 1
         size = self._block_sizes.setdefault(stage, self._block_size(stage))
         if size and self._noted[stage] % size == 0:
-            self._rows.append(f"end_block({stage})")
+            self._rows.append(f"end_block({self._plan.partition[stage]})")
 
     def _block_size(self, stage: int) -> int:
         num_blocks = self._plan.gradient_blocks
@@ -157,12 +157,13 @@ class RowSource:
         self._join_blocks(action.stage)
         ranks = list(self._executor.program.ranks_of(action.stage))
         tag = _FIRST_TAG_OF_SUMS + action.stage
-        self._rows.append(f"send_gradients({ranks}, {tag})")
-        self._sums.append(f"add_replicas({ranks}, {tag})")
+        given = f"{self._plan.partition[action.stage]}, {ranks}, {tag}"
+        self._rows.append(f"send_gradients({given})")
+        self._sums.append(f"add_replicas({given})")
 
     def _join_blocks(self, stage: int) -> None:
         if self._block_sizes.pop(stage, 0):
-            self._rows.append(f"join_blocks({stage})")
+            self._rows.append(f"join_blocks({self._plan.partition[stage]})")
 
     def _receive(self, binding: Binding) -> None:
         stage, kind, k = binding.action
