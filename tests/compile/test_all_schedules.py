@@ -97,7 +97,7 @@ def trained(group, schedule, feature, how):
         for parameter in pipeline.parameters():
             gradient = parameter.grad
             found.append(None if gradient is None else gradient.tobytes())
-        if "inputs_require_grad" in feature.options and not step:
+        if "inputs_require_grad" in feature.options:
             gradients = pipeline.input_gradients
             found.append(None if gradients is None else gradients.tobytes())
         optimiser.step()
