@@ -456,7 +456,7 @@ def _stage_programs(
         for program in programs.values():
             own = {k for (s, k), one in found.items() if one is program}
             places = {
-                (SECTIONS[action.kind], action.microbatch): position
+                (program.section_of(action.kind), action.microbatch): position
                 for position, action in enumerate(executor.actions)
                 if action.stage == stage and action.microbatch in own
                 if action.kind in SECTIONS

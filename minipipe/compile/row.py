@@ -27,6 +27,7 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt
 from minipipe.execution.samples import Cut
 from minipipe.schedules.action import (
+    ActionKind,
     RECV_B,
     RECV_F,
     SEND_B,
@@ -106,6 +107,16 @@ class StageProgram:
     def name_of(self, section: str) -> str:
         """Return the name of the function of a section."""
         return f"{section}_{self.stage}{self.suffix}"
+
+    def section_of(self, kind: ActionKind) -> str:
+        """Return the section that an action of this kind runs.
+
+        The I of a frozen stage, without a W, is a whole backward.
+        """
+        section = SECTIONS[kind]
+        if section in self.sections.parameters:
+            return section
+        return "backward"
 
 
 def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -> None:
@@ -268,9 +279,7 @@ class Row:
             self.inputs[stage, k] = _name(taken["x"])
         if "g" in taken:  # a later W may read it once more
             self._gradients[stage, k] = _name(taken["g"])
-        section = SECTIONS[kind]
-        if section not in program.sections.parameters:  # an I that is a whole backward
-            section = "backward"
+        section = program.section_of(kind)
         is_loss = is_forward and recorded.result is None
         is_output = is_forward and stage == self._last_stage and not is_loss
         own, out = given.get("x" if is_forward else "g"), list[str]()

@@ -110,6 +110,8 @@ class RepeatedStep:
             self._program.run(executor)
             executor.finish_sends()
             call.is_computed = True
+            gradients = executor.record.input_gradients
+            call.input_gradients = self._intake.input_gradients(call.batch, gradients)
             call.loss = self._loss_of(executor.batch)
 
         return executor.repeat(call.batch, compute)
