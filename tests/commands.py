@@ -163,7 +163,10 @@ def check_minipipe(words):
         return
     verb, *rest = words
     must(verb in VERBS, f"there is no verb {verb}")
-    parser = _parser_of(verb, import_module(f"minipipe.cli.{verb}"))
+    module = import_module(f"minipipe.cli.{verb}")
+    parser, passed_on = _parser_of(verb, module), []
+    if getattr(module, "PASSES_ON", False) and "--" in rest:
+        rest, passed_on = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
     known = {name for action in parser._actions for name in action.option_strings}
     if all(word.startswith("-") for word in rest):  # the name of an option, such as `minipipe check --prove`
         must({word.partition("=")[0] for word in rest} <= known, f"{verb} has not all of {rest}")
@@ -174,7 +177,7 @@ def check_minipipe(words):
             options = parser.parse_args(rest)
     except SystemExit:
         raise Wrong(complaint.getvalue().strip().splitlines()[-1]) from None
-    check_values(vars(options))
+    check_values({"arguments": passed_on, **vars(options)})
 
 
 def check_values(options):

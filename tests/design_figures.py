@@ -8,7 +8,6 @@ import numpy as np
 
 from minipipe import Costs, partition_by_cost, schedules, simulate
 from minipipe.comm import message, mpi, persistent
-from minipipe.compile import program
 from minipipe.schedules.registry import REGISTRY
 from minipipe.schedules.simulation.paper_scale import TABLES, predict, published_runs
 
@@ -120,7 +119,6 @@ def sentences():
         f"up to {persistent.LONGEST >> 10} KiB",
         f"yields the core up to {mpi._YIELDS} times",
         "sleeps {:.0f} to {:.0f} µs".format(*(1e6 * pause for pause in mpi._SLEEPS)),
-        f"at most {program.MOST_PROGRAMS} forms of a batch",
         f"a step of ZB-H2 takes {per_step('zb-h2', True):g} units, or {per_step('zb-h2', False):g}",
         f"1F1B takes {per_step('1f1b', True):g} units either way",
         f"from {makespan('1f1b'):g} to {simulate(replicas, Costs(gradient_size=6, bandwidth=1)).makespan:g} units",

@@ -33,6 +33,7 @@ FLOORS = [
         compile
         tuning
         pipeline
+        compile.export
         pipeline.checkpoint
         pipeline.elastic
         checkpoint elastic testing coursework cli.supervision

@@ -208,6 +208,16 @@ def test_the_first_command_reaches_the_accuracy_that_it_says():
 
 @needs_mpi
 @pytest.mark.slow
+def test_the_exported_lines_that_it_shows_are_those_of_a_rank(tmp_path):
+    (command,) = re.findall(r"`minipipe (export [^`]+)`", PROSE)
+    words = command.replace(" exported ", f" {tmp_path} ").split()
+    assert run([sys.executable, "-m", "minipipe", *words]).code == 0
+    shown = re.findall(r"^    \S.*\d\].*$", PROSE, flags=re.MULTILINE)
+    assert len(shown) == 2 and "\n".join(shown) in (tmp_path / "rank3.py").read_text()
+
+
+@needs_mpi
+@pytest.mark.slow
 def test_the_kinds_of_parallelism_that_it_shows_are_compared():
     done = run([sys.executable, "-m", "minipipe", "compare", "--ranks", "2", "--rounds", "1"], limit=300)
     assert done.code == 0, done.err
@@ -238,7 +248,7 @@ def test_every_command_of_minipipe_that_it_shows_runs(tmp_path, monkeypatch, cap
     commands = {tuple(words[1:]): None for words in lines if words[:1] == ["minipipe"]}
     assert {command[0] for command in commands} == set(VERBS)
     for command in commands:
-        if command[0] in ("run", "advise", "compare", "grade", "edit"):
+        if command[0] in ("run", "advise", "compare", "export", "grade", "edit"):
             continue  # they run programs, take over signals and children, or serve a page: other tests have them
         assert main([*command]) == 0, command
         assert capsys.readouterr().out

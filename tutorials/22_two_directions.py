@@ -311,5 +311,4 @@ assert error.code == "deadlock" and "Without the overlaps it would end" in error
 #
 # </details>
 #
-# This was the last lesson. To continue, train a model of your own, draw a step with
-# `--trace`, and find out what your ranks wait for.
+# Next, `23_what_one_rank_does.py`: the program of one rank, from top to bottom.

@@ -17,7 +17,7 @@ PASSES_ON = True
 
 EPILOG = """examples:
   minipipe export tutorials/train.py --ranks 2 -o exported
-  minipipe export tutorials/train.py --ranks 2 --steps 5 -o exported -- --schedule zb-h1
+  minipipe export tutorials/train.py -o exported -- --schedule zb-h1
   cd exported; mpirun -n 1 python rank0.py : -n 1 python rank1.py
 
 export runs the unchanged program, with compile=True, until its first compiled

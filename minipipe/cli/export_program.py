@@ -6,7 +6,6 @@ Each rank runs ``mpirun -n 2 python -m minipipe.cli.export_program PROGRAM …``
 
 from __future__ import annotations
 
-import io
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from minipipe.cli.advise_program import check_program
 from minipipe.cli.progress import Progress
 from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.host import launcher_of_ranks
-from minipipe.compile.export import RankFile
-from minipipe.compile.following import Follower, noting
-from minipipe.errors import ArgumentError, LaunchError, MinipipeError, counted, quoted
-from minipipe.io import write_whole
+from minipipe.compile.export.following import Follower, noting
+from minipipe.errors import ArgumentError, MinipipeError, counted, quoted
 from minipipe.pipeline import Pipeline
-
 
 Tell = Callable[[ProcessGroup, Exception], None]
 
@@ -97,9 +91,7 @@ class Exporter:
         """Write the file of a rank, and its arrays."""
         rank, made = pipeline.group.rank, self.followers[id(pipeline)].finished()
         self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"rank{rank}.py"
-        _write(self._folder / name, made)
-        self.names[rank] = name
+        self.names[rank] = made.write(self._folder)
 
     def finish(self) -> None:
         """Write the files of a program that has ended by itself.
@@ -115,13 +107,6 @@ class Exporter:
         if not self.names:
             message = f"{self._program} ended without a training step"
             raise ArgumentError("value", f"{message}; expected calls of Pipeline.step.")
-
-
-def _write(path: Path, made: RankFile) -> None:
-    arrays = io.BytesIO()
-    np.savez(arrays, **made.arrays)
-    write_whole(path, made.source)
-    write_whole(path.with_suffix(".npz"), arrays.getvalue())
 
 
 def exported(program: str, arguments: Sequence[str], num_ranks: int, num_steps: int, folder: Path) -> list[str]:

@@ -89,41 +89,28 @@ class MPIGroup(ProcessGroup):
         else:
             buffers = [header.packed, *([[array, header.nbytes, MPI.BYTE]] if header.nbytes else [])]
             parts = [self.comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
-        return self.unfinished(parts, buffers, header, header.nbytes, destination, tag)
-
-    def unfinished(
-        self,
-        parts: list[MPI.Request],
-        buffers: list[Any],
-        what: Header | Label,
-        num_bytes: int,
-        destination: int,
-        tag: int,
-    ) -> Request:
-        """Return the request of a send that was started and is not over. Local.
-
-        Parameters
-        ----------
-        parts : list of MPI.Request
-            Of one message.
-        buffers : list
-            What they send.
-        what : Header, str or function
-            A description of the message, for errors.
-        num_bytes : int
-        destination, tag : int
-        """
-
-        def words() -> str:
-            told = what() if callable(what) else what
-            return f"rank {self.world_ranks[destination]} to take {told} with tag {tag}"
-
+        words = lambda: f"rank {self.world_ranks[destination]} to take {header} with tag {tag}"  # noqa: E731
         request = _Send(self, parts, buffers, destination, words)
         # MPI reads from the buffers until the send is done, even if the program drops the request and the group.
         self.job.keep(request.is_over)
-        if (destination, self.mpi_tag(tag)) not in self.posted or self.has_arrived(destination, tag):
-            request.progress(_SEND_PATIENCE * num_bytes)
+        self.give_time(request.is_over, destination, tag, header.nbytes)
         return request
+
+    def give_time(self, is_over: Callable[[], bool], destination: int, tag: int, num_bytes: int) -> None:
+        """Give a send that was started some time, in which a partner that is ready can receive it. Local."""
+        if (destination, self.mpi_tag(tag)) in self.posted and not self.has_arrived(destination, tag):
+            return
+        give_up = time.perf_counter() + _SEND_PATIENCE * num_bytes
+        while not is_over() and time.perf_counter() < give_up:
+            if not self.job.spins:
+                yield_core()
+
+    def wait_until_sent(
+        self, is_over: Callable[[], bool], destination: int, words: Callable[[], str], timeout: float | None
+    ) -> None:
+        """Wait until a send is over. Local."""
+        self.activity.claim()
+        self._wait_until(is_over, destination, words, timeout)
 
     def _post_receive(self, expected: Expectation) -> Expectation:
         """Post a receive for the next message of a source and a tag, unless one is posted already."""
@@ -334,16 +321,8 @@ class _Send(Request):
             self._buffers = []
         return not self._parts
 
-    def progress(self, patience: float) -> None:
-        """Give the send some time, in which a partner that is ready can receive it."""
-        give_up = time.perf_counter() + patience
-        while not self.is_over() and time.perf_counter() < give_up:
-            if not self._group.job.spins:
-                yield_core()
-
     def wait(self, timeout: float | None = None) -> None:
-        self._group.activity.claim()
-        self._group._wait_until(self.is_over, self._peer, self._words, timeout)
+        self._group.wait_until_sent(self.is_over, self._peer, self._words, timeout)
 
 
 @cache

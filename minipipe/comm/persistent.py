@@ -109,7 +109,8 @@ class PersistentSend(SendChannel):
         super().__init__(group, buffer.array, destination, tag, what)
         self._header = Header.of(like)
         buffer.message[:HEADER_SIZE] = self._header.packed
-        self._message, self._head = buffer.message, buffer.message[: len(packed_step(0))]
+        self._head = buffer.message[: len(packed_step(0))]
+        self._is_over = True
         self._persistent = group.comm.Send_init(buffer.message, destination, group.mpi_tag(tag))
         group.persistent.add(self, self._persistent, self._persistent.Test)
 
@@ -118,17 +119,26 @@ class PersistentSend(SendChannel):
         group = self._group
         if group.is_closed or group._parent is not None or get_ident() != group.activity.thread:
             group.check_open()
-        if self._request is not None:
+        if not self._is_over:
             self.wait()
         self._head[:] = packed_step(step)
         self._persistent.Start()
-        if self._persistent.Test():
-            self._request = None
-        else:
-            what, num_bytes = self._what or self._header, self._header.nbytes
-            self._request = self._group.unfinished(
-                [self._persistent], [self._message], what, num_bytes, self._destination, self._tag
-            )
+        self._is_over = self._persistent.Test()
+        if not self._is_over:
+            group.give_time(self._is_sent, self._destination, self._tag, self._header.nbytes)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the array may be filled again: at once if nothing was started."""
+        if not self._is_over:
+            self._group.wait_until_sent(self._is_sent, self._destination, self._awaited, timeout)
+
+    def _is_sent(self) -> bool:
+        self._is_over = self._is_over or self._persistent.Test()
+        return self._is_over
+
+    def _awaited(self) -> str:
+        told = self._what() if callable(self._what) else self._what or self._header
+        return f"rank {self._group.world_ranks[self._destination]} to take {told} with tag {self._tag}"
 
 
 class PersistentReceive(ReceiveChannel):
@@ -208,6 +218,8 @@ PERSISTENT: dict[type, Any] = {SendChannel: PersistentSend, ReceiveChannel: Pers
 
 class PersistentRequests:
     """The persistent requests of a group: freed when their channels have been dropped, or at the end.
+
+    MPI sends from the memory of a request until it is over, even if the program drops the channel and the group.
 
     Parameters
     ----------

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.nn import Function, Module, Parameter, Sequential
+from minipipe.nn import Module, Parameter, Sequential
+from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.fully_sharded import Workspace
-from minipipe.nn.module import is_exactly
 from minipipe.schedules.action_table import ActionTable
 
 _data_of, _is_trained = attrgetter("data"), attrgetter("needs_gradient")
@@ -198,7 +198,7 @@ class Attributes:
 
 
 class StageGuard:
-    """Notices a change on which the programs of a stage depend: in parameters or layers.
+    """Notices a change of parameters or layers on which the programs of a stage depend.
 
     Parameters
     ----------
@@ -260,22 +260,6 @@ def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:
 
 def is_foreign(part: Any) -> bool:
     """Return whether the class of a layer or a loss is custom, not minipipe's."""
+    if isinstance(part, AuxiliaryLoss) and not isinstance(part.function, Module):
+        return True
     return type(part).__module__.partition(".")[0] != "minipipe"
-
-
-def is_declared(part: Any, default: bool) -> bool:
-    """Return whether code may be recorded: of minipipe, or declared by its author."""
-    return bool(getattr(part, "is_compilable", getattr(part, "is_replayable", default)))
-
-
-def reason_against(module: Sequential) -> str:
-    """Return why these layers cannot be recorded; empty if they can."""
-    first = module.first_layer
-    for i, layer in enumerate(module.layers):
-        for part in layer.modules():
-            own = not is_foreign(part) and not isinstance(part, Function)
-            is_listed = is_declared(type(part), own)
-            if not is_listed or not is_exactly(part, type(part)):
-                name = type(part).__name__
-                return f"layer {first + i}, {name}, runs code of its own"
-    return ""

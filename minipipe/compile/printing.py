@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import indent
 
 import numpy as np
 
 from minipipe.autograd.backend import is_half
 from minipipe.compile.layout import SMALL, Layout, Names, wrapped
+from minipipe.compile.outlining import Statement, conditional, merged, outlined
 from minipipe.compile.places import Step, num_bytes
+
+_QUIETLY = '@errstate(over="ignore", invalid="ignore")\n'
 
 
 class Printer:
@@ -24,6 +28,9 @@ class Printer:
 
     Attributes
     ----------
+    block, block_name : str
+        The source and the name of a function of lines that are repeated; an empty one
+        if there are none.
     source : str
     parameters : tuple of str
         The names of the parameters of the function.
@@ -34,20 +41,26 @@ class Printer:
         self._number, self._is_static = number, is_static
         self._names = Names(layout, number)
         self._slots: set[int] = set()
-        self._parts: list[tuple[list[str], list[str]] | str] = []
+        self._parts: list[str] = []  # statements
         self._freed = self._last_reads()
         section = self._places.sections[number]
-        head = [*self._unpacked(), *self._parameters_read(), *self._views_of_inputs()]
+        views = dict.fromkeys(self._views_of_inputs())
+        head = [*self._unpacked(), *self._parameters_read(), *views]
         for step in self._places.steps[number]:
             self._write(step)
             if step.position in self._freed:
                 self._add(f"del {', '.join(self._freed[step.position])}")
-        lines = [*head, *self._body(), *self._stashed(), *self._results()]
+        end = "\n".join([*self._stashed(), *self._results()])
         self.parameters = self._parameters()
-        signature = f"{layout.function(section)}({', '.join(self.parameters)})"
-        text = ['@errstate(over="ignore", invalid="ignore")'] if self._is_half() else []
-        text += [f"def {signature}:", *(f"    {line}" for line in lines or ["pass"])]
-        self.source = "".join(f"{line}\n" for line in text)
+        name = layout.function(section)
+        local = {slot.value for slot in Statement.of("\n".join(head)).slots}
+        local.update(self.parameters)
+        self.block_name = f"{name}_block"
+        self.block, body = outlined([*self._parts, end], local, self.block_name)
+        lines = "\n".join(merged([*head, *body])) or "pass"
+        decorator = _QUIETLY if self._is_half() else ""
+        signature = f"def {name}({', '.join(self.parameters)}):"
+        self.source = f"{decorator}{signature}\n{indent(lines, '    ')}\n"
 
     def _is_half(self) -> bool:
         """Return whether gradients may overflow, which a loss scale expects."""
@@ -65,7 +78,7 @@ class Printer:
         found.sort(key=lambda name: ("xgy".index(name[0]), int(name[1:])))
         results = places.trace.results[places.sections[self._number]]
         outs = [f"out{i}" for i, name in enumerate(results) if self._is_array(name)]
-        has_conditions = any(isinstance(part, tuple) for part in self._parts)
+        has_conditions = any(part.startswith("if first:") for part in self._parts)
         return (
             *(f"slot{i}" for i in sorted(self._slots)),
             *["first"] * has_conditions,
@@ -172,17 +185,6 @@ class Printer:
 
     # -- lines -------------------------------------------------------------------------
 
-    def _body(self) -> Iterator[str]:
-        """Yield the lines; neighbours under one condition are merged."""
-        for part in self._parts:
-            if isinstance(part, str):
-                yield part
-                continue
-            yield "if first:"
-            yield from (f"    {line}" for line in part[0])
-            yield "else:"
-            yield from (f"    {line}" for line in part[1])
-
     def _write(self, step: Step) -> None:
         line, places = step.line, self._places
         if line.leaf is not None:
@@ -249,12 +251,7 @@ class Printer:
         if self._places.first_contribution(leaf) is not step:
             self._add(later)
             return
-        if not self._parts or isinstance(self._parts[-1], str):
-            self._parts.append(([], []))
-        merged = self._parts[-1]
-        assert not isinstance(merged, str)
-        merged[0].extend(first.splitlines())
-        merged[1].extend(later.splitlines())
+        self._parts.append(conditional(first.splitlines(), later.splitlines()))
 
     def _add(self, text: str) -> None:
         self._parts += text.splitlines()

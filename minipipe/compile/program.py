@@ -1,8 +1,8 @@
 """The compiled schedule of a rank: recorded in one step, and run from then on.
 
 `Compiler` stands behind the handshake of a step. It knows the batch, and decides
-whether its schedule runs eagerly, is recorded, or is run by a program that is there
-already. All three send the same messages, so each rank decides alone.
+whether its schedule runs eagerly, is recorded, or is run by an earlier program. All
+three send the same messages, so each rank decides alone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,8 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
 from minipipe.compile.gradients import GradientArrays
 from minipipe.compile.guards import Same
-from minipipe.compile.recording import (
-    Recorder,
-    attributes_of_loss,
-    kind_of,
-    kinds_in,
-    refused,
-)
+from minipipe.compile.reasons import attributes_of_loss, refused
+from minipipe.compile.recording import Recorder, kind_of, kinds_in
 from minipipe.compile.row import (
     SECTIONS,
     Row,

@@ -16,27 +16,16 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.compile.guards import (
-    Attributes,
-    StageGuard,
-    is_declared,
-    is_foreign,
-    reason_against,
-)
+from minipipe.compile.guards import Attributes, StageGuard, is_foreign
+from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
-from minipipe.errors import ModelError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan
 from minipipe.execution.stage import SeededLoss, Stage
-from minipipe.nn.auxiliary_loss import AuxiliaryLoss
-from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
-
-_AUXILIARY = "the model has auxiliary losses"
 
 
 class Form(NamedTuple):
@@ -196,7 +185,6 @@ class Recorder:
         self.passed = passed_by(stage)
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
-        self.reason = self.reason or reason_against_stage(stage)
         self._is_foreign = self.guard.attributes.is_foreign
 
     def __getattr__(self, name: str) -> Any:
@@ -278,7 +266,7 @@ class Recorder:
             held = self._stage.forward_with_loss(microbatch, traced, noting)
         if any(loss.ndim for loss in losses):
             recorded.trace.spoil("returns a loss that has axes, so is no number,")
-        self._returned_by_forward(recorded, losses, held is None, is_loss=True)
+        self._returned_by_forward(recorded, losses, held is None)
         recorded.loss_dtype = losses[0].dtype
         return held
 
@@ -443,13 +431,12 @@ class Recorder:
         recorded: Recorded,
         arrays: Sequence[Array],
         is_over: bool,
-        is_loss: bool = False,
     ) -> list[Array]:
         self.passed.compute_with(None)
         k = recorded.microbatch
         recorded.passed = self.passed.structure(k)
         further = self.passed.results(k)
-        given = self._returned(recorded, [*arrays, *further], is_over, is_loss)
+        given = self._returned(recorded, [*arrays, *further], is_over)
         return given[: len(arrays)]
 
     def _returned(
@@ -457,12 +444,9 @@ class Recorder:
         recorded: Recorded,
         arrays: Sequence[Array | None],
         is_over: bool,
-        is_loss: bool = False,
     ) -> list[Any]:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
-        if not is_loss and any(a is not None and a.shape == () for a in arrays):
-            recorded.trace.spoil("passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 
@@ -494,46 +478,3 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
             k = action.microbatch
             found[k] = f"{found.get(k, '')} {action.kind}"
     return found
-
-
-def refused(stage: int, reason: str) -> ModelError:
-    """Return the error for a stage that cannot be compiled, where that is asked for."""
-    message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
-    message += " minipipe.functional, and declare a class of your own with"
-    message += " is_compilable = True (see Pipeline); or pass"
-    message += ' compile="where-possible", which runs such a stage eagerly.'
-    return ModelError("unsupported", message)
-
-
-def reason_against_plan(plan: Plan, stage: int) -> str:
-    """Return why a stage of a plan can never be recorded; empty if it may be."""
-    layers = plan.part(stage)
-    if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
-        return _AUXILIARY
-    return reason_against(layers)
-
-
-def reason_against_stage(stage: Stage) -> str:
-    """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
-    if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
-        return _AUXILIARY
-    return ""
-
-
-def reason_against_loss(objective: BatchObjective) -> str:
-    """Return why the loss of a call cannot be recorded; empty if it can."""
-    loss = objective.loss
-    own = type(loss).__module__ == "minipipe.nn.losses"
-    replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
-    if not is_declared(loss, own) or replaced:
-        return "the loss runs code of its own"
-    if objective.targets is None:
-        return "the loss has no targets"
-    if not objective.is_whole:
-        return "tensor-parallel ranks compare or gather outputs"
-    return attributes_of_loss(loss).reason
-
-
-def attributes_of_loss(loss: Any) -> Attributes:
-    """Return the attributes of a loss, on which its lines depend."""
-    return Attributes(loss.modules() if isinstance(loss, Module) else [loss])

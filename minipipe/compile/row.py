@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.compile.recording import Form, Recorded
@@ -90,7 +92,7 @@ class StageProgram:
         By microbatch, its slot in each class of kept arrays.
     num_slots : list of int
     is_static : bool
-        Whether weight gradients are arrays that are there before a step.
+        Whether weight gradients are arrays that exist before a step.
     contributes : list of int
         The uses of parameters that get a gradient.
     """
@@ -199,6 +201,7 @@ class Row:
             "cell": [binding.action for binding in self._bindings],
             "carried": [_carried(executor, b.action) for b in self._bindings],
             "Receipt": Receipt,
+            "asarray": np.asarray,
         }
 
     def lines(self) -> Iterator[str]:
@@ -306,7 +309,7 @@ class Row:
             yield f"losses[{k}] = {call}.item()"
             self.losses[k] = recorded.loss_dtype
         else:
-            yield call
+            yield from _assigned(out, result, call)
         yield f"ran((begun, now(), {self._held(binding)}))"
         if is_output:
             value = f"{self._form(recorded.outputs)}.payload([{', '.join(out)}])"
@@ -473,6 +476,14 @@ class Row:
         taken = sum(NOUNS[value.name].keeps_weights for value in binding.takes)
         self._counts[stage] = self._counts.get(stage, 0) + given - taken
         return self._counts[stage]
+
+
+def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[str]:
+    """Yield the line of a call, and those that keep the results that it returns."""
+    shapes = () if form is None else form.shapes
+    returned = [name for name, shape in zip(names, shapes) if shape == ()]
+    yield f"{', '.join(returned)} = {call}" if returned else call
+    yield from (f"{name} = asarray({name})" for name in returned)
 
 
 def allocated(row: Row) -> dict[str, Array | None]:

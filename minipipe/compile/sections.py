@@ -24,6 +24,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from types import CodeType
 from typing import Any
 from weakref import finalize
 
@@ -130,7 +131,10 @@ class Sections:
         sections = places.sections
         printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]
         self.has_leaves = not is_static
-        self.source = "\n\n".join(each.source for each in printed)
+        functions = "\n\n".join(each.source for each in printed)
+        blocks = "\n\n".join(each.block for each in printed if each.block)
+        self._block_names = [each.block_name for each in printed if each.block]
+        self.source = "\n\n".join(filter(None, [blocks, functions]))
         self.arrays = self._layout.source()
         self.parameters = {
             section: each.parameters for section, each in zip(sections, printed)
@@ -143,10 +147,8 @@ class Sections:
         self._functions = dict(trace.functions)
         self._dtypes = {v.dtype.name: v.dtype.type for v in trace.variables.values()}
         file = f"<stage {stage}, {next(_numbers)}>"
-        lines = self.source.splitlines(keepends=True)
-        linecache.cache[file] = len(self.source), None, lines, file
-        finalize(self, linecache.cache.pop, file, None)
-        self._code = compile(self.source, file, "exec")
+        self._code_of_blocks = _compiled(blocks, f"<blocks of {file[1:]}", self)
+        self._code = _compiled(functions, file, self)
         self._code_of_arrays = compile(self.arrays, f"<arrays of {file[1:]}", "exec")
 
     def kept_bytes(self, lifetime: int) -> int:
@@ -194,6 +196,9 @@ class Sections:
             namespace[name_of(f"{of_gradients}{i}")] = each
         exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
+        blocks = dict(namespace)  # functions are no globals of theirs: no cycle
+        exec(self._code_of_blocks, blocks)
+        namespace |= {name: blocks.pop(name) for name in self._block_names}
         exec(self._code, namespace)
         # Functions leave their globals: no reference cycle keeps arrays alive.
         return {
@@ -233,6 +238,14 @@ class Sections:
         layout = self._layout
         sections = [layout.places.sections[i] for i in layout.kept[lifetime]]
         return [*map(slot.get, sections), *[None] * bool(layout.stashes[lifetime])]
+
+
+def _compiled(source: str, file: str, owner: object) -> CodeType:
+    """Return the code of a source, whose lines tracebacks show as long as its owner."""
+    lines = source.splitlines(keepends=True)
+    linecache.cache[file] = len(source), None, lines, file
+    finalize(owner, linecache.cache.pop, file, None)
+    return compile(source, file, "exec")
 
 
 def _aligned(num_bytes: int) -> np.ndarray:

@@ -143,7 +143,7 @@ class PassedBySlices(Passed):
         return self._stage.own_gradients(microbatch)
 
     def hand_back(self, microbatch: int, gradients: Sequence[Array | None]) -> None:
-        """Add these gradients to those of the earlier slices."""
+        """Add these gradients to the ones of the earlier slices."""
         self._stage.hand_back(microbatch, gradients)
 
 

@@ -23,13 +23,8 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
-from minipipe.compile.recording import (
-    Recorded,
-    Recorder,
-    kind_of,
-    kinds_in,
-    refused,
-)
+from minipipe.compile.reasons import refused
+from minipipe.compile.recording import Recorded, Recorder, kind_of, kinds_in
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import Key, key_of
@@ -135,14 +130,11 @@ class KindProgram:
         """Return whether there is such a section."""
         return section in self._functions
 
-    def run(self, section: str, held: Held, results: Sequence[Array] = ()) -> Any:
-        """Run a section of a microbatch, with arrays for its results.
-
-        Returns the results without axes.
-        """
+    def run(self, section: str, held: Held) -> list[Any]:
+        """Run a section of a microbatch; return its results, None if there is none."""
         for i in self._begins[section]:
             held.slots[i] = self._new_slot(i)
-        given: list[Any] = []
+        results, given = self._new_results(section), list[Any]()
         for name in self._sections.parameters[section]:
             if name.startswith("slot"):
                 given.append(held.slots[int(name[4:])])
@@ -151,9 +143,18 @@ class KindProgram:
             else:
                 given.append(held.key if name == "key" else held.arrays[name])
         found = self._functions[section](*given)
+        numbers = iter(found if isinstance(found, tuple) else (found,))
+        for i in self._without_axes(section):
+            results[i] = np.asarray(next(numbers))
         for i in self._ends[section]:
             self._free[i].append(held.slots.pop(i))
-        return found
+        return results
+
+    def _without_axes(self, section: str) -> list[int]:
+        """Return the results that the function returns, and writes into no array."""
+        trace = self.recorded.trace
+        made = [trace.variables.get(name) for name in trace.results[section]]
+        return [i for i, each in enumerate(made) if each is not None and not each.shape]
 
     def _new_slot(self, lifetime: int) -> int:
         """Return a slot that is free, or make one."""
@@ -203,7 +204,7 @@ class KindProgram:
 
     # -- what goes in and comes out ----------------------------------------------------
 
-    def new_results(self, section: str) -> list[Any]:
+    def _new_results(self, section: str) -> list[Any]:
         """Return arrays for the results of a section; None for one that has no axes."""
         trace, found = self.recorded.trace, list[Any]()
         for name in trace.results[section]:
@@ -304,9 +305,9 @@ class CompiledStage:
             return self._eager().forward(microbatch, received)
         result = program.recorded.result
         assert result is not None
-        held, results = _begun(program, arrays), program.new_results("forward")
+        held = _begun(program, arrays)
         try:
-            program.run("forward", held, results)
+            results = program.run("forward", held)
         except Exception:
             self._stage.forward(microbatch, received)  # which adds notes of layers
             raise
@@ -328,12 +329,13 @@ class CompiledStage:
         program = self._program(microbatch, received, arrays, *how)
         if program is None:
             return self._eager().forward_with_loss(microbatch, received, objective)
-        held, results = _begun(program, arrays), program.new_results("forward")
+        held = _begun(program, arrays)
         try:
-            loss = program.run("forward", held, results)
+            results = program.run("forward", held)
         except Exception:
             self._stage.forward_with_loss(microbatch, received, objective)
             raise
+        loss = results[0]
         share = objective.note(microbatch, loss.item())  # type: ignore[attr-defined]
         held.arrays["g0"] = np.full((), share, loss.dtype)
         self._keep(microbatch, held, results, 1)
@@ -384,8 +386,7 @@ class CompiledStage:
         own = [held.arrays["g0"]] if gradient is None else gradient.arrays
         further = self._passed.gradients(microbatch)
         held.program.take_gradients(held, [*own, *further])
-        results = held.program.new_results(section)
-        held.program.run(section, held, results)
+        results = held.program.run(section, held)
         count = held.program.recorded.num_inputs
         self._passed.hand_back(microbatch, results[count:])
         return Payload(results[:count], [True] * count, None if count == 1 else ())

@@ -80,7 +80,7 @@ def _by_cell(handler: Any, cells: dict[str, Binding]) -> Callable[..., Any]:
 
 
 def _with_schedule(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines with a call instead of those of the schedule."""
+    """Yield lines with a call instead of the schedule."""
     is_schedule = False
     for line in lines:
         if line.endswith("rank.finish_sends()"):

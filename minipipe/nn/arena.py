@@ -235,17 +235,17 @@ class Block:
     def __init__(self, parameters: list[Parameter], is_moved: bool) -> None:
         self.parameters = parameters
         self.leaves = [each.node for each in parameters]
-        data = parameters[0].data
-        self._xp = backend.array_module(data)
-        is_half = isinstance(parameters[0].node, HalfLeaf)
-        self._gradient_dtype = self._xp.float32 if is_half else data.dtype
-        self.has_views = _has_views(data)
-        self.places = _places(parameters, _step(data))
+        first = parameters[0]
+        self._xp = backend.array_module(first.data)
+        is_half = isinstance(first.node, HalfLeaf)
+        self._gradient_dtype = self._xp.float32 if is_half else first.data.dtype
+        self.has_views = _has_views(first.data)
+        self.places = _places(parameters, _step(first.data))
         self.size = self.places[-1].stop
         self.values: Array | None = None
         self.value_views: list[Array] = []
         if is_moved:
-            self._move(data.dtype)
+            self._move(first.data.dtype)
         self.make_gradients()
 
     def _move(self, dtype: Any) -> None:

@@ -134,6 +134,12 @@ class WithLosses(NamedTuple):
     total: Tensor
 
 
+def _nothing(like: Tensor) -> Tensor:
+    """Return what a stage hands on while there is no loss: no element of some tensor."""
+    data = like.data
+    return record(backend.reshape(data[:0, ...], (0,)) if data.ndim else backend.filled((0,), 0.0, data))
+
+
 def carrying_losses(forward: Callable[[Any], Any], is_first: bool, is_last: bool) -> Callable[[Any], Any]:
     """Return the forward of a stage that takes and returns the sum of the losses so far together with its value.
 
@@ -149,7 +155,6 @@ def carrying_losses(forward: Callable[[Any], Any], is_first: bool, is_last: bool
             total = value if total is None else total + value
         if is_last:
             return result if total is None else WithLosses(result, total)
-        nothing = record(backend.filled((0,), 0.0, tensors_in(result)[0].data))
-        return result, nothing if total is None else total
+        return result, _nothing(tensors_in(result)[0]) if total is None else total
 
     return carrying

@@ -103,7 +103,7 @@ class FullySharded(Module):
     """
 
     not_trained = "places"  # in which the layer has its parameters
-    _passing = ("kept",)  # a compiled program depends on whether it is there, not on its arrays
+    _passing = ("kept",)  # a compiled program depends on its existence, not on its arrays
     _inlined = "layer"  # parameters keep the names that they have in the layer, and so their first values
 
     def __init__(self, layer: Module, workspace: Workspace) -> None:

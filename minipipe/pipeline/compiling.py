@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from minipipe.errors import ArgumentError, quoted, warn_caller
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
+from minipipe.execution.record import Record
 from minipipe.execution.source import source_of
 from minipipe.execution.stage import Stage
+from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules.action import ActionKind
 
 if TYPE_CHECKING:
     from minipipe.compile.program import Compiler
     from minipipe.compile.stage import CompiledStages
+    from minipipe.pipeline.framing import Framing
+    from minipipe.pipeline.repeating import RepeatedStep
 
 WHERE_POSSIBLE: Literal["where-possible"] = "where-possible"
 How = bool | Literal["where-possible"]
@@ -83,16 +87,17 @@ class Compiling:
     def __init__(self, how: How, plan: Plan, stacks_weights: bool = False) -> None:
         self._how = how
         self._compilers: dict[str, Compiler | CompiledStages] = {}
+        self._repeated: RepeatedStep | None = None
         self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
         if how is True and stacks_weights and not self._has_updates:
             message = "compile=True does not work with stack_weight_gradients=True: a compiled W has one microbatch."
             advice = f"Leave one of them out, or pass compile={WHERE_POSSIBLE!r}, which runs such steps eagerly."
             raise ArgumentError("value", f"{message} {advice}")
         if how is True:
-            from minipipe.compile.recording import reason_against_plan, refused
+            from minipipe.compile.reasons import reason_against, refused
 
             for stage in range(plan.schedule.num_stages):
-                reason = reason_against_plan(plan, stage)
+                reason = reason_against(plan.part(stage))
                 if reason:
                     raise refused(stage, reason)
 
@@ -120,9 +125,28 @@ class Compiling:
         self._compilers = {"run": (compiled := CompiledStages(stages, is_strict=self._how is True))}
         return compiled
 
-    def latest_compiler(self, call: str) -> Any:
-        """Return the compiler of a call, if there is one."""
-        return self._compilers.get(call)
+    def note(self, framing: Framing, trainer: Executor) -> None:
+        """Note that an ordinary training step has ended: others may be like it."""
+        compiler = self._compilers.get("step")
+        self._repeated = None if compiler is None else framing.repeated(trainer, compiler)
+
+    def stop_repeating(self) -> None:
+        """Make the next training step an ordinary one."""
+        self._repeated = None
+
+    def repeated(self, call: TrainingCall) -> Record | None:
+        """Run a training step that is like the last one; return None if it has to be an ordinary one. Collective."""
+        return None if self._repeated is None else self._repeated.run(call)
+
+    def for_costs(self, stages: Mapping[int, Stage]) -> tuple[Compiler | None, CompiledStages | None]:
+        """Return what compiles the steps whose costs are measured: their rows, or stages for rows with a clock."""
+        if not self._how:
+            return None, None
+        from minipipe.compile.program import Compiler
+        from minipipe.compile.stage import CompiledStages
+
+        is_strict = self._how is True
+        return Compiler(is_strict), CompiledStages(stages, is_strict)
 
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from minipipe.execution.objective import Loss, Weight
+from minipipe.execution.objective import Loss, Metric, Weight, Where
 from minipipe.schedules.action_table import Program, Schedule
 
 if TYPE_CHECKING:
@@ -50,6 +50,15 @@ class ModulesOptions(TypedDict, total=False):
     num_microbatches: int | None
     inputs_require_grad: bool
     replicas: int
+
+
+class Asked(TypedDict, total=False):
+    """Further keywords of :meth:`Pipeline.step`; for type checkers."""
+
+    outputs: Where
+    metrics: Mapping[str, Metric] | None
+    accumulate: bool
+    scale: float
 
 
 def showing(options: type, *like: Callable[..., Any]) -> Callable[[Taking], Taking]:

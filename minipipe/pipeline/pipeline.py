@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypedDict, Unpack, overload
+from typing import Any, ClassVar, Literal, NoReturn, Unpack, overload
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from minipipe.pipeline.compiling import Compiling, without_replay
 from minipipe.pipeline.delivery import deliver_outputs, exchange_loss
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs, gather_results
-from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
+from minipipe.pipeline.options import Asked, ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import objective_of, over_grid
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
@@ -52,19 +52,6 @@ from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.specs import COUNT
-
-if TYPE_CHECKING:
-    from minipipe.pipeline.repeating import RepeatedStep
-
-
-class Asked(TypedDict, total=False):
-    """Further keywords of :meth:`Pipeline.step`; for type checkers."""
-
-    outputs: Where
-    metrics: Mapping[str, Metric] | None
-    accumulate: bool
-    scale: float
-
 
 _KEPT_STEPS = 8  # for timeline()
 
@@ -215,7 +202,6 @@ class Pipeline(FamiliarPipeline):
             "_is_training",
             "_objective",
             "_parameters",
-            "_repeated",
         ),
         *("_pending", "_plan", "_predictors", "_records", "_runs", "_seeds", "_stages", "_sums", "_trainer", "_xp"),
         *("__weakref__", "_grid", "measures_memory", "num_steps"),
@@ -262,7 +248,6 @@ class Pipeline(FamiliarPipeline):
         # Of the last steps, for timeline(); and the loss of the last one, waited for or not.
         self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
-        self._repeated: RepeatedStep | None = None
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
@@ -272,8 +257,8 @@ class Pipeline(FamiliarPipeline):
         self._compiling = Compiling(compile, plan, stack_weight_gradients)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
-        compiled = self._compiling.stages(self._stages)
-        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite, compiled)
+        how = self._executor, self._objective, check_finite, self._compiling.stages(self._stages)
+        self._runs = Runs(plan, group, self._intake, *how)
 
     @classmethod
     @showing(ModulesOptions, __init__)
@@ -610,10 +595,10 @@ class Pipeline(FamiliarPipeline):
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter()] if self.measures_memory else []
         try:
-            record = None if self._repeated is None or meters else self._repeated.run(given)
+            record = None if meters else self._compiling.repeated(given)
             if record is None:
                 record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
-                self._repeated = self._framing.repeated(self._trainer, self._compiling.latest_compiler("step"))
+                self._compiling.note(self._framing, self._trainer)
         except BaseException:
             if given.is_agreed:  # a call that was refused leaves the steps before it as they are
                 self._records = deque(maxlen=_KEPT_STEPS)
@@ -1170,8 +1155,9 @@ class Pipeline(FamiliarPipeline):
 
         Collective; leaves no gradients, and changes no parameter. With the result ``simulate`` predicts other schedules
         over the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also schedules with several stages
-        on a rank. It runs this pipeline's own schedule without updates and copies to files, with every backward in its
-        two halves so that I and W are timed separately; if the schedule is forward only, the times of backwards are 0.
+        on a rank. It runs this pipeline's own schedule without updates and copies to files, eagerly or compiled as its
+        steps are, with every backward in its two halves so that I and W are timed separately; if the schedule is
+        forward only, the times of backwards are 0.
         ``gradient_size`` is for the gradient all-reduce of replicas: if there are some, its rounds count among the
         messages.
 
@@ -1213,7 +1199,9 @@ class Pipeline(FamiliarPipeline):
         num_steps = COUNT.check("num_steps", num_steps)
         self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
         batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
-        return stages.measure_costs(self._executor, self._plan, batch, num_steps, self._sums)
+        compiler, compiled = self._compiling.for_costs(self._stages)
+        make = partial(self._executor, run_schedule=compiler)
+        return stages.measure_costs(make, self._plan, batch, num_steps, self._sums, compiled=compiled)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.schedule.describe()}; rank {self._group.rank}>"

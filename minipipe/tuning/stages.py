@@ -35,6 +35,7 @@ import numpy as np
 from minipipe.comm import ProcessGroup, init_process_group, objects, spawn
 from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
+from minipipe.compile.stage import CompiledStages
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
@@ -333,12 +334,13 @@ def measure_costs(
     num_steps: int,
     sums: GradientSums | None = None,
     warns: bool = True,
+    compiled: CompiledStages | None = None,
 ) -> Costs:
     """Run a batch several times, with each backward in halves; return the costs that were measured.
 
     Collective; leaves no gradients, and changes no parameter. Parameters are as in :func:`measure_memory`, with
-    a plan; the number of steps after two that are not measured; the gradient
-    all-reduces over replicas; and whether rank 0 warns if other programs had the cores.
+    a plan; the number of steps after two that are not measured; the gradient all-reduces over replicas; whether rank 0
+    warns if other programs had the cores; and, of a compiled pipeline, stages that take part in rows with a clock.
 
     Raises
     ------
@@ -359,6 +361,8 @@ def measure_costs(
         clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
         for clock in clocks:
             executor = make_executor(program, handlers=clock.handlers(handlers))
+            if compiled is not None:
+                executor.stages = compiled.begin_row(executor.actions)
         record = _run_without_trace(executor, batch, *clocks, sums=sums)
         times += [clock.gather(executor.group) for clock in clocks]
         timelines.append(gather_timeline(executor.group, [record], executor.program))

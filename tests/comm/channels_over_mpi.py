@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import time
 import warnings
 
 import numpy as np
@@ -76,6 +77,19 @@ def a_send_that_is_under_way_outlives_its_channel_and_its_group(group):
     for tag in range(200):
         assert (part.recv(0, tag) == tag).all()
     group.send(np.zeros(1), 0)
+
+
+def a_send_that_is_left_behind_at_the_end_arrives(group):
+    """The sender has ended when the receiver begins: the sleep is its work."""
+    if group.rank == 0:
+        for tag in range(30):
+            channel = group.send_channel((8192,), DTYPE, 1, tag)
+            channel.array[:] = tag
+            channel.start(tag)
+        return
+    time.sleep(0.3)
+    for tag in range(30):
+        assert (group.recv(0, tag) == tag).all()
 
 
 def a_wait_that_was_too_short_loses_no_message(group):

@@ -35,6 +35,7 @@ OVER_MPI = [
     "an_array_of_a_device_arrives_over_a_channel",
     "requests_of_dropped_channels_are_freed",
     "a_send_that_is_under_way_outlives_its_channel_and_its_group",
+    "a_send_that_is_left_behind_at_the_end_arrives",
     "a_wait_that_was_too_short_loses_no_message",
     "bytes_that_are_no_message_are_told_apart",
     "a_forked_child_cannot_use_a_channel",

@@ -1,4 +1,4 @@
-"""Runs, offloaded activations, slices and grids over MPI, compiled and eagerly: ``KIND``."""
+"""Runs, offloads, slices and grids over MPI, compiled and eagerly: ``KIND …``."""
 
 import sys
 

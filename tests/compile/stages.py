@@ -131,6 +131,8 @@ MODELS = {
     "recomputed": (chain(linear(), recomputed, linear()), FLAT),
     "block": (chain(causal), OF_TOKENS),
     "block with dropout": (chain(partial(causal, dropout=0.2)), OF_TOKENS),
+    "blocks": (chain(causal, causal, causal), OF_TOKENS),
+    "blocks with dropout": (chain(*[partial(causal, dropout=0.2)] * 3), OF_TOKENS),
     "attention": (chain(partial(nn.MultiHeadAttention, WIDTH, 2)), OF_TOKENS),
     "recurrent": (chain(partial(nn.LSTM, WIDTH, WIDTH)), OF_TOKENS),
     "convolution": (

@@ -1,14 +1,14 @@
-"""Stand-alone files of ranks: they import no minipipe, and leave the bits of the program."""
+"""Stand-alone files of ranks import no minipipe, and leave the bits of the program."""
 
 import sys
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tests.launch import ROOT, find_mpirun, needs_mpi, run, slowly
 
 from minipipe import Pipeline, errors, nn, optim, spawn
-from minipipe.compile.following import Follower, noting
+from minipipe.compile.export.following import Follower, noting
+from tests.launch import ROOT, find_mpirun, needs_mpi, run, slowly
 
 WITHOUT_MINIPIPE = (
     "import runpy, sys; sys.modules['minipipe'] = None; runpy.run_path(sys.argv[1])"
@@ -232,7 +232,7 @@ def test_a_changed_line_changes_the_bits(mutant, exported, tmp_path):
     assert done.code == 1 and "rank 0: other bits" in done.err
 
 
-# -- what cannot be exported -----------------------------------------------------------------
+# -- what cannot be exported -----------------------------------------------------------
 
 
 def follow(train_step, optimiser=None, **options):
@@ -301,7 +301,7 @@ def in_two_groups(parameters):
         (scaled, None, "loss scale"),
         (measured, None, "asks for more than the loss"),
         (updated_twice, None, "2 updates"),
-        (of_two_forms, None, "expected steps alike"),
+        (of_two_forms, None, "expected compiled steps alike"),
         (clipped_to_several, None, "one norm"),
         (
             usual,
@@ -326,7 +326,7 @@ def test_a_program_that_ends_early_is_refused():
         follow(few)
 
 
-# -- the command -----------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------
 
 
 def export(folder, num_ranks, *words):

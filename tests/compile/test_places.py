@@ -139,7 +139,7 @@ def test_between_two_sections_a_program_holds_the_bytes_of_a_graph(model):
 
 
 def test_a_dropped_program_frees_its_arrays_without_the_collector():
-    job = job_of(*MODELS["block with dropout"])
+    job = job_of(*MODELS["blocks with dropout"])
     sections = Sections(traced(job, is_split=True), 0)
     gradients = [np.zeros_like(p.data) for p in job.parameters]
     num_slots = [2] * len(sections.lifetimes)

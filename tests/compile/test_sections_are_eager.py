@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe import Tensor, functional, nn
-from minipipe.compile import printing
+from minipipe.compile import outlining, printing
 from minipipe.compile.sections import Sections
 from tests.compile.driver import compiled, eager, traced
 from tests.compile.stages import (
@@ -38,6 +38,23 @@ def test_so_has_a_stage_of_large_arrays(model, row, monkeypatch):
     """They are freed after their last use, and constants are not repeated."""
     monkeypatch.setattr(printing, "SMALL", -1)
     check(job_of(*MODELS[model]), row)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("row", ["interleaved", "mixed"])
+@pytest.mark.parametrize("least", [2, 5])
+def test_so_has_a_stage_of_which_any_lines_are_a_block(model, row, least, monkeypatch):
+    monkeypatch.setattr(outlining, "LEAST", least)
+    check(job_of(*MODELS[model]), row)
+
+
+def test_layers_that_are_alike_become_one_function():
+    job = job_of(*MODELS["blocks with dropout"])
+    source = Sections(traced(job, is_split=False), 0).source
+    for section in ("forward", "backward"):
+        assert source.count(f"def {section}_0_block(") == 1
+        assert source.count(f"    {section}_0_block(") > 1
+    assert len(source.splitlines()) < 350
 
 
 @pytest.mark.parametrize("model", ["mlp", "twice", "block with dropout", "recomputed"])

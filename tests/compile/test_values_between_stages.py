@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Replicated, functional, nn, optim, spawn
+from tests.launch import slowly
 
 WIDTH = 8
 
@@ -76,6 +77,17 @@ class Weighted(nn.Module):
         return (difference * difference * targets["weight"]).mean()
 
 
+class Penalty(nn.Module):
+    is_compilable = True
+
+    def forward(self, x):
+        return (x * x).mean()
+
+
+def penalty(weight):
+    return lambda: nn.AuxiliaryLoss(Penalty(), weight)
+
+
 def linear():
     return nn.Linear(WIDTH, WIDTH)
 
@@ -118,6 +130,58 @@ CASES = {
     "number": ([Scaled, linear, nn.Tanh, linear], with_factor, nn.MSELoss),
     "array": ([Scaled, linear, nn.Tanh, linear], with_factors, nn.MSELoss),
 }
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("weight", [0.01, 0.0])
+@pytest.mark.parametrize("num_ranks", [1, 2, slowly(4)])
+def test_auxiliary_losses_have_the_bits_of_eager_ones(num_ranks, weight, schedule):
+    layers = [linear, linear, penalty(0.1), linear, nn.Tanh, penalty(weight), linear]
+
+    def both(group):
+        found = []
+        for how in (False, True):
+            model = nn.Sequential(*(make() for make in layers))
+            options = {"num_microbatches": 4, "schedule": schedule, "compile": how}
+            pipeline = Pipeline(model, group, loss=nn.MSELoss(), **options)
+            optimiser, own = optim.SGD(pipeline.parameters(), 0.05), []
+            for step in range(5):
+                own.append(float(pipeline.step(*plain(step))))
+                own += [each.grad.tobytes() for each in pipeline.parameters()]
+                optimiser.step()
+            found.append(own)
+        assert found[0] == found[1]
+        report = pipeline.compile_report()
+        assert all(line.endswith("is compiled") for line in report.splitlines()), report
+
+    spawn(both, num_ranks=num_ranks)
+
+
+def test_a_function_as_an_auxiliary_loss_is_compiled_if_it_is_declared():
+    def declared(x):
+        return (x * x).mean()
+
+    declared.is_compilable = True
+
+    def run(group):
+        found = []
+        for function in (declared, lambda x: (x * x).mean()):
+            layers = linear(), nn.AuxiliaryLoss(function, 0.1), linear()
+            pipeline = Pipeline(
+                nn.Sequential(*layers),
+                group,
+                loss=nn.MSELoss(),
+                num_microbatches=2,
+                compile="where-possible",
+            )
+            losses = [float(pipeline.step(*plain(step))) for step in range(4)]
+            found.append((losses, pipeline.compile_report()))
+        (losses, compiled), (same, eager) = found
+        assert losses == same
+        assert compiled.endswith("is compiled")
+        assert "layer 1, AuxiliaryLoss, runs code of its own" in eager
+
+    spawn(run, num_ranks=1)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])

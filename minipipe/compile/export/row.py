@@ -1,4 +1,4 @@
-"""The function ``step`` of a stand-alone file: the row of a rank, an instruction a line.
+"""The function ``step`` of a stand-alone file: the row of a rank, line by line.
 
 A send is written around the computation whose result it sends, and a receive where its
 value is used::
@@ -12,17 +12,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from minipipe.compile.export.recorded import BatchForm
+from minipipe.compile.export.stage_source import StageSource
+from minipipe.compile.export.wrapping import WIDTH, wrapped
 from minipipe.compile.recording import Form, Recorded, Recorder
 from minipipe.compile.row import SECTIONS
-from minipipe.compile.stage_source import WIDTH, StageSource, wrapped
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.plan import Plan
 from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, F
+from minipipe.schedules.analysis.dependencies import Direction
 
 STRAIGHT = 8
 """The most microbatches whose row has no loop."""
@@ -30,25 +33,6 @@ STRAIGHT = 8
 _LEAST_TURNS = 4  # of a loop
 _LONGEST_TURN = 8  # instructions
 _NUMBER = re.compile("\x00(\\d+)\x00")  # the number of a microbatch
-
-
-class BatchForm(NamedTuple):
-    """What a rank reads of a batch.
-
-    Attributes
-    ----------
-    sizes : tuple of int
-        The numbers of samples of all microbatches.
-    inputs, targets : dict of int to int
-        By microbatch, the number of samples; empty if the rank does not read them.
-    weights : list of float, or None
-        The weights of the losses, if they are equal in all steps.
-    """
-
-    sizes: tuple[int, ...]
-    inputs: dict[int, int]
-    targets: dict[int, int]
-    weights: list[float] | None
 
 
 class RowSource:
@@ -111,7 +95,7 @@ class RowSource:
         self._flush()
         self.lines = list(self._function())
 
-    # -- instructions --------------------------------------------------------------------
+    # -- instructions ------------------------------------------------------------------
 
     def _add(self, binding: Binding) -> None:
         action, kind = binding.action, binding.action.kind
@@ -130,11 +114,10 @@ class RowSource:
         stage, kind, k = binding.action
         recorded = self._recorders[stage].kind_of[k]
         form = recorded.received if kind is RECV_F else recorded.result
-        name = f"X{stage}" if kind is RECV_F else f"G{stage + 1}"
         shape, dtype = self._plain(form, k)
-        peer = self._executor.routes[binding.action].peer
+        peer, tag = self._route(binding)
         end = "" if dtype == "float32" else f', "{dtype}"'
-        text = f"receive({peer}, {self._tag(name, k)}, {shape}{end})"
+        text = f"receive({peer}, {tag}, {shape}{end})"
         self._expressions[binding.gives[0][1]] = text
 
     def _plain(self, form: Form | None, k: int) -> tuple[str, str]:
@@ -154,11 +137,18 @@ class RowSource:
         ), dtype
 
     def _send(self, binding: Binding) -> None:
-        stage, kind, k = binding.action
-        name = f"X{stage + 1}" if kind is SEND_F else f"G{stage}"
-        peer = self._executor.routes[binding.action].peer
-        value = self._value(binding.takes[0])
-        self._rows.append(f"send({peer}, {self._tag(name, k)}, {value})")
+        peer, tag = self._route(binding)
+        self._rows.append(f"send({peer}, {tag}, {self._value(binding.takes[0])})")
+
+    def _route(self, binding: Binding) -> tuple[int, str]:
+        """Return the other rank of a message, and its tag: name and microbatch."""
+        route = self._executor.routes[binding.action]
+        value = route.value
+        is_gradient = value.direction is Direction.BACKWARD
+        stage = value.stage if is_gradient else value.consumer_stage
+        name = f"{'G' if is_gradient else 'X'}{stage}"
+        self._tags[name] = (2 * stage + is_gradient) * self._count
+        return route.peer, f"{name} + {_number(value.microbatch)}"
 
     def _compute(self, binding: Binding) -> None:
         stage, kind, k = binding.action
@@ -227,12 +217,7 @@ class RowSource:
         self._rows.append(f"{name}[{_number(value.microbatch)}] = {text}")
         self._expressions[value] = f"{name}.pop({_number(value.microbatch)})"
 
-    def _tag(self, name: str, k: int) -> str:
-        stage = int(name[1:])
-        self._tags[name] = (2 * stage + (name[0] == "G")) * self._count
-        return f"{name} + {_number(k)}"
-
-    # -- the function ----------------------------------------------------------------------
+    # -- the function ------------------------------------------------------------------
 
     def constants(self) -> Iterator[str]:
         """Yield the lines that define what the function needs."""
@@ -276,7 +261,8 @@ class RowSource:
         if self.has_loss and self._batch.weights is None:
             given += ", weights"
         yield f"def step({given}):"
-        yield f'    """The row of rank {self._executor.group.rank}, an instruction a line."""'
+        rank = self._executor.group.rank
+        yield f'    """The row of rank {rank}, an instruction a line."""'
         for letter, has in self.batch:
             if has:
                 yield f"    {letter} = {self._cut(letter)}"
@@ -322,7 +308,7 @@ class RowSource:
             first = int(_NUMBER.findall("".join(turn))[0])
             yield f"for k in range({first}, {first + turns}):", 4
             for row in turn:
-                yield _NUMBER.sub(lambda f: _relative(int(f[1]) - first), row), 8
+                yield _relative_to(first, row), 8
             i += size * turns
 
     def _loop_at(self, i: int) -> tuple[int, int]:
@@ -401,6 +387,11 @@ def _plainly(row: str) -> str:
 
 def _shifted(row: str, number: int) -> str:
     return _NUMBER.sub(lambda found: _number(int(found[1]) + number), row)
+
+
+def _relative_to(first: int, row: str) -> str:
+    """Return a row of the turn of a loop that begins with microbatch ``first``."""
+    return _NUMBER.sub(lambda found: _relative(int(found[1]) - first), row)
 
 
 def _relative(offset: int) -> str:

@@ -12,7 +12,7 @@ from minipipe.errors import ModelError
 
 
 class Constants:
-    """The constant arrays of a rank, each with a name and, if it is simple, its formula.
+    """The constant arrays of a rank: their names, and the formulas of simple ones.
 
     Attributes
     ----------
@@ -71,15 +71,14 @@ class Constants:
 
 
 def _formula(value: Any, array: np.ndarray) -> tuple[str, str] | None:
-    """Return the beginning of a name, and a formula of equal bits; None if it has none."""
+    """Return the beginning of a name, and a formula of equal bits, if there is one."""
     dtype = array.dtype.name
     if array.dtype.kind not in "fiub" or not array.flags.c_contiguous or not array.size:
         return None
     first = array.flat[0].item()
-    if array.ndim == 1 and array.dtype.kind == "i":
-        if (array == np.arange(array.size, dtype=array.dtype)).all():
-            end = "" if dtype == "int64" else f', dtype="{dtype}"'
-            return "numbers", f"np.arange({array.size}{end})"
+    if array.dtype.kind == "i" and np.array_equal(array, np.arange(array.size)):
+        end = "" if dtype == "int64" else f', dtype="{dtype}"'
+        return "numbers", f"np.arange({array.size}{end})"
     is_uniform = array.tobytes() == np.full(array.shape, first, array.dtype).tobytes()
     if not is_uniform or not np.isfinite(first):
         return None

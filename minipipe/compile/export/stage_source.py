@@ -1,6 +1,6 @@
 """The functions of a stage in a stand-alone file.
 
-What a later function needs is kept by microbatch, in a dict for each pair of sections::
+Arrays for a later function are kept by microbatch, in a dict for two sections::
 
     def forward_0(k, x):
         v0 = x.dot(w["0.weight"])
@@ -18,21 +18,21 @@ What a later function needs is kept by microbatch, in a dict for each pair of se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
-from minipipe.compile.statements import (
-    PLACEHOLDER,
+from minipipe.compile.export.names import Names
+from minipipe.compile.export.statements import Statement, Writer
+from minipipe.compile.export.units import (
     Call,
     Item,
-    Statement,
     Unit,
-    Writer,
+    UnitPlan,
     folded,
+    shared_name,
 )
+from minipipe.compile.export.wrapping import WIDTH, wrapped
 from minipipe.compile.trace import Trace
 
-WIDTH = 88
 _KEPT = {
     ("forward", "backward"): "kept",
     ("forward", "backward_input"): "kept",
@@ -48,8 +48,8 @@ class Functions:
     ----------
     sources : dict of str to str
         By name.
-    kept : set of str
-        The names of the dicts for what is kept.
+    kept : dict of str to None
+        The names of the dicts in which arrays are kept.
     """
 
     def __init__(self) -> None:
@@ -71,38 +71,6 @@ class Functions:
         self.kept |= others.kept
 
 
-@dataclass
-class UnitPlan:
-    """How a unit is printed.
-
-    Attributes
-    ----------
-    unit : Unit
-    takes : dict of int to list of str
-        By earlier section, the names in the body that were kept for it.
-    keeps : dict of int to list of str
-        By later section, the names in the body that it keeps.
-    outputs : list of str
-        The names in the body that it returns.
-    name : str
-    """
-
-    unit: Unit
-    takes: dict[str, list[str]] = field(default_factory=dict)
-    keeps: dict[str, list[str]] = field(default_factory=dict)
-    outputs: list[str] = field(default_factory=list)
-    name: str = ""
-
-    @property
-    def taken(self) -> set[str]:
-        """All names that were kept for it."""
-        return {name for names in self.takes.values() for name in names}
-
-    def arguments(self, call: Call) -> list[str]:
-        """Return the variables that a call is given, besides what was kept."""
-        return [name for name in call.given if call.names[name] not in self.taken]
-
-
 class StageSource:
     """Prints the functions of a stage, for one kind of microbatch.
 
@@ -113,7 +81,6 @@ class StageSource:
     trace : Trace
     name : str
         Of the stage: "0", or "0a" for one of several kinds.
-    num_inputs : int
     layers : mapping of int to str
         The names of the classes of layers, in words.
     functions : Functions
@@ -142,7 +109,7 @@ class StageSource:
             for item in items:
                 if isinstance(item, Call):
                     self._plans.setdefault(id(item.unit), UnitPlan(item.unit))
-        self._unit_names: dict[int, _Names] = {}
+        self._unit_names: dict[int, Names] = {}
         self._stage_takes: dict[str, dict[int, tuple[Call, str]]] = {}
         self._plan_units()
         self._plan_stage()
@@ -179,7 +146,7 @@ class StageSource:
                 for earlier in self._plans.values():
                     if earlier.unit.section != section:
                         continue
-                    own = _shared_name(earlier.unit, unit, local)
+                    own = shared_name(earlier.unit, unit, local)
                     if own is None:
                         continue
                     plan.takes.setdefault(section, []).append(local)
@@ -226,7 +193,7 @@ class StageSource:
     def _is_left_over(
         self, name: str, made_in: str, maker: Item | None, section: str
     ) -> bool:
-        """Return whether a unit has kept a variable for a later one that does not exist.
+        """Return whether a unit has kept a variable, and there is no later unit.
 
         Of the first layer, for example, which has no gradient of its input.
         """
@@ -247,68 +214,59 @@ class StageSource:
             return self._plans[id(item.unit)].arguments(item)
         return list(item.reads)
 
-    # -- units ---------------------------------------------------------------------------
+    # -- units -------------------------------------------------------------------------
 
     def _print_unit(self, plan: UnitPlan) -> None:
-        unit = plan.unit
-        first = unit.calls[0]
-        names = _Names(first.layer)
-        partner = self._partner(plan)
-        if partner is not None:
-            for local, own in partner:
-                if own not in names.own.values():  # of two earlier units
-                    names.own[first.variable(local)] = own
-        given = [first.variable(first.names[n]) for n in plan.arguments(first)]
-        arguments = [names.of(name) for name in given]
-        lines = wrapped(f"def NAME({', '.join(['k', 'layer', *arguments])}):", 0)
+        unit, first = plan.unit, plan.unit.calls[0]
+        names = Names(first.layer)
+        for variable, name in self._names_of_kept(plan):
+            if name not in names.own.values():  # of two earlier units
+                names.own[variable] = name
+
+        def shown(locals_: Sequence[str]) -> list[str]:
+            return [names.of(first.variable(local)) for local in locals_]
+
+        given = shown([first.names[name] for name in plan.arguments(first)])
+        lines = wrapped(f"def NAME({', '.join(['k', 'layer', *given])}):", 0)
         for section, locals_ in plan.takes.items():
-            own = [names.of(first.variable(local)) for local in locals_]
-            lines += self._unpacked(section, unit.section, "layer", own)
+            lines += self._unpacked(section, unit.section, "layer", shown(locals_))
         for statement in unit.body:
             lines += wrapped(names.written(statement), 4)
         for section, locals_ in plan.keeps.items():
-            own = [names.of(first.variable(local)) for local in locals_]
-            lines += self._packed(unit.section, section, "layer", own)
+            lines += self._packed(unit.section, section, "layer", shown(locals_))
         if plan.outputs:
-            own = [names.of(first.variable(local)) for local in plan.outputs]
-            lines += wrapped(f"return {', '.join(own)}", 4)
+            lines += wrapped(f"return {', '.join(shown(plan.outputs))}", 4)
         plan.name = self._functions.add_unit(self._name_of(unit), lines)
         self._unit_names[id(unit)] = names
 
-    def _partner(self, plan: UnitPlan) -> list[tuple[str, str]] | None:
-        """Return the names that an earlier unit has given to what it has kept."""
-        found = []
-        for section, locals_ in plan.takes.items():
-            for local in locals_:
-                for earlier in self._plans.values():
-                    if earlier.unit.section != section:
-                        continue
-                    own = _shared_name(earlier.unit, plan.unit, local)
-                    names = self._unit_names.get(id(earlier.unit))
-                    if own is not None and names is not None:
-                        variable = earlier.unit.calls[0].variable(own)
-                        found.append((local, names.of(variable)))
-        return found
+    def _names_of_kept(self, plan: UnitPlan) -> Iterator[tuple[str, str]]:
+        """Yield the variables that a unit takes, and their names where they were kept."""
+        for section, local in plan.all_taken:
+            for earlier in self._plans.values():
+                names = self._unit_names.get(id(earlier.unit))
+                if earlier.unit.section != section or names is None:
+                    continue
+                own = shared_name(earlier.unit, plan.unit, local)
+                if own is not None:
+                    name = names.of(earlier.unit.calls[0].variable(own))
+                    yield plan.unit.calls[0].variable(local), name
 
     def _name_of(self, unit: Unit) -> str:
         """Return a name for a unit, after its layers."""
-        layer = unit.calls[0].layer
-        layers = {each.layer for each in unit.body} - {None}
-        for earlier in self._plans.values():
-            if not layers and earlier.unit.calls[0].unit.section == self.sections[0]:
-                own = {call.layer for call in earlier.unit.calls}
-                if own & {call.layer for call in unit.calls}:
-                    layers = {each.layer for each in earlier.unit.body} - {None}
-                    layer = min(layers)  # type: ignore[type-var]
-        layers = layers or {layer, *(n for each in unit.body for n in each.layers)}
-        words = [self._layers.get(each, "layer") for each in sorted(layers)]  # type: ignore[type-var]
-        base = "_".join(dict.fromkeys(_snake(word) for word in words))
+        layers = _layers_of(unit)
+        for earlier in self._plans.values():  # a backward is named after its forward
+            own = {call.layer for call in earlier.unit.calls}
+            if own & {call.layer for call in unit.calls}:
+                layers = _layers_of(earlier.unit)
+                break
+        words = [_snake(self._layers.get(layer, "layer")) for layer in layers]
+        base = "_".join(dict.fromkeys(words))
         return base if unit.section == "forward" else f"{base}_{unit.section}"
 
-    # -- sections ------------------------------------------------------------------------
+    # -- sections ----------------------------------------------------------------------
 
-    def _name_variables(self) -> _Names:
-        names = _Names(None)
+    def _name_variables(self) -> Names:
+        names = Names(None)
         inputs = [n for found in self._trace.inputs.values() for n in found]
         for name in inputs:
             names.own[name] = {"x0": "x", "x1": "y", "g0": "g"}.get(name, name)
@@ -321,18 +279,11 @@ class StageSource:
         results = [n for n in self._trace.results[section] if n != "None"]
         arguments = ", ".join(["k", *map(names.of, given)])
         lines = [f"def {section}_{self.name}({arguments}):"]
-        for (earlier, later), kept in self._keeps.items():
-            if later == section:
-                own = [names.of(name) for name in kept]
-                lines += self._unpacked(earlier, section, stage, own)
-        for call, earlier in self._stage_takes.get(section, {}).values():
-            kept = self._plans[id(call.unit)].keeps[section]
-            own = [names.of(call.variable(local)) for local in kept]
-            lines += self._unpacked(earlier, section, str(call.layer), own)
+        lines += self._taken(section, stage)
         lines += self._body(section)
-        for (earlier, later), kept in self._keeps.items():
-            if earlier == section:
-                own = [names.of(name) for name in kept]
+        for (earlier, later), variables in self._keeps.items():
+            if earlier == section and variables:
+                own = [names.of(name) for name in variables]
                 lines += self._packed(section, later, stage, own)
         if results:
             returned = [self._names.of(name) for name in results]
@@ -340,6 +291,18 @@ class StageSource:
         if len(lines) == 1:
             lines.append("    pass")
         self._functions.sources[f"{section}_{self.name}"] = "\n".join(lines)
+
+    def _taken(self, section: str, stage: str) -> Iterator[str]:
+        """Yield the lines that unpack what was kept for a section."""
+        names = self._names
+        for (earlier, later), variables in self._keeps.items():
+            if later == section and variables:
+                own = [names.of(name) for name in variables]
+                yield from self._unpacked(earlier, section, stage, own)
+        for call, made_in in self._stage_takes.get(section, {}).values():
+            locals_ = self._plans[id(call.unit)].keeps[section]
+            own = [names.of(call.variable(local)) for local in locals_]
+            yield from self._unpacked(made_in, section, str(call.layer), own)
 
     def num_results(self, section: str) -> int:
         """Return how many arrays a section returns."""
@@ -368,7 +331,7 @@ class StageSource:
             i += len(chain)
 
     def _chain(self, items: Sequence[Item]) -> list[Call]:
-        """Return the calls from here on of which each takes what the one before returns."""
+        """Return the first calls, each of which takes the result of the one before."""
         first = items[0]
         assert isinstance(first, Call)
         plan, chain = self._plans[id(first.unit)], [first]
@@ -409,18 +372,16 @@ class StageSource:
         end = last.layer + (1 if step > 0 else -1)
         (given,) = plan.arguments(first)
         result = last.variable(plan.outputs[0])
-        if (
-            self._readers(given) == {id(first)}
-            and given not in self._trace.inputs[first.unit.section]
-        ):
+        is_input = given in self._trace.inputs[first.unit.section]
+        if not is_input and self._readers(given) == {id(first)}:
             names.own[result] = names.of(given)
-        made = names.of(result)
-        if made != names.of(given):
-            yield f"    {made} = {names.of(given)}"
+        name = names.of(result)
+        if name != names.of(given):
+            yield f"    {name} = {names.of(given)}"
         yield f"    for layer in range({first.layer}, {end}, {step}):"
-        yield f"        {made} = {plan.name}(k, layer, {made})"
+        yield f"        {name} = {plan.name}(k, layer, {name})"
 
-    # -- what is kept --------------------------------------------------------------------
+    # -- what is kept ------------------------------------------------------------------
 
     def _dict_of(self, earlier: str, later: str) -> str:
         name = _KEPT.get((earlier, later), f"kept_by_{earlier}_for_{later}")
@@ -439,124 +400,12 @@ class StageSource:
         return wrapped(text, 4)
 
 
-def _shared_name(earlier: Unit, later: Unit, local: str) -> str | None:
-    """Return the name in one unit of what another one reads, if it is so for all layers."""
-    by_layer = {call.layer: call for call in earlier.calls}
-    if any(call.layer not in by_layer for call in later.calls):
-        return None
-    names = {
-        by_layer[call.layer].names.get(call.variable(local)) for call in later.calls
-    }
-    return names.pop() if len(names) == 1 else None
-
-
-class _Names:
-    """The names of variables in a function.
-
-    Parameters
-    ----------
-    layer : int or None
-        In the function of a repeated part, the layer of its first call.
-    """
-
-    def __init__(self, layer: int | None) -> None:
-        self.own: dict[str, str] = {}
-        self._layer = layer
-
-    def of(self, name: str) -> str:
-        """Return the name of a variable; a new one for a new variable."""
-        if name not in self.own:
-            used = set(self.own.values())
-            number = next(n for n in range(len(used) + 1) if f"v{n}" not in used)
-            self.own[name] = f"v{number}"
-        return self.own[name]
-
-    def written(self, statement: Statement) -> str:
-        """Return a statement with the names of this function."""
-        for name in statement.makes:
-            self.of(name)
-        return PLACEHOLDER.sub(lambda found: self._written(found[1]), statement.text)
-
-    def _written(self, name: str) -> str:
-        kind, _, rest = name.partition(":")
-        if kind == "layer":
-            return str(rest) if self._layer is None else self._relative(int(rest))
-        if kind not in ("w", "d"):
-            return self.of(name)
-        text = f'"{rest}"'
-        if self._layer is not None:
-            layer, _, own = rest.partition(".")
-            text = f'f"{{{self._relative(int(layer))}}}.{own}"'
-        return f"w[{text}]" if kind == "w" else text
-
-    def _relative(self, layer: int) -> str:
-        assert self._layer is not None
-        offset = layer - self._layer
-        return (
-            "layer"
-            if not offset
-            else f"layer {'+' if offset > 0 else '-'} {abs(offset)}"
-        )
+def _layers_of(unit: Unit) -> list[int]:
+    """Return the layers of the first call of a unit."""
+    noted = {each.layer for each in unit.body if each.layer is not None}
+    named = {layer for each in unit.body for layer in each.layers}
+    return sorted(noted or named)
 
 
 def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
-
-
-# -- long lines ------------------------------------------------------------------------------
-
-
-def wrapped(text: str, indent: int) -> list[str]:
-    """Return a statement, on several lines if it is too long.
-
-    Examples
-    --------
-    >>> wrapped("x = f(1, 2)", 4)
-    ['    x = f(1, 2)']
-    """
-    line = " " * indent + text
-    if len(line) <= WIDTH:
-        return [line]
-    left, equals, right = text.partition(" = ")
-    if equals and len(left) > 40 and "(" not in left:
-        return [*_in_brackets("(", left, ") = " + right, indent)]
-    if "(" in right and right.endswith(")"):
-        start = right.index("(") + 1
-        return [
-            *_in_brackets(f"{left} = {right[:start]}", right[start:-1], ")", indent)
-        ]
-    if text.startswith("return "):
-        return [*_in_brackets("return (", text.removeprefix("return "), ")", indent)]
-    if text.startswith("def "):
-        start = text.index("(") + 1
-        return [*_in_brackets(text[:start], text[start:-2], "):", indent)]
-    if equals:
-        return [*_in_brackets(f"{left} = (", right, ")", indent)]
-    start = text.index("(") + 1
-    end = text.rindex(")")
-    return [*_in_brackets(text[:start], text[start:end], text[end:], indent)]
-
-
-def _in_brackets(head: str, inside: str, tail: str, indent: int) -> Iterator[str]:
-    yield " " * indent + head
-    line = ""
-    for part in _parts(inside):
-        more = f"{line} {part}" if line else part
-        if line and len(more) + indent + 4 > WIDTH:
-            yield " " * (indent + 4) + line
-            more = part
-        line = more
-    yield " " * (indent + 4) + line
-    yield " " * indent + tail
-
-
-def _parts(text: str) -> Iterable[str]:
-    """Return what stands between commas outside of brackets, with the commas."""
-    found, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            found.append(text[start : i + 1].strip())
-            start = i + 1
-    rest = text[start:].strip()
-    return [*found, rest] if rest else found

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from minipipe.compile.constants import Constants
+from minipipe.compile.export.constants import Constants
 from minipipe.compile.places import needed_lines
 from minipipe.compile.trace import Line, Trace
 from minipipe.errors import ModelError
@@ -32,10 +32,6 @@ _MASKED = re.compile(
 )
 _RESHAPED = re.compile(r"\.reshape\((?:[^()]|\([^()]*\))*\)(?=\.reshape\()")
 _LONGEST = 76  # characters of a line with others in it
-_LEAST_SAVED = 6  # lines, by a function for a repeated part
-_OF_A_FUNCTION = (
-    7  # lines: its head, docstring, kept arrays, result, and two empty ones
-)
 
 
 @dataclass
@@ -45,8 +41,8 @@ class Statement:
     Attributes
     ----------
     text : str
-        With names in braces: ``{v3}`` a variable, ``{w:2.bias}`` a parameter, ``{d:2.bias}`` its
-        name for a gradient, ``{layer:3}`` the number of a layer's random numbers.
+        With names in braces: ``{v3}`` a variable, ``{w:2.bias}`` a parameter,
+        ``{d:2.bias}`` the name of its gradient, ``{layer:3}`` the layer of a draw.
     makes, reads, changes : tuple of str
         Variables.
     layer : int or None
@@ -78,8 +74,14 @@ class Writer:
         The names of the gradients of their uses.
     constants : Constants
         Of the rank.
+    known : iterable of str
+        The functions that statements may call, besides NumPy's.
+
+    Attributes
+    ----------
     helpers : set of str
-        Gets the functions that the statements call, besides NumPy's.
+        Those that they call.
+    sections : dict of str to list of Statement
 
     Raises
     ------
@@ -97,7 +99,7 @@ class Writer:
     ) -> None:
         self._trace, self._constants, self._known = trace, constants, set(known)
         self._parameters, self._gradients = parameters, gradients
-        self._values = {name: value for name, value in trace.constants.values()}
+        self._values = dict(trace.constants.values())
         self.helpers: set[str] = set()
         self.sections = {
             section: list(self._statements(lines))
@@ -154,11 +156,8 @@ class Writer:
         """Return a constant as a number of Python, which takes the dtype of others."""
         if not isinstance(value, np.ndarray | np.generic) or value.shape != ():
             return ""
-        dtypes = {
-            self._trace.variables[n].dtype
-            for n in (*line.reads, *line.changes)
-            if n[0] in "vxgp"
-        }
+        others = [n for n in (*line.reads, *line.changes) if n[0] in "vxgp"]
+        dtypes = {self._trace.variables[name].dtype for name in others}
         is_plain = dtypes == {value.dtype} and value.dtype.kind == "f"
         number = float(value)
         if not is_plain or not np.isfinite(number):
@@ -231,8 +230,8 @@ class Writer:
     def _write_masks(self, section: str) -> None:
         """Write the product of bits by which minipipe chooses numbers as a choice.
 
-        ``v4 = mask.astype(np.int32); v5 = v2.view(np.int32) * v4; v6 = v5.view(…)`` has the
-        bits of ``np.where(mask, v2, 0)``, in a quarter of the time.
+        ``(v2.view(np.int32) * mask.astype(np.int32)).view(np.float32)`` has the bits of
+        ``np.where(mask, v2, 0)``, in a quarter of the time.
         """
         uses, found = self._uses(), list[Statement]()
         for each in self.sections[section]:
@@ -255,7 +254,7 @@ class Writer:
     def _can_move(
         self, maker: Statement, reader: Statement, before: Sequence[Statement]
     ) -> bool:
-        """Return whether a line may be computed in a later one, and that one is short."""
+        """Return whether a line may be computed in a later one that is short."""
         is_of_one_layer = (
             maker.layer == reader.layer
         )  # else the last one of many differs
@@ -295,7 +294,7 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def _with(text: str, name: str, value: str) -> str:
-    """Return a text with an expression in place of a name, in brackets if it needs some."""
+    """Return a text with an expression in place of a name, in brackets if necessary."""
     start = text.index(f"{{{name}}}")
     end = start + len(name) + 2
     before, after = text[:start], text[end:]
@@ -338,163 +337,3 @@ def _unsupported(what: str, why: str) -> ModelError:
     message = f"A stage calls {what}, {why}; a stand-alone file has only NumPy."
     advice = "Export a model without it; Pipeline.source() prints its program."
     return ModelError("unsupported", f"{message} {advice}")
-
-
-# -- repeated parts ------------------------------------------------------------------------
-
-
-@dataclass
-class Unit:
-    """Statements that are repeated for several layers.
-
-    Attributes
-    ----------
-    section : str
-    body : list of Statement
-        Those of the first call.
-    calls : list of Call
-    """
-
-    section: str
-    body: list[Statement]
-    calls: list[Call] = field(default_factory=list)
-
-
-@dataclass
-class Call:
-    """One of the repetitions of a unit.
-
-    Attributes
-    ----------
-    unit : Unit
-    layer : int
-        The first layer that has parameters in it.
-    names : dict of str to str
-        By variable, its name in the unit's body.
-    given : list of str
-        Variables from outside, in the order of their first use.
-    made : list of str
-    """
-
-    unit: Unit
-    layer: int
-    names: dict[str, str]
-    given: list[str]
-    made: list[str]
-
-    def variable(self, name: str) -> str:
-        """Return the variable of this call that has a name in the unit's body."""
-        return next(own for own, other in self.names.items() if other == name)
-
-
-Item = Statement | Call
-
-
-class _Part:
-    """A part of a section in a form that is equal to others but for names and layers."""
-
-    def __init__(self, statements: Sequence[Statement]) -> None:
-        layers = [layer for each in statements for layer in each.layers]
-        self.layer = min(layers, default=-1)
-        self.num_layers = len(set(layers))
-        self.given: list[str] = []
-        self.made: list[str] = []
-        self._numbers: dict[str, str] = {}
-        self.changes_given = False
-        texts = []
-        for each in statements:
-            texts.append(
-                PLACEHOLDER.sub(lambda f, s=each: self._name(f[1], s), each.text)
-            )
-            self.changes_given |= any(name in self.given for name in each.changes)
-        self.text = "\n".join(texts)
-
-    def _name(self, name: str, statement: Statement) -> str:
-        kind, _, rest = name.partition(":")
-        if kind in ("w", "d"):
-            layer, _, own = rest.partition(".")
-            return f"{kind}:{int(layer) - self.layer}.{own}"
-        if kind == "layer":
-            return f"layer:{int(rest) - self.layer}"
-        if name not in self._numbers:
-            is_made = name in statement.makes
-            (self.made if is_made else self.given).append(name)
-            self._numbers[name] = f"{'m' if is_made else 'e'}{len(self._numbers)}"
-        return self._numbers[name]
-
-
-def folded(section: str, statements: Sequence[Statement]) -> list[Item]:
-    """Return the items of a section: statements, and calls of repeated parts."""
-    best = _best_repetition(statements)
-    if best is None:
-        return list(statements)
-    start, size, count = best
-    bodies = [
-        list(statements[i : i + size]) for i in range(start, start + count * size, size)
-    ]
-    unit = Unit(section, bodies[0])
-    first = _Part(bodies[0])
-    for body in bodies:
-        part = _Part(body)
-        own = [*zip(part.given, first.given), *zip(part.made, first.made)]
-        unit.calls.append(Call(unit, part.layer, dict(own), part.given, part.made))
-    before, after = statements[:start], statements[start + count * size :]
-    return [*folded(section, before), *unit.calls, *folded(section, after)]
-
-
-def _best_repetition(statements: Sequence[Statement]) -> tuple[int, int, int] | None:
-    """Return the start, size and number of the repetitions that save most lines."""
-    shapes = [re.sub(r"\{[^{}]+\}", "{}", each.text) for each in statements]
-    candidates = []
-    for size in range(2, len(shapes) // 2 + 1):
-        start = 0
-        while start + 2 * size <= len(shapes):
-            end = start
-            while end + size < len(shapes) and shapes[end] == shapes[end + size]:
-                end += 1
-            length = end - start + size
-            if (count := length // size) >= 2:
-                saved = (count - 1) * size - min(count, 3) - _OF_A_FUNCTION
-                if saved >= _LEAST_SAVED:
-                    candidates.append((saved, -size, start, end + size))
-            start = end + 1
-    for saved, negative, start, end in sorted(candidates, reverse=True):
-        found = _with_least_traffic(statements, start, end, -negative)
-        if found is not None:
-            return found
-    return None
-
-
-def _with_least_traffic(
-    statements: Sequence[Statement], start: int, end: int, size: int
-) -> tuple[int, int, int] | None:
-    """Return the rotation of a repetition whose parts share the fewest variables."""
-    made = {name for each in statements for name in each.makes}
-    found = []
-    for first in range(start, start + size):
-        parts = _parts(statements, first, end, size)
-        if len(parts) >= 2:
-            crossing = sum(name in made for name in parts[0].given)
-            place = len(parts), first
-            found.append(
-                (crossing > 1, -len(parts), crossing, parts[0].num_layers, place)
-            )
-    if not found:
-        return None
-    count, first = min(found)[-1]
-    return first, size, count
-
-
-def _parts(
-    statements: Sequence[Statement], first: int, end: int, size: int
-) -> list[_Part]:
-    """Return the parts from a place on that are equal, each for another layer."""
-    parts: list[_Part] = []
-    for i in range(first, end - size + 1, size):
-        part = _Part(statements[i : i + size])
-        is_alike = not parts or part.text == parts[0].text
-        is_other = part.layer not in {-1, *(other.layer for other in parts)}
-        if not is_alike or not is_other or part.changes_given:
-            break
-        parts.append(part)
-    return parts

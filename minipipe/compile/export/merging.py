@@ -1,4 +1,4 @@
-"""One function for microbatches of several sizes, from functions that have one size each.
+"""One function for microbatches of several sizes, from functions of one size each.
 
 With 4 and with 3 samples the same layer has the lines ::
 

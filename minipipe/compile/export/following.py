@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from minipipe.compile.export import RankFile, RecordedStep, Recording, digest_of
-from minipipe.compile.exported_text import UPDATES
+from minipipe.comm import ProcessGroup, spawn
+from minipipe.compile.export.rank_file import RankFile
+from minipipe.compile.export.recorded import RecordedStep, Recording, digest_of
+from minipipe.compile.export.texts import UPDATES
 from minipipe.compile.program import CompiledRow, Compiler
 from minipipe.errors import ArgumentError, ModelError
 from minipipe.execution.executor import Executor, Step
@@ -84,7 +86,7 @@ class Follower:
     def begin_step(self) -> bool:
         """Look at the program before a step; return whether recording is complete."""
         self._check()
-        self._pipeline._repeated = None  # which would run a step past this object
+        self._pipeline._compiling.stop_repeating()  # past this object
         if self.is_complete:
             return True
         if self._recording is None and self._compiled is not None:
@@ -94,7 +96,6 @@ class Follower:
                 parameters={name: np.array(p.data) for name, p in self._own.items()},
                 optimiser="",
                 states={},
-                group_of={},
             )
         return False
 
@@ -115,24 +116,13 @@ class Follower:
         return RankFile(self._executor, compiled, self._pipeline._plan, recording)
 
     def _check(self) -> None:
-        """Refuse what cannot be exported."""
+        """Refuse a program that cannot be exported."""
+        if not self._problem and self._recording is not None:
+            self._problem = _problem_between(self._recording.steps)
         if self._problem:
             raise ModelError("unsupported", f"{self._problem}.")
-        for step in () if self._recording is None else self._recording.steps:
-            if len(step.groups) != 1 or len(step.limits) > 1:
-                updates = f"{len(step.groups)} updates and {len(step.limits)} clippings"
-                message = f"After step {step.number} the program makes {updates}"
-                raise ModelError(
-                    "unsupported",
-                    f"{message}; expected one update, and at most one clipping.",
-                )
-            if step.limits != self._recording.steps[0].limits:  # type: ignore[union-attr]
-                raise ModelError(
-                    "unsupported",
-                    "The program clips to another norm in each step; expected one norm.",
-                )
 
-    # -- steps ---------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------
 
     def _run(self, executor: Executor, steps: Sequence[Step]) -> None:
         step = None if self._recording is None else self._begun(executor)
@@ -144,7 +134,9 @@ class Follower:
         program = self._compiler.program
         if step is not None and self._recording is not None:
             if program is not self._compiled:
-                self._problem = f"Step {step.number} runs another program ({self._compiler.report}); expected steps alike, give fewer --steps"
+                given = f"step {step.number} {self._compiler.report}"
+                expected = "expected compiled steps alike; give fewer --steps"
+                self._problem = f"The batches differ: {given}; {expected}"
             self._recording.seed = executor.batch.seed
             self._recording.num_threads = _num_threads()
             self._recording.sizes = executor.batch.sizes
@@ -177,7 +169,8 @@ class Follower:
         found: dict[int, np.ndarray] = {}
         for k, part in enumerate(parts or ()):
             if len(part.arrays) > 1:
-                self._problem = "A batch has several arrays of inputs or of targets; export knows one of each"
+                given = "A batch has several arrays of inputs or of targets"
+                self._problem = f"{given}; expected one of each"
             if part.arrays:
                 found[k] = np.array(part.arrays[0])
         return found
@@ -188,7 +181,7 @@ class Follower:
             return []
         return list(objective.shares)
 
-    # -- between steps -------------------------------------------------------------------
+    # -- between steps -----------------------------------------------------------------
 
     def note_limit(self, limit: float) -> None:
         """Note that the gradients are clipped."""
@@ -204,27 +197,46 @@ class Follower:
         own = [names.get(id(each.owner)) for each in optimiser.parameters]
         if own and not any(own):
             return  # of another model
-        if (
-            type(optimiser).__name__ not in UPDATES
-            or type(optimiser).__module__ != "minipipe.optim.rules"
-        ):
-            kind = type(optimiser).__name__
-            self._problem = f"The optimiser is {kind}; expected {', '.join(UPDATES)}"
-            return
-        trained = {name for name, owner in self._own.items() if owner.requires_grad}
-        if trained - {*own}:
-            self._problem = f"The optimiser does not have the parameters {sorted(trained - {*own})}; expected all that are trained"
-            return
-        if len(optimiser.groups) > 1:
-            self._problem = "The optimiser has several groups of parameters; expected one, of pipeline.parameters()"
+        trained = {name for name, each in self._own.items() if each.requires_grad}
+        self._problem = _problem_with(optimiser) or self._problem
+        if missing := sorted(trained - {*own}):
+            given = f"The optimiser does not have {', '.join(missing)}"
+            self._problem = f"{given}; expected all that are trained"
+        if self._problem:
             return
         if not recording.optimiser:
             recording.optimiser = type(optimiser).__name__
             states = optimiser.state_dict()["states"]
-            recording.states = {name: state for name, state in zip(own, states) if name}
-        recording.steps[-1].groups.append(
-            [dict(g.hyper_parameters) for g in optimiser.groups]
-        )
+            recording.states = {n: state for n, state in zip(own, states) if n}
+        numbers = dict(optimiser.groups[0].hyper_parameters)
+        recording.steps[-1].updates.append(numbers)
+
+
+def _problem_with(optimiser: Optimiser) -> str:
+    """Return why an optimiser cannot be exported; empty if it can."""
+    kind = type(optimiser)
+    if kind.__module__ != Optimiser.__module__.replace("optimiser", "rules"):
+        return f"The optimiser is {kind.__name__}; expected {', '.join(UPDATES)}"
+    if len(optimiser.groups) > 1:
+        advice = "expected one, of pipeline.parameters()"
+        return f"The optimiser has several groups of parameters; {advice}"
+    return ""
+
+
+def _problem_between(steps: Sequence[RecordedStep]) -> str:
+    """Return why the updates after some steps cannot be exported; empty if they can."""
+    for step in steps:
+        if len(step.updates) != 1 or len(step.limits) > 1:
+            given = f"{len(step.updates)} updates and {len(step.limits)} clippings"
+            expected = "expected one update, and at most one clipping"
+            return f"Step {step.number} is followed by {given}; {expected}"
+        if step.limits != steps[0].limits:
+            return "Gradients are clipped to several norms; expected one norm"
+        fixed = [{**each.updates[0], "learning_rate": 0} for each in (step, steps[0])]
+        if fixed[0] != fixed[1]:
+            given = "Numbers of the optimiser besides the learning rate change"
+            return f"{given}: {fixed[1]}, then {fixed[0]}; expected the same"
+    return ""
 
 
 def _num_threads() -> int:
@@ -253,3 +265,85 @@ def noting(followers: dict[int, Follower]) -> Iterator[None]:
         yield
     finally:
         Optimiser.step, Pipeline.clip_grad_norm = step, clip  # type: ignore[method-assign]
+
+
+class _Watcher:
+    """Follows the pipelines of thread ranks; see :attr:`Pipeline.watcher`."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self.followers: dict[int, Follower] = {}
+        self.files: dict[int, RankFile] = {}
+        self.ranks: dict[int, int] = {}
+
+    def begin(
+        self, pipeline: Pipeline, model: Any, options: Any, run: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        run["compile"] = True
+        return model, options
+
+    def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
+        key, rank = id(pipeline), pipeline.group.rank
+        if key not in self.followers:
+            self.followers[key] = Follower(pipeline, "a function", self._num_steps)
+            self.ranks[key] = rank
+        if rank not in self.files and self.followers[key].begin_step():
+            self.files[rank] = self.followers[key].finished()
+
+    def finish(self) -> list[RankFile]:
+        for key, rank in self.ranks.items():
+            if rank not in self.files:
+                self.files[rank] = self.followers[key].finished()
+        return [self.files[rank] for rank in sorted(self.files)]
+
+
+def files_of(
+    train: Callable[[ProcessGroup], Any], num_ranks: int, num_steps: int = 3
+) -> list[RankFile]:
+    """Return the stand-alone files of a training function, which runs on thread ranks.
+
+    Parameters
+    ----------
+    train : function
+        Takes a group, makes a pipeline, and takes at least ``num_steps + 3`` steps.
+    num_ranks, num_steps : int
+
+    Returns
+    -------
+    list of RankFile
+        By rank. ``source`` is the program, ``write(folder)`` writes it and its arrays.
+
+    Raises
+    ------
+    ArgumentError, ModelError, ScheduleError
+        Codes ``value`` and ``unsupported``, for what cannot be exported.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, nn, optim
+    >>> def train(group):
+    ...     model = nn.Sequential(nn.Linear(2, 1))
+    ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+    ...     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
+    ...     for _ in range(6):
+    ...         pipeline.step(np.ones((4, 2), np.float32), np.ones((4, 1), np.float32))
+    ...         optimiser.step()
+    >>> (file,) = files_of(train, num_ranks=1)
+    >>> print(file.source.partition("def forward_0")[2].partition("    kept")[0])
+    (k, x, y):
+        v0 = x.dot(w["0.weight"])  # layer 0: Linear
+        v0 += w["0.bias"]
+        v1 = v0 - y
+        v2 = v1.ravel()
+        v3 = v2.dot(v2) / 2
+    <BLANKLINE>
+    """
+    watcher = _Watcher(num_steps)
+    Pipeline.watcher = watcher
+    try:
+        with noting(watcher.followers):
+            spawn(train, num_ranks)
+        return watcher.finish()
+    finally:
+        Pipeline.watcher = None

@@ -1,0 +1,175 @@
+"""The frame of a stand-alone file: its head, the update, and the steps at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+from minipipe.compile.export.recorded import Recording
+from minipipe.compile.export.texts import CLIP, UPDATES
+from minipipe.compile.export.wrapping import WIDTH, wrapped
+from minipipe.schedules.action_table import Program
+
+_DOCSTRING = '''\
+"""What rank RANK of SIZE does in a training step: NumPy and MPI alone.
+
+ORIGIN
+Run it, and see that the parameters get the same bits as in minipipe:
+
+    COMMAND
+
+Arrays are allocated anew, and a receive begins where its value is used. There are no
+handshakes and no checks: if one rank fails, the others wait for ever.
+"""
+'''
+_IMPORTS = """\
+import hashlib
+import os
+MATHS
+from pathlib import Path
+
+# A matrix product by more threads adds in another order.
+os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "THREADS")
+
+import numpy as np
+MPI
+
+saved = np.load(Path(__file__).with_suffix(".npz"))
+
+
+def saved_as(kind):
+    names = [name for name in saved.files if name.startswith(kind)]
+    return {name.removeprefix(kind): saved[name] for name in names}
+
+
+w = saved_as("w/")  # the parameters of this rank, by layer and name
+gradients = {}"""
+_END = """\
+bits = b"".join(w[name].tobytes() for name in sorted(w))
+digest = hashlib.sha256(bits).hexdigest()[:16]
+assert digest == "DIGEST", f"rank RANK: other bits, {digest}"
+print("rank RANK: the same bits,", digest)"""
+
+
+class Frame:
+    """Everything around the functions of a rank's step.
+
+    Parameters
+    ----------
+    recording : Recording
+    program : Program
+    rank : int
+    stages : sequence of int
+        Of the rank.
+    """
+
+    def __init__(
+        self, recording: Recording, program: Program, rank: int, stages: Sequence[int]
+    ) -> None:
+        self._recording, self._program = recording, program
+        self._rank, self._stages = rank, sorted(stages)
+        limits = recording.steps[0].limits
+        self._limit = limits[0] if limits else None
+
+    def head(self) -> Iterator[str]:
+        """Yield the docstring, the imports, and what every file loads."""
+        size = self._program.num_ranks
+        text = _DOCSTRING.replace("RANK", str(self._rank)).replace("SIZE", str(size))
+        text = text.replace("COMMAND", _command(size)).replace("ORIGIN", self._origin())
+        yield text
+        imports = _IMPORTS.replace("THREADS", f"{self._recording.num_threads}", 1)
+        imports = imports.replace('"THREADS"', f'"{self._recording.num_threads}"')
+        maths = "" if self._limit is None else "from math import fsum, sqrt\n"
+        mpi = "from mpi4py import MPI\n" if size > 1 else ""
+        yield imports.replace("MATHS\n", maths).replace("MPI\n", mpi)
+
+    def _origin(self) -> str:
+        count, table = self._program.num_microbatches, self._program.name
+        program = f"Program: {self._recording.program}, schedule {table}"
+        here = "no stage"
+        if self._stages:
+            kind = "stages" if len(self._stages) > 1 else "stage"
+            own = " and ".join(map(str, self._stages))
+            here = f"{kind} {own} of {self._program.num_stages}"
+        text = f"Written by minipipe export. {program}, {count} microbatches."
+        return fill(f"{text} This rank has {here}.", WIDTH)
+
+    def state(self) -> Iterator[str]:
+        """Yield what the optimiser has kept, and its learning rates."""
+        states = self._recording.states.values()
+        for kind in sorted({kind for state in states for kind in state}):
+            yield f'{kind} = saved_as("{kind}/")'
+        rates = [step.updates[0]["learning_rate"] for step in self._recording.steps]
+        yield "# The learning rate of each step."
+        yield from wrapped(f"rates = {rates}", 0)
+
+    def update(self, owners: Mapping[str, int]) -> Iterator[str]:
+        """Yield the functions that clip gradients and change parameters.
+
+        Parameters
+        ----------
+        owners : mapping of str to int
+            By parameter, the rank on which its gradient counts for the norm.
+        """
+        if self._limit is not None:
+            others = [n for n in self._recording.parameters if owners[n] != self._rank]
+            text = CLIP.replace("OTHERS", f" if name not in {others}" if others else "")
+            if self._program.num_ranks == 1:
+                text = text.replace("sum(comm.allgather(squares), [])", "squares")
+            yield text
+        numbers: Mapping[str, Any] = self._recording.steps[0].updates[0]
+        if self._recording.optimiser:
+            yield UPDATES[self._recording.optimiser](numbers)
+
+    def end(
+        self, given: Sequence[str], draws: bool, has_loss: bool, has_weights: bool
+    ) -> Iterator[str]:
+        """Yield the steps, and the comparison of the parameters after them.
+
+        Parameters
+        ----------
+        given : sequence of str
+            The letters of the arguments of ``step``.
+        draws : bool
+            Whether the step draws random numbers.
+        has_loss : bool
+            Whether it returns the loss.
+        has_weights : bool
+            Whether it takes the weights of the microbatches.
+        """
+        steps = self._recording.steps
+        arguments = [f'saved[f"{letter}{{n}}"]' for letter in given]
+        arguments += ['saved["weights"][n]'] * has_weights
+        call = f"step({', '.join(arguments)})"
+        yield f"for n in range({len(steps)}):"
+        if draws:
+            yield f"    training_step = {steps[0].number} + n"
+        if has_loss:
+            yield f"    loss = {call}"
+            yield '    print(f"step {n}: loss {loss:.6f}")'
+        else:
+            yield f"    {call}"
+        if self._limit is not None:
+            yield f"    clip({self._limit!r})"
+        if self._recording.optimiser:
+            yield "    update(rates[n])"
+        yield "    gradients.clear()"
+        yield ""
+        text = _END.replace("DIGEST", self._recording.digest)
+        yield text.replace("RANK", str(self._rank))
+
+
+def _command(size: int) -> str:
+    """Return a command for all ranks, on as many lines as it needs."""
+    if size == 1:
+        return "python rank0.py"
+    lines = ["mpirun -n 1 python rank0.py"]
+    for rank in range(1, size):
+        own = f"-n 1 python rank{rank}.py"
+        if len(f"{lines[-1]} : {own}") > WIDTH - 8:
+            lines[-1] += " : \\\\"
+            lines.append(f"        {own}")
+        else:
+            lines[-1] += f" : {own}"
+    return "\n".join(lines)

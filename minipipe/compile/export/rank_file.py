@@ -1,0 +1,245 @@
+"""A stand-alone program of a rank: one file with NumPy and mpi4py alone.
+
+It computes what the compiled program of the rank computes, with the same bits. For a
+reader it is simpler: arrays are allocated anew, receives begin where their values are
+used, and there are no headers, checks and handshakes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from minipipe.compile.export.constants import Constants
+from minipipe.compile.export.frame import Frame
+from minipipe.compile.export.merging import merged
+from minipipe.compile.export.recorded import Recording
+from minipipe.compile.export.row import RowSource
+from minipipe.compile.export.stage_source import Functions, StageSource
+from minipipe.compile.export.statements import Writer
+from minipipe.compile.export.texts import (
+    GRADIENTS,
+    HELPERS,
+    MESSAGES,
+)
+from minipipe.compile.export.wrapping import wrapped
+from minipipe.compile.program import CompiledRow
+from minipipe.compile.recording import Recorded, Recorder
+from minipipe.execution.executor import Executor
+from minipipe.execution.plan import Plan
+from minipipe.io import write_whole
+
+
+def _suffix(number: int) -> str:
+    return chr(ord("a") + number) if number else ""
+
+
+class RankFile:
+    """The stand-alone program of one rank.
+
+    Parameters
+    ----------
+    executor : Executor
+        Of the training steps.
+    compiled : CompiledRow
+    plan : Plan
+    recording : Recording
+
+    Attributes
+    ----------
+    source : str
+    arrays : dict of str to array
+        What the program loads.
+
+    Raises
+    ------
+    ModelError, ScheduleError
+        Code ``unsupported``.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        compiled: CompiledRow,
+        plan: Plan,
+        recording: Recording,
+    ) -> None:
+        self._executor, self._plan, self._recording = executor, plan, recording
+        self._constants, self._functions = Constants(), Functions()
+        self._helpers: set[str] = set()
+        self.has_sizes = False  # of microbatches, which functions read
+        self._uses: dict[str, dict[int, str]] = {}  # of shared parameters, gradients
+        sources = self._stage_sources(compiled.recorders)
+        form = recording.form
+        self._row = RowSource(
+            executor,
+            compiled.recorders,
+            sources,
+            plan,
+            self._uses,
+            form,
+            self.has_sizes,
+        )
+        self.arrays = self._saved()
+        self.source = "\n".join(self._lines()) + "\n"
+
+    def write(self, folder: Path) -> str:
+        """Write the program and its arrays to a folder; return the program's name."""
+        arrays = io.BytesIO()
+        np.savez(arrays, allow_pickle=False, **self.arrays)
+        name = f"rank{self._executor.group.rank}"
+        write_whole(folder / f"{name}.py", self.source)
+        write_whole(folder / f"{name}.npz", arrays.getvalue())
+        return f"{name}.py"
+
+    # -- stages ------------------------------------------------------------------------
+
+    def _stage_sources(
+        self, recorders: Mapping[int, Recorder]
+    ) -> dict[tuple[int, int], StageSource]:
+        """Return the functions of stages, by stage and microbatch."""
+        found: dict[tuple[int, int], StageSource] = {}
+        for stage, recorder in recorders.items():
+            kinds = list({id(r): r for r in recorder.kind_of.values()}.values())
+            made = self._merged(stage, recorder, kinds)
+            if made is None:
+                made = [
+                    self._stage_source(
+                        f"{stage}{_suffix(i)}", stage, recorder, kind, self._functions
+                    )
+                    for i, kind in enumerate(kinds)
+                ]
+            of_kind = dict(zip(map(id, kinds), made))
+            for k, recorded in recorder.kind_of.items():
+                found[stage, k] = of_kind[id(recorded)]
+        return found
+
+    def _stage_source(
+        self,
+        name: str,
+        stage: int,
+        recorder: Recorder,
+        kind: Recorded,
+        functions: Functions,
+    ) -> StageSource:
+        model = self._plan.model.layers
+        layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
+        parameters, gradients = self._names(stage, recorder)
+        writer = Writer(kind.trace, parameters, gradients, self._constants, HELPERS)
+        self._helpers |= writer.helpers
+        return StageSource(writer, kind.trace, name, layers, functions)
+
+    def _merged(
+        self, stage: int, recorder: Recorder, kinds: Sequence[Recorded]
+    ) -> list[StageSource] | None:
+        """Return one source for kinds that differ in size alone; None otherwise."""
+        all_sizes = self._recording.sizes
+        sizes = [all_sizes[kind.microbatch] for kind in kinds]
+        if len(kinds) < 2 or len({*sizes}) < len(sizes):
+            return None
+        functions = [Functions() for _ in kinds]
+        made = [
+            self._stage_source(f"{stage}", stage, recorder, kind, own)
+            for kind, own in zip(kinds, functions)
+        ]
+        if len({tuple(own.sources) for own in functions}) > 1:
+            return None
+        for name in functions[0].sources:
+            same = [own.sources[name] for own in functions]
+            source = merged(same, sizes, self._constants.formulas)
+            if source is None:
+                return None
+            if source != same[0]:
+                source = source.replace("):\n", "):\n    n = sizes[k]\n", 1)
+                lines = [
+                    wrapped(line.lstrip(), len(line) - len(line.lstrip()))
+                    for line in source.split("\n")
+                ]
+                source = "\n".join(each for many in lines for each in many)
+            functions[0].sources[name] = source
+        self._functions.update(functions[0])
+        self.has_sizes = True
+        return made
+
+    def _names(self, stage: int, recorder: Recorder) -> tuple[list[str], list[str]]:
+        """Return the names of a stage's parameters, and of their gradients."""
+        parameters = self._executor.stages[stage].parameters
+        by_owner = {id(each.owner): name for name, each in parameters.items()}
+        names = [by_owner[id(owner)] for owner in recorder.owners]
+        gradients = []
+        for use in recorder.uses:
+            name, leaves = by_owner[id(use.owner)], use.owner.leaves
+            if len(leaves) > 1:
+                number = next(n for n, leaf in leaves.items() if leaf is use.node)
+                gradient = f"{name}, use {number}"
+                self._uses.setdefault(name, {})[number] = gradient
+                name = gradient
+            gradients.append(name)
+        return names, gradients
+
+    # -- what is loaded ----------------------------------------------------------------
+
+    def _saved(self) -> dict[str, np.ndarray]:
+        recording = self._recording
+        found = {f"w/{name}": each for name, each in recording.parameters.items()}
+        for name, state in recording.states.items():
+            for kind, value in state.items():
+                found[f"{kind}/{name}"] = np.asarray(value)
+        for n, step in enumerate(recording.steps):
+            for letter, parts in (("x", step.inputs), ("y", step.targets)):
+                if parts:
+                    found[f"{letter}{n}"] = np.concatenate(list(parts.values()))
+        found |= self._constants.arrays
+        if self._has_weights:
+            rows = [step.weights for step in recording.steps]
+            found["weights"] = np.array(rows)
+        return found
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether the weights of losses differ, and are an argument of ``step``."""
+        return self._recording.form.weights is None
+
+    # -- the file ----------------------------------------------------------------------
+
+    def _lines(self) -> Iterator[str]:
+        executor, row = self._executor, self._row
+        program, rank = executor.program, executor.group.rank
+        frame = Frame(self._recording, program, rank, [*executor.stages])
+        sources = list(self._functions.sources.values())
+        yield from frame.head()
+        yield from self._globals("\n".join(sources))
+        yield from frame.state()
+        if program.num_ranks > 1:
+            yield "comm, sent = MPI.COMM_WORLD, []"
+        used = "\n".join([*sources, *row.lines])
+        step = "\n".join(row.lines)
+        updates = frame.update(self._plan.owners)
+        for text in [*self._general(used), *sources, step, *updates]:
+            yield f"\n\n{text}"
+        yield "\n"
+        draws = "uniform" in self._helpers
+        given = [letter for letter, has in row.batch if has]
+        has_weights = row.has_loss and self._has_weights
+        yield from frame.end(given, draws, row.has_loss, has_weights)
+
+    def _globals(self, body: str) -> Iterator[str]:
+        """Yield the dicts and constants of the functions."""
+        kept = list(self._functions.kept)
+        if kept:
+            values = ", ".join(["{}"] * len(kept))
+            what = "by stage or layer, and microbatch"
+            yield f"{', '.join(kept)} = {values}  # {what}"
+        yield from self._row.constants()
+        yield from self._constants.lines(body)
+
+    def _general(self, used: str) -> Iterator[str]:
+        """Yield the functions that do not depend on the program."""
+        for name in sorted(self._helpers):
+            yield HELPERS[name].replace("SEED", str(self._recording.seed))
+        for name, text in {"add_gradient": GRADIENTS, **MESSAGES}.items():
+            if f"{name}(" in used:
+                yield text

@@ -1,0 +1,64 @@
+"""Long statements on several lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+WIDTH = 88
+"""Columns of a line."""
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """Return a statement, on several lines if it is too long.
+
+    Examples
+    --------
+    >>> wrapped("x = f(1, 2)", 4)
+    ['    x = f(1, 2)']
+    """
+    line = " " * indent + text
+    if len(line) <= WIDTH:
+        return [line]
+    left, equals, right = text.partition(" = ")
+    if equals and len(left) > 40 and "(" not in left:
+        return [*_in_brackets("(", left, ") = " + right, indent)]
+    if "(" in right and right.endswith(")"):
+        start = right.index("(") + 1
+        return [
+            *_in_brackets(f"{left} = {right[:start]}", right[start:-1], ")", indent)
+        ]
+    if text.startswith("return "):
+        return [*_in_brackets("return (", text.removeprefix("return "), ")", indent)]
+    if text.startswith("def "):
+        start = text.index("(") + 1
+        return [*_in_brackets(text[:start], text[start:-2], "):", indent)]
+    if equals:
+        return [*_in_brackets(f"{left} = (", right, ")", indent)]
+    start = text.index("(") + 1
+    end = text.rindex(")")
+    return [*_in_brackets(text[:start], text[start:end], text[end:], indent)]
+
+
+def _in_brackets(head: str, inside: str, tail: str, indent: int) -> Iterator[str]:
+    yield " " * indent + head
+    line = ""
+    for part in _parts(inside):
+        more = f"{line} {part}" if line else part
+        if line and len(more) + indent + 4 > WIDTH:
+            yield " " * (indent + 4) + line
+            more = part
+        line = more
+    yield " " * (indent + 4) + line
+    yield " " * indent + tail
+
+
+def _parts(text: str) -> Iterable[str]:
+    """Return what stands between commas outside of brackets, with the commas."""
+    found, depth, start = [], 0, 0
+    for i, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            found.append(text[start : i + 1].strip())
+            start = i + 1
+    rest = text[start:].strip()
+    return [*found, rest] if rest else found

@@ -1,0 +1,65 @@
+"""Reasons why a stage or a loss cannot be compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minipipe.compile.guards import Attributes, is_foreign
+from minipipe.errors import ModelError
+from minipipe.execution.objective import BatchObjective
+from minipipe.nn import Function, Module, Sequential
+from minipipe.nn.auxiliary_loss import AuxiliaryLoss
+from minipipe.nn.module import is_exactly
+
+
+def refused(stage: int, reason: str) -> ModelError:
+    """Return the error for a stage that cannot be compiled, where that is asked for."""
+    message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
+    message += " minipipe.functional, and declare a class of your own with"
+    message += " is_compilable = True (see Pipeline); or pass"
+    message += ' compile="where-possible", which runs such a stage eagerly.'
+    return ModelError("unsupported", message)
+
+
+def is_declared(part: Any, default: bool) -> bool:
+    """Return whether code may be recorded: of minipipe, or declared by its author."""
+    return bool(getattr(part, "is_compilable", getattr(part, "is_replayable", default)))
+
+
+def _code_of(part: Module) -> Any:
+    """Return the class of a layer, or the function that it runs."""
+    if isinstance(part, AuxiliaryLoss) and not isinstance(part.function, Module):
+        return part.function
+    return type(part)
+
+
+def reason_against(module: Sequential) -> str:
+    """Return why these layers cannot be recorded; empty if they can."""
+    first = module.first_layer
+    for i, layer in enumerate(module.layers):
+        for part in layer.modules():
+            own = not is_foreign(part) and not isinstance(part, Function)
+            is_listed = is_declared(_code_of(part), own)
+            if not is_listed or not is_exactly(part, type(part)):
+                name = type(part).__name__
+                return f"layer {first + i}, {name}, runs code of its own"
+    return ""
+
+
+def reason_against_loss(objective: BatchObjective) -> str:
+    """Return why the loss of a call cannot be recorded; empty if it can."""
+    loss = objective.loss
+    own = type(loss).__module__ == "minipipe.nn.losses"
+    replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
+    if not is_declared(loss, own) or replaced:
+        return "the loss runs code of its own"
+    if objective.targets is None:
+        return "the loss has no targets"
+    if not objective.is_whole:
+        return "tensor-parallel ranks compare or gather outputs"
+    return attributes_of_loss(loss).reason
+
+
+def attributes_of_loss(loss: Any) -> Attributes:
+    """Return the attributes of a loss, on which its lines depend."""
+    return Attributes(loss.modules() if isinstance(loss, Module) else [loss])

@@ -1,0 +1,59 @@
+"""A function of repeated lines computes what the lines compute."""
+
+from textwrap import indent
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minipipe.compile import outlining
+from minipipe.compile.outlining import conditional, outlined
+from tests.strategies import examples
+
+LOCAL = ["a", "b", "c"]
+GLOBAL = ["g", "h"]
+
+
+@st.composite
+def programs(draw):
+    """Draw statements, many of them alike, that read only what is there."""
+    block = draw(
+        st.lists(st.sampled_from(["make", "note", "choose"]), min_size=2, max_size=4)
+    )
+    kinds = [
+        *draw(st.lists(st.sampled_from(["make", "note"]), max_size=2)),
+        *block * draw(st.integers(1, 4)),
+        *draw(st.lists(st.sampled_from(["make", "note"]), max_size=2)),
+    ]
+    made, texts = list(LOCAL), []
+    for number, kind in enumerate(kinds):
+        one, other = (draw(st.sampled_from([*made[-4:], *GLOBAL])) for _ in range(2))
+        if kind == "make":
+            texts.append(f"v{number} = {one} + {other} * {draw(st.integers(1, 2))}")
+            made.append(f"v{number}")
+        elif kind == "note":
+            texts.append(f"log.append({one} - {other})")
+        else:
+            texts.append(
+                conditional([f"log.append({one})"], [f"log.append({other} + 1)"])
+            )
+    texts.append(f"return {draw(st.sampled_from(made))}")
+    return texts
+
+
+def result_of(source, texts, first):
+    """Return what a function of statements returns and notes."""
+    names = {"log": [], "g": 5, "h": 7}
+    body = indent("\n".join(texts), "    ")
+    exec(f"{source}\n\ndef program(first, a, b, c):\n{body}\n", names)
+    return names["program"](first, 1, 2, 3), names["log"]
+
+
+@examples(400)
+@given(programs(), st.booleans())
+def test_a_program_with_a_function_of_its_blocks_computes_the_same(texts, first):
+    least, outlining.LEAST = outlining.LEAST, 2
+    try:
+        source, statements = outlined(texts, {*LOCAL, "first"}, "block")
+    finally:
+        outlining.LEAST = least
+    assert result_of(source, statements, first) == result_of("", texts, first)
