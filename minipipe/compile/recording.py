@@ -409,7 +409,8 @@ class Recorder:
             if gradient is None:
                 yield held._replace(seed=given[0]), None
                 return
-            if all(array is None for array in arrays):
+            is_trained = recorded.result is None or any(recorded.result.requires_grad)
+            if is_trained and all(array is None for array in arrays):
                 recorded.trace.spoil("gets no gradient back")
             recorded.came = Form.of(gradient)
             yield held, gradient._replace(arrays=given[:count])
@@ -422,7 +423,9 @@ class Recorder:
         arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
         payload = payload._replace(arrays=arrays[:count])
         self.passed.hand_back(k, arrays[count:])
-        if any(array is not None for array in payload.arrays):
+        # Behind another stage also if there is none: the stage before waits for that.
+        is_sent = not self._stage.is_first
+        if is_sent or any(array is not None for array in payload.arrays):
             recorded.gradient = Form.of(payload)
         return payload
 

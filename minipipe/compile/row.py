@@ -20,6 +20,7 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
+from minipipe.compile.arrivals import arrays_of
 from minipipe.compile.recording import Form, Recorded
 from minipipe.core.values import NOUNS
 from minipipe.errors import MessageError
@@ -442,7 +443,10 @@ class Row:
             yield f"{name} = {name}.wait()"
         if state != "arrays":
             names = ", ".join(f"{name}_{i}" for i in range(len(form.shapes)))
-            yield f"{names}, = arrays_of({name}, {self._form(form)})"
+            given = f"{name}, {self._form(form)}"
+            if value in self._routes:
+                given += f", carried[{self._routes[value]}]"
+            yield f"{names}, = arrays_of({given})"
             yield f"del {name}"
         self._state[value] = "arrays"
 
@@ -493,22 +497,6 @@ def allocated(row: Row) -> dict[str, Array | None]:
         found.update(zip(form.names(name), form.new()))
     found.pop("None", None)
     return found
-
-
-def arrays_of(payload: Payload, form: Form) -> list[Array | None]:
-    """Return the arrays of a value that another rank or an eager stage has given."""
-    for array, shape, dtype in zip(payload.arrays, form.shapes, form.dtypes):
-        if array is None or shape is None:
-            if array is not None or shape is not None:
-                break
-        elif array.shape != shape or array.dtype != dtype:
-            break
-    else:
-        if len(payload.arrays) == len(form.shapes):
-            return payload.arrays
-    given = [getattr(array, "shape", None) for array in payload.arrays]
-    message = f"Arrays of shapes {given} came, where {list(form.shapes)} came before"
-    raise MessageError("shape", f"{message}, for a batch of the same form.")
 
 
 def is_plain(binding: Binding) -> bool:
