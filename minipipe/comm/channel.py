@@ -91,6 +91,8 @@ class ReceiveChannel:
     ----------
     array : array
         The payload that arrived: valid from ``wait`` until the next ``start``.
+    other : array or None
+        The last payload that was not of the shape and dtype of ``array``.
     """
 
     def __init__(self, group: ProcessGroup, array: Array, source: int, tag: int, what: Label = "") -> None:
@@ -98,6 +100,7 @@ class ReceiveChannel:
         self._group, self._source, self._tag, self._what = group, source, tag, what
         self._allocate = partial(_allocated, array)  # without this channel, which has the receive that has this
         self._request: Receive | None = None
+        self.other: Array | None = None
         self._step = 0
 
     def start(self, step: int = 0) -> None:
@@ -129,6 +132,7 @@ class ReceiveChannel:
         """
         array = self.take(timeout)
         if array is not self.array:
+            self.other = array
             self._expectation().check(Header.of(array, self._step))
             self.array[...] = array
 

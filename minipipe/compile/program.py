@@ -15,7 +15,8 @@ from typing import Any
 from weakref import finalize
 
 from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import mode
+from minipipe.autograd.modes import at, enable_grad, mode, no_grad
+from minipipe.compile.arrivals import OtherForm, check_nothing_has_run
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
@@ -30,6 +31,7 @@ from minipipe.compile.stage_program import (
     kinds_in,
 )
 from minipipe.compile.trace import key_of
+from minipipe.errors import MessageError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.samples import Cut
@@ -108,8 +110,13 @@ class Compiler:
         if program is not None and program.holds(executor, self._gradients):
             self.program, self.report = program, program.report
             self._tries.pop(key, None)
-            program.run(executor)
-            return
+            try:
+                program.run(executor)
+                return
+            except OtherForm as error:
+                check_nothing_has_run(executor, error)
+                executor.early[error.value] = error.message
+                self.program = None
         if self._tries.get(key, 0) == MOST_TRIES:
             self.report = "runs eagerly: its layers or parameters change in every step"
             executor.run_eagerly(steps)
@@ -135,6 +142,13 @@ class Compiler:
         finally:
             executor.stages = stages
         self.report = self._stages.report
+
+    def begin_again(self, executor: Executor, error: OtherForm) -> None:
+        """Forget the program that ran last, if a message of another form came first."""
+        check_nothing_has_run(executor, error)
+        for key in [k for k, p in self._programs.items() if p is self.program]:
+            self._drop(key)
+        self.program = None
 
     def _drop(self, key: Any) -> None:
         """Forget a program.
@@ -232,9 +246,12 @@ class CompiledRow:
         self._given = GivenGradients()
         names |= {"give_gradients": self._given}
         self._namespace = {**names, **row.names, **allocated(row)}
+        self._receives: list[tuple[Any, Any]] = []
         for name, channel in row.channels.items():
             opened = channel.opened(executor.group)
             self._namespace |= {name: opened, channel.array: opened.array}
+            if not channel.is_send:
+                self._receives.append((opened, channel.route.value))
         self._schedule = self._compiled("\n".join(lines), executor)
         self.is_whole = _is_whole(executor, programs)
 
@@ -303,14 +320,26 @@ class CompiledRow:
                 self.bind(gradients)
         try:
             self._schedule(executor)
+        except OtherForm:
+            raise
+        except MessageError as error:
+            self._raise_other_form(error)
+            raise
         except Exception as error:
             self._compute_again(executor, error)
             raise
 
+    def _raise_other_form(self, error: MessageError) -> None:
+        """Raise an error again as one of the form of a message, if it is."""
+        for channel, value in self._receives:
+            message, channel.other = channel.other, None
+            if message is not None:
+                raise OtherForm(str(error), value, message) from None
+
     def _compute_again(self, executor: Executor, error: Exception) -> None:
         """Compute the forward that has failed with its layers."""
         action = executor.group.activity.current
-        if action is None or action.kind is not F:
+        if action is None or action.kind is not F or not self._is_in_section(error):
             return
         action = executor.actions[executor.group.activity.position]
         stage, k = executor.stages[action.stage], action.microbatch
@@ -325,10 +354,25 @@ class CompiledRow:
                 return  # the message has not come
             received = form.payload([values[each] for each in names])
         executor.place.begin(k)
-        if stage.is_last:
-            stage.forward_with_loss(k, received, executor.batch.objective)
-        else:
-            stage.forward(k, received)
+        # As in `Running`: a repeated step sets no modes.
+        graph = no_grad() if executor.program.is_forward_only else enable_grad()
+        with at(executor.place), graph:
+            if stage.is_last:
+                stage.forward_with_loss(k, received, executor.batch.objective)
+            else:
+                stage.forward(k, received)
+
+    def _is_in_section(self, error: Exception) -> bool:
+        """Return whether a section has failed, and not an eager layer or a message."""
+        trace = error.__traceback__
+        while (
+            trace is not None and trace.tb_frame.f_code is not self._schedule.__code__
+        ):
+            trace = trace.tb_next
+        if trace is None or trace.tb_next is None:
+            return False
+        name = trace.tb_next.tb_frame.f_code.co_name
+        return any(name == part.name_of("forward") for part in self._parts)
 
 
 def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
@@ -393,7 +437,7 @@ def _stage_programs(
         for program in programs.values():
             own = {k for (s, k), one in found.items() if one is program}
             places = {
-                (SECTIONS[action.kind], action.microbatch): position
+                (program.section_of(action.kind), action.microbatch): position
                 for position, action in enumerate(executor.actions)
                 if action.stage == stage and action.microbatch in own
                 if action.kind in SECTIONS

@@ -25,7 +25,6 @@ from minipipe.compile.guards import (
 from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
-from minipipe.errors import MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
@@ -78,22 +77,6 @@ class Form(NamedTuple):
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
-
-    def arrays(self, payload: Payload) -> list[Array | None]:
-        """Return the arrays of a value that another rank or an eager stage has given.
-
-        Raises
-        ------
-        MessageError
-            Code ``shape``: the value has another form.
-        """
-        given = [None if array is None else array.shape for array in payload.arrays]
-        dtypes = [None if array is None else array.dtype for array in payload.arrays]
-        if given == list(self.shapes) and dtypes == list(self.dtypes):
-            return payload.arrays
-        message = f"Arrays of shapes {given} came, where {list(self.shapes)} came"
-        message += " before, for a batch of the same form."
-        raise MessageError("shape", message)
 
     def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -430,7 +413,8 @@ class Recorder:
             if gradient is None:
                 yield held._replace(seed=given[0]), None
                 return
-            if all(array is None for array in arrays):
+            is_trained = recorded.result is None or any(recorded.result.requires_grad)
+            if is_trained and all(array is None for array in arrays):
                 recorded.trace.spoil("gets no gradient back")
             recorded.came = Form.of(gradient)
             yield held, gradient._replace(arrays=given[:count])
@@ -443,7 +427,9 @@ class Recorder:
         arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
         payload = payload._replace(arrays=arrays[:count])
         self.passed.hand_back(k, arrays[count:])
-        if any(array is not None for array in payload.arrays):
+        # Behind another stage also if there is none: the stage before waits for that.
+        is_sent = not self._stage.is_first
+        if is_sent or any(array is not None for array in payload.arrays):
             recorded.gradient = Form.of(payload)
         return payload
 

@@ -3,7 +3,7 @@
 What is printed for three instructions of a rank::
 
     RECV_F    out0_2 = receive_activation(rank, cell[4])
-    F         out0_2, = form0.arrays(out0_2)
+    F         out0_2, = arrays_of(out0_2, form0)
               forward_1(0, out0_2, out1_2)
     SEND_F    send_activation(rank, cell[6], payload_out1_2)
 
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd.backend import Array
+from minipipe.compile.arrivals import arrays_of
 from minipipe.compile.recording import Form, Recorded
-from minipipe.compile.stage_program import Channel, StageProgram
+from minipipe.compile.stage_program import SECTIONS, Channel, StageProgram
 from minipipe.core.values import NOUNS
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.record import Receipt
@@ -36,15 +37,6 @@ from minipipe.schedules.action import (
     R,
     W,
 )
-
-SECTIONS = {
-    F: "forward",
-    R: "recompute",
-    B: "backward",
-    I: "backward_input",
-    W: "backward_weight",
-}
-"""The section of a stage that an action runs."""
 
 
 class Row:
@@ -99,6 +91,7 @@ class Row:
         }
         self._counts: dict[int, int] = {}  # by stage, the microbatches that it holds
         self.names: dict[str, Any] = {
+            "arrays_of": arrays_of,
             "cell": [binding.action for binding in self._bindings],
             "carried": [_carried(executor, b.action) for b in self._bindings],
             "Receipt": Receipt,
@@ -176,9 +169,7 @@ class Row:
         recorded, is_forward = program.recorded, kind is F
         given = self._given(position)
         yield from self._taken_arrays(binding, recorded)
-        section = SECTIONS[kind]
-        if section not in program.sections.parameters:  # an I that is a whole backward
-            section = "backward"
+        section = program.section_of(kind)
         is_loss = is_forward and recorded.result is None
         is_output = is_forward and stage == self._last_stage and not is_loss
         own, out = given.get("x" if is_forward else "g"), list[str]()
@@ -370,7 +361,10 @@ class Row:
             yield f"{name} = {name}.wait()"
         if state != "arrays":
             names = ", ".join(f"{name}_{i}" for i in range(len(form.shapes)))
-            yield f"{names}, = {self._form(form)}.arrays({name})"
+            given = f"{name}, {self._form(form)}"
+            if value in self._routes:
+                given += f", carried[{self._routes[value]}]"
+            yield f"{names}, = arrays_of({given})"
             yield f"del {name}"
         self._state[value] = "arrays"
 

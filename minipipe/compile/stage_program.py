@@ -10,7 +10,16 @@ from minipipe.comm import ProcessGroup
 from minipipe.compile.recording import Form, Recorded
 from minipipe.execution.executor import HANDLERS, Binding, Route
 from minipipe.execution.offloading import recompute
-from minipipe.schedules.action import Action, B, F, I, R, W
+from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
+
+SECTIONS = {
+    F: "forward",
+    R: "recompute",
+    B: "backward",
+    I: "backward_input",
+    W: "backward_weight",
+}
+"""The section of a stage that an action runs."""
 
 
 @dataclass
@@ -45,6 +54,16 @@ class StageProgram:
     def name_of(self, section: str) -> str:
         """Return the name of the function of a section."""
         return f"{section}_{self.stage}{self.suffix}"
+
+    def section_of(self, kind: ActionKind) -> str:
+        """Return the section that an action of this kind runs.
+
+        The I of a frozen stage, without a W, is a whole backward.
+        """
+        section = SECTIONS[kind]
+        if section in self.sections.parameters:
+            return section
+        return "backward"
 
 
 def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -> None:
