@@ -14,28 +14,24 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize
 
-import numpy as np
-
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
-from minipipe.compile.gradients import GradientArrays
+from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
-from minipipe.compile.reasons import attributes_of_loss, refused
-from minipipe.compile.recording import Recorder, kind_of, kinds_in
-from minipipe.compile.row import (
-    SECTIONS,
-    Row,
-    StageProgram,
-    allocated,
-    assign_slots,
-    is_plain,
-)
+from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
+from minipipe.compile.recording import Recorder, kind_of
+from minipipe.compile.row import SECTIONS, Row, allocated
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.stage import CompiledStages
+from minipipe.compile.stage_program import (
+    StageProgram,
+    assign_slots,
+    is_plain,
+    kinds_in,
+)
 from minipipe.compile.trace import key_of
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
-from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
 from minipipe.execution.sliced import SlicedStage
 from minipipe.schedules.action import F, O
@@ -335,46 +331,6 @@ class CompiledRow:
             stage.forward(k, received)
 
 
-class GivenGradients:
-    """Gives leaves the gradients that a program has written.
-
-    Attributes
-    ----------
-    pairs : list of (Leaf, array)
-    """
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[Any, Array]] = []
-
-    def __call__(self) -> None:
-        """Give them."""
-        for leaf, gradient in self.pairs:
-            leaf.grad = gradient
-
-
-class Seeds:
-    """The gradients with which the backwards of the losses begin, as arrays.
-
-    Parameters
-    ----------
-    dtypes : mapping of int to dtype
-        Of the losses, by microbatch.
-    """
-
-    def __init__(self, dtypes: Mapping[int, Any]) -> None:
-        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
-        self._last: tuple[list[float], float] = [], 0.0
-
-    def __call__(self, objective: BatchObjective) -> dict[int, Array]:
-        """Return the seeds of a batch, by microbatch."""
-        now = objective.shares, objective.scale
-        if now != self._last:
-            for k, seed in self._seeds.items():
-                seed[...] = objective.shares[k] * objective.scale
-            self._last = now
-        return self._seeds
-
-
 def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
     """Return the variables of a function in which an error was raised."""
     trace = error.__traceback__
@@ -393,24 +349,6 @@ def needs_handlers(executor: Executor) -> bool:
             return True
     has_slices = any(isinstance(s, SlicedStage) for s in executor.stages.values())
     return has_slices and not executor.program.is_forward_only
-
-
-def reason_for_eager(executor: Executor) -> str:
-    """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
-    batch: Batch = executor.batch
-    objective = batch.objective
-    if (objective.where or objective.metrics) and not objective.is_for_outputs:
-        return "runs eagerly: the call asks for more than the loss"
-    if executor.is_observed:
-        return (
-            "runs eagerly: its actions are observed, as measures_memory, "
-            "stack_weight_gradients and MINIPIPE_DEBUG do"
-        )
-    if getattr(executor.call, "accumulates", False):
-        return "runs eagerly: gradients are accumulated"
-    if mode().watch is not None:
-        return "runs eagerly: changes in place are watched"
-    return ""
 
 
 def form_of(executor: Executor) -> Any:

@@ -25,9 +25,10 @@ from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
 from minipipe.compile.lines import Variable
 from minipipe.compile.reasons import refused
-from minipipe.compile.recording import Recorded, Recorder, kind_of, kinds_in
+from minipipe.compile.recording import Recorded, Recorder, kind_of
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.slices import passed_by
+from minipipe.compile.stage_program import kinds_in
 from minipipe.compile.trace import Key, key_of
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
