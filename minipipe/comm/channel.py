@@ -9,7 +9,7 @@ A channel is described and checked once; then ``start`` and ``wait`` alternate, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
@@ -237,7 +237,7 @@ class ExchangeChannel:
             if other in lengths and other != own:
                 self._receiving[other] = group.receive_channel((lengths[other],), np.float64, other, tag, what)
 
-    def exchange(self, numbers: np.ndarray, step: int) -> dict[int, list[float]]:
+    def exchange(self, numbers: Sequence[float], step: int) -> dict[int, list[float]]:
         """Return the numbers of all senders, by sender; this rank sends its own, if it is one. Collective."""
         if self._is_open:  # a call that has failed, and whose messages nobody has read
             with suppress(MessageError):
@@ -253,7 +253,7 @@ class ExchangeChannel:
             sending.wait()
         self._is_open = False
         if self._is_sender:
-            found[self._rank] = numbers.tolist()
+            found[self._rank] = [*numbers]
         return found
 
     def _arrived(self) -> dict[int, list[float]]:

@@ -35,7 +35,7 @@ _WORDS = {*keyword.kwlist, "first:", "numpy"}
 
 
 class Slot(NamedTuple):
-    """A name or a whole number in a statement, and the place where it begins."""
+    """A name or a whole number in a statement, and its offset in the text."""
 
     value: str
     start: int

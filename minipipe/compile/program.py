@@ -14,30 +14,26 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize
 
-import numpy as np
-
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import at, enable_grad, mode, no_grad
 from minipipe.compile.arrivals import OtherForm, check_nothing_has_run
-from minipipe.compile.gradients import GradientArrays
+from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
-from minipipe.compile.reasons import attributes_of_loss, refused
-from minipipe.compile.recording import Recorder, kind_of, kinds_in
-from minipipe.compile.row import (
-    SECTIONS,
-    Row,
-    StageProgram,
-    allocated,
-    assign_slots,
-    is_plain,
-)
+from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
+from minipipe.compile.recording import Recorder, kind_of
+from minipipe.compile.row import SECTIONS, Row, allocated
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.stage import CompiledStages
+from minipipe.compile.stage_program import (
+    StageProgram,
+    assign_slots,
+    is_plain,
+    kinds_in,
+)
 from minipipe.compile.trace import key_of
-from minipipe.errors import Code, MessageError, ScheduleError
+from minipipe.errors import MessageError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
-from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
 from minipipe.execution.sliced import SlicedStage
 from minipipe.schedules.action import F, O
@@ -77,6 +73,7 @@ class Compiler:
         self._programs: dict[Any, CompiledRow | None] = {}
         self._tries: dict[Any, int] = {}  # programs that were made and have not run
         self._gradients: GradientArrays | None = None
+        self._needs_handlers: bool | None = None  # of the row, which is always the same
         self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
@@ -96,7 +93,9 @@ class Compiler:
         if self.report:
             executor.run_eagerly(steps)
             return
-        if needs_handlers(executor):
+        if self._needs_handlers is None:
+            self._needs_handlers = needs_handlers(executor)
+        if self._needs_handlers:
             self._run_stages(executor, steps)
             return
         key = form_of(executor)
@@ -224,7 +223,7 @@ class CompiledRow:
         self, executor: Executor, recorders: dict[int, Recorder], is_strict: bool
     ) -> None:
         self._recorders, self._trained = recorders, mode().is_enabled
-        self.report = "\n".join(_reports(executor, recorders, is_strict))
+        self.report = "\n".join(_reports(recorders, is_strict))
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         lines = list(row.lines())
@@ -378,46 +377,6 @@ class CompiledRow:
         return any(name == part.name_of("forward") for part in self._parts)
 
 
-class GivenGradients:
-    """Gives leaves the gradients that a program has written.
-
-    Attributes
-    ----------
-    pairs : list of (Leaf, array)
-    """
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[Any, Array]] = []
-
-    def __call__(self) -> None:
-        """Give them."""
-        for leaf, gradient in self.pairs:
-            leaf.grad = gradient
-
-
-class Seeds:
-    """The gradients with which the backwards of the losses begin, as arrays.
-
-    Parameters
-    ----------
-    dtypes : mapping of int to dtype
-        Of the losses, by microbatch.
-    """
-
-    def __init__(self, dtypes: Mapping[int, Any]) -> None:
-        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
-        self._last: tuple[list[float], float] = [], 0.0
-
-    def __call__(self, objective: BatchObjective) -> dict[int, Array]:
-        """Return the seeds of a batch, by microbatch."""
-        now = objective.shares, objective.scale
-        if now != self._last:
-            for k, seed in self._seeds.items():
-                seed[...] = objective.shares[k] * objective.scale
-            self._last = now
-        return self._seeds
-
-
 def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
     """Return the variables of a function in which an error was raised."""
     trace = error.__traceback__
@@ -430,28 +389,12 @@ def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
 
 def needs_handlers(executor: Executor) -> bool:
     """Return whether a row runs more of its stages than their sections."""
-    if any(action.kind is O for action in executor.actions):
-        return True
+    for binding in executor.bindings:
+        kind = binding.action.kind
+        if kind is O or (kind in SECTIONS and not is_plain(binding)):
+            return True
     has_slices = any(isinstance(s, SlicedStage) for s in executor.stages.values())
     return has_slices and not executor.program.is_forward_only
-
-
-def reason_for_eager(executor: Executor) -> str:
-    """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
-    batch: Batch = executor.batch
-    objective = batch.objective
-    if (objective.where or objective.metrics) and not objective.is_for_outputs:
-        return "runs eagerly: the call asks for more than the loss"
-    if executor.is_observed:
-        return (
-            "runs eagerly: its actions are observed, as measures_memory, "
-            "stack_weight_gradients and MINIPIPE_DEBUG do"
-        )
-    if getattr(executor.call, "accumulates", False):
-        return "runs eagerly: gradients are accumulated"
-    if mode().watch is not None:
-        return "runs eagerly: changes in place are watched"
-    return ""
 
 
 def form_of(executor: Executor) -> Any:
@@ -529,16 +472,9 @@ def _is_static(executor: Executor, recorder: Recorder) -> bool:
     return len(given) == 1 and not taken
 
 
-def _reports(
-    executor: Executor, recorders: dict[int, Recorder], is_strict: bool
-) -> list[str]:
+def _reports(recorders: dict[int, Recorder], is_strict: bool) -> list[str]:
     """Return a line for each stage; refuse one that cannot be compiled, if strict."""
     lines = []
-    for binding in executor.bindings:
-        action = binding.action
-        if action.kind in SECTIONS and not is_plain(binding):
-            message = f"compile=True does not work with {action.kind} of this pipeline"
-            raise ScheduleError.of(Code.UNSUPPORTED, message)
     for stage, recorder in recorders.items():
         reasons = [recorded.reason for recorded in recorder.kinds.values()]
         reason = recorder.reason or next(filter(None, reasons), "")

@@ -16,15 +16,21 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.compile.guards import Attributes, StageGuard, is_foreign
+from minipipe.compile.arrivals import OtherForm
+from minipipe.compile.guards import (
+    Attributes,
+    StageGuard,
+    form_of_array,
+    is_foreign,
+)
 from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
+from minipipe.errors import MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.sequential import parameters_of
-from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
 
 
@@ -73,6 +79,33 @@ class Form(NamedTuple):
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
+
+    def arrays(self, payload: Payload, value: Any = None) -> list[Array | None]:
+        """Return the arrays of a value that another rank or an eager stage has given.
+
+        Parameters
+        ----------
+        payload : Payload
+        value : Value, optional
+            Carried by a message, of another rank.
+
+        Raises
+        ------
+        MessageError
+            Code ``shape``: the value has another form.
+        """
+        given = [None if array is None else array.shape for array in payload.arrays]
+        dtypes = [None if array is None else array.dtype for array in payload.arrays]
+        is_like = given == list(self.shapes) and dtypes == list(self.dtypes)
+        if value is not None:
+            is_like = is_like and tuple(payload.requires_grad) == self.requires_grad
+        if is_like:
+            return payload.arrays
+        message = f"Arrays of shapes {given} came, where {list(self.shapes)} came"
+        message += " before, for a batch of the same form."
+        if value is None:
+            raise MessageError("shape", message)
+        raise OtherForm(message, value, payload.to_message())
 
     def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -465,19 +498,6 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     *how : object
         Anything else, such as the structure of the targets.
     """
-    forms = [(type(a), a.shape, a.strides, a.dtype) for a in arrays]
+    forms = map(form_of_array, arrays)
     treedef = received.treedef and repr(received.treedef)
     return (treedef, *received.requires_grad, *forms, *how)
-
-
-_OF_MICROBATCHES = (F, B, I, W, R)
-
-
-def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
-    """Return the kinds of actions of each microbatch of a stage, in their order."""
-    found: dict[int, str] = {}
-    for action in row:
-        if action.stage == stage and action.kind in _OF_MICROBATCHES:
-            k = action.microbatch
-            found[k] = f"{found.get(k, '')} {action.kind}"
-    return found

@@ -14,8 +14,8 @@ Parameters are read in each call, so that they may be other arrays each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,15 +23,20 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
+from minipipe.compile.lines import Variable
 from minipipe.compile.reasons import refused
-from minipipe.compile.recording import Recorded, Recorder, kind_of, kinds_in
+from minipipe.compile.recording import Recorded, Recorder, kind_of
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.slices import passed_by
+from minipipe.compile.stage_program import kinds_in
 from minipipe.compile.trace import Key, key_of
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.schedules.action import Action
+
+Slots = dict[int, list[Any]]
+"""By class of kept arrays, and by list of a slot: a tuple of values."""
 
 MOST_KINDS = 32
 """Kinds of microbatches that are compiled for a stage; others run eagerly."""
@@ -59,7 +64,11 @@ class Held:
         self.program, self.key = program, key
         self.arrays = {f"x{i}": array for i, array in enumerate(inputs)}
         self.slots: dict[int, int] = {}
-        self._away: dict[int, Any] | None = None
+        self._away: tuple[Slots, dict[int, Any]] | None = None
+
+    def value(self, name: str) -> Any:
+        """Return what a parameter of a section stands for."""
+        return self.key if name == "key" else self.arrays[name]
 
     @property
     def graph(self) -> list[Any]:
@@ -69,19 +78,62 @@ class Held:
     @property
     def saved(self) -> tuple[Any, ...]:
         """The arrays, or what stands for them while they are away."""
-        kept = self.program.kept(self) if self._away is None else self._away
+        kept = self._away[1] if self._away else self._unique()
         return tuple(self.arrays.values()), tuple(kept.values())
 
     @saved.setter
     def saved(self, saved: tuple[Any, ...]) -> None:
-        arrays, kept = saved
+        arrays, others = saved
         self.arrays = dict(zip(self.arrays, arrays))
         if self._away is None:
-            self._away = dict(zip(self.slots, kept))
+            numbered = _map_parts(id, self.program.kept(self))
+            self._away = numbered, dict(zip(self._unique(), others))
             self.program.give_up(self)
         else:
-            self.program.take_back(self, dict(zip(self._away, kept)))
+            numbered, values = self._away
+            values = dict(zip(values, others))
+            self.program.take_back(self, _map_parts(values.__getitem__, numbered))
             self._away = None
+
+    def _unique(self) -> dict[int, Any]:
+        """Return the values in its slots once each, by identity."""
+        slots = self.program.kept(self).values()
+        return {id(value): value for parts in slots for part in parts for value in part}
+
+
+def _map_parts(function: Callable[[Any], Any], slots: Slots) -> Slots:
+    """Apply a function to all values in some slots."""
+    return {
+        i: [tuple(map(function, part)) for part in parts] for i, parts in slots.items()
+    }
+
+
+class SectionCall(NamedTuple):
+    """A section, and how it is called.
+
+    Attributes
+    ----------
+    function : function
+    parameters : list of (str, str, int)
+        Their names, and the parts of these.
+    begins, ends : list of int
+        The classes of kept arrays that it makes first, and that it reads last.
+    results : list of (shape, dtype) or None
+        The arrays to make for its results; None for a result that is none.
+    returned : list of int
+        The results that it returns.
+    """
+
+    function: Any
+    parameters: list[tuple[str, str, int]]
+    begins: list[int]
+    ends: list[int]
+    results: list[Any]
+    returned: list[int]
+
+
+def _layout(made: Variable | None) -> tuple[Any, Any] | None:
+    return None if made is None or made.shape == () else (made.shape, made.dtype)
 
 
 class KindProgram:
@@ -118,13 +170,25 @@ class KindProgram:
         self.num_slots = [0] * count
         self._free: list[list[int]] = [[] for _ in range(count)]
         self._empty: list[list[int]] = [[] for _ in range(count)]
-        self._begins: dict[str, list[int]] = {section: [] for section in trace.sections}
-        self._ends: dict[str, list[int]] = {section: [] for section in trace.sections}
-        for i, (first, last) in enumerate(sections.lifetimes):
-            self._begins[first].append(i)
-            self._ends[last].append(i)
+        self._calls = {section: self._call(section) for section in trace.sections}
         backward = next((s for s in trace.sections if s.startswith("backward")), "")
         self._awaited = set(trace.inputs.get(backward, ()))
+
+    def _call(self, section: str) -> SectionCall:
+        trace, parameters = self.recorded.trace, []
+        spans = list(enumerate(self._sections.lifetimes))
+        for name in self._sections.parameters[section]:
+            letters = name.rstrip("0123456789")
+            parameters.append((name, letters, int(name[len(letters) :] or 0)))
+        results = [trace.variables.get(name) for name in trace.results[section]]
+        return SectionCall(
+            self._functions[section],
+            parameters,
+            begins=[i for i, (first, _) in spans if first == section],
+            ends=[i for i, (_, last) in spans if last == section],
+            results=list(map(_layout, results)),
+            returned=[i for i, r in enumerate(results) if r and r.shape == ()],
+        )
 
     def has(self, section: str) -> bool:
         """Return whether there is such a section."""
@@ -132,29 +196,27 @@ class KindProgram:
 
     def run(self, section: str, held: Held) -> list[Any]:
         """Run a section of a microbatch; return its results, None if there is none."""
-        for i in self._begins[section]:
+        call = self._calls[section]
+        for i in call.begins:
             held.slots[i] = self._new_slot(i)
-        results, given = self._new_results(section), list[Any]()
-        for name in self._sections.parameters[section]:
-            if name.startswith("slot"):
-                given.append(held.slots[int(name[4:])])
-            elif name.startswith("out"):
-                given.append(results[int(name[3:])])
-            else:
-                given.append(held.key if name == "key" else held.arrays[name])
-        found = self._functions[section](*given)
+        arrays = [layout and np.empty(*layout) for layout in call.results]
+        sources: dict[str, Any] = {"slot": held.slots, "out": arrays}
+        given = [
+            sources[letters][number] if letters in sources else held.value(name)
+            for name, letters, number in call.parameters
+        ]
+        found = call.function(*given)
         numbers = iter(found if isinstance(found, tuple) else (found,))
-        for i in self._without_axes(section):
-            results[i] = np.asarray(next(numbers))
-        for i in self._ends[section]:
+        for i in call.returned:
+            arrays[i] = np.asarray(next(numbers))
+        for i in call.ends:
             self._free[i].append(held.slots.pop(i))
-        return results
+        return arrays
 
-    def _without_axes(self, section: str) -> list[int]:
-        """Return the results that the function returns, and writes into no array."""
-        trace = self.recorded.trace
-        made = [trace.variables.get(name) for name in trace.results[section]]
-        return [i for i, each in enumerate(made) if each is not None and not each.shape]
+    def begin_row(self) -> None:
+        """Take back the slots of microbatches that a row with an error has left."""
+        for lists, free, empty in zip(self._slots, self._free, self._empty):
+            free[:] = [slot for slot in range(len(lists[0])) if slot not in empty]
 
     def _new_slot(self, lifetime: int) -> int:
         """Return a slot that is free, or make one."""
@@ -181,10 +243,10 @@ class KindProgram:
 
     # -- arrays that are away ----------------------------------------------------------
 
-    def kept(self, held: Held) -> dict[int, Any]:
-        """Return the arrays of the slots of a microbatch, by class."""
+    def kept(self, held: Held) -> Slots:
+        """Return the values in the slots of a microbatch, by class and list."""
         return {
-            i: tuple(each[slot] for each in self._slots[i])
+            i: [each[slot] or () for each in self._slots[i]]
             for i, slot in held.slots.items()
         }
 
@@ -197,23 +259,12 @@ class KindProgram:
                 each[slot] = None
         held.slots.clear()
 
-    def take_back(self, held: Held, kept: dict[int, Any]) -> None:
+    def take_back(self, held: Held, kept: Slots) -> None:
         """Give a microbatch slots with arrays that were away."""
         for i, own in kept.items():
             held.slots[i] = self._filled_slot(i, own)
 
     # -- what goes in and comes out ----------------------------------------------------
-
-    def _new_results(self, section: str) -> list[Any]:
-        """Return arrays for the results of a section; None for one that has no axes."""
-        trace, found = self.recorded.trace, list[Any]()
-        for name in trace.results[section]:
-            made = trace.variables.get(name)
-            if made is None or made.shape == ():
-                found.append(None)
-            else:
-                found.append(np.empty(made.shape, made.dtype))
-        return found
 
     def take_gradients(self, held: Held, gradients: Sequence[Array | None]) -> None:
         """Take the gradients of results, after checking their form."""
@@ -271,6 +322,8 @@ class CompiledStage:
             reasons = (each.reason for each in self._recorder.kinds.values())
             reason = self._recorder.reason or next(filter(None, reasons), "")
         what = f"runs eagerly: {reason}" if reason else "is compiled"
+        if not reason and len(self.programs) == MOST_KINDS:
+            what += f" for {MOST_KINDS} kinds of microbatches; others run eagerly"
         return f"stage {self._stage.index} {what}"
 
     @property
@@ -293,6 +346,8 @@ class CompiledStage:
             self._programs.clear()
         if recorder is not None:
             recorder.begin_row(kinds)
+        for program in self.programs:
+            program.begin_row()
 
     # -- the actions -------------------------------------------------------------------
 
@@ -401,7 +456,7 @@ class CompiledStage:
     ) -> KindProgram | None:
         """Return the program of a microbatch; None if its kind has none yet."""
         recorder = self._recorder
-        if recorder is None:
+        if recorder is None or recorder.reason:
             return None
         key = kind_of(received, arrays, self._kinds[microbatch], *how)
         recorded = recorder.finished(key)

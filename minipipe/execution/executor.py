@@ -158,6 +158,7 @@ class Executor:
         self.routes = {action: Route.of(program, action) for action in messages}
         self._observers, self._run_schedule = observers, run_schedule
         handlers = HANDLERS if handlers is None else handlers
+        self._parameters = {handler: [*inspect.signature(handler).parameters][2:] for handler in {*handlers.values()}}
         self.bindings = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
         steps = [self._step(binding) for binding in self.bindings]
         begin = next((i for i, action in enumerate(row) if not action.kind.declaration.of_rank), len(row))
@@ -287,7 +288,7 @@ class Executor:
             message = f"{action} has no handler here: this run has no {action.kind.declaration.words}"
             raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
         takes, given = self._values_of(position)
-        names = list(inspect.signature(handler).parameters)[2:]
+        names = self._parameters[handler]
         taken = [name for name in names if name in takes]
         assert taken == names[: len(taken)], f"{handler} has a parameter without a value before others: {names}"
         returned = getattr(handler, "gives", ())

@@ -115,8 +115,8 @@ class RepeatedStep:
                 raise
             executor.finish_sends()
             call.is_computed = True
-            gradients = executor.record.input_gradients
-            call.input_gradients = self._intake.input_gradients(executor.batch, gradients)
+            own = executor.record.input_gradients
+            call.input_gradients = self._intake.input_gradients(executor.batch, own)
             call.loss = self._loss_of(executor.batch)
 
         try:

@@ -42,7 +42,7 @@ def test_so_has_a_stage_of_large_arrays(model, row, monkeypatch):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("row", ["interleaved", "mixed"])
-@pytest.mark.parametrize("least", [2, 5])
+@pytest.mark.parametrize("least", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_so_has_a_stage_of_which_any_lines_are_a_block(model, row, least, monkeypatch):
     monkeypatch.setattr(outlining, "LEAST", least)
     check(job_of(*MODELS[model]), row)

@@ -210,9 +210,17 @@ def test_the_file_of_hints_is_installed_and_each_of_its_tables_is_of_something_h
 
 
 @pytest.mark.parametrize("name", OF_PACKAGE)
-def test_a_name_that_a_package_does_not_have_is_told_by_its_equivalent(name):
+def test_a_name_that_a_package_does_not_have_is_told_by_its_equivalent(name, monkeypatch):
+    monkeypatch.delattr(minipipe, name, raising=False)  # compile: Python adds a package that was imported
     with pytest.raises(AttributeError, match=f"minipipe has no attribute '{name}'; instead: "):
         getattr(minipipe, name)
+
+
+def test_a_package_with_a_name_of_pytorchs_functions_is_not_callable():
+    import minipipe.compile
+
+    with pytest.raises(ArgumentError, match=r"minipipe\.compile is a module; instead: Pipeline\(.*, compile=True\)"):
+        minipipe.compile(nn.Linear(2, 2))
 
 
 def test_a_class_of_pytorchs_schedules_is_told_as_a_name():
