@@ -17,9 +17,7 @@ from minipipe.autograd.backend import Array
 from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
-    from minipipe.compile.recording import Form
     from minipipe.execution.executor import Executor
-    from minipipe.execution.payload import Payload
 
 
 class OtherForm(MessageError):
@@ -36,28 +34,6 @@ class OtherForm(MessageError):
     def __init__(self, text: str, value: Any, message: Array) -> None:
         super().__init__("shape", text)
         self.value, self.message = value, message
-
-
-def arrays_of(payload: Payload, form: Form, value: Any = None) -> list[Array | None]:
-    """Return the arrays of a value that another rank or an eager stage has given.
-
-    Raises
-    ------
-    MessageError
-        Code ``shape``: it has another form than before.
-    """
-    forms = [None if a is None else (a.shape, a.dtype) for a in payload.arrays]
-    shapes_and_dtypes = zip(form.shapes, form.dtypes)
-    expected = [None if shape is None else (shape, d) for shape, d in shapes_and_dtypes]
-    requires_grad = tuple(payload.requires_grad)
-    if forms == expected and (value is None or requires_grad == form.requires_grad):
-        return payload.arrays
-    given = [getattr(array, "shape", None) for array in payload.arrays]
-    message = f"Arrays of shapes {given} came, where {list(form.shapes)} came before"
-    message = f"{message}, for a batch of the same form."
-    if value is None:
-        raise MessageError("shape", message)
-    raise OtherForm(message, value, payload.to_message())
 
 
 def check_nothing_has_run(executor: Executor, error: OtherForm) -> None:

@@ -34,6 +34,11 @@ class GradientArrays:
         """Return whether these are the arrays of the parameters that are trained."""
         return self.trained == _trained(owners) and self._arena.is_intact()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether no other arrays have been made for these parameters since."""
+        return self._arena.is_open
+
     def close(self) -> None:
         """Use the arrays no more."""
         self._arena.close()

@@ -302,6 +302,7 @@ class CompiledRow:
         loss = self._loss
         return (
             gradients is self._gradients
+            and (gradients is None or gradients.is_open)
             and mode().is_enabled == self._trained
             and all(guard.holds() for guard in self._guards)
             and (loss is None or loss.hold_again())
@@ -320,6 +321,7 @@ class CompiledRow:
                 self.bind(gradients)
         try:
             self._schedule(executor)
+            executor.group.activity.position = len(executor.actions)  # it is over
         except OtherForm:
             raise
         except MessageError as error:

@@ -73,6 +73,8 @@ class Arena:
     gradients : list of array or None
         By parameter, an array of its shape in C order, in float32 for halves; None for
         a frozen one. The elements are 0 at first.
+    is_open : bool
+        Whether no other arena has taken its parameters, and nobody has closed it.
 
     Raises
     ------
@@ -110,7 +112,7 @@ class Arena:
         for block in self._blocks:
             for position, leaf in enumerate(block.leaves):
                 self._places[id(leaf)] = block, position
-        self._is_open = True
+        self.is_open = True
         self._reference = ref(self)
         for each in trained:
             each.arena = self._reference
@@ -136,14 +138,14 @@ class Arena:
         Loading, moving to another device and ``parameter.data = array`` replace them.
         Another use of a parameter (``alias``) closes the arena.
         """
-        return self._is_open and all(block.has_values() for block in self._blocks)
+        return self.is_open and all(block.has_values() for block in self._blocks)
 
     def close(self) -> None:
         """Use the arena no more. Its parameters keep their values. Local."""
         for each in self.parameters:
             if each.arena is self._reference:
                 each.arena = None
-        self._is_open = False
+        self.is_open = False
         self._blocks = []
         self._places = {}
         self.gradients = []

@@ -58,3 +58,21 @@ def test_a_gradient_that_is_kept_stays_as_it_was(make, keep):
     assert copies == trained(make, False, keep)[0]
     for before, after in zip(copies, kept):
         assert after is None or after == before
+
+
+def test_a_measurement_takes_no_gradients_that_are_kept():
+    """The story: it took the parameters into an arena of its own, and the next step
+    found nobody who referred to the gradients of the closed one."""
+
+    def train(group):
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
+        pipeline = Pipeline(mlp(), group, **options)
+        for _ in range(4):
+            pipeline.step(X, Y)
+        kept = [parameter.grad for parameter in pipeline.parameters()]
+        before = [gradient.copy() for gradient in kept]
+        pipeline.measure_costs(X, Y, num_steps=1)
+        pipeline.step(2 * X, Y)
+        return all(map(np.array_equal, kept, before))
+
+    assert spawn(train, num_ranks=2) == [True, True]
