@@ -108,9 +108,9 @@ assert "kept[" in forward and "kept.pop(" in backward
 #
 # ## The step
 #
-# Now the row of the rank, an instruction a line. A receive is written where its array is
-# used, and a send around the function whose result it sends. Compare each line with the
-# row: `F0` is the first line, `B0` the second one.
+# Now the row of the rank, an instruction a line. A receive is written in the place of
+# its array, and a send around the function whose result it sends. Compare each line with
+# the row: `F0` is the first line, `B0` the second one.
 
 # %%
 step = part(last, "def step", "def update")
@@ -211,8 +211,8 @@ else:
 # 1. How many arrays does rank 1 keep between the forward and the backward of a
 #    microbatch in 1F1B? How many does ZB-H1 keep until W?
 # 2. Which lines of the step of rank 1 change if you export `gpipe` instead of `1f1b`?
-# 3. The coursework task for this lesson is `11_weight_placement`: it decides where the
-#    calls of `backward_weight` stand.
+# 3. The coursework task for this lesson is `11_weight_placement`: it decides when
+#    `backward_weight` is called.
 #
 # ```sh
 # minipipe coursework mine               # once: writes mine/

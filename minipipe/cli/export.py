@@ -13,7 +13,7 @@ from minipipe.io import MOST_STAGES, printable
 from minipipe.specs import COUNT
 
 PASSES_ON = True
-"""Arguments after ``--`` are those of the program."""
+"""Whether arguments after ``--`` belong to a program."""
 
 EPILOG = """examples:
   minipipe export tutorials/train.py --ranks 2 -o exported

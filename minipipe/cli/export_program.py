@@ -20,6 +20,7 @@ from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, le
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.host import launcher_of_ranks
 from minipipe.compile.export.following import Follower, noting
+from minipipe.compile.export.rank_file import RankFile
 from minipipe.errors import ArgumentError, MinipipeError, counted, quoted
 from minipipe.pipeline import Pipeline
 
@@ -73,6 +74,9 @@ class Exporter:
             self._tell(pipeline.group, error)
 
     def _begin_step(self, pipeline: Pipeline) -> bool:
+        if pipeline.grid is not None:
+            message = f"{self._program} trains on a Grid; export knows pipelines and replicas"
+            raise ArgumentError("value", f"{message}: expected none of --tensor and --fully-sharded.")
         size = pipeline.group.size
         if size != self._num_ranks:
             given = f"{self._program} uses {counted(size, 'rank')} of the {self._num_ranks} of --ranks"
@@ -83,13 +87,13 @@ class Exporter:
             self.followers[id(pipeline)] = follower
         if not self.followers[id(pipeline)].begin_step():
             return False
-        self.write(pipeline)
-        pipeline.group.barrier()
+        made = self.followers[id(pipeline)].finished()
+        pipeline.group.barrier()  # all ranks can be exported
+        self._write(pipeline.group.rank, made)
         return True
 
-    def write(self, pipeline: Pipeline) -> None:
+    def _write(self, rank: int, made: RankFile) -> None:
         """Write the file of a rank, and its arrays."""
-        rank, made = pipeline.group.rank, self.followers[id(pipeline)].finished()
         self._folder.mkdir(parents=True, exist_ok=True)
         self.names[rank] = made.write(self._folder)
 
@@ -103,7 +107,7 @@ class Exporter:
         """
         for key, pipeline in self._pipelines.items():
             if pipeline.group.rank not in self.names:
-                self.write(self._pipelines[key])
+                self._write(pipeline.group.rank, self.followers[key].finished())
         if not self.names:
             message = f"{self._program} ended without a training step"
             raise ArgumentError("value", f"{message}; expected calls of Pipeline.step.")

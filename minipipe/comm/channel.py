@@ -9,7 +9,7 @@ A channel is described and checked once; then ``start`` and ``wait`` alternate, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
@@ -91,6 +91,8 @@ class ReceiveChannel:
     ----------
     array : array
         The payload that arrived: valid from ``wait`` until the next ``start``.
+    other : array or None
+        The last payload that was not of the shape and dtype of ``array``.
     """
 
     def __init__(self, group: ProcessGroup, array: Array, source: int, tag: int, what: Label = "") -> None:
@@ -98,6 +100,7 @@ class ReceiveChannel:
         self._group, self._source, self._tag, self._what = group, source, tag, what
         self._allocate = partial(_allocated, array)  # without this channel, which has the receive that has this
         self._request: Receive | None = None
+        self.other: Array | None = None
         self._step = 0
 
     def start(self, step: int = 0) -> None:
@@ -129,6 +132,7 @@ class ReceiveChannel:
         """
         array = self.take(timeout)
         if array is not self.array:
+            self.other = array
             self._expectation().check(Header.of(array, self._step))
             self.array[...] = array
 
@@ -233,7 +237,7 @@ class ExchangeChannel:
             if other in lengths and other != own:
                 self._receiving[other] = group.receive_channel((lengths[other],), np.float64, other, tag, what)
 
-    def exchange(self, numbers: np.ndarray, step: int) -> dict[int, list[float]]:
+    def exchange(self, numbers: Sequence[float], step: int) -> dict[int, list[float]]:
         """Return the numbers of all senders, by sender; this rank sends its own, if it is one. Collective."""
         if self._is_open:  # a call that has failed, and whose messages nobody has read
             with suppress(MessageError):
@@ -249,7 +253,7 @@ class ExchangeChannel:
             sending.wait()
         self._is_open = False
         if self._is_sender:
-            found[self._rank] = numbers.tolist()
+            found[self._rank] = [*numbers]
         return found
 
     def _arrived(self) -> dict[int, list[float]]:

@@ -1,11 +1,15 @@
-"""The arrays into which the programs of a rank write the gradients of its weights."""
+"""The gradients that the programs of a rank write, and with which its losses begin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from minipipe.autograd import Leaf
 from minipipe.autograd.backend import Array
+from minipipe.execution.objective import BatchObjective
 from minipipe.nn.arena import Arena
 from minipipe.nn.parameter import Parameter
 
@@ -57,3 +61,43 @@ class GradientArrays:
 
 def _trained(owners: Iterable[Parameter]) -> list[Parameter]:
     return [owner for owner in owners if owner.requires_grad]
+
+
+class GivenGradients:
+    """Gives leaves the gradients that a program has written.
+
+    Attributes
+    ----------
+    pairs : list of (Leaf, array)
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Array]] = []
+
+    def __call__(self) -> None:
+        """Give them."""
+        for leaf, gradient in self.pairs:
+            leaf.grad = gradient
+
+
+class Seeds:
+    """The gradients with which the backwards of the losses begin, as arrays.
+
+    Parameters
+    ----------
+    dtypes : mapping of int to dtype
+        Of the losses, by microbatch.
+    """
+
+    def __init__(self, dtypes: Mapping[int, Any]) -> None:
+        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
+        self._last: tuple[list[float], float] = [], 0.0
+
+    def __call__(self, objective: BatchObjective) -> dict[int, Array]:
+        """Return the seeds of a batch, by microbatch."""
+        now = objective.shares, objective.scale
+        if now != self._last:
+            for k, seed in self._seeds.items():
+                seed[...] = objective.shares[k] * objective.scale
+            self._last = now
+        return self._seeds

@@ -142,59 +142,42 @@ class Attributes:
             raise Undescribed("holds a parameter that is not one of its own")
         if isinstance(value, MethodType):
             return Same(value.__func__), self._described(value.__self__, depth + 1)
-        own = getattr(value, "__dict__", {}) if isinstance(value, _BUILTIN) else {}
-        if isinstance(value, _VALUES):  # of a subclass
-            return Same(type(value)), repr(value), self._described(own, depth + 1)
         if isinstance(value, _BUILTIN):
-            self._looks += (
-                [value, value.values()]
-                if type(value) is dict
-                else [value]
-                if type(value) is list
-                else []
-            )
-            self._is_quick = self._is_quick and type(value) in (
-                dict,
-                list,
-                tuple,
-                frozenset,
-            )
-            items: Any = value
-            if isinstance(value, dict):
-                items = value.items()
-            parts = [*items, *([own] if own else [])]
-            return Same(type(value)), *(
-                self._described(part, depth + 1) for part in parts
-            )
+            return self._described_builtin(value, depth)
         if isinstance(value, partial):
-            return type(value), self._described(
-                (value.func, value.args, value.keywords), depth + 1
-            )
-        named = (
-            name
-            for each in type(value).__mro__
-            for name in getattr(each, "__slots__", ())
-        )
-        slots = [name for name in named if hasattr(value, name)]
-        if slots or isinstance(value, np.ndarray):
-            self._is_quick = (
-                False  # their items are not a live view of names and values
-            )
+            parts = value.func, value.args, value.keywords
+            return type(value), self._described(parts, depth + 1)
+        return self._described_object(value, depth)
+
+    def _described_builtin(self, value: Any, depth: int) -> Any:
+        own, kind = getattr(value, "__dict__", {}), type(value)
+        if isinstance(value, _VALUES):  # of a subclass
+            return Same(kind), repr(value), self._described(own, depth + 1)
+        if kind is dict:
+            self._looks += [value, value.values()]
+        elif kind is list:
+            self._looks.append(value)
+        self._is_quick = self._is_quick and kind in (dict, list, tuple, frozenset)
+        items: Any = value.items() if isinstance(value, dict) else value
+        parts = [*items, *([own] if own else [])]
+        return Same(kind), *(self._described(part, depth + 1) for part in parts)
+
+    def _described_object(self, value: Any, depth: int) -> Any:
+        slots: list[str] = []
+        for each in type(value).__mro__:
+            named = getattr(each, "__slots__", ())
+            slots += [name for name in named if hasattr(value, name)]
+        if slots or isinstance(value, np.ndarray):  # no live view of names and values
+            self._is_quick = False
         if isinstance(value, np.ndarray):
-            return (
-                value.dtype,
-                value.shape,
-                value.strides,
-                blake2b(value.tobytes()).digest(),
-            )
+            digest = blake2b(value.tobytes()).digest()
+            return value.dtype, value.shape, value.strides, digest
         if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
-            raise Undescribed(
-                f"holds a {type(value).__name__}, which may change unnoticed"
-            )
+            kind = type(value).__name__
+            raise Undescribed(f"holds a {kind}, which may change unnoticed")
         of_slots = [(name, getattr(value, name)) for name in slots if name[:2] != "__"]
-        return Same(type(value)), self._described(
-            (getattr(value, "__dict__", {}), *of_slots), depth + 1
-        )
+        parts = getattr(value, "__dict__", {}), *of_slots
+        return Same(type(value)), self._described(parts, depth + 1)
 
 
 class StageGuard:
@@ -250,8 +233,13 @@ class MovingGuard(StageGuard):
 
 
 def _form_of(owner: Parameter) -> tuple[Any, ...]:
-    array = owner.data
-    return type(array), array.shape, array.strides, array.dtype
+    return form_of_array(owner.data)
+
+
+def form_of_array(array: Any) -> tuple[Any, ...]:
+    """Return everything about an array besides its numbers, on which lines depend."""
+    strides = getattr(array, "strides", None)  # only NumPy's arrays have some
+    return type(array), array.shape, strides, array.dtype
 
 
 def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:

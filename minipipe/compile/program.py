@@ -14,29 +14,26 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize
 
-import numpy as np
-
 from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import mode
-from minipipe.compile.gradients import GradientArrays
+from minipipe.autograd.modes import at, enable_grad, mode, no_grad
+from minipipe.compile.arrivals import OtherForm, check_nothing_has_run
+from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
-from minipipe.compile.reasons import attributes_of_loss, refused
-from minipipe.compile.recording import Recorder, kind_of, kinds_in
-from minipipe.compile.row import (
-    SECTIONS,
-    Row,
-    StageProgram,
-    allocated,
-    assign_slots,
-    is_plain,
-)
+from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
+from minipipe.compile.recording import Recorder, kind_of
+from minipipe.compile.row import SECTIONS, Row, allocated
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.stage import CompiledStages
+from minipipe.compile.stage_program import (
+    StageProgram,
+    assign_slots,
+    is_plain,
+    kinds_in,
+)
 from minipipe.compile.trace import key_of
-from minipipe.errors import Code, ScheduleError
+from minipipe.errors import MessageError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
-from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
 from minipipe.execution.sliced import SlicedStage
 from minipipe.schedules.action import F, O
@@ -76,6 +73,7 @@ class Compiler:
         self._programs: dict[Any, CompiledRow | None] = {}
         self._tries: dict[Any, int] = {}  # programs that were made and have not run
         self._gradients: GradientArrays | None = None
+        self._needs_handlers: bool | None = None  # of the row, which is always the same
         self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
@@ -95,7 +93,9 @@ class Compiler:
         if self.report:
             executor.run_eagerly(steps)
             return
-        if needs_handlers(executor):
+        if self._needs_handlers is None:
+            self._needs_handlers = needs_handlers(executor)
+        if self._needs_handlers:
             self._run_stages(executor, steps)
             return
         key = form_of(executor)
@@ -110,8 +110,13 @@ class Compiler:
         if program is not None and program.holds(executor, self._gradients):
             self.program, self.report = program, program.report
             self._tries.pop(key, None)
-            program.run(executor)
-            return
+            try:
+                program.run(executor)
+                return
+            except OtherForm as error:
+                check_nothing_has_run(executor, error)
+                executor.early[error.value] = error.message
+                self.program = None
         if self._tries.get(key, 0) == MOST_TRIES:
             self.report = "runs eagerly: its layers or parameters change in every step"
             executor.run_eagerly(steps)
@@ -137,6 +142,13 @@ class Compiler:
         finally:
             executor.stages = stages
         self.report = self._stages.report
+
+    def begin_again(self, executor: Executor, error: OtherForm) -> None:
+        """Forget the program that ran last, if a message of another form came first."""
+        check_nothing_has_run(executor, error)
+        for key in [k for k, p in self._programs.items() if p is self.program]:
+            self._drop(key)
+        self.program = None
 
     def _drop(self, key: Any) -> None:
         """Forget a program.
@@ -211,7 +223,7 @@ class CompiledRow:
         self, executor: Executor, recorders: dict[int, Recorder], is_strict: bool
     ) -> None:
         self._recorders, self._trained = recorders, mode().is_enabled
-        self.report = "\n".join(_reports(executor, recorders, is_strict))
+        self.report = "\n".join(_reports(recorders, is_strict))
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         lines = list(row.lines())
@@ -234,9 +246,12 @@ class CompiledRow:
         self._given = GivenGradients()
         names |= {"give_gradients": self._given}
         self._namespace = {**names, **row.names, **allocated(row)}
+        self._receives: list[tuple[Any, Any]] = []
         for name, channel in row.channels.items():
             opened = channel.opened(executor.group)
             self._namespace |= {name: opened, channel.array: opened.array}
+            if not channel.is_send:
+                self._receives.append((opened, channel.route.value))
         self._schedule = self._compiled("\n".join(lines), executor)
         self.is_whole = _is_whole(executor, programs)
 
@@ -305,14 +320,26 @@ class CompiledRow:
                 self.bind(gradients)
         try:
             self._schedule(executor)
+        except OtherForm:
+            raise
+        except MessageError as error:
+            self._raise_other_form(error)
+            raise
         except Exception as error:
             self._compute_again(executor, error)
             raise
 
+    def _raise_other_form(self, error: MessageError) -> None:
+        """Raise an error again as one of the form of a message, if it is."""
+        for channel, value in self._receives:
+            message, channel.other = channel.other, None
+            if message is not None:
+                raise OtherForm(str(error), value, message) from None
+
     def _compute_again(self, executor: Executor, error: Exception) -> None:
         """Compute the forward that has failed with its layers."""
         action = executor.group.activity.current
-        if action is None or action.kind is not F:
+        if action is None or action.kind is not F or not self._is_in_section(error):
             return
         action = executor.actions[executor.group.activity.position]
         stage, k = executor.stages[action.stage], action.microbatch
@@ -327,50 +354,25 @@ class CompiledRow:
                 return  # the message has not come
             received = form.payload([values[each] for each in names])
         executor.place.begin(k)
-        if stage.is_last:
-            stage.forward_with_loss(k, received, executor.batch.objective)
-        else:
-            stage.forward(k, received)
+        # As in `Running`: a repeated step sets no modes.
+        graph = no_grad() if executor.program.is_forward_only else enable_grad()
+        with at(executor.place), graph:
+            if stage.is_last:
+                stage.forward_with_loss(k, received, executor.batch.objective)
+            else:
+                stage.forward(k, received)
 
-
-class GivenGradients:
-    """Gives leaves the gradients that a program has written.
-
-    Attributes
-    ----------
-    pairs : list of (Leaf, array)
-    """
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[Any, Array]] = []
-
-    def __call__(self) -> None:
-        """Give them."""
-        for leaf, gradient in self.pairs:
-            leaf.grad = gradient
-
-
-class Seeds:
-    """The gradients with which the backwards of the losses begin, as arrays.
-
-    Parameters
-    ----------
-    dtypes : mapping of int to dtype
-        Of the losses, by microbatch.
-    """
-
-    def __init__(self, dtypes: Mapping[int, Any]) -> None:
-        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
-        self._last: tuple[list[float], float] = [], 0.0
-
-    def __call__(self, objective: BatchObjective) -> dict[int, Array]:
-        """Return the seeds of a batch, by microbatch."""
-        now = objective.shares, objective.scale
-        if now != self._last:
-            for k, seed in self._seeds.items():
-                seed[...] = objective.shares[k] * objective.scale
-            self._last = now
-        return self._seeds
+    def _is_in_section(self, error: Exception) -> bool:
+        """Return whether a section has failed, and not an eager layer or a message."""
+        trace = error.__traceback__
+        while (
+            trace is not None and trace.tb_frame.f_code is not self._schedule.__code__
+        ):
+            trace = trace.tb_next
+        if trace is None or trace.tb_next is None:
+            return False
+        name = trace.tb_next.tb_frame.f_code.co_name
+        return any(name == part.name_of("forward") for part in self._parts)
 
 
 def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
@@ -385,28 +387,12 @@ def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
 
 def needs_handlers(executor: Executor) -> bool:
     """Return whether a row runs more of its stages than their sections."""
-    if any(action.kind is O for action in executor.actions):
-        return True
+    for binding in executor.bindings:
+        kind = binding.action.kind
+        if kind is O or (kind in SECTIONS and not is_plain(binding)):
+            return True
     has_slices = any(isinstance(s, SlicedStage) for s in executor.stages.values())
     return has_slices and not executor.program.is_forward_only
-
-
-def reason_for_eager(executor: Executor) -> str:
-    """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
-    batch: Batch = executor.batch
-    objective = batch.objective
-    if (objective.where or objective.metrics) and not objective.is_for_outputs:
-        return "runs eagerly: the call asks for more than the loss"
-    if executor.is_observed:
-        return (
-            "runs eagerly: its actions are observed, as measures_memory, "
-            "stack_weight_gradients and MINIPIPE_DEBUG do"
-        )
-    if getattr(executor.call, "accumulates", False):
-        return "runs eagerly: gradients are accumulated"
-    if mode().watch is not None:
-        return "runs eagerly: changes in place are watched"
-    return ""
 
 
 def form_of(executor: Executor) -> Any:
@@ -451,7 +437,7 @@ def _stage_programs(
         for program in programs.values():
             own = {k for (s, k), one in found.items() if one is program}
             places = {
-                (SECTIONS[action.kind], action.microbatch): position
+                (program.section_of(action.kind), action.microbatch): position
                 for position, action in enumerate(executor.actions)
                 if action.stage == stage and action.microbatch in own
                 if action.kind in SECTIONS
@@ -484,16 +470,9 @@ def _is_static(executor: Executor, recorder: Recorder) -> bool:
     return len(given) == 1 and not taken
 
 
-def _reports(
-    executor: Executor, recorders: dict[int, Recorder], is_strict: bool
-) -> list[str]:
+def _reports(recorders: dict[int, Recorder], is_strict: bool) -> list[str]:
     """Return a line for each stage; refuse one that cannot be compiled, if strict."""
     lines = []
-    for binding in executor.bindings:
-        action = binding.action
-        if action.kind in SECTIONS and not is_plain(binding):
-            message = f"compile=True does not work with {action.kind} of this pipeline"
-            raise ScheduleError.of(Code.UNSUPPORTED, message)
     for stage, recorder in recorders.items():
         reasons = [recorded.reason for recorded in recorder.kinds.values()]
         reason = recorder.reason or next(filter(None, reasons), "")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from minipipe.autograd.modes import mode
 from minipipe.compile.guards import Attributes, is_foreign
 from minipipe.errors import ModelError
+from minipipe.execution.batch import Batch
+from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective
 from minipipe.nn import Function, Module, Sequential
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
@@ -63,3 +66,21 @@ def reason_against_loss(objective: BatchObjective) -> str:
 def attributes_of_loss(loss: Any) -> Attributes:
     """Return the attributes of a loss, on which its lines depend."""
     return Attributes(loss.modules() if isinstance(loss, Module) else [loss])
+
+
+def reason_for_eager(executor: Executor) -> str:
+    """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
+    batch: Batch = executor.batch
+    objective = batch.objective
+    if (objective.where or objective.metrics) and not objective.is_for_outputs:
+        return "runs eagerly: the call asks for more than the loss"
+    if executor.is_observed:
+        return (
+            "runs eagerly: its actions are observed, as measures_memory, "
+            "stack_weight_gradients and MINIPIPE_DEBUG do"
+        )
+    if getattr(executor.call, "accumulates", False):
+        return "runs eagerly: gradients are accumulated"
+    if mode().watch is not None:
+        return "runs eagerly: changes in place are watched"
+    return ""

@@ -16,7 +16,12 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.compile.guards import Attributes, StageGuard, is_foreign
+from minipipe.compile.guards import (
+    Attributes,
+    StageGuard,
+    form_of_array,
+    is_foreign,
+)
 from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
@@ -24,7 +29,6 @@ from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.sequential import parameters_of
-from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
 
 
@@ -409,7 +413,8 @@ class Recorder:
             if gradient is None:
                 yield held._replace(seed=given[0]), None
                 return
-            if all(array is None for array in arrays):
+            is_trained = recorded.result is None or any(recorded.result.requires_grad)
+            if is_trained and all(array is None for array in arrays):
                 recorded.trace.spoil("gets no gradient back")
             recorded.came = Form.of(gradient)
             yield held, gradient._replace(arrays=given[:count])
@@ -422,7 +427,9 @@ class Recorder:
         arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
         payload = payload._replace(arrays=arrays[:count])
         self.passed.hand_back(k, arrays[count:])
-        if any(array is not None for array in payload.arrays):
+        # Behind another stage also if there is none: the stage before waits for that.
+        is_sent = not self._stage.is_first
+        if is_sent or any(array is not None for array in payload.arrays):
             recorded.gradient = Form.of(payload)
         return payload
 
@@ -462,19 +469,6 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     *how : object
         Anything else, such as the structure of the targets.
     """
-    forms = [(type(a), a.shape, a.strides, a.dtype) for a in arrays]
+    forms = map(form_of_array, arrays)
     treedef = received.treedef and repr(received.treedef)
     return (treedef, *received.requires_grad, *forms, *how)
-
-
-_OF_MICROBATCHES = (F, B, I, W, R)
-
-
-def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
-    """Return the kinds of actions of each microbatch of a stage, in their order."""
-    found: dict[int, str] = {}
-    for action in row:
-        if action.stage == stage and action.kind in _OF_MICROBATCHES:
-            k = action.microbatch
-            found[k] = f"{found.get(k, '')} {action.kind}"
-    return found

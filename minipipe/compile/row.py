@@ -3,7 +3,7 @@
 What is printed for three instructions of a rank::
 
     RECV_F    out0_2 = receive_activation(rank, cell[4])
-    F         out0_2, = arrays_of(out0_2, form_out0)
+    F         out0_2, = arrays_of(out0_2, form0)
               forward_1(0, out0_2, out1_2)
     SEND_F    send_activation(rank, cell[6], payload_out1_2)
 
@@ -13,19 +13,16 @@ Every other instruction calls the handler that runs it in an eager step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from minipipe.autograd.backend import Array
-from minipipe.comm import ProcessGroup
+from minipipe.compile.arrivals import arrays_of
 from minipipe.compile.recording import Form, Recorded
+from minipipe.compile.stage_program import SECTIONS, Channel, StageProgram
 from minipipe.core.values import NOUNS
-from minipipe.errors import MessageError
-from minipipe.execution.executor import HANDLERS, Binding, Executor, Route
-from minipipe.execution.offloading import recompute
-from minipipe.execution.payload import Payload
+from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.record import Receipt
 from minipipe.execution.samples import Cut
 from minipipe.schedules.action import (
@@ -40,98 +37,6 @@ from minipipe.schedules.action import (
     R,
     W,
 )
-
-SECTIONS = {
-    F: "forward",
-    R: "recompute",
-    B: "backward",
-    I: "backward_input",
-    W: "backward_weight",
-}
-"""The section of a stage that an action runs."""
-
-
-class Channel(NamedTuple):
-    """A message of every step.
-
-    Attributes
-    ----------
-    array : str
-        The name of its array.
-    is_send : bool
-    form : Form
-    route : Route
-    """
-
-    array: str
-    is_send: bool
-    form: Form
-    route: Route
-
-    def opened(self, group: ProcessGroup) -> Any:
-        """Return the channel itself."""
-        (shape,), (dtype,) = self.form.shapes, self.form.dtypes
-        assert shape is not None  # it is plain
-        make = group.send_channel if self.is_send else group.receive_channel
-        return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
-
-
-@dataclass
-class StageProgram:
-    """The compiled sections of a stage, for one kind of its microbatches.
-
-    Attributes
-    ----------
-    stage : int
-    suffix : str
-        Behind the names of its functions.
-    recorded : Recorded
-    sections : Sections
-    slots : dict of int to tuple of int
-        By microbatch, its slot in each class of kept arrays.
-    num_slots : list of int
-    is_static : bool
-        Whether weight gradients are arrays that exist before a step.
-    contributes : list of int
-        The uses of parameters that get a gradient.
-    """
-
-    stage: int
-    suffix: str
-    recorded: Recorded
-    sections: Any
-    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    num_slots: list[int] = field(default_factory=list)
-    is_static: bool = False
-    contributes: list[int] = field(default_factory=list)
-
-    def name_of(self, section: str) -> str:
-        """Return the name of the function of a section."""
-        return f"{section}_{self.stage}{self.suffix}"
-
-
-def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -> None:
-    """Give each microbatch its slots: one is used again once its last section has run.
-
-    Parameters
-    ----------
-    program : StageProgram
-    places : mapping of (str, int) to int
-        By section and microbatch, the position in the row.
-    """
-    microbatches = sorted({k for _, k in places})
-    found: dict[int, list[int]] = {k: [] for k in microbatches}
-    program.num_slots = []
-    for first, last in program.sections.lifetimes:
-        order = sorted(microbatches, key=lambda k: places[first, k])
-        ends: list[int] = []
-        for k in order:
-            free = (i for i, end in enumerate(ends) if end < places[first, k])
-            slot = next(free, len(ends))
-            ends[slot : slot + 1] = [places[last, k]]
-            found[k].append(slot)
-        program.num_slots.append(len(ends))
-    program.slots = {k: tuple(slots) for k, slots in found.items()}
 
 
 class Row:
@@ -262,26 +167,15 @@ class Row:
         """Yield the lines of a computation of a compiled stage."""
         stage, kind, k = binding.action
         recorded, is_forward = program.recorded, kind is F
-        taken, given = self._taken(binding), self._given(position)
-        for role, form in (("x", recorded.received), ("g", recorded.came)):
-            if role in taken:
-                assert form is not None
-                yield from self._as_arrays(taken[role], form)
-        if is_forward and "x" in taken:
-            self.inputs[stage, k] = _name(taken["x"])
-        if "g" in taken:  # a later W may read it once more
-            self._gradients[stage, k] = _name(taken["g"])
-        section = SECTIONS[kind]
-        if section not in program.sections.parameters:  # an I that is a whole backward
-            section = "backward"
+        given = self._given(position)
+        yield from self._taken_arrays(binding, recorded)
+        section = program.section_of(kind)
         is_loss = is_forward and recorded.result is None
         is_output = is_forward and stage == self._last_stage and not is_loss
         own, out = given.get("x" if is_forward else "g"), list[str]()
         result = recorded.result if is_forward else recorded.gradient
         if kind not in (R, W) and result is not None:
-            base = (
-                _name(own) if own else f"{'out' if is_forward else 'g_in'}{stage}_{k}"
-            )
+            base = self._name_of_result(binding.action, own)
             out = result.names(base)
             if is_output:  # not in arrays of the program: the user keeps them
                 yield f"{', '.join(out)}, = {self._form(result)}.new()"
@@ -289,10 +183,7 @@ class Row:
                 self.forms[base] = result
             if is_forward:
                 self._outputs[stage, k] = base
-        arguments = []
-        for parameter in program.sections.parameters[section]:
-            arguments.append(self._argument(parameter, program, k, out))
-        call = f"{program.name_of(section)}({', '.join(arguments)})"
+        call = self._call(program, section, k, out)
         if own in self._sends and result is not None and result.is_plain:
             yield f"send_{_name(own)}.wait()"
         yield "begun = now()"
@@ -302,19 +193,56 @@ class Row:
         else:
             yield from _assigned(out, result, call)
         yield f"ran((begun, now(), {self._held(binding)}))"
-        if is_output:
-            value = f"{self._form(recorded.outputs)}.payload([{', '.join(out)}])"
-            yield f"objective.outputs[{k}] = {value}"
         if own is not None and out:
             self._state[own], self._form_by_value[own] = "arrays", result
-        if section in ("backward", "backward_weight"):
-            self._begun.add(stage)
-        if then := getattr(binding.handler, "then", None):
-            self.names[f"after_{kind}"] = then
-            yield f"after_{kind}(rank, cell[{position}])"
-        if kind in (B, I) and stage == 0 and result is not None:
-            value = f"{self._form(result)}.payload([{', '.join(out)}])"
+        yield from self._behind_section(position, binding, section)
+        payload = f".payload([{', '.join(out)}])"
+        if is_output:
+            yield f"objective.outputs[{k}] = {self._form(recorded.outputs)}{payload}"
+        elif kind in (B, I) and stage == 0 and result is not None:
+            value = f"{self._form(result)}{payload}"
             yield f"rank.record.input_gradients[{k}] = {value}"
+
+    def _call(
+        self, program: StageProgram, section: str, k: int, out: Sequence[str]
+    ) -> str:
+        """Return the call of a section."""
+        arguments = [
+            self._argument(parameter, program, k, out)
+            for parameter in program.sections.parameters[section]
+        ]
+        return f"{program.name_of(section)}({', '.join(arguments)})"
+
+    def _name_of_result(self, action: Action, value: Any) -> str:
+        """Return the name of what a section gives, also if nobody takes it."""
+        stage, kind, k = action
+        if value is None:
+            return f"{'out' if kind is F else 'g_in'}{stage}_{k}"
+        return _name(value)
+
+    def _taken_arrays(self, binding: Binding, recorded: Recorded) -> Iterator[str]:
+        """Yield lines behind which the values that an action takes have names."""
+        stage, kind, k = binding.action
+        taken = self._taken(binding)
+        for role, form in (("x", recorded.received), ("g", recorded.came)):
+            if role in taken:
+                assert form is not None
+                yield from self._as_arrays(taken[role], form)
+        if kind is F and "x" in taken:
+            self.inputs[stage, k] = _name(taken["x"])
+        if "g" in taken:  # a later W may read it once more
+            self._gradients[stage, k] = _name(taken["g"])
+
+    def _behind_section(
+        self, position: int, binding: Binding, section: str
+    ) -> Iterator[str]:
+        """Yield the line of what a handler does behind a section."""
+        if section in ("backward", "backward_weight"):
+            self._begun.add(binding.action.stage)
+        if then := getattr(binding.handler, "then", None):
+            name = f"after_{binding.action.kind}"
+            self.names[name] = then
+            yield f"{name}(rank, cell[{position}])"
 
     # -- channels ----------------------------------------------------------------------
 
@@ -433,7 +361,10 @@ class Row:
             yield f"{name} = {name}.wait()"
         if state != "arrays":
             names = ", ".join(f"{name}_{i}" for i in range(len(form.shapes)))
-            yield f"{names}, = arrays_of({name}, {self._form(form)})"
+            given = f"{name}, {self._form(form)}"
+            if value in self._routes:
+                given += f", carried[{self._routes[value]}]"
+            yield f"{names}, = arrays_of({given})"
             yield f"del {name}"
         self._state[value] = "arrays"
 
@@ -484,28 +415,6 @@ def allocated(row: Row) -> dict[str, Array | None]:
         found.update(zip(form.names(name), form.new()))
     found.pop("None", None)
     return found
-
-
-def arrays_of(payload: Payload, form: Form) -> list[Array | None]:
-    """Return the arrays of a value that another rank or an eager stage has given."""
-    for array, shape, dtype in zip(payload.arrays, form.shapes, form.dtypes):
-        if array is None or shape is None:
-            if array is not None or shape is not None:
-                break
-        elif array.shape != shape or array.dtype != dtype:
-            break
-    else:
-        if len(payload.arrays) == len(form.shapes):
-            return payload.arrays
-    given = [getattr(array, "shape", None) for array in payload.arrays]
-    message = f"Arrays of shapes {given} came, where {list(form.shapes)} came before"
-    raise MessageError("shape", f"{message}, for a batch of the same form.")
-
-
-def is_plain(binding: Binding) -> bool:
-    """Return whether a computation is run by the handler of all runs."""
-    handler = getattr(binding.handler, "__wrapped__", binding.handler)
-    return {**HANDLERS, R: recompute}.get(binding.action.kind) is handler
 
 
 def _carried(executor: Executor, action: Action) -> Any:

@@ -149,6 +149,7 @@ class Sections:
         file = f"<stage {stage}, {next(_numbers)}>"
         self._code_of_blocks = _compiled(blocks, f"<blocks of {file[1:]}", self)
         self._code = _compiled(functions, file, self)
+        self._codes_of_slots: dict[int, CodeType] = {}
         self._code_of_arrays = compile(self.arrays, f"<arrays of {file[1:]}", "exec")
 
     def kept_bytes(self, lifetime: int) -> int:
@@ -224,7 +225,10 @@ class Sections:
         """Return what each of these lists gets for one more slot."""
         (function, *_) = functions.values()
         namespace = function.__globals__
-        exec(self._layout.slot_source(lifetime), namespace)
+        if lifetime not in self._codes_of_slots:
+            source = self._layout.slot_source(lifetime)
+            self._codes_of_slots[lifetime] = compile(source, "<slot>", "exec")
+        exec(self._codes_of_slots[lifetime], namespace)
         make = namespace.pop(self._layout.slot_function(lifetime))
         return self._parts(lifetime, make())
 

@@ -14,220 +14,27 @@ Parameters are read in each call, so that they may be other arrays each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
+from minipipe.compile.kind import Held, KindProgram
 from minipipe.compile.reasons import refused
-from minipipe.compile.recording import Recorded, Recorder, kind_of, kinds_in
-from minipipe.compile.sections import Pool, Sections
+from minipipe.compile.recording import Recorded, Recorder, kind_of
+from minipipe.compile.sections import Pool
 from minipipe.compile.slices import passed_by
-from minipipe.compile.trace import Key, key_of
-from minipipe.errors import MessageError
+from minipipe.compile.stage_program import kinds_in
+from minipipe.compile.trace import key_of
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.schedules.action import Action
 
 MOST_KINDS = 32
 """Kinds of microbatches that are compiled for a stage; others run eagerly."""
-
-
-class Held:
-    """Values that the compiled forward of a microbatch leaves for its backward.
-
-    To what offloads or measures graphs, it is a node of one, which has saved them.
-
-    Attributes
-    ----------
-    program : KindProgram
-    key : Key
-        Of its random numbers.
-    arrays : dict of str to array
-        By the names of parameters of sections: ``x0`` and ``y0``; and the seed, ``g0``.
-    slots : dict of int to int
-        By class of kept arrays.
-    """
-
-    inputs = ()
-
-    def __init__(self, program: KindProgram, key: Key, inputs: Iterable[Array]) -> None:
-        self.program, self.key = program, key
-        self.arrays = {f"x{i}": array for i, array in enumerate(inputs)}
-        self.slots: dict[int, int] = {}
-        self._away: dict[int, Any] | None = None
-
-    @property
-    def graph(self) -> list[Any]:
-        """The roots of the graph."""
-        return [self]
-
-    @property
-    def saved(self) -> tuple[Any, ...]:
-        """The arrays, or what stands for them while they are away."""
-        kept = self.program.kept(self) if self._away is None else self._away
-        return tuple(self.arrays.values()), tuple(kept.values())
-
-    @saved.setter
-    def saved(self, saved: tuple[Any, ...]) -> None:
-        arrays, kept = saved
-        self.arrays = dict(zip(self.arrays, arrays))
-        if self._away is None:
-            self._away = dict(zip(self.slots, kept))
-            self.program.give_up(self)
-        else:
-            self.program.take_back(self, dict(zip(self._away, kept)))
-            self._away = None
-
-
-class KindProgram:
-    """The sections of a stage for one kind of its microbatches.
-
-    Parameters
-    ----------
-    recorded : Recorded
-    name : str
-        Ends the names of the functions.
-    recorder : Recorder
-        Has the parameters.
-    pool : Pool
-        For temporaries.
-
-    Attributes
-    ----------
-    source : str
-    num_slots : list of int
-        By class of kept arrays, the number of slots with memory.
-    """
-
-    def __init__(
-        self, recorded: Recorded, name: str, recorder: Recorder, pool: Pool
-    ) -> None:
-        self.recorded = recorded
-        trace = recorded.trace
-        sections = Sections(trace, name, gradients="leaves", parameters="read")
-        self.source, self._sections = sections.source, sections
-        count = len(sections.lifetimes)
-        leaves = [use.node for use in recorder.uses]
-        self._functions = sections.bind(recorder.owners, leaves, [0] * count, pool)
-        self._slots = [sections.lists(self._functions, i) for i in range(count)]
-        self.num_slots = [0] * count
-        self._free: list[list[int]] = [[] for _ in range(count)]
-        self._empty: list[list[int]] = [[] for _ in range(count)]
-        self._begins: dict[str, list[int]] = {section: [] for section in trace.sections}
-        self._ends: dict[str, list[int]] = {section: [] for section in trace.sections}
-        for i, (first, last) in enumerate(sections.lifetimes):
-            self._begins[first].append(i)
-            self._ends[last].append(i)
-        backward = next((s for s in trace.sections if s.startswith("backward")), "")
-        self._awaited = set(trace.inputs.get(backward, ()))
-
-    def has(self, section: str) -> bool:
-        """Return whether there is such a section."""
-        return section in self._functions
-
-    def run(self, section: str, held: Held) -> list[Any]:
-        """Run a section of a microbatch; return its results, None if there is none."""
-        for i in self._begins[section]:
-            held.slots[i] = self._new_slot(i)
-        results, given = self._new_results(section), list[Any]()
-        for name in self._sections.parameters[section]:
-            if name.startswith("slot"):
-                given.append(held.slots[int(name[4:])])
-            elif name.startswith("out"):
-                given.append(results[int(name[3:])])
-            else:
-                given.append(held.key if name == "key" else held.arrays[name])
-        found = self._functions[section](*given)
-        numbers = iter(found if isinstance(found, tuple) else (found,))
-        for i in self._without_axes(section):
-            results[i] = np.asarray(next(numbers))
-        for i in self._ends[section]:
-            self._free[i].append(held.slots.pop(i))
-        return results
-
-    def _without_axes(self, section: str) -> list[int]:
-        """Return the results that the function returns, and writes into no array."""
-        trace = self.recorded.trace
-        made = [trace.variables.get(name) for name in trace.results[section]]
-        return [i for i, each in enumerate(made) if each is not None and not each.shape]
-
-    def _new_slot(self, lifetime: int) -> int:
-        """Return a slot that is free, or make one."""
-        if self._free[lifetime]:
-            return self._free[lifetime].pop()
-        new = self._sections.new_slot(self._functions, lifetime)
-        return self._filled_slot(lifetime, new)
-
-    def _filled_slot(self, lifetime: int, kept: Iterable[Any]) -> int:
-        """Return a slot with these arrays, instead of the arrays of a free one."""
-        lists, empty = self._slots[lifetime], self._empty[lifetime]
-        if self._free[lifetime]:
-            slot = self._free[lifetime].pop()
-        else:
-            self.num_slots[lifetime] += 1
-            if not empty:
-                empty.append(len(lists[0]))
-                for each in lists:
-                    each.append(None)
-            slot = empty.pop()
-        for each, own in zip(lists, kept):
-            each[slot] = own
-        return slot
-
-    # -- arrays that are away ----------------------------------------------------------
-
-    def kept(self, held: Held) -> dict[int, Any]:
-        """Return the arrays of the slots of a microbatch, by class."""
-        return {
-            i: tuple(each[slot] for each in self._slots[i])
-            for i, slot in held.slots.items()
-        }
-
-    def give_up(self, held: Held) -> None:
-        """Let the memory of the slots of a microbatch go."""
-        for i, slot in held.slots.items():
-            self.num_slots[i] -= 1
-            self._empty[i].append(slot)
-            for each in self._slots[i]:
-                each[slot] = None
-        held.slots.clear()
-
-    def take_back(self, held: Held, kept: dict[int, Any]) -> None:
-        """Give a microbatch slots with arrays that were away."""
-        for i, own in kept.items():
-            held.slots[i] = self._filled_slot(i, own)
-
-    # -- what goes in and comes out ----------------------------------------------------
-
-    def _new_results(self, section: str) -> list[Any]:
-        """Return arrays for the results of a section; None for one that has no axes."""
-        trace, found = self.recorded.trace, list[Any]()
-        for name in trace.results[section]:
-            made = trace.variables.get(name)
-            if made is None or made.shape == ():
-                found.append(None)
-            else:
-                found.append(np.empty(made.shape, made.dtype))
-        return found
-
-    def take_gradients(self, held: Held, gradients: Sequence[Array | None]) -> None:
-        """Take the gradients of results, after checking their form."""
-        variables, expected, given = self.recorded.trace.variables, [], []
-        for i, gradient in enumerate(gradients):
-            own = None if gradient is None else backend.contiguous(gradient)
-            held.arrays[f"g{i}"] = own
-            given.append(None if own is None else (own.shape, own.dtype))
-            made = variables[f"g{i}"] if f"g{i}" in self._awaited else None
-            expected.append(None if made is None else (made.shape, made.dtype))
-        if given != expected:
-            message = f"Gradients of the form {given} came, where {expected} came"
-            message += " before, for a microbatch of the same form."
-            raise MessageError("shape", message)
 
 
 class CompiledStage:
@@ -271,6 +78,8 @@ class CompiledStage:
             reasons = (each.reason for each in self._recorder.kinds.values())
             reason = self._recorder.reason or next(filter(None, reasons), "")
         what = f"runs eagerly: {reason}" if reason else "is compiled"
+        if not reason and len(self.programs) == MOST_KINDS:
+            what += f" for {MOST_KINDS} kinds of microbatches; others run eagerly"
         return f"stage {self._stage.index} {what}"
 
     @property
@@ -293,6 +102,8 @@ class CompiledStage:
             self._programs.clear()
         if recorder is not None:
             recorder.begin_row(kinds)
+        for program in self.programs:
+            program.begin_row()
 
     # -- the actions -------------------------------------------------------------------
 
@@ -401,7 +212,7 @@ class CompiledStage:
     ) -> KindProgram | None:
         """Return the program of a microbatch; None if its kind has none yet."""
         recorder = self._recorder
-        if recorder is None:
+        if recorder is None or recorder.reason:
             return None
         key = kind_of(received, arrays, self._kinds[microbatch], *how)
         recorded = recorder.finished(key)

@@ -111,6 +111,8 @@ class Executor:
         By stage and value (of ``core/values.py``), what its microbatches have kept for their backwards.
     background : list of Background
         Work that goes on after each action.
+    early : dict of Value to array
+        Messages that have come before their RECV: an earlier attempt to run the row took them.
     bindings : list of Binding
         The row, with handlers and values.
     actions : sequence of Action
@@ -146,6 +148,7 @@ class Executor:
         self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.graphs: dict[int, dict[Any, Any]] = {stage: {} for stage in stages}
         self.background: list[Background] = []
+        self.early: dict[Value, Any] = {}
         self._name = group.name_of_program()
         self._sent_at = partial(_sent_at, [_schedule_of(row) for row in program.actions])
         row = program.numbered[group.rank]
@@ -155,6 +158,7 @@ class Executor:
         self.routes = {action: Route.of(program, action) for action in messages}
         self._observers, self._run_schedule = observers, run_schedule
         handlers = HANDLERS if handlers is None else handlers
+        self._parameters = {handler: [*inspect.signature(handler).parameters][2:] for handler in {*handlers.values()}}
         self.bindings = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
         steps = [self._step(binding) for binding in self.bindings]
         begin = next((i for i, action in enumerate(row) if not action.kind.declaration.of_rank), len(row))
@@ -272,7 +276,7 @@ class Executor:
         self.record = Record()
         self.call = self.batch = None
         self.background.clear()
-        for kept in (self._values, *self.graphs.values()):
+        for kept in (self._values, self.early, *self.graphs.values()):
             kept.clear()
 
     # -- binding --------------------------------------------------------------------------------------------
@@ -284,7 +288,7 @@ class Executor:
             message = f"{action} has no handler here: this run has no {action.kind.declaration.words}"
             raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
         takes, given = self._values_of(position)
-        names = list(inspect.signature(handler).parameters)[2:]
+        names = self._parameters[handler]
         taken = [name for name in names if name in takes]
         assert taken == names[: len(taken)], f"{handler} has a parameter without a value before others: {names}"
         returned = getattr(handler, "gives", ())
@@ -475,6 +479,9 @@ class Received(Pending):
 
     def __init__(self, executor: Executor, route: Route) -> None:
         self._value, self._record, self._xp = route.value, executor.record, executor.xp
+        self.early = executor.early.pop(route.value, None)
+        if self.early is not None:
+            return
         self.request = executor.group.irecv(
             route.peer, route.tag, step=executor.batch.step, what=route.words, allocate=executor.allocate
         )
@@ -482,7 +489,7 @@ class Received(Pending):
     def wait(self) -> Payload:
         """Return the value, and note the times of the message."""
         awaited_from = perf_counter()
-        message = self.request.wait()
+        message = self.request.wait() if self.early is None else self.early
         self._record.received[self._value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
         return Payload.from_message(message, self._xp)
 

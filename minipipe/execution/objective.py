@@ -219,18 +219,22 @@ class BatchObjective:
         self._measured.update(found["measured"])
         self.outputs.update((k, Payload.from_message(message)) for k, message in found["outputs"])
 
-    def numbers(self, *others: float) -> np.ndarray:
-        """Return the losses of the batch and of its microbatches, its metrics and other numbers, in one array.
+    def numbers(self, *others: float) -> list[float]:
+        """Return the losses of the batch and of its microbatches, its metrics and other numbers.
 
         The sums ascend through the microbatches, in whatever order these were computed.
         """
-        order = sorted(self.losses)
-        # A microbatch that does not count may have a loss that is not a number, such as a mean over nothing.
-        total = added(self._shares[k] * self.losses[k] for k in order if self._shares[k])
-        metrics = [
-            self._mean([(*self._measured[k][i], self._shares[k]) for k in order]) for i in range(len(self.metrics))
-        ]
-        return np.array([total, *(self.losses[k] for k in order), *metrics, *others])
+        order, total = sorted(self.losses), 0.0
+        losses = []
+        for k in order:
+            losses.append(self.losses[k])
+            # A microbatch that does not count may have a loss that is not a number, such as a mean over nothing.
+            if self._shares[k]:
+                total += self._shares[k] * self.losses[k]
+        metrics = []
+        for i in range(len(self.metrics)):
+            metrics.append(self._mean([(*self._measured[k][i], self._shares[k]) for k in order]))
+        return [total, *losses, *metrics, *others]
 
     @staticmethod
     def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:

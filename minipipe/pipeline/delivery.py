@@ -37,13 +37,13 @@ class LossDelivery:
         self._part = Part()
         self._channels: dict[tuple[int, ...], ExchangeChannel] = {}
 
-    def exchanged(self, batch: Batch, own: np.ndarray, num_findings: int) -> dict[int, list[float]]:
+    def exchanged(self, batch: Batch, own: list[float], num_findings: int) -> dict[int, list[float]]:
         """Return the numbers of all ranks that send some, over channels. Collective.
 
         Parameters
         ----------
         batch : Batch
-        own : array
+        own : list of float
             Of this rank: of the root the losses, the metrics and its findings, of others their findings.
         num_findings : int
             Of each rank.
@@ -59,14 +59,14 @@ class LossDelivery:
             self._channels[length, num_findings] = channels
         return channels.exchange(own, batch.step)
 
-    def broadcast(self, batch: Batch, own: np.ndarray, num_findings: int) -> Callable[[], dict[int, list[float]]]:
+    def broadcast(self, batch: Batch, own: list[float], num_findings: int) -> Callable[[], dict[int, list[float]]]:
         """Send the messages of :meth:`exchanged`; return a function that waits for the others'.
 
         Collective, but no rank waits for another. The group keeps the order if several broadcasts are under way.
         """
         group, requests = self.group, {}
         for rank in self._senders(num_findings):
-            mine = own if rank == group.rank else None
+            mine = np.array(own) if rank == group.rank else None
             requests[rank] = group.ibroadcast(mine, rank, step=batch.step, what=part_of(batch.call))
         return lambda: {rank: request.wait().tolist() for rank, request in requests.items()}
 
@@ -112,7 +112,7 @@ class _Reading:
 
     Attributes
     ----------
-    own : array
+    own : list of float
     num_findings : int
     """
 
@@ -121,7 +121,7 @@ class _Reading:
         self._delivery, self._batch, self._check = delivery, batch, check
         self._outputs = deliver_outputs(group, root, batch) if batch.objective.where else None
         self.num_findings = len(findings)
-        self.own = batch.objective.numbers(*findings) if group.rank == root else np.array(findings)
+        self.own: list[float] = batch.objective.numbers(*findings) if group.rank == root else [*findings]
 
     def loss(self, found: dict[int, list[float]]) -> BatchLoss:
         """Return the loss from the numbers of all ranks, after checking it."""

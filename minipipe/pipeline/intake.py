@@ -189,33 +189,47 @@ class Intake:
         if not objective.has_loss and call != "predict":
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
-        num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
-        last = self.last
-        like = None if last is None else last.like(call, inputs, targets, objective)
+        given = call, inputs, targets, objective
+        like = None if self.last is None else self.last.like(*given)
         own: dict[str, Samples] = {}
-        of_batch: tuple[int, ...] = (0, 0, 0)
-        if last is not None and like is not None:
-            of_batch = last.agreed if "inputs" in like else of_batch
-        else:
+        if like is None:
             try:
-                own = self._read(call, inputs, targets, objective, num_slices)
+                own = self._read(*given)
             except Exception:
                 self.calls.count += 1  # so that no later call is taken for this one
                 raise
-            if "inputs" in own:
-                read = own["inputs"]
-                of_batch = read.num_samples, read.layout, read.form
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
             alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
             alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
-        agreed = self.calls.begin(call, alike, of_batch)
-        num_samples, layout, form = agreed
-        if last is not None and like is not None:
-            if agreed == last.agreed:
+        agreed = self.calls.begin(call, alike, self._form_of(like, own))
+        if self.last is not None and like is not None:
+            if agreed == self.last.agreed:
                 self.calls.check_trained(call)
-                return last.batch(self.calls.count, training_step, like, objective)
-            own = self._read(call, inputs, targets, objective, num_slices)
+                return self.last.batch(self.calls.count, training_step, like, objective)
+            own = self._read(*given)
+        batch = self._cut(call, own, objective, training_step, agreed)
+        self.last = self._plain(batch, own, (inputs, targets), agreed)
+        batch.form = self.last
+        return batch
+
+    def _form_of(self, like: Mapping[str, Payload] | None, own: Mapping[str, Samples]) -> tuple[int, ...]:
+        """Return the size, the layout and the form of the inputs, as far as this rank knows them."""
+        if self.last is not None and like is not None and "inputs" in like:
+            return self.last.agreed
+        read = own.get("inputs")
+        return (0, 0, 0) if read is None else (read.num_samples, read.layout, read.form)
+
+    def _cut(
+        self,
+        call: str,
+        own: Mapping[str, Samples],
+        objective: BatchObjective,
+        training_step: int,
+        agreed: tuple[int, ...],
+    ) -> Batch:
+        """Return a batch of this rank's parts, cut into microbatches. Collective."""
+        num_samples, layout, form = agreed
         for noun, each in own.items():
             self._check_alike(each, noun, num_samples, layout)
         count = objective.num_microbatches or self._plan.schedule.num_microbatches
@@ -231,12 +245,12 @@ class Intake:
         if self.needs.targets:
             objective.begin(sizes, parts.get(objective.noun), exchange)
         of_call = self.calls.count, training_step, self._seed
-        is_cut = bool(layout & 1)
-        batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
+        batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, bool(layout & 1), self._num_slices(call))
         batch.form_of_inputs = form
-        self.last = self._plain(batch, own, (inputs, targets), agreed)
-        batch.form = self.last
         return batch
+
+    def _num_slices(self, call: str) -> int:
+        return 1 if call in _WHOLE else self._plan.schedule.num_slices
 
     def _plain(
         self, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, ...]
@@ -265,10 +279,9 @@ class Intake:
         inputs: Any,
         targets: Any,
         objective: BatchObjective,
-        num_slices: int,
     ) -> dict[str, Samples]:
         """Return the parts of a batch that this rank reads, by the nouns for them in messages."""
-        own = {}
+        own, num_slices = {}, self._num_slices(call)
         if self.needs.inputs:
             own["inputs"] = self._own(inputs, "inputs", "inputs", num_slices)
         if self.needs.targets and objective.needs_targets:

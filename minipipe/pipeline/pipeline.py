@@ -14,7 +14,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.errors import counted, not_copyable, warn_caller
+from minipipe.errors import not_copyable, warn_caller
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
@@ -24,7 +24,7 @@ from minipipe.execution.checks.calls import (
     check_num_steps,
     warn_of_another_order,
 )
-from minipipe.execution.checks.finite import FiniteCheck
+from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
 from minipipe.execution.observers import MemoryMeter, journal
@@ -36,21 +36,19 @@ from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.nn.fully_sharded import kept_whole
-from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.compiling import Compiling, without_replay
 from minipipe.pipeline.delivery import deliver_outputs, exchange_loss
 from minipipe.pipeline.framing import Framing
-from minipipe.pipeline.intake import Intake, Needs, gather_results
+from minipipe.pipeline.intake import Intake, Needs
 from minipipe.pipeline.options import Asked, ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import objective_of, over_grid
+from minipipe.pipeline.predicting import Predictors
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
 from minipipe.pipeline.training_call import TrainingCall
-from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
-from minipipe.schedules.sequential import forward_only_through
+from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline
 from minipipe.specs import COUNT
 
 _KEPT_STEPS = 8  # for timeline()
@@ -156,6 +154,7 @@ class Pipeline(FamiliarPipeline):
     part with the class attribute ``is_compilable = True``, a promise: its forward computes with tensors, depends on its
     input, parameters and attributes alone, and reads no values. A stage that breaks it is refused, with its layer and
     line. Steps that ask for metrics or outputs, accumulate or are watched run eagerly; :meth:`compile_report` tells.
+    A run with updates inside records its first microbatches, and computes the others compiled.
     Compiled and eager ranks understand each other, and a rank whose program no longer holds changes nothing for others.
 
     When the pipeline is made, and before an argument has any effect, ranks compare: all arguments except ``sample``
@@ -248,13 +247,19 @@ class Pipeline(FamiliarPipeline):
         # Of the last steps, for timeline(); and the loss of the last one, waited for or not.
         self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
+        self._compiling = Compiling(compile, plan, stack_weight_gradients)
+        self._is_training, self._input_gradients = plan.model.is_training, None
+        self._assemble(compares, check_finite, stack_weight_gradients)
+
+    def _assemble(self, compares: bool, check_finite: WhenNotFinite, stack_weight_gradients: bool) -> None:
+        """Make the executors of all calls, and their handlers."""
+        plan, group, grid = self._plan, self._group, self._grid
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
-        self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
-        self._compiling = Compiling(compile, plan, stack_weight_gradients)
+        self._predictors = Predictors(plan, self._intake, self._executor, self._compiling)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
         how = self._executor, self._objective, check_finite, self._compiling.stages(self._stages)
@@ -674,7 +679,9 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(test, num_ranks=2)
         [1.0, 1.0]
         """
-        batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
+        batch = self._forward_only(
+            "evaluate", inputs, targets, self._objective(metrics, outputs), is_training=is_training
+        )
         return exchange_loss(self._intake.delivery, batch)
 
     @with_hints
@@ -706,25 +713,13 @@ class Pipeline(FamiliarPipeline):
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
         objective = BatchObjective(outputs="everywhere", **self._objective.keywords)
-        batch = self._forward_only("predict", inputs, None, objective, is_training)
+        batch = self._forward_only("predict", inputs, None, objective, is_training=is_training)
         return deliver_outputs(self._group, self._intake.last_rank, batch)
 
     def _forward_only(
         self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool
     ) -> Batch:
-        batch = self._batch(call, inputs, targets, objective, is_training)
-        count = len(batch.sizes)
-        predictor = self._predictors.get(count)
-        if predictor is None or predictor.is_running:  # a metric of evaluate() may predict
-            schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
-            compiler = self._compiling.compiler(f"forward only, {counted(count, 'microbatch')}")
-            predictor = self._executor(lower(schedule), run_schedule=compiler)
-            self._predictors.setdefault(count, predictor)
-        modules = [stage.module for stage in self._stages.values()]
-        with modes_of(*modules, is_training=is_training), kept_whole(*modules):
-            predictor.run(batch)
-        gather_results(self._group, self._intake.last_ranks, batch)
-        return batch
+        return self._predictors.run(self._batch(call, inputs, targets, objective, is_training), is_training)
 
     def _batch(self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool) -> Batch:
         return self._intake.batch(call, inputs, targets, objective, is_training, self.num_steps)

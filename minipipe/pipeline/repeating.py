@@ -15,6 +15,7 @@ from collections import deque
 from math import isfinite
 
 from minipipe.autograd.modes import mode
+from minipipe.compile.arrivals import OtherForm
 from minipipe.compile.program import CompiledRow, Compiler
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
@@ -107,14 +108,24 @@ class RepeatedStep:
             leaf.grad = None
 
         def compute(executor: Executor) -> None:
-            self._program.run(executor)
+            try:
+                self._program.run(executor)
+            except OtherForm as error:
+                self._compiler.begin_again(executor, error)
+                raise
             executor.finish_sends()
             call.is_computed = True
             own = executor.record.input_gradients
             call.input_gradients = self._intake.input_gradients(executor.batch, own)
             call.loss = self._loss_of(executor.batch)
 
-        return executor.repeat(call.batch, compute)
+        try:
+            return executor.repeat(call.batch, compute)
+        except OtherForm as error:
+            if self._compiler.program is self._program:  # it cannot begin again
+                raise
+            executor.early[error.value] = error.message
+            return None
 
     def _loss_of(self, batch: Batch) -> BatchLoss:
         """Return the loss of a batch, after checking it and the gradients. Collective."""

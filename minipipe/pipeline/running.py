@@ -106,7 +106,7 @@ class RunObjective(BatchObjective):
         targets = None if self.targets is None else [self.targets[k] for k in microbatches]
         return shares([sizes[k] for k in microbatches], *self._given, targets)
 
-    def numbers(self, *others: float) -> np.ndarray:
+    def rows(self) -> np.ndarray:
         """Return for each batch its loss, and its microbatches' losses: an array of shape (batches, 1 + per batch)."""
         losses = [[self.losses[k] for k in batch] for batch in self._batches]
         means = [added(map(float.__mul__, own, row)) for own, row in zip(self._of_batches, losses)]
@@ -200,7 +200,7 @@ class Runs:
             copies = updating.finish()
         root = self._intake.last_rank
         gather_results(group, self._intake.last_ranks, batch)
-        numbers = objective.numbers() if group.rank == root else None
+        numbers = objective.rows() if group.rank == root else None
         rows = group.broadcast(numbers, root, what=part_of("run")).tolist()
         losses = RunLosses((BatchLoss(mean, losses) for mean, *losses in rows), copies)
         self._look_at(losses, group.rank)

@@ -36,6 +36,14 @@ def frozen():
     return layers
 
 
+def frozen_inside():
+    """The story: an I without a W was looked for among the I of split backwards."""
+    layers = chain(nn.Tanh)
+    for layer in layers[1:-1]:
+        layer.freeze()
+    return layers
+
+
 def normal():
     return chain(nn.Tanh)
 
@@ -71,6 +79,7 @@ FEATURES = {
     "recompute": Feature(partial(chain, partial(nn.Dropout, 0.3)), recompute=True),
     "ragged": ragged(),
     "frozen": Feature(frozen),
+    "frozen inside": Feature(frozen_inside),
     "clipping": Feature(clips=True),
     "wait": Feature(step={"wait": False}),
     "inputs_require_grad": Feature(inputs_require_grad=True),

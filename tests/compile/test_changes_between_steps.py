@@ -289,29 +289,65 @@ def test_a_layer_whose_state_cannot_be_compared_is_refused_or_runs_eagerly(
         trained(True, model=model)
 
 
-def failing(how):
+def failing(how, wrong):
     """Return the error of a step with a label that does not exist."""
     with init_process_group() as group:
-        model = nn.Sequential(nn.Embedding(5, WIDTH), nn.Linear(WIDTH, 5))
+        layers = nn.Embedding(5, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 5)
+        model = nn.Sequential(*layers)
         options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2}
         pipeline = Pipeline(model, group, compile=how, **options)
         for step in range(6):
             ids = np.random.default_rng(step).integers(0, 5, 8)
+            labels = np.arange(8) % 5
             if step == 5:
                 expected = "step: stage 0 is compiled"
                 assert not how or pipeline.compile_report() == expected
-                ids[-1] = 7
+                (ids if wrong == "inputs" else labels)[-1] = 7
             try:
-                pipeline.step(ids, np.arange(8) % 5)
+                pipeline.step(ids, labels)
             except MinipipeError as error:
                 return str(error), error.__notes__
 
 
-def test_an_error_in_a_compiled_step_names_layer_microbatch_and_action():
-    message, notes = failing(True)
-    assert (message, notes) == failing(False)
-    assert any("in layer 0" in note for note in notes)
+@pytest.mark.parametrize("wrong", ["inputs", "labels"])
+def test_an_error_in_a_compiled_step_names_layer_microbatch_and_action(wrong):
+    """The story: dropout had no random numbers when the layers computed again."""
+    message, notes = failing(True, wrong)
+    assert (message, notes) == failing(False, wrong)
+    assert wrong == "labels" or any("in layer 0" in note for note in notes)
     assert any("microbatch 1, action 0F1" in note for note in notes)
+
+
+class Fails(nn.Module):
+    """Not compiled, and fails in one of its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 11:
+            raise RuntimeError("the eleventh call")
+        return x
+
+
+def test_an_error_of_an_eager_layer_is_raised_once():
+    """The story: it was computed again, as if it were compiled, on other arrays."""
+
+    def run(how):
+        layers = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), Fails()
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "chunks_per_rank": 2}
+        with init_process_group() as group:
+            options |= {"compile": how, "schedule": "interleaved-1f1b"}
+            pipeline = Pipeline(nn.Sequential(*layers), group, **options)
+            x = np.ones((4, WIDTH), np.float32)
+            for _ in range(5):
+                pipeline.step(x, x)
+            with pytest.raises(RuntimeError, match="the eleventh call") as caught:
+                pipeline.step(x, x)
+        return caught.value.__notes__
+
+    assert run("where-possible") == run(False)
 
 
 def test_measurements_between_compiled_steps_change_nothing():

@@ -1,5 +1,6 @@
 """Stand-alone files of ranks import no minipipe, and leave the bits of the program."""
 
+import re
 import sys
 from typing import NamedTuple
 
@@ -123,7 +124,7 @@ def check(case, folder, num_samples=None):
     done = run_alone(folder, case.num_ranks)
     assert done.code == 0, done.err
     assert done.out.count("the same bits") == case.num_ranks
-    assert done.out.count("step 2: loss") == 1
+    assert len(re.findall("step 2: .*loss", done.out)) >= 1
     assert "minipipe" not in done.err
     return [source.splitlines() for source, _ in files]
 
@@ -153,6 +154,11 @@ def test_one_rank_leaves_the_bits_of_the_program(case, tmp_path):
         Case("dropout", "zb-h1", 2, "adamw"),
         slowly(Case("mlp", "1f1b", 2, "sgd", 16)),
         slowly(Case("mlp", "gpipe", 4, "momentum")),
+        Case("mlp", "1f1b", 2, "sgd", options={"replicas": 2}),
+        slowly(Case("mlp", "zb-h1", 4, "clipped", options={"replicas": 2})),
+        slowly(Case("mlp", "chimera", 2)),
+        slowly(Case("mlp", "dualpipe", 2, "momentum")),
+        slowly(Case("dropout", "1f1b", 2, "sgd", 8, {"gradient_blocks": 4})),
         slowly(Case("dropout", "interleaved-1f1b", 2, "clipped")),
         slowly(Case("dropout", "zb-v", 2, "sgd")),
         slowly(Case("noisy language", "1f1b", 2, "clipped")),

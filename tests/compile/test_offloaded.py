@@ -1,10 +1,13 @@
 """Compiled stages whose activations are away meanwhile have the bits of eager ones."""
 
+import tracemalloc
+from functools import partial
+
 import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
-from minipipe.compile.stage import KindProgram
+from minipipe.compile.kind import KindProgram
 
 WIDTH = 8
 CASES = [
@@ -80,3 +83,50 @@ def test_recomputed_and_offloaded_activations_leave_the_bits():
         assert train(group, True, schedule)[0] == eager
 
     spawn(both, num_ranks=2)
+
+
+def test_offloading_leaves_less_in_memory():
+    wide, rows = 128, 256
+
+    def wide_model():
+        layers = [part for _ in range(4) for part in (nn.Linear(wide, wide), nn.Tanh())]
+        return nn.Sequential(*layers)
+
+    def peak(group, schedule):
+        pipeline = Pipeline(
+            wide_model(), group, loss=nn.MSELoss(), schedule=schedule, compile=True
+        )
+        x = np.ones((8 * rows, wide), np.float32)
+        tracemalloc.start()
+        for _ in range(4):
+            pipeline.step(x, x)
+        tracemalloc.reset_peak()
+        pipeline.step(x, x)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    gpipe = schedules.gpipe(1, 8)
+    (whole,), (less,) = (
+        spawn(partial(peak, schedule=schedule), num_ranks=1)
+        for schedule in (gpipe, schedules.offloaded(gpipe, 2))
+    )
+    assert less < 0.7 * whole, (less, whole)
+
+
+def test_the_source_of_an_offloaded_row_has_the_sections_and_the_row():
+    def run(group):
+        schedule = schedules.offloaded(schedules.gpipe(1, 4), 1)
+        pipeline = Pipeline(
+            model(2), group, loss=nn.MSELoss(), schedule=schedule, compile=True
+        )
+        x = np.ones((8, WIDTH), np.float32)
+        for _ in range(3):
+            pipeline.step(x, x)
+        source = pipeline.source()
+        assert "def forward_0(" in source
+        assert "def step(rank):" in source
+        assert "offload(rank, '0O0'" in source
+        assert pipeline.source(0).startswith("def forward_0(")
+
+    spawn(run, num_ranks=1)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
-from minipipe.errors import ModelError
+from minipipe.compile import stage
+from minipipe.errors import ModelError, TensorError
 from minipipe.schedules import Schedule
 
 WIDTH = 8
@@ -126,7 +127,7 @@ def test_a_changed_layer_is_compiled_anew():
             losses = []
             for probability in (0.2, 0.5, 0.2):
                 stages = pipeline._stages.values()
-                for layer in (each for stage in stages for each in stage.module.layers):
+                for layer in (each for one in stages for each in one.module.layers):
                     if isinstance(layer, nn.Dropout):
                         layer.probability = probability
                 losses += map(float, pipeline.run([batch] * 3, optimiser))
@@ -153,5 +154,57 @@ def test_a_layer_that_cannot_be_compiled_is_named():
         found, compiled = train(group, "where-possible", "pipedream", model=foreign)
         assert found == eager
         assert "stage 0 runs eagerly: layer 1, Reads" in compiled.report
+
+    spawn(run, num_ranks=1)
+
+
+def test_a_run_with_an_error_names_the_layer_and_leaves_no_slots_in_use():
+    def ids(step, highest):
+        return np.random.default_rng(step).integers(0, highest, (8, 4))
+
+    def run(group):
+        found = []
+        for how in (False, True):
+            layers = nn.Embedding(5, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 5)
+            pipeline = Pipeline(
+                nn.Sequential(*layers),
+                group,
+                loss=nn.CrossEntropyLoss(),
+                num_microbatches=4,
+                schedule="pipedream",
+                compile=how,
+            )
+            optimiser, losses = optim.SGD(pipeline.parameters(), 0.1), []
+            for step in range(6):
+                batch = ids(step, 5), ids(step + 50, 5)
+                losses += map(float, pipeline.run([batch] * 2, optimiser))
+                wrong = [batch, (np.full((8, 4), 7), batch[1])]
+                with pytest.raises(TensorError) as caught:
+                    pipeline.run(wrong, optimiser)
+                notes = "\n".join(caught.value.__notes__)
+                assert "layer 0, Embedding" in notes + str(caught.value)
+            found.append(losses)
+        assert found[0] == found[1]
+        compiled = pipeline._runs.compiled
+        assert [each.num_slots for each in compiled.programs] == [[1]]
+
+    spawn(run, num_ranks=1)
+
+
+def test_more_kinds_than_are_compiled_run_eagerly_and_are_reported(monkeypatch):
+    monkeypatch.setattr(stage, "MOST_KINDS", 3)
+
+    def run(group):
+        found = []
+        for how in (False, True):
+            options = {"schedule": "2bw", "num_microbatches": 2, "compile": how}
+            pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), **options)
+            optimiser, losses = optim.SGD(pipeline.parameters(), 0.1), []
+            for size in (2, 4, 6, 8, 10, 4, 10):
+                batch = np.ones((size, WIDTH), np.float32), np.zeros((size, WIDTH))
+                losses += map(float, pipeline.run([batch] * 4, optimiser))
+            found.append(losses)
+        assert found[0] == found[1]
+        assert "for 3 kinds of microbatches" in pipeline.compile_report()
 
     spawn(run, num_ranks=1)

@@ -80,7 +80,7 @@ def test_ranks_exchange_numbers_of_their_own_length(num_ranks):
         lengths = {rank: rank + 1 for rank in range(group.size) if rank != 1}
         channel = ExchangeChannel(group, lengths, tag=3)
         for step in range(3):
-            found = channel.exchange(np.full(group.rank + 1, 10.0 * step + group.rank), step)
+            found = channel.exchange([10.0 * step + group.rank] * (group.rank + 1), step)
             assert found == {rank: [10.0 * step + rank] * length for rank, length in lengths.items()}
 
     spawn(run, num_ranks)
@@ -91,7 +91,7 @@ def test_numbers_of_a_call_that_failed_are_not_taken_for_those_of_the_next():
 
     def run(group):
         channel = ExchangeChannel(group, {0: 1, 1: 1}, tag=3)
-        channel.exchange(np.zeros(1), 0)
+        channel.exchange([0.0], 0)
         if group.rank == 1:
             group.isend(np.ones(1), 0, 3, step=1)
             group.recv(0, 3)
@@ -99,9 +99,9 @@ def test_numbers_of_a_call_that_failed_are_not_taken_for_those_of_the_next():
             waits = channel._receiving[1].wait
             channel._receiving[1].wait = failing
             with pytest.raises(KeyboardInterrupt):
-                channel.exchange(np.ones(1), 1)
+                channel.exchange([1.0], 1)
             channel._receiving[1].wait = waits
-        return channel.exchange(np.full(1, 2.0), 2)
+        return channel.exchange([2.0], 2)
 
     assert spawn(run, 2) == [{0: [2.0], 1: [2.0]}] * 2
 
@@ -113,7 +113,7 @@ def failing(*given):
 def test_another_number_of_losses_is_an_error_and_no_wrong_loss():
     def run(group):
         channel = ExchangeChannel(group, {0: 4 if group.rank else 3}, tag=3)
-        channel.exchange(np.zeros(3), 1)
+        channel.exchange([0.0] * 3, 1)
 
     with pytest.raises(MessageError, match=r"Rank 0 sent float64 \(3,\) to rank 1, which expects float64 \(4,\)"):
         spawn(run, 2)

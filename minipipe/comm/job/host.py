@@ -135,6 +135,12 @@ def _libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def blas_threads() -> int:
+    """Return with how many threads NumPy computes a matrix product now."""
+    counts = [library["num_threads"] for library in _libraries().info() if library["user_api"] == "blas"]
+    return counts[0] if counts else 1
+
+
 # The limits in force, by block, and those before. A process has one BLAS, and so one of these.
 _blas = SimpleNamespace(lock=threading.Lock(), counts={}, before=None)
 

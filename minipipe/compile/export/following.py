@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_info
 
 from minipipe.comm import ProcessGroup, spawn
+from minipipe.comm.job.host import blas_threads
 from minipipe.compile.export.rank_file import RankFile
 from minipipe.compile.export.recorded import RecordedStep, Recording, digest_of
 from minipipe.compile.export.texts import UPDATES
@@ -54,9 +54,8 @@ class Follower:
         self._fail = fail
         self._pipeline, self._program, self._num_steps = pipeline, program, num_steps
         trainer = pipeline._trainer
-        assert trainer is not None
-        compiler = trainer._run_schedule
-        if not isinstance(compiler, Compiler):
+        compiler = None if trainer is None else trainer._run_schedule
+        if trainer is None or not isinstance(compiler, Compiler):
             message = "This pipeline is not compiled"
             raise ModelError(
                 "unsupported", f"{message}; expected one of a schedule without updates."
@@ -138,7 +137,7 @@ class Follower:
                 expected = "expected compiled steps alike; give fewer --steps"
                 self._problem = f"The batches differ: {given}; {expected}"
             self._recording.seed = executor.batch.seed
-            self._recording.num_threads = _num_threads()
+            self._recording.num_threads = blas_threads()
             self._recording.sizes = executor.batch.sizes
             step.weights = self._weights(executor)
             self._recording.steps.append(step)
@@ -150,7 +149,7 @@ class Follower:
             self._num_eager += 1
             if self._num_eager > MOST_EAGER_STEPS:
                 self._problem = (
-                    f"No step is compiled: the last one {self._compiler.report}"
+                    f"No step is compiled as a whole: {self._compiler.report}"
                 )
 
     def _begun(self, executor: Executor) -> RecordedStep:
@@ -237,12 +236,6 @@ def _problem_between(steps: Sequence[RecordedStep]) -> str:
             given = "Numbers of the optimiser besides the learning rate change"
             return f"{given}: {fixed[1]}, then {fixed[0]}; expected the same"
     return ""
-
-
-def _num_threads() -> int:
-    """Return with how many threads NumPy computes a matrix product here."""
-    blas = [each for each in threadpool_info() if each["user_api"] == "blas"]
-    return blas[0]["num_threads"] if blas else 1
 
 
 @contextmanager

@@ -19,7 +19,7 @@ Run it, and see that the parameters get the same bits as in minipipe:
 
     COMMAND
 
-Arrays are allocated anew, and a receive begins where its value is used. There are no
+Arrays are allocated anew, and a receive begins when its value is used. There are no
 handshakes and no checks: if one rank fails, the others wait for ever.
 """
 '''
@@ -114,7 +114,10 @@ class Frame:
         """
         if self._limit is not None:
             others = [n for n in self._recording.parameters if owners[n] != self._rank]
-            text = CLIP.replace("OTHERS", f" if name not in {others}" if others else "")
+            where = f" if name not in {others}" if others else ""
+            if len(others) == len(self._recording.parameters):
+                where = " if False"  # another replica counts them
+            text = CLIP.replace("OTHERS", where)
             if self._program.num_ranks == 1:
                 text = text.replace("sum(comm.allgather(squares), [])", "squares")
             yield text
@@ -123,7 +126,12 @@ class Frame:
             yield UPDATES[self._recording.optimiser](numbers)
 
     def end(
-        self, given: Sequence[str], draws: bool, has_loss: bool, has_weights: bool
+        self,
+        given: Sequence[str],
+        draws: bool,
+        has_loss: bool,
+        has_weights: bool,
+        is_part: bool,
     ) -> Iterator[str]:
         """Yield the steps, and the comparison of the parameters after them.
 
@@ -137,6 +145,8 @@ class Frame:
             Whether it returns the loss.
         has_weights : bool
             Whether it takes the weights of the microbatches.
+        is_part : bool
+            Whether other replicas have the other part of the loss.
         """
         steps = self._recording.steps
         arguments = [f'saved[f"{letter}{{n}}"]' for letter in given]
@@ -147,7 +157,8 @@ class Frame:
             yield f"    training_step = {steps[0].number} + n"
         if has_loss:
             yield f"    loss = {call}"
-            yield '    print(f"step {n}: loss {loss:.6f}")'
+            what = f"rank {self._rank}'s part of the loss" if is_part else "loss"
+            yield f'    print(f"step {{n}}: {what} {{loss:.6f}}")'
         else:
             yield f"    {call}"
         if self._limit is not None:

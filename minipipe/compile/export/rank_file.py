@@ -224,7 +224,8 @@ class RankFile:
         draws = "uniform" in self._helpers
         given = [letter for letter, has in row.batch if has]
         has_weights = row.has_loss and self._has_weights
-        yield from frame.end(given, draws, row.has_loss, has_weights)
+        is_part = len(row.batch_form.targets) < program.num_microbatches
+        yield from frame.end(given, draws, row.has_loss, has_weights, is_part)
 
     def _globals(self, body: str) -> Iterator[str]:
         """Yield the dicts and constants of the functions."""
@@ -233,6 +234,8 @@ class RankFile:
             values = ", ".join(["{}"] * len(kept))
             what = "by stage or layer, and microbatch"
             yield f"{', '.join(kept)} = {values}  # {what}"
+        if "end_block(" in "".join(self._row.lines):
+            yield "blocks = {}  # by layers, the gradients of blocks of microbatches"
         yield from self._row.constants()
         yield from self._constants.lines(body)
 
@@ -240,6 +243,9 @@ class RankFile:
         """Yield the functions that do not depend on the program."""
         for name in sorted(self._helpers):
             yield HELPERS[name].replace("SEED", str(self._recording.seed))
-        for name, text in {"add_gradient": GRADIENTS, **MESSAGES}.items():
-            if f"{name}(" in used:
+        texts = {"add_gradient": GRADIENTS, **MESSAGES}
+        needed = [name for name in texts if f"{name}(" in used]
+        own = "".join(texts[name] for name in needed)
+        for name, text in texts.items():
+            if name in needed or f" {name}(" in own:
                 yield text

@@ -1,4 +1,4 @@
-"""What was recorded of some steps of a program, on one rank."""
+"""A recording of some steps of a program, on one rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class BatchForm(NamedTuple):
-    """What a rank reads of a batch.
+    """The part of a batch that a rank reads.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Recording:
 
     @property
     def form(self) -> BatchForm:
-        """What the rank reads of each batch."""
+        """The part of each batch that the rank reads."""
         first = self.steps[0]
         inputs = {k: len(array) for k, array in first.inputs.items()}
         targets = {k: len(array) for k, array in first.targets.items()}

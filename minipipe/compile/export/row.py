@@ -1,7 +1,7 @@
 """The function ``step`` of a stand-alone file: the row of a rank, line by line.
 
-A send is written around the computation whose result it sends, and a receive where its
-value is used::
+A send is written around the computation of its array, and a receive in the place of its
+array::
 
     losses[0] = forward_1(0, receive(0, X1 + 0, (4, 8)), y[0])
     send(0, G1 + 0, backward_1(0, seed))
@@ -9,13 +9,14 @@ value is used::
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from minipipe.compile.export.loops import STRAIGHT, number, with_loops
 from minipipe.compile.export.recorded import BatchForm
 from minipipe.compile.export.stage_source import StageSource
 from minipipe.compile.export.wrapping import WIDTH, wrapped
@@ -24,15 +25,19 @@ from minipipe.compile.row import SECTIONS
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.plan import Plan
-from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, F
+from minipipe.execution.sums import block_size
+from minipipe.schedules.action import (
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    SEND_B,
+    SEND_F,
+    Action,
+    F,
+)
 from minipipe.schedules.analysis.dependencies import Direction
 
-STRAIGHT = 8
-"""The most microbatches whose row has no loop."""
-
-_LEAST_TURNS = 4  # of a loop
-_LONGEST_TURN = 8  # instructions
-_NUMBER = re.compile("\x00(\\d+)\x00")  # the number of a microbatch
+_FIRST_TAG_OF_SUMS = 30_000  # of the 32,768 that every MPI has
 
 
 class RowSource:
@@ -57,6 +62,7 @@ class RowSource:
         Of the function.
     has_loss : bool
         Whether the function returns a loss.
+    batch_form : BatchForm
     batch : list of (str, bool)
         The letters of inputs and targets, and whether the rank reads them.
 
@@ -76,7 +82,7 @@ class RowSource:
         batch: BatchForm,
         has_sizes: bool,
     ) -> None:
-        self._batch, self._has_sizes = batch, has_sizes
+        self.batch_form, self._has_sizes = batch, has_sizes
         self._executor, self._recorders, self._sources = executor, recorders, sources
         self._plan, self._uses = plan, uses
         self._num_stages = executor.program.num_stages
@@ -89,11 +95,27 @@ class RowSource:
         self._pending: tuple[Any, str] | None = None
         self._expressions: dict[Any, str] = {}
         self._rows: list[str] = []
+        self._noted = Counter[int]()  # by stage, the gradients of microbatches
+        self._block_sizes: dict[int, int] = {}
+        self._sums: list[str] = []  # lines that wait for other replicas
         for binding in executor.bindings:
             if not binding.action.kind.declaration.of_rank:
                 self._add(binding)
         self._flush()
+        for stage in [*self._block_sizes]:
+            self._join_blocks(stage)
+        self._rows += self._sums
+        self._check_sums()
         self.lines = list(self._function())
+
+    def _check_sums(self) -> None:
+        """Refuse sums over blocks or replicas with shared parameters."""
+        text = "\n".join(self._rows)
+        has_sums = "end_block(" in text or bool(self._sums)
+        if has_sums and (self._uses or self._plan.shared):
+            message = "Gradients are added over replicas or blocks of microbatches"
+            advice = "export knows that only without shared parameters"
+            raise ModelError("unsupported", f"{message}; {advice}.")
 
     # -- instructions ------------------------------------------------------------------
 
@@ -103,12 +125,45 @@ class RowSource:
             self._receive(binding)
         elif kind in (SEND_F, SEND_B):
             self._send(binding)
+        elif kind is REDUCE_GRAD:
+            self._reduce(action)
         elif kind in SECTIONS and (action.stage, action.microbatch) in self._sources:
             self._compute(binding)
+            self._note_block(binding)
         else:
             message = f"The schedule has {action}, and export does not know {kind}."
             advice = "Export the program without it."
             raise ScheduleError.of(Code.UNSUPPORTED, f"{message} {advice}")
+
+    def _note_block(self, binding: Binding) -> None:
+        """End a block of microbatches, whose gradients are added first."""
+        stage = binding.action.stage
+        if not hasattr(binding.handler, "then"):
+            return
+        self._flush()
+        self._noted[stage] += 1
+        size = self._block_sizes.setdefault(stage, self._block_size(stage))
+        if size and self._noted[stage] % size == 0:
+            self._rows.append(f"end_block({self._plan.partition[stage]})")
+
+    def _block_size(self, stage: int) -> int:
+        num_blocks = self._plan.gradient_blocks
+        num_blocks //= len(self._executor.program.ranks_of(stage))
+        return block_size(self._executor.actions, stage, num_blocks)
+
+    def _reduce(self, action: Action) -> None:
+        """Begin to add the gradients of all replicas of a stage."""
+        self._flush()
+        self._join_blocks(action.stage)
+        ranks = list(self._executor.program.ranks_of(action.stage))
+        tag = _FIRST_TAG_OF_SUMS + action.stage
+        given = f"{self._plan.partition[action.stage]}, {ranks}, {tag}"
+        self._rows.append(f"send_gradients({given})")
+        self._sums.append(f"add_replicas({given})")
+
+    def _join_blocks(self, stage: int) -> None:
+        if self._block_sizes.pop(stage, 0):
+            self._rows.append(f"join_blocks({self._plan.partition[stage]})")
 
     def _receive(self, binding: Binding) -> None:
         stage, kind, k = binding.action
@@ -124,13 +179,13 @@ class RowSource:
         """Return the shape and the dtype of a message."""
         if form is None or not form.is_plain:
             raise _several("activations between two stages")
-        shape, size = form.shapes[0], self._batch.sizes[k]
+        shape, size = form.shapes[0], self.batch_form.sizes[k]
         dtype = np.dtype(form.dtypes[0]).name
         if not self._has_sizes or not shape or shape[0] % size:
             return str(shape), dtype
         factor = shape[0] // size
         first = (
-            f"sizes[{_number(k)}]" if factor == 1 else f"{factor} * sizes[{_number(k)}]"
+            f"sizes[{number(k)}]" if factor == 1 else f"{factor} * sizes[{number(k)}]"
         )
         return f"({', '.join([first, *map(str, shape[1:])])},)".replace(
             ",)", ")" if shape[1:] else ",)"
@@ -148,7 +203,7 @@ class RowSource:
         stage = value.stage if is_gradient else value.consumer_stage
         name = f"{'G' if is_gradient else 'X'}{stage}"
         self._tags[name] = (2 * stage + is_gradient) * self._count
-        return route.peer, f"{name} + {_number(value.microbatch)}"
+        return route.peer, f"{name} + {number(value.microbatch)}"
 
     def _compute(self, binding: Binding) -> None:
         stage, kind, k = binding.action
@@ -156,7 +211,7 @@ class RowSource:
         section = SECTIONS[kind]
         if section not in source.sections:  # an I that is a whole backward
             section = "backward"
-        arguments = [_number(k)]
+        arguments = [number(k)]
         taken = {_role(value): value for value in binding.takes}
         for name in source.parameters[section]:
             arguments.append(self._argument(name, recorded, stage, k, taken))
@@ -165,7 +220,7 @@ class RowSource:
         given = {_role(value): value for _, value in binding.gives}
         own = given.get("x" if kind is F else "g")
         if kind is F and recorded.result is None:
-            self._rows.append(f"losses[{_number(k)}] = {text}")
+            self._rows.append(f"losses[{number(k)}] = {text}")
         elif own is not None and source.num_results(section):
             self._pending = own, text
         else:
@@ -186,17 +241,17 @@ class RowSource:
         if i >= recorded.num_inputs:
             if i > recorded.num_inputs:
                 raise _several("targets")
-            return f"y[{_number(k)}]"
+            return f"y[{number(k)}]"
         if i > 0:
             raise _several("inputs" if stage == 0 else "activations between two stages")
-        return f"x[{_number(k)}]" if stage == 0 else self._value(taken["x"])
+        return f"x[{number(k)}]" if stage == 0 else self._value(taken["x"])
 
     def _seed(self, k: int) -> str:
-        return "seed" if self._has_one_weight else f"seeds[{_number(k)}]"
+        return "seed" if self._has_one_weight else f"seeds[{number(k)}]"
 
     @property
     def _has_one_weight(self) -> bool:
-        weights = self._batch.weights
+        weights = self.batch_form.weights
         return weights is not None and len({*weights}) == 1
 
     def _value(self, value: Any) -> str:
@@ -214,8 +269,8 @@ class RowSource:
         self._pending = None
         name = f"{'x' if _role(value) == 'x' else 'g'}{value.stage}"
         self._dicts[name] = None
-        self._rows.append(f"{name}[{_number(value.microbatch)}] = {text}")
-        self._expressions[value] = f"{name}.pop({_number(value.microbatch)})"
+        self._rows.append(f"{name}[{number(value.microbatch)}] = {text}")
+        self._expressions[value] = f"{name}.pop({number(value.microbatch)})"
 
     # -- the function ------------------------------------------------------------------
 
@@ -236,16 +291,18 @@ class RowSource:
             names = ", ".join(self._dicts)
             yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
         if self._has_sizes:
-            yield from wrapped(f"sizes = [{', '.join(map(str, self._batch.sizes))}]", 0)
-        weights = self._batch.weights
+            yield from wrapped(
+                f"sizes = [{', '.join(map(str, self.batch_form.sizes))}]", 0
+            )
+        weights = self.batch_form.weights
         if not self.has_loss or weights is None:
             return
         if self._has_one_weight:
             yield f"weight = {weights[0]!r}  # of the loss of a microbatch"
             yield f'seed = np.array(weight, "{self._dtype_of_loss()}")'
             return
-        total = sum(self._batch.sizes)
-        by_size = [size / total for size in self._batch.sizes]
+        total = sum(self.batch_form.sizes)
+        by_size = [size / total for size in self.batch_form.sizes]
         if self._has_sizes and weights == by_size:
             yield "weights = [size / sum(sizes) for size in sizes]  # of their losses"
         else:
@@ -258,7 +315,7 @@ class RowSource:
 
     def _function(self) -> Iterator[str]:
         given = ", ".join([letter for letter, has in self.batch if has])
-        if self.has_loss and self._batch.weights is None:
+        if self.has_loss and self.batch_form.weights is None:
             given += ", weights"
         yield f"def step({given}):"
         rank = self._executor.group.rank
@@ -271,10 +328,10 @@ class RowSource:
             if not self._has_one_weight:
                 dtype = self._dtype_of_loss()
                 yield f'    seeds = [np.array(weight, "{dtype}") for weight in weights]'
-        for line, indent in self._with_loops():
+        for line, indent in with_loops(self._rows, self._count > STRAIGHT):
             yield from wrapped(line, indent)
         yield from self._shared_gradients()
-        if self._tags:
+        if self._tags or self._sums:
             yield "    while sent:"
             yield "        sent.pop()[0].Wait()"
         if self.has_loss:
@@ -283,51 +340,17 @@ class RowSource:
 
     def _cut(self, letter: str) -> str:
         """Return the microbatches of an array of the batch."""
-        sizes = self._batch.inputs if letter == "x" else self._batch.targets
+        sizes = self.batch_form.inputs if letter == "x" else self.batch_form.targets
         ends = list(accumulate(sizes.values()))
         where = str(ends[:-1])
         if len({*sizes.values()}) == 1:
             where = str(len(sizes))
-        elif self._has_sizes and len(sizes) == len(self._batch.sizes):
+        elif self._has_sizes and len(sizes) == len(self.batch_form.sizes):
             where = "np.cumsum(sizes)[:-1]"
         parts = f"np.split({letter}, {where})"
         if list(sizes) == list(range(len(sizes))):
             return parts
         return f"dict(zip({list(sizes)}, {parts}))"
-
-    def _with_loops(self) -> Iterator[tuple[str, int]]:
-        """Yield the lines of the row, and how far they are indented."""
-        rows, i = self._rows, 0
-        while i < len(rows):
-            size, turns = self._loop_at(i)
-            if turns < _LEAST_TURNS or self._count <= STRAIGHT:
-                yield _plainly(rows[i]), 4
-                i += 1
-                continue
-            turn = rows[i : i + size]
-            first = int(_NUMBER.findall("".join(turn))[0])
-            yield f"for k in range({first}, {first + turns}):", 4
-            for row in turn:
-                yield _relative_to(first, row), 8
-            i += size * turns
-
-    def _loop_at(self, i: int) -> tuple[int, int]:
-        """Return the size and number of the turns of the best loop from a place on."""
-        best = 1, 1
-        for size in range(1, _LONGEST_TURN + 1):
-            turns = 1
-            while self._is_turn(i, size, turns):
-                turns += 1
-            if turns > 1 and size * turns > best[0] * best[1]:
-                best = size, turns
-        return best
-
-    def _is_turn(self, i: int, size: int, number: int) -> bool:
-        rows, start = self._rows, i + size * number
-        if start + size > len(rows):
-            return False
-        pairs = zip(rows[i : i + size], rows[start : start + size])
-        return all(_shifted(first, number) == later for first, later in pairs)
 
     def _shared_gradients(self) -> Iterator[str]:
         """Yield the lines that add the gradients of the uses of shared parameters."""
@@ -337,15 +360,15 @@ class RowSource:
         for name, users in shared.items():
             terms = []
             for use, sources in users.items():
-                number, tag = tag, tag + 1
+                own_tag, tag = tag, tag + 1
                 if rank not in sources:
                     continue
                 own = self._uses.get(name, {}).get(use, name)
                 if sources[rank] != rank:
-                    terms.append(self._receive_use(name, sources[rank], number))
+                    terms.append(self._receive_use(name, sources[rank], own_tag))
                     continue
                 others = [o for o in sources if o != rank == sources[o]]
-                sends += [f'send({o}, {number}, gradients["{own}"])' for o in others]
+                sends += [f'send({o}, {own_tag}, gradients["{own}"])' for o in others]
                 terms.append(f'gradients["{own}"]')
             if terms:
                 sums.append((name, terms))
@@ -375,24 +398,3 @@ def _several(what: str) -> ModelError:
 
 def _role(value: Any) -> str:
     return {"out": "x", "grad out": "g"}.get(value.name, value.name)
-
-
-def _number(k: int) -> str:
-    return f"\x00{k}\x00"
-
-
-def _plainly(row: str) -> str:
-    return row.replace("\x00", "")
-
-
-def _shifted(row: str, number: int) -> str:
-    return _NUMBER.sub(lambda found: _number(int(found[1]) + number), row)
-
-
-def _relative_to(first: int, row: str) -> str:
-    """Return a row of the turn of a loop that begins with microbatch ``first``."""
-    return _NUMBER.sub(lambda found: _relative(int(found[1]) - first), row)
-
-
-def _relative(offset: int) -> str:
-    return "k" if not offset else f"k {'+' if offset > 0 else '-'} {abs(offset)}"

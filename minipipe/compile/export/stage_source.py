@@ -240,7 +240,7 @@ class StageSource:
         self._unit_names[id(unit)] = names
 
     def _names_of_kept(self, plan: UnitPlan) -> Iterator[tuple[str, str]]:
-        """Yield the variables that a unit takes, and their names where they were kept."""
+        """Yield the variables that a unit takes, with names in the earlier unit."""
         for section, local in plan.all_taken:
             for earlier in self._plans.values():
                 names = self._unit_names.get(id(earlier.unit))

@@ -1,8 +1,7 @@
-"""The lines of a trace as a person writes them: statements, and repeated parts of them.
+"""The lines of a trace as a person writes them.
 
-A trace has a line for each call of NumPy. Here views are written where they are used,
-checks are left out, and a part that is repeated, such as the blocks of a transformer,
-becomes one :class:`Unit` that is called for each layer.
+A trace has a line for each call of NumPy. Here views are written in the lines that use
+them, and checks are left out. Repeated parts are the subject of `units.py`.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ class Writer:
         results[section] = tuple(same.get(n, n) for n in results[section])
 
     def _inline(self, section: str) -> None:
-        """Write a view, or what is added to a gradient, where it is used."""
+        """Write a view, or the term of a gradient, in the line that uses it."""
         uses = self._uses()
         found: list[Statement] = []
         for each in self.sections[section]:

@@ -53,6 +53,38 @@ def receive(rank, tag, shape, dtype="float32"):
     array = np.empty(shape, dtype)
     comm.Recv(array, rank, tag)
     return array''',
+    "end_block": '''\
+def end_block(layers):
+    """Put the gradients of a block of microbatches aside."""
+    own = {name: gradients.pop(name) for name in names_of(layers)}
+    blocks.setdefault(layers, []).append(own)''',
+    "join_blocks": '''\
+def join_blocks(layers):
+    """Add the gradients of all blocks in pairs."""
+    parts = blocks.pop(layers)
+    for name in parts[0]:
+        gradients[name] = in_pairs([part[name] for part in parts])''',
+    "send_gradients": '''\
+def send_gradients(layers, ranks, tag):
+    """Send the gradients of a stage to its other replicas."""
+    for name in names_of(layers):
+        for rank in ranks:
+            if rank != comm.rank:
+                send(rank, tag, gradients[name])''',
+    "add_replicas": '''\
+def add_replicas(layers, ranks, tag):
+    """Add the gradients of all replicas of a stage in pairs, in this order."""
+    for name in names_of(layers):
+        own = gradients[name]
+        terms = [
+            own if rank == comm.rank else receive(rank, tag, own.shape, own.dtype)
+            for rank in ranks
+        ]
+        gradients[name] = in_pairs(terms)''',
+    "names_of": '''\
+def names_of(layers):
+    """Return the names of the gradients of some layers, in order."""
+    return [n for n in sorted(gradients) if int(n.partition(".")[0]) in layers]''',
     "in_pairs": '''\
 def in_pairs(terms):
     """Return the sum of pairs, of pairs of pairs, …"""

@@ -1,0 +1,134 @@
+"""The parts of a compiled row: sections of stages with their slots, and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from minipipe.comm import ProcessGroup
+from minipipe.compile.recording import Form, Recorded
+from minipipe.execution.executor import HANDLERS, Binding, Route
+from minipipe.execution.offloading import recompute
+from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
+
+SECTIONS = {
+    F: "forward",
+    R: "recompute",
+    B: "backward",
+    I: "backward_input",
+    W: "backward_weight",
+}
+"""The section of a stage that an action runs."""
+
+
+@dataclass
+class StageProgram:
+    """The compiled sections of a stage, for one kind of its microbatches.
+
+    Attributes
+    ----------
+    stage : int
+    suffix : str
+        Behind the names of its functions.
+    recorded : Recorded
+    sections : Sections
+    slots : dict of int to tuple of int
+        By microbatch, its slot in each class of kept arrays.
+    num_slots : list of int
+    is_static : bool
+        Whether weight gradients are arrays that exist before a step.
+    contributes : list of int
+        The uses of parameters that get a gradient.
+    """
+
+    stage: int
+    suffix: str
+    recorded: Recorded
+    sections: Any
+    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    num_slots: list[int] = field(default_factory=list)
+    is_static: bool = False
+    contributes: list[int] = field(default_factory=list)
+
+    def name_of(self, section: str) -> str:
+        """Return the name of the function of a section."""
+        return f"{section}_{self.stage}{self.suffix}"
+
+    def section_of(self, kind: ActionKind) -> str:
+        """Return the section that an action of this kind runs.
+
+        The I of a frozen stage, without a W, is a whole backward.
+        """
+        section = SECTIONS[kind]
+        if section in self.sections.parameters:
+            return section
+        return "backward"
+
+
+def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -> None:
+    """Give each microbatch its slots: one is used again once its last section has run.
+
+    Parameters
+    ----------
+    program : StageProgram
+    places : mapping of (str, int) to int
+        By section and microbatch, the position in the row.
+    """
+    microbatches = sorted({k for _, k in places})
+    found: dict[int, list[int]] = {k: [] for k in microbatches}
+    program.num_slots = []
+    for first, last in program.sections.lifetimes:
+        order = sorted(microbatches, key=lambda k: places[first, k])
+        ends: list[int] = []
+        for k in order:
+            free = (i for i, end in enumerate(ends) if end < places[first, k])
+            slot = next(free, len(ends))
+            ends[slot : slot + 1] = [places[last, k]]
+            found[k].append(slot)
+        program.num_slots.append(len(ends))
+    program.slots = {k: tuple(slots) for k, slots in found.items()}
+
+
+class Channel(NamedTuple):
+    """A message of every step.
+
+    Attributes
+    ----------
+    array : str
+        The name of its array.
+    is_send : bool
+    form : Form
+    route : Route
+    """
+
+    array: str
+    is_send: bool
+    form: Form
+    route: Route
+
+    def opened(self, group: ProcessGroup) -> Any:
+        """Return the channel itself."""
+        (shape,), (dtype,) = self.form.shapes, self.form.dtypes
+        assert shape is not None  # it is plain
+        make = group.send_channel if self.is_send else group.receive_channel
+        return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
+
+
+_OF_MICROBATCHES = (F, B, I, W, R)
+
+
+def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
+    """Return the kinds of actions of each microbatch of a stage, in their order."""
+    found: dict[int, str] = {}
+    for action in row:
+        if action.stage == stage and action.kind in _OF_MICROBATCHES:
+            k = action.microbatch
+            found[k] = f"{found.get(k, '')} {action.kind}"
+    return found
+
+
+def is_plain(binding: Binding) -> bool:
+    """Return whether a computation is run by the handler of all runs."""
+    handler = getattr(binding.handler, "__wrapped__", binding.handler)
+    return {**HANDLERS, R: recompute}.get(binding.action.kind) is handler
