@@ -1,6 +1,6 @@
 """Messages of another form than the program of a rank was recorded with.
 
-A program is chosen before the first message of a step is there. If another rank has
+A program is chosen before the first message of a step has come. If another rank has
 frozen its parameters, say, activations come that require no gradient, and this rank has
 no way to know. It has computed and sent nothing yet, since that is its first message
 from the stage before, so it can begin the schedule again, without the program::
