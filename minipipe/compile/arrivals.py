@@ -29,13 +29,13 @@ class OtherForm(MessageError):
     ----------
     value : Value
         That the message carries.
-    message : array
-        As it has come.
+    came : array
+        The message.
     """
 
     def __init__(self, text: str, value: Any, message: Array) -> None:
         super().__init__("shape", text)
-        self.value, self.message = value, message
+        self.value, self.came = value, message
 
 
 def arrays_of(payload: Payload, form: Form, value: Any = None) -> list[Array | None]:
