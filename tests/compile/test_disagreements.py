@@ -33,13 +33,12 @@ def mean(outputs, targets):
     return 0.0
 
 
+METRIC = {"mean": mean}
 SCENES = {
     "evaluates": lambda pipeline, optimiser: pipeline.evaluate(X, X),
     "predicts": lambda pipeline, optimiser: pipeline.predict(X),
     "accumulates": lambda pipeline, optimiser: pipeline.step(X, X, accumulate=True),
-    "asks for metrics": lambda pipeline, optimiser: pipeline.step(
-        X, X, metrics={"m": mean}
-    ),
+    "asks for metrics": lambda pipeline, optimiser: pipeline.step(X, X, metrics=METRIC),
     "has another scale": lambda pipeline, optimiser: pipeline.step(X, X, scale=2.0),
     "has another batch": lambda pipeline, optimiser: pipeline.step(X[:4], X[:4]),
     "has another mode": lambda pipeline, optimiser: pipeline.eval(),
