@@ -51,7 +51,7 @@ SCENES = {
 
 
 def trained(group, how, scene):
-    """Train; before one step, rank 1 does something else. Return the error, or losses."""
+    """Train; before a step rank 1 does something else. Return the error, or losses."""
     layers = [part for _ in range(4) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     options = {"loss": nn.MSELoss(), "num_microbatches": 4, "compile": how}
     pipeline = Pipeline(nn.Sequential(*layers), group, **options)
