@@ -134,6 +134,7 @@ class ReceiveChannel:
         if array is not self.array:
             self.other = array
             self._expectation().check(Header.of(array, self._step))
+            self.other = None
             self.array[...] = array
 
     def take(self, timeout: float | None = None) -> Array:

@@ -1,6 +1,6 @@
 """Messages of another form than the program of a rank was recorded with.
 
-A program is chosen before the first message of a step is there. If another rank has
+A program is chosen before the first message of a step has come. If another rank has
 frozen its parameters, say, activations come that require no gradient, and this rank has
 no way to know. It has computed and sent nothing yet, since that is its first message
 from the stage before, so it can begin the schedule again, without the program::
@@ -27,13 +27,13 @@ class OtherForm(MessageError):
     ----------
     value : Value
         That the message carries.
-    message : array
-        As it has come.
+    came : array
+        The message.
     """
 
     def __init__(self, text: str, value: Any, message: Array) -> None:
         super().__init__("shape", text)
-        self.value, self.message = value, message
+        self.value, self.came = value, message
 
 
 def check_nothing_has_run(executor: Executor, error: OtherForm) -> None:

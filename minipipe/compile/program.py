@@ -115,7 +115,7 @@ class Compiler:
                 return
             except OtherForm as error:
                 check_nothing_has_run(executor, error)
-                executor.early[error.value] = error.message
+                executor.early[error.value] = error.came
                 self.program = None
         if self._tries.get(key, 0) == MOST_TRIES:
             self.report = "runs eagerly: its layers or parameters change in every step"

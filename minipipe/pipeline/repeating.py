@@ -90,7 +90,7 @@ class RepeatedStep:
         Raises
         ------
         NotFiniteError
-            As of an ordinary step.
+            Any of its codes, as of an ordinary step.
         """
         executor, objective = self._executor, call.objective
         if not call.waits or call.accumulates or objective.where or objective.metrics or self._pending:
@@ -124,7 +124,7 @@ class RepeatedStep:
         except OtherForm as error:
             if self._compiler.program is self._program:  # it cannot begin again
                 raise
-            executor.early[error.value] = error.message
+            executor.early[error.value] = error.came
             return None
 
     def _loss_of(self, batch: Batch) -> BatchLoss:

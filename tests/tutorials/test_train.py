@@ -44,6 +44,14 @@ def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alon
 
 
 @needs_mpi
+@pytest.mark.parametrize(("num_ranks", "schedule"), [(1, "1f1b"), slowly(2, "1f1b"), slowly(4, "zb-v")])
+def test_compiled_steps_end_with_the_same_loss(num_ranks, schedule, alone):
+    launch = (lambda _, *command: run([sys.executable, *command])) if num_ranks == 1 else mpirun
+    done = launch(num_ranks, TRAIN, *SHORT, "--schedule", schedule, "--compile")
+    assert result(done)["loss"] == alone["loss"]
+
+
+@needs_mpi
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_replicas_end_with_the_loss_of_one_process_with_as_many_blocks(num_ranks):

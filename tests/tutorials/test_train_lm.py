@@ -74,6 +74,15 @@ def test_so_they_do_with_dropout_tied_embeddings_and_recomputation(num_ranks, sc
     assert many["loss"] == one["loss"] and many["text"] == one["text"]
 
 
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), WITH_ALL, (*WITH_ALL, "--recompute")], ids=["plain", "all", "recompute"])
+def test_compiled_steps_end_with_the_same_loss_and_text(options):
+    one = result(on_ranks(1, *WITH_ALL)) if options else result(on_ranks(1))
+    many = result(on_ranks(2, *options, "--compile", "--schedule", "zb-h1"))
+    assert many["loss"] == one["loss"] and many["text"] == one["text"]
+
+
 @pytest.mark.slow
 @needs_mpi
 def test_it_shows_progress_the_result_and_a_timeline():
