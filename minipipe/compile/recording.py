@@ -16,7 +16,6 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.compile.arrivals import OtherForm
 from minipipe.compile.guards import (
     Attributes,
     StageGuard,
@@ -26,7 +25,6 @@ from minipipe.compile.guards import (
 from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
-from minipipe.errors import MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
@@ -79,33 +77,6 @@ class Form(NamedTuple):
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
-
-    def arrays(self, payload: Payload, value: Any = None) -> list[Array | None]:
-        """Return the arrays of a value that another rank or an eager stage has given.
-
-        Parameters
-        ----------
-        payload : Payload
-        value : Value, optional
-            Carried by a message, of another rank.
-
-        Raises
-        ------
-        MessageError
-            Code ``shape``: the value has another form.
-        """
-        given = [None if array is None else array.shape for array in payload.arrays]
-        dtypes = [None if array is None else array.dtype for array in payload.arrays]
-        is_like = given == list(self.shapes) and dtypes == list(self.dtypes)
-        if value is not None:
-            is_like = is_like and tuple(payload.requires_grad) == self.requires_grad
-        if is_like:
-            return payload.arrays
-        message = f"Arrays of shapes {given} came, where {list(self.shapes)} came"
-        message += " before, for a batch of the same form."
-        if value is None:
-            raise MessageError("shape", message)
-        raise OtherForm(message, value, payload.to_message())
 
     def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""

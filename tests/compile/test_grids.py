@@ -58,7 +58,6 @@ MESHES = {
     [
         ("tensor", "1f1b", False),
         ("shards", "1f1b", False),
-        ("shards", "zb-h1", False),
         *(slowly(name, "1f1b", True) for name in MESHES),
         *(slowly(name, "zb-h1", False) for name in MESHES),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
-from minipipe.compile.stage import KindProgram
+from minipipe.compile.kind import KindProgram
 
 WIDTH = 8
 CASES = [
