@@ -90,7 +90,7 @@ class RepeatedStep:
         Raises
         ------
         NotFiniteError
-            As of an ordinary step.
+            Any of its codes, as of an ordinary step.
         """
         executor, objective = self._executor, call.objective
         if not call.waits or call.accumulates or objective.where or objective.metrics or self._pending:
