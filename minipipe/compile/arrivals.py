@@ -20,6 +20,22 @@ if TYPE_CHECKING:
     from minipipe.execution.executor import Executor
 
 
+class Arrived:
+    """A request that is over: its message has come.
+
+    Parameters
+    ----------
+    message : array
+    """
+
+    def __init__(self, message: Array) -> None:
+        self._message = message
+
+    def wait(self) -> Array:
+        """Return the message."""
+        return self._message
+
+
 class OtherForm(MessageError):
     """A value came in another form than before.
 
@@ -27,13 +43,12 @@ class OtherForm(MessageError):
     ----------
     value : Value
         That the message carries.
-    came : array
-        The message.
+    arrived : Arrived
     """
 
     def __init__(self, text: str, value: Any, message: Array) -> None:
         super().__init__("shape", text)
-        self.value, self.came = value, message
+        self.value, self.arrived = value, Arrived(message)
 
 
 def check_nothing_has_run(executor: Executor, error: OtherForm) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import Any
 from weakref import finalize
 
 from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import at, enable_grad, mode, no_grad
+from minipipe.autograd.modes import mode
 from minipipe.compile.arrivals import OtherForm, check_nothing_has_run
+from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
@@ -34,9 +36,10 @@ from minipipe.compile.trace import key_of
 from minipipe.errors import MessageError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
+from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut
 from minipipe.execution.sliced import SlicedStage
-from minipipe.schedules.action import F, O
+from minipipe.schedules.action import O
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
@@ -115,7 +118,7 @@ class Compiler:
                 return
             except OtherForm as error:
                 check_nothing_has_run(executor, error)
-                executor.early[error.value] = error.came
+                executor.early[error.value] = error.arrived
                 self.program = None
         if self._tries.get(key, 0) == MOST_TRIES:
             self.report = "runs eagerly: its layers or parameters change in every step"
@@ -328,8 +331,18 @@ class CompiledRow:
             self._raise_other_form(error)
             raise
         except Exception as error:
-            self._compute_again(executor, error)
+            called, values = place_of(error, self._schedule)
+            if any(called == part.name_of("forward") for part in self._parts):
+                values = {**self._namespace, **values}
+                compute_again(executor, partial(self._received, values))
             raise
+
+    def _received(self, values: Mapping[str, Any], stage: int, k: int) -> Payload:
+        """Return what a forward has received, from variables of the schedule."""
+        name = self._inputs[stage, k]
+        form = self._recorders[stage].kind_of[k].received
+        arrays = [values[f"{name}_{i}"] for i in range(len(form.shapes))]
+        return form.payload(arrays)
 
     def _raise_other_form(self, error: MessageError) -> None:
         """Raise an error again as one of the form of a message, if it is."""
@@ -337,54 +350,6 @@ class CompiledRow:
             message, channel.other = channel.other, None
             if message is not None:
                 raise OtherForm(str(error), value, message) from None
-
-    def _compute_again(self, executor: Executor, error: Exception) -> None:
-        """Compute the forward that has failed with its layers."""
-        action = executor.group.activity.current
-        if action is None or action.kind is not F or not self._is_in_section(error):
-            return
-        action = executor.actions[executor.group.activity.position]
-        stage, k = executor.stages[action.stage], action.microbatch
-        name = self._inputs.get((action.stage, k))
-        if name is None:
-            received = executor.batch.input(k)
-        else:
-            values = {**self._namespace, **_locals_of(error, self._schedule)}
-            form = self._recorders[action.stage].kind_of[k].received
-            names = [f"{name}_{i}" for i in range(len(form.shapes))]
-            if any(each not in values for each in names):
-                return  # the message has not come
-            received = form.payload([values[each] for each in names])
-        executor.place.begin(k)
-        # As in `Running`: a repeated step sets no modes.
-        graph = no_grad() if executor.program.is_forward_only else enable_grad()
-        with at(executor.place), graph:
-            if stage.is_last:
-                stage.forward_with_loss(k, received, executor.batch.objective)
-            else:
-                stage.forward(k, received)
-
-    def _is_in_section(self, error: Exception) -> bool:
-        """Return whether a section has failed, and not an eager layer or a message."""
-        trace = error.__traceback__
-        while (
-            trace is not None and trace.tb_frame.f_code is not self._schedule.__code__
-        ):
-            trace = trace.tb_next
-        if trace is None or trace.tb_next is None:
-            return False
-        name = trace.tb_next.tb_frame.f_code.co_name
-        return any(name == part.name_of("forward") for part in self._parts)
-
-
-def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
-    """Return the variables of a function in which an error was raised."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is function.__code__:
-            return trace.tb_frame.f_locals
-        trace = trace.tb_next
-    return {}
 
 
 def needs_handlers(executor: Executor) -> bool:

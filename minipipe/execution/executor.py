@@ -111,7 +111,7 @@ class Executor:
         By stage and value (of ``core/values.py``), what its microbatches have kept for their backwards.
     background : list of Background
         Work that goes on after each action.
-    early : dict of Value to array
+    early : dict of Value to Request
         Messages that have come before their RECV: an earlier attempt to run the row took them.
     bindings : list of Binding
         The row, with handlers and values.
@@ -479,17 +479,14 @@ class Received(Pending):
 
     def __init__(self, executor: Executor, route: Route) -> None:
         self._value, self._record, self._xp = route.value, executor.record, executor.xp
-        self.early = executor.early.pop(route.value, None)
-        if self.early is not None:
-            return
-        self.request = executor.group.irecv(
+        self.request = executor.early.pop(route.value, None) or executor.group.irecv(
             route.peer, route.tag, step=executor.batch.step, what=route.words, allocate=executor.allocate
         )
 
     def wait(self) -> Payload:
         """Return the value, and note the times of the message."""
         awaited_from = perf_counter()
-        message = self.request.wait() if self.early is None else self.early
+        message = self.request.wait()
         self._record.received[self._value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
         return Payload.from_message(message, self._xp)
 

@@ -173,7 +173,7 @@ class Compiling:
             Code ``value``: the stage is not on this rank, or is not compiled.
         """
         if stage not in local:
-            message = f"source({stage!r}): expected the index of a stage of this rank, one of {[*local]}."
+            message = f"source({stage!r}): stage {stage!r} is not on this rank; its stages: {[*local]}."
             raise ArgumentError("value", message)
         program = self._latest()
         if program is None or stage not in program.sources:

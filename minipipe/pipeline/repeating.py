@@ -124,7 +124,7 @@ class RepeatedStep:
         except OtherForm as error:
             if self._compiler.program is self._program:  # it cannot begin again
                 raise
-            executor.early[error.value] = error.came
+            executor.early[error.value] = error.arrived
             return None
 
     def _loss_of(self, batch: Batch) -> BatchLoss:

@@ -1,0 +1,52 @@
+"""An error in a compiled forward: raised again by the layers, which say more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from minipipe.autograd.modes import at, enable_grad, no_grad
+from minipipe.execution.executor import Executor
+from minipipe.execution.payload import Payload
+
+
+def place_of(error: Exception, function: Any) -> tuple[str, dict[str, Any]]:
+    """Return what a function called when an error was raised, and its variables then.
+
+    The name is empty if the function raised it itself.
+    """
+    assert isinstance(function, FunctionType)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not function.__code__:
+        trace = trace.tb_next
+    if trace is None or trace.tb_next is None:
+        return "", {}
+    return trace.tb_next.tb_frame.f_code.co_name, trace.tb_frame.f_locals
+
+
+def compute_again(
+    executor: Executor, received_by: Callable[[int, int], Payload]
+) -> None:
+    """Compute the forward that has failed with its layers, as an eager step does.
+
+    Parameters
+    ----------
+    executor : Executor
+    received_by : function
+        ``(stage, microbatch) ->`` what the forward has received from another stage.
+    """
+    action = executor.actions[executor.group.activity.position]
+    stage, k = executor.stages[action.stage], action.microbatch
+    if stage.is_first:
+        received = executor.batch.input(k)
+    else:
+        received = received_by(action.stage, k)
+    executor.place.begin(k)
+    # As in `Running`: a repeated step sets no modes.
+    graph = no_grad() if executor.program.is_forward_only else enable_grad()
+    with at(executor.place), graph:
+        if stage.is_last:
+            stage.forward_with_loss(k, received, executor.batch.objective)
+        else:
+            stage.forward(k, received)
