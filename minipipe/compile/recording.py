@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.compile.arrivals import OtherForm
 from minipipe.compile.guards import (
     Attributes,
     StageGuard,
@@ -26,90 +25,12 @@ from minipipe.compile.guards import (
 from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
-from minipipe.errors import MessageError
+from minipipe.compile.value_form import Form
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.sequential import parameters_of
 from minipipe.tensor import Tensor
-
-
-class Form(NamedTuple):
-    """The form of a value between two stages: everything but its numbers.
-
-    Attributes
-    ----------
-    shapes : tuple of tuple of int
-        None for a gradient that does not exist.
-    dtypes : tuple of dtype
-    requires_grad : tuple of bool
-    treedef : object
-        As in :class:`minipipe.execution.payload.Payload`.
-    """
-
-    shapes: tuple[tuple[int, ...] | None, ...]
-    dtypes: tuple[Any, ...]
-    requires_grad: tuple[bool, ...]
-    treedef: Any = None
-
-    @classmethod
-    def of(cls, payload: Payload) -> Form:
-        """Return the form of a payload."""
-        return cls(
-            tuple(None if a is None else a.shape for a in payload.arrays),
-            tuple(None if a is None else a.dtype for a in payload.arrays),
-            tuple(payload.requires_grad),
-            payload.treedef,
-        )
-
-    def new(self) -> list[Any]:
-        """Return new arrays of this form."""
-        return [
-            None if shape is None else np.empty(shape, dtype)
-            for shape, dtype in zip(self.shapes, self.dtypes)
-        ]
-
-    def names(self, base: str) -> list[str]:
-        """Return names of the arrays, for a line of a program."""
-        names = enumerate(self.shapes)
-        return ["None" if shape is None else f"{base}_{i}" for i, shape in names]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is one array that travels as it is (``Payload.to_message``)."""
-        is_one = self.treedef is None and self.requires_grad == (True,)
-        return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
-
-    def arrays(self, payload: Payload, value: Any = None) -> list[Array | None]:
-        """Return the arrays of a value that another rank or an eager stage has given.
-
-        Parameters
-        ----------
-        payload : Payload
-        value : Value, optional
-            Carried by a message, of another rank.
-
-        Raises
-        ------
-        MessageError
-            Code ``shape``: the value has another form.
-        """
-        given = [None if array is None else array.shape for array in payload.arrays]
-        dtypes = [None if array is None else array.dtype for array in payload.arrays]
-        is_like = given == list(self.shapes) and dtypes == list(self.dtypes)
-        if value is not None:
-            is_like = is_like and tuple(payload.requires_grad) == self.requires_grad
-        if is_like:
-            return payload.arrays
-        message = f"Arrays of shapes {given} came, where {list(self.shapes)} came"
-        message += " before, for a batch of the same form."
-        if value is None:
-            raise MessageError("shape", message)
-        raise OtherForm(message, value, payload.to_message())
-
-    def payload(self, arrays: Sequence[Array | None]) -> Payload:
-        """Return arrays of this form as a payload."""
-        return Payload(list(arrays), list(self.requires_grad), self.treedef)
 
 
 @dataclass

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd.backend import Array
-from minipipe.compile.recording import Form, Recorded
+from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, Channel, StageProgram
+from minipipe.compile.value_form import Form
 from minipipe.core.values import NOUNS
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.record import Receipt

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from minipipe.comm import ProcessGroup
-from minipipe.compile.recording import Form, Recorded
+from minipipe.compile.recording import Recorded
+from minipipe.compile.value_form import Form
 from minipipe.execution.executor import HANDLERS, Binding, Route
 from minipipe.execution.offloading import recompute
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W

@@ -22,6 +22,7 @@ COMMANDS = {
     "advise": ["program.py"],
     "compare": [],
     "run": ["-n1", "program.py"],
+    "export": ["program.py", "-o=exported"],
     "edit": ["nowhere"],
     "coursework": ["nowhere/x.pdf"],
     "grade": ["nowhere"],

@@ -26,6 +26,7 @@ LITTLE = {
     "advise": ["program.py"],
     "compare": [],
     "run": ["-n=1", "program.py"],
+    "export": ["program.py", "-o=exported"],
     "coursework": ["copy"],
     "grade": ["--only=05_bubble", "mine"],
     "info": [],
@@ -82,7 +83,7 @@ def test_what_is_no_number_is_refused_by_the_parser_for_every_option(verb, capsy
             assert complaint.splitlines()[-1].isprintable() and len(complaint.splitlines()[-1]) < 700
 
 
-STARTING_RANKS = ("advise", "compare")  # these have tests of their own for what they refuse
+STARTING_RANKS = ("advise", "compare", "export")  # these have tests of their own for what they refuse
 
 
 ASKED = [verb for verb in VERBS if numbers_of(verb) and verb not in STARTING_RANKS]

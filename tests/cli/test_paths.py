@@ -24,6 +24,8 @@ COMMANDS = [
     "schedules --plot PATH.svg",
     "edit gpipe -o PATH.csv",
     "run --hostfile PATH program.py",
+    "export PATH -o exported --ranks 1",
+    "export program.py -o PATH --ranks 1",
     "coursework PATH/new",
     "coursework PATH.html --as handout --only 05_bubble",
     "coursework copy --source PATH",

@@ -15,11 +15,14 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/
 
 TRAINS = """
 import numpy as np
-from minipipe import Pipeline, init_process_group, nn
+from minipipe import Pipeline, init_process_group, nn, optim
 with init_process_group() as group:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     pipeline = Pipeline(model, group, num_microbatches=4, loss=nn.MSELoss())
-    pipeline.step(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
+    optimiser = optim.SGD(pipeline.parameters(), 0.1)
+    for _ in range(6):  # the third step of a compiled pipeline is the first that can be exported
+        pipeline.step(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
+        optimiser.step()
 """
 TINY = "--ranks 2 --width 8 --heads 2 --layers 2 --length 4 --symbols 4 --batch 4 --microbatches 2 --rounds 1"
 # A command of each verb: its words, and its exit status with all streams open.
@@ -36,6 +39,7 @@ COMMANDS = {
     "advise": ("--ranks 2 --seconds 0 {folder}/trains.py", 0),
     "compare": (TINY, 0),
     "run": ("-n 2 {folder}/trains.py", 0),
+    "export": ("--ranks 1 -o {new} {folder}/trains.py", 0),
     "coursework": ("{new}", 0),
     "grade": ("{folder}/mine --only 05_bubble", 1),
     "info": ("", 0),

@@ -32,13 +32,14 @@ COMMANDS = {
     "edit": ("edit --help", 0, "Edit a schedule in the browser"),
     "advise": ("advise --ranks 2 --seconds 0 train.py", 0, "schedule"),
     "compare": ("compare --ranks 2 --width 8 --length 4 --layers 2 --rounds 1", 0, "is the fastest (measured): "),
+    "export": ("export --ranks 1 --steps 1 -o exported train.py", 0, "wrote rank0.py to exported"),
     "run": ("run -n 2 train.py", 0, "loss 2."),
     "coursework": ("coursework another", 0, "wrote 16 tasks to another"),
     "grade": ("grade mine --only 05_bubble", 0, "05_bubble"),
     "info": ("info", 0, f"minipipe     {VERSION}"),
 }
 PROGRAM = """
-from minipipe import Pipeline, data, init_process_group, nn
+from minipipe import Pipeline, data, init_process_group, nn, optim
 from minipipe.execution.checks.comparison import digest_of_files, program
 from pathlib import Path
 
@@ -46,7 +47,10 @@ x, y = data.load_digits()
 model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
 with init_process_group() as group:
     pipeline = Pipeline(model, group, loss=nn.CrossEntropyLoss(), num_microbatches=4)
-    loss = pipeline.step(x[:64].reshape(64, -1), y[:64])
+    optimiser = optim.SGD(pipeline.parameters(), 1e-6)
+    for _ in range(4):  # the third step of a compiled pipeline is the first that can be exported
+        loss = pipeline.step(x[:64].reshape(64, -1), y[:64])
+        optimiser.step()
     if group.rank == 0:
         assert program()["code of minipipe"] == f"blake2b {digest_of_files(Path(data.__file__).parents[1])}"
         print(f"loss {loss}")

@@ -20,8 +20,9 @@ from minipipe.compile.export.loops import STRAIGHT, number, with_loops
 from minipipe.compile.export.recorded import BatchForm
 from minipipe.compile.export.stage_source import StageSource
 from minipipe.compile.export.wrapping import WIDTH, wrapped
-from minipipe.compile.recording import Form, Recorded, Recorder
+from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.row import SECTIONS
+from minipipe.compile.value_form import Form
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.plan import Plan
