@@ -42,6 +42,7 @@ MODULES = [
     "minipipe.errors",
     "minipipe.testing",
     "minipipe.coursework",
+    "minipipe.compile.export",
 ]
 
 
