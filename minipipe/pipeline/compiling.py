@@ -13,6 +13,7 @@ from minipipe.execution.source import source_of
 from minipipe.execution.stage import Stage
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules.action import ActionKind
+from minipipe.specs import Spec
 
 if TYPE_CHECKING:
     from minipipe.compile.program import Compiler
@@ -34,11 +35,16 @@ def without_replay(how: How, options: Mapping[str, Any]) -> tuple[How, Any]:
     options : mapping
         Further options. ``replay=True`` means ``compile="where-possible"``, unless ``compile`` was given as well;
         ``replay=False`` has no effect.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``, for a ``replay`` that is no truth value.
     """
     if "replay" not in options:
         return how, options
     rest = dict(options)
-    if rest.pop("replay"):
+    if Spec(bool, code="type").check("replay", rest.pop("replay")):
         instead = 'compile="where-possible"'
         warn_caller(f"replay=True is now {instead}; the next release takes no replay=.", DeprecationWarning)
         how = how or WHERE_POSSIBLE

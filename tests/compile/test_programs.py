@@ -199,6 +199,10 @@ def test_replay_is_an_alias_for_one_release():
             assert pipeline.replay_report() == pipeline.compile_report()
         pipeline = Pipeline.from_modules([layers()], group, replay=False)
         assert pipeline.compile_report() == "all stages run eagerly: compile=False"
+        with pytest.raises(
+            ArgumentError, match="replay is 'yes'; expected True or False"
+        ):
+            Pipeline(layers(), group, loss=nn.MSELoss(), replay="yes")
 
 
 def test_a_class_may_still_declare_is_replayable():
