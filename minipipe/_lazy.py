@@ -1,12 +1,16 @@
-"""Public names that a package loads on first access (PEP 562), as its stub ``__init__.pyi`` lists them.
+"""Public names that a package loads on first access (PEP 562), as its stub
+``__init__.pyi`` lists them.
 
-Editors and type checkers read the same stub, so each name is listed once. This file imports no module that is a file,
-not even ``__future__``, for the reason given in ``minipipe.__main__``.
+Editors and type checkers read the same stub, so each name is listed once. This file
+imports no module that is a file, not even ``__future__``, for the reason given in
+``minipipe.__main__``.
 """
 
 import sys
 
-__version__ = "0.1.0"  # read by setup.cfg; CITATION.cff and CHANGELOG.md also have it, and a test compares them
+# read by setup.cfg; CITATION.cff and CHANGELOG.md also have it, and a test compares
+# them
+__version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,10 +19,12 @@ if TYPE_CHECKING:
 
 
 class Equivalents:
-    """The last finder that Python tries: an import of another library's name raises an error that names its equivalent.
+    """The last finder that Python tries: an import of another library's name raises an
+    error that names its equivalent.
 
-    It is in ``sys.meta_path``, since nothing else sees ``import minipipe.nn.functional``, or the missing name in
-    ``from minipipe.data import DataLoader``: Python drops the error of ``__getattr__`` there.
+    It is in ``sys.meta_path``, since nothing else sees ``import
+    minipipe.nn.functional``, or the missing name in ``from minipipe.data import
+    DataLoader``: Python drops the error of ``__getattr__`` there.
     """
 
     @staticmethod
@@ -30,10 +36,13 @@ class Equivalents:
             check_import(name)
 
 
-def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]":
+def names_on_demand(
+    package: str, file: str
+) -> "tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]":
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package with a stub.
 
-    Each line of the stub is ``from module import name as name``, with ``package`` itself as the module of its modules.
+    Each line of the stub is ``from module import name as name``, with ``package``
+    itself as the module of its modules.
 
     Parameters
     ----------
@@ -63,7 +72,8 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
         # Asking the package itself for one of its modules would end here again.
         found = None if home == package else getattr(import_module(home), name, None)
         found = import_module(f"{home}.{name}") if found is None else found
-        setattr(import_module(package), name, found)  # from now on without this function
+        # from now on without this function
+        setattr(import_module(package), name, found)
         return found
 
     return load, lambda: names, names

@@ -1,4 +1,6 @@
-"""Training that survives the loss of a rank: the public names of :mod:`minipipe.pipeline.elastic`."""
+"""Training that survives the loss of a rank: the public names of
+:mod:`minipipe.pipeline.elastic`.
+"""
 
 from minipipe.hints import names_of
 from minipipe.pipeline.elastic import Trained, train

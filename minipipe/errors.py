@@ -1,7 +1,8 @@
 """One tree of errors, each with a code for programs and a sentence for people.
 
-Programs and tests compare ``error.code``; people read the sentence: the value, the expected value, what to do.
-At the end are parts of messages that all packages use. Every package imports this file, so it imports none.
+Programs and tests compare ``error.code``; people read the sentence: the value, the
+expected value, what to do. At the end are parts of messages that all packages use.
+Every package imports this file, so it imports none.
 """
 
 from __future__ import annotations
@@ -36,15 +37,18 @@ __all__ = [
 
 
 class Code(StrEnum):
-    """The codes of all errors; which one says what is at fault, whatever the class of the error.
+    """The codes of all errors; which one says what is at fault, whatever the class of
+    the error.
 
     Attributes
     ----------
     old : frozenset of str
-        Codes of earlier versions with the same meaning. For one release each is equal to the code,
-        with a ``DeprecationWarning``, except in sets and dictionaries, which look up by hash.
+        Codes of earlier versions with the same meaning. For one release each is equal
+        to the code, with a ``DeprecationWarning``, except in sets and dictionaries,
+        which look up by hash.
     is_misuse : bool
-        In a :class:`ScheduleError`: whether the request is at fault, and not the schedule.
+        In a :class:`ScheduleError`: whether the request is at fault, and not the
+        schedule.
 
     Examples
     --------
@@ -107,15 +111,20 @@ class Code(StrEnum):
     old: frozenset[str]
 
     # Arguments.
-    VALUE = "value", "costs invalid-cost no-weight not-a-partition parameters zero-stages"
+    VALUE = (
+        "value",
+        "costs invalid-cost no-weight not-a-partition parameters zero-stages",
+    )
     TYPE = "type", "not-a-schedule not-a-sequence not-a-tensor"
-    NAME = "name", "unknown unknown-task"  # one that does not exist, often from another library
+    # one that does not exist, often from another library
+    NAME = "name", "unknown unknown-task"
     SHAPE = "shape", "not-scalar"
     DTYPE = "dtype"
     OUT_OF_RANGE = "out-of-range", "range"  # an index or a number that does not exist
     WRONG_NUMBER = "wrong-number", "several-tensors unequal-lengths"
     TOO_FEW = "too-few", "too-few-layers too-few-samples"
-    MISSING = (  # something that belongs there: an action, a parameter or its values, a gradient
+    # something that belongs there: an action, a parameter or its values, a gradient
+    MISSING = (
         "missing",
         "no-gradient no-partner no-random-key no-sum skipped uninitialised unpaired",
     )
@@ -123,7 +132,10 @@ class Code(StrEnum):
     DUPLICATE = "duplicate", "tag-collision"
     UNSUPPORTED = (  # legal, but not there, or not together with the rest
         "unsupported",
-        "beside-layers forward-only kinds no-formula planned recompute replicas slices updates version",
+        (
+            "beside-layers forward-only kinds no-formula planned recompute replicas "
+            "slices updates version"
+        ),
     )
     # Tensors and models.
     NO_GRAPH = "no-graph", "backward-twice"
@@ -132,7 +144,8 @@ class Code(StrEnum):
     DIVIDED = "divided"  # among ranks, although a whole was expected; or the reverse
     NOT_COPYABLE = "not-copyable"  # what belongs to its graph, its file or its ranks
     FROZEN = "frozen"
-    # The place of the first value that is not finite; not-found if a second run had none.
+    # The place of the first value that is not finite; not-found if a second run had
+    # none.
     NOT_FINITE = "not-finite"  # a gradient that an optimiser or a norm was to use
     INPUTS = "inputs"
     TARGETS = "targets"
@@ -144,18 +157,25 @@ class Code(StrEnum):
     DISAGREEMENT = "disagreement", "not-all-ranks step"  # ranks run different programs
     TIMEOUT = "timeout", "time-limit"
     DEADLOCK = "deadlock", "overlap-deadlock"
-    RENDEZVOUS_DEADLOCK = "rendezvous-deadlock"  # only if sends block until they are received
+    # only if sends block until they are received
+    RENDEZVOUS_DEADLOCK = "rendezvous-deadlock"
     RANK_LOST = "rank-lost", "peer-left values"
-    NOT_A_RANK = "not-a-rank", "two-threads"  # a child of a rank, or a second thread of it
+    # a child of a rank, or a second thread of it
+    NOT_A_RANK = "not-a-rank", "two-threads"
     CLOSED = "closed"
-    UNAVAILABLE = "unavailable", "no-fault-tolerance no-gpu no-launcher no-mpi4py wrong-mpi"
+    UNAVAILABLE = (
+        "unavailable",
+        "no-fault-tolerance no-gpu no-launcher no-mpi4py wrong-mpi",
+    )
     # Files.
     NOT_FOUND = "not-found", "no-script no-source not-written wrong-directory"
     UNREADABLE = "unreadable", "file not-a-file not-text"
     UNWRITABLE = "unwritable", "not-empty"
     TOO_LARGE = "too-large"  # beyond a limit of minipipe/io.py
-    DAMAGED = "damaged", "header markers"  # not the contents that were written there, or not all of them
-    MISMATCH = "mismatch", "certificate"  # of another model, optimiser or seed; claims that do not hold
+    # not the contents that were written there, or not all of them
+    DAMAGED = "damaged", "header markers"
+    # of another model, optimiser or seed; claims that do not hold
+    MISMATCH = "mismatch", "certificate"
     # Schedules.
     SYNTAX = "syntax", "empty"
     PLACEMENT = "placement", "mixed-cut other-replica wrong-rank"
@@ -185,7 +205,10 @@ class Code(StrEnum):
             return True
         if isinstance(other, Code) or other not in self.old:
             return False
-        message = f"The error code {str(other)!r} is now {self.value!r}; the next release forgets the old one."
+        message = (
+            f"The error code {str(other)!r} is now {self.value!r}; the next release "
+            "forgets the old one."
+        )
         warn(message, DeprecationWarning, stacklevel=3)  # at the comparison
         return True
 
@@ -203,10 +226,16 @@ for _code in Code:
 
 
 def __getattr__(name: str) -> type[Code]:
-    """Return :class:`Code` for the enum that a class of errors had, such as ``ScheduleCode``."""
+    """Return :class:`Code` for the enum that a class of errors had, such as
+    ``ScheduleCode``.
+    """
     if f"{name.removesuffix('Code')}Error" not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn(f"minipipe.errors.{name} is now minipipe.errors.Code.", DeprecationWarning, stacklevel=2)
+    warn(
+        f"minipipe.errors.{name} is now minipipe.errors.Code.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
     return Code
 
 
@@ -225,7 +254,8 @@ class MinipipeError(Exception):
     code : Code
         It equals its text: ``error.code == "too-few"``.
     is_self_explaining : bool
-        Whether the sentence is sufficient; then a failing rank prints it without a traceback.
+        Whether the sentence is sufficient; then a failing rank prints it without a
+        traceback.
 
     Examples
     --------
@@ -249,7 +279,8 @@ class MinipipeError(Exception):
 
 
 class ArgumentError(MinipipeError, ValueError, TypeError):
-    """An argument has a value or a type that does not fit, or a name that does not exist.
+    """An argument has a value or a type that does not fit, or a name that does not
+    exist.
 
     Examples
     --------
@@ -297,14 +328,20 @@ class ParameterError(MinipipeError, ValueError):
 
 
 class NotFiniteError(MinipipeError, ArithmeticError):
-    """A loss or a gradient of a step is infinite or not a number; the same error on every rank.
+    """A loss or a gradient of a step is infinite or not a number; the same error on
+    every rank.
 
     Examples
     --------
     >>> import numpy as np
     >>> from minipipe import Pipeline, init_process_group, nn
     >>> with init_process_group() as group:
-    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=1)
+    ...     pipeline = Pipeline(
+    ...         nn.Sequential(nn.Linear(2, 1)),
+    ...         group,
+    ...         loss=nn.MSELoss(),
+    ...         num_microbatches=1,
+    ...     )
     ...     try:
     ...         pipeline.step(np.full((1, 2), np.nan), np.ones((1, 1)))
     ...     except NotFiniteError as error:
@@ -314,13 +351,19 @@ class NotFiniteError(MinipipeError, ArithmeticError):
 
 
 class ModelError(MinipipeError, TypeError):
-    """A model cannot be partitioned into stages, or an object cannot be copied or pickled.
+    """A model cannot be partitioned into stages, or an object cannot be copied or
+    pickled.
 
     Examples
     --------
     >>> from minipipe import Pipeline, functional, nn, spawn
     >>> try:
-    ...     spawn(lambda group: Pipeline(nn.Linear(2, 3), group, loss=functional.cross_entropy), 1)
+    ...     spawn(
+    ...         lambda group: Pipeline(
+    ...             nn.Linear(2, 3), group, loss=functional.cross_entropy
+    ...         ),
+    ...         1,
+    ...     )
     ... except ModelError as error:
     ...     print(error.code)
     type
@@ -378,7 +421,9 @@ class MessageError(MinipipeError, RuntimeError):
     --------
     >>> from minipipe import spawn
     >>> try:
-    ...     spawn(lambda group: group.recv(1 - group.rank), 2)  # each waits for the other
+    ...     spawn(
+    ...         lambda group: group.recv(1 - group.rank), 2
+    ...     )  # each waits for the other
     ... except MessageError as error:
     ...     print(error.code)
     deadlock
@@ -430,7 +475,9 @@ class FileError(MinipipeError, OSError):
 
     @classmethod
     def of(cls, path: object, reason: str, code: str = Code.UNREADABLE) -> FileError:
-        """Return the error of a file that cannot be read; a path is quoted in at most 200 characters."""
+        """Return the error of a file that cannot be read; a path is quoted in at most
+        200 characters.
+        """
         name = str(path) if isinstance(path, PathLike) else path
         return cls(code, f"{quoted(name, 200)} cannot be read: {reason}.")
 
@@ -514,7 +561,9 @@ class ScheduleError(MinipipeError, ValueError):
     """
 
     def __init__(self, problems: Sequence[Problem], grid: str = "") -> None:
-        self.problems = tuple(problem._replace(code=Code(problem.code)) for problem in problems)
+        self.problems = tuple(
+            problem._replace(code=Code(problem.code)) for problem in problems
+        )
         self.grid = grid
         first = self.problems[0]
         more = len(self.problems) - 1
@@ -523,7 +572,9 @@ class ScheduleError(MinipipeError, ValueError):
         super().__init__(first.code, f"[{first.code}] {first.message}{others}{drawing}")
 
     @classmethod
-    def of(cls, code: Code, message: str, rank: int | None = None, step: int | None = None) -> ScheduleError:
+    def of(
+        cls, code: Code, message: str, rank: int | None = None, step: int | None = None
+    ) -> ScheduleError:
         """Return the error of a single problem."""
         return cls([Problem(code, message, rank, step)])
 
@@ -535,9 +586,11 @@ class ScheduleError(MinipipeError, ValueError):
 
 
 def quoted(given: object, most: int = 60) -> str:
-    """Return the repr of anything in at most ``most`` printable characters, for a message.
+    """Return the repr of anything in at most ``most`` printable characters, for a
+    message.
 
-    It always succeeds, although a repr may fail: for example of an integer with more than 4300 digits.
+    It always succeeds, although a repr may fail: for example of an integer with more
+    than 4300 digits.
 
     Examples
     --------
@@ -548,7 +601,10 @@ def quoted(given: object, most: int = 60) -> str:
         text = repr(given[: most + 1] if isinstance(given, str | bytes) else given)
     except Exception:  # a class may do anything in its __repr__
         text = f"a value of type {type(given).__name__}"
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
+    text = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode()
+        for c in text[: most + 1]
+    )
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -560,11 +616,15 @@ def not_copyable(given: object, why: str, instead: str) -> ModelError:
     >>> print(not_copyable(open, "it is bound to its file", "Copy the path."))
     A builtin_function_or_method cannot be copied or pickled: it is bound to its file. Copy the path.
     """
-    return ModelError("not-copyable", f"A {type(given).__name__} cannot be copied or pickled: {why}. {instead}")
+    return ModelError(
+        "not-copyable",
+        f"A {type(given).__name__} cannot be copied or pickled: {why}. {instead}",
+    )
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, at the line of the program that has called minipipe: however deep inside it this is called.
+    """Warn, at the line of the program that has called minipipe: however deep inside it
+    this is called.
 
     Examples
     --------
@@ -587,7 +647,13 @@ def counted(count: float, noun: str) -> str:
 
     Examples
     --------
-    >>> counted(1, "rank"), counted(2, "microbatch"), counted(0, "copy"), counted(1.5, "core"), counted(4096, "rank")
+    >>> (
+    ...     counted(1, "rank"),
+    ...     counted(2, "microbatch"),
+    ...     counted(0, "copy"),
+    ...     counted(1.5, "core"),
+    ...     counted(4096, "rank"),
+    ... )
     ('1 rank', '2 microbatches', '0 copies', '1.5 cores', '4096 ranks')
     """
     text = str(count) if isinstance(count, int) else f"{count:g}"
@@ -611,7 +677,9 @@ def misuse(message: str, code: Code = Code.VALUE) -> ScheduleError:
     return ScheduleError.of(code, message)
 
 
-def shape_error(operation: str, expected: str, **shapes: tuple[int, ...]) -> TensorError:
+def shape_error(
+    operation: str, expected: str, **shapes: tuple[int, ...]
+) -> TensorError:
     """Return the error for operands whose shapes do not fit each other, to be raised.
 
     Parameters
@@ -627,6 +695,10 @@ def shape_error(operation: str, expected: str, **shapes: tuple[int, ...]) -> Ten
     >>> print(shape_error("linear", "(..., k) and (k, n)", input=(2, 3), weight=(4, 5)))
     linear: input has shape (2, 3), weight (4, 5); expected (..., k) and (k, n).
     """
-    (first, shape), *others = ((name.replace("_", " "), shape) for name, shape in shapes.items())
+    (first, shape), *others = (
+        (name.replace("_", " "), shape) for name, shape in shapes.items()
+    )
     rest = "".join(f", {name} {shape}" for name, shape in others)
-    return TensorError("shape", f"{operation}: {first} has shape {shape}{rest}; expected {expected}.")
+    return TensorError(
+        "shape", f"{operation}: {first} has shape {shape}{rest}; expected {expected}."
+    )

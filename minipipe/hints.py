@@ -1,4 +1,5 @@
-"""Hints in errors: the equivalents here of names of other libraries, PyTorch's above all, or the closest name.
+"""Hints in errors: the equivalents here of names of other libraries, PyTorch's above
+all, or the closest name.
 
 The names are data, in ``hints.toml``. It is read when the first error needs it.
 """
@@ -29,7 +30,11 @@ def _tables() -> dict[str, Any]:
 
 
 def _by_name(table: Mapping[str, str]) -> dict[str, str]:
-    return {name: text.replace("{name}", name) for names, text in table.items() for name in names.split()}
+    return {
+        name: text.replace("{name}", name)
+        for names, text in table.items()
+        for name in names.split()
+    }
 
 
 def equivalents(table: str) -> dict[str, str]:
@@ -45,14 +50,22 @@ def equivalents(table: str) -> dict[str, str]:
 
 @cache
 def instead_of(owner: str) -> Mapping[str, str]:
-    """Return the equivalents of attributes that a class or a package does not have; none for an unknown owner.
+    """Return the equivalents of attributes that a class or a package does not have;
+    none for an unknown owner.
 
     Examples
     --------
     >>> instead_of("Tensor")["numel"]
     'x.size'
     """
-    return next((_by_name(table) for owners, table in _tables()["instead"].items() if owner in owners.split()), {})
+    return next(
+        (
+            _by_name(table)
+            for owners, table in _tables()["instead"].items()
+            if owner in owners.split()
+        ),
+        {},
+    )
 
 
 class Familiar:
@@ -64,11 +77,18 @@ class Familiar:
 
         def __getattr__(self, name: str) -> NoReturn:
             # Reached only when the normal look-up has failed.
-            if hasattr(type(self), name):  # a property that failed: again, for its own error
+            # a property that failed: again, for its own error
+            if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
-            # NumPy, copy and pickle ask every object for private names: no tables and no directory for them.
+            # NumPy, copy and pickle ask every object for private names: no tables and
+            # no directory for them.
             known = [] if name.startswith("_") else dir(self)
-            raise missing(type(self).__name__, name, known, *(kind.__name__ for kind in type(self).__mro__))
+            raise missing(
+                type(self).__name__,
+                name,
+                known,
+                *(kind.__name__ for kind in type(self).__mro__),
+            )
 
 
 class FamiliarPipeline(Familiar):
@@ -78,11 +98,18 @@ class FamiliarPipeline(Familiar):
 
     def __call__(self, *arrays: Any, **options: Any) -> NoReturn:
         """Refuse to be called."""
-        raise ArgumentError("name", f"A Pipeline is not callable; instead: {instead_of('Pipeline')['__call__']}.")
+        raise ArgumentError(
+            "name",
+            (
+                "A Pipeline is not callable; instead: "
+                f"{instead_of('Pipeline')['__call__']}."
+            ),
+        )
 
 
 def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> AttributeError:
-    """Return the error for a missing attribute, with its equivalent here or the closest known name.
+    """Return the error for a missing attribute, with its equivalent here or the closest
+    known name.
 
     Parameters
     ----------
@@ -101,25 +128,50 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
     AttributeError("minipipe has no attribute 'get_rank'; instead: group.rank and group.size.")
     """
     instead = near = None
-    if not name.startswith("_"):  # copy, pickle, inspect and pytest look such names up on every object
-        instead = next((found[name] for kind in kinds or (owner,) if name in (found := instead_of(kind))), None)
+    # copy, pickle, inspect and pytest look such names up on every object
+    if not name.startswith("_"):
+        instead = next(
+            (
+                found[name]
+                for kind in kinds or (owner,)
+                if name in (found := instead_of(kind))
+            ),
+            None,
+        )
         near = _closest(name, (one for one in known if not one.startswith("_")))
         if instead is None and owner.startswith("minipipe"):
             instead = _in_another_package(owner, name)
     if name.startswith("Schedule") and (schedule := schedule_like(name, ())):
-        instead = f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY lists all names'
-    hint = f"; instead: {instead}." if instead else f"; did you mean {near}?" if near else "."
+        instead = (
+            f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY '
+            "lists all "
+            "names"
+        )
+    hint = (
+        f"; instead: {instead}."
+        if instead
+        else f"; did you mean {near}?"
+        if near
+        else "."
+    )
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 
 
 def _in_another_package(owner: str, name: str) -> str | None:
-    """Return a name with the package that has it, if one does: ``minipipe.exp`` is ``functional.exp``."""
+    """Return a name with the package that has it, if one does: ``minipipe.exp`` is
+    ``functional.exp``.
+    """
     from importlib.resources import files
 
-    for package in ("nn", "functional", "optim"):  # the stubs are read, because their packages need NumPy
+    # the stubs are read, because their packages need NumPy
+    for package in ("nn", "functional", "optim"):
         stub = files("minipipe") / package / "__init__.pyi"
         is_here = stub.is_file()  # the playground has only files that need no NumPy
-        if is_here and f" as {name}\n" in stub.read_text(encoding="utf-8") and owner != f"minipipe.{package}":
+        if (
+            is_here
+            and f" as {name}\n" in stub.read_text(encoding="utf-8")
+            and owner != f"minipipe.{package}"
+        ):
             return f"minipipe.{package}.{name}"
     return None
 
@@ -143,7 +195,8 @@ def names_of(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
 
 
 def refuse_calls(module: str, instead: str) -> None:
-    """Let a call of a module, which has the name of another library's function, raise an error with the equivalent.
+    """Let a call of a module, which has the name of another library's function, raise
+    an error with the equivalent.
 
     Examples
     --------
@@ -161,7 +214,8 @@ def refuse_calls(module: str, instead: str) -> None:
 
 
 def check_import(name: str) -> None:
-    """Refuse the import of a module, or from a package, whose name has an equivalent here.
+    """Refuse the import of a module, or from a package, whose name has an equivalent
+    here.
 
     Raises
     ------
@@ -180,11 +234,16 @@ def check_import(name: str) -> None:
         return  # pytest asks each finder whether it finds a package
     instead = instead_of(package).get(last) or _in_another_package(package, last)
     if instead:
-        # Without its `name`: Python replaces an error that names the module by "cannot import name …".
+        # Without its `name`: Python replaces an error that names the module by "cannot
+        # import name …".
         raise ModuleNotFoundError(f"{package} has no {last!r}; instead: {instead}.")
 
 
-def not_an_action(cell: str, is_action: Callable[[str], object], may_omit_stage: Callable[[str], object]) -> str:
+def not_an_action(
+    cell: str,
+    is_action: Callable[[str], object],
+    may_omit_stage: Callable[[str], object],
+) -> str:
     """Return a message about a cell that is not an action.
 
     Examples
@@ -192,40 +251,59 @@ def not_an_action(cell: str, is_action: Callable[[str], object], may_omit_stage:
     >>> not_an_action("0f0", {"0F0"}.__contains__, {"F0"}.__contains__)
     "'0f0' is not an action. Did you mean upper case?"
     """
-    shown = quoted(cell if len(cell) <= 40 else f"{cell[:40]}…")  # it may be a whole line of another format
+    # it may be a whole line of another format
+    shown = quoted(cell if len(cell) <= 40 else f"{cell[:40]}…")
     return f"{shown} is not an action.{_hint_for_cell(cell, is_action, may_omit_stage)}"
 
 
-def _hint_for_cell(cell: str, is_action: Callable[[str], object], may_omit_stage: Callable[[str], object]) -> str:
+def _hint_for_cell(
+    cell: str,
+    is_action: Callable[[str], object],
+    may_omit_stage: Callable[[str], object],
+) -> str:
     if may_omit_stage(cell):
-        return " The stage may be left out only if no cell of the text has one and each rank has one stage."
+        return (
+            " The stage may be left out only if no cell of the text has one and each "
+            "rank has one stage."
+        )
     if is_action(cell.upper()):
         return " Did you mean upper case?"
     if "(" in cell:
-        return " Overlapped actions are one cell without blanks, such as (0F3;3B1)OVERLAP_F_B."
+        return (
+            " Overlapped actions are one cell without blanks, such as "
+            "(0F3;3B1)OVERLAP_F_B."
+        )
     if len(cell.split()) > 1 and is_action(cell.split()[-1]):
         return " In CSV, only commas separate cells: put one between any two."
     return ""
 
 
 def schedule_like(given: str, names: Iterable[str]) -> str | None:
-    """Return the name here of a schedule of another library, or the closest of some names, if any.
+    """Return the name here of a schedule of another library, or the closest of some
+    names, if any.
 
     Examples
     --------
-    >>> schedule_like("ScheduleInterleavedZeroBubble", []), schedule_like("1F1B ", ["gpipe", "1f1b"])
+    >>> (
+    ...     schedule_like("ScheduleInterleavedZeroBubble", []),
+    ...     schedule_like("1F1B ", ["gpipe", "1f1b"]),
+    ... )
     ('interleaved-zb', '1f1b')
     """
     plain = given[:60].lower().replace("_", "-")
     bare = "".join(filter(str.isalnum, plain)).replace("schedule", "")
     own = {"".join(filter(str.isalnum, name)): name for name in names}
-    turned = {"".join(reversed(name.split("-"))): name for name in own.values()}  # 1f1b-interleaved
+    # 1f1b-interleaved
+    turned = {"".join(reversed(name.split("-"))): name for name in own.values()}
     found = own.get(bare) or equivalents("schedules").get(bare) or turned.get(bare)
     return found or _closest(plain, own.values(), 0.7)
 
 
-def check_keywords(kind: type, positional: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-    """Refuse keywords that the constructor of a class does not take, and name the equivalent.
+def check_keywords(
+    kind: type, positional: tuple[Any, ...], given: Mapping[str, Any]
+) -> None:
+    """Refuse keywords that the constructor of a class does not take, and name the
+    equivalent.
 
     Raises
     ------
@@ -244,20 +322,39 @@ def check_keywords(kind: type, positional: tuple[Any, ...], given: Mapping[str, 
     """
     constructor: Any = kind.__init__  # type: ignore[misc]
     if constructor is object.__init__:
-        _check_taken(kind.__name__, [], {name: value for name, value in given.items() if name in equivalents("advice")})
+        _check_taken(
+            kind.__name__,
+            [],
+            {
+                name: value
+                for name, value in given.items()
+                if name in equivalents("advice")
+            },
+        )
         if positional or given:
-            raise ArgumentError("name", f"{kind.__name__} takes no arguments; it got {(*positional, *given)!r:.60}.")
+            raise ArgumentError(
+                "name",
+                (
+                    f"{kind.__name__} takes no arguments; it got "
+                    f"{(*positional, *given)!r:.60}."
+                ),
+            )
         return
     if positional or given:  # copy and pickle call __new__ alone
         check_arguments(kind.__name__, constructor, (None, *positional), given)
 
 
 def check_arguments(
-    owner: str, function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any]
+    owner: str,
+    function: Callable[..., Any],
+    positional: tuple[Any, ...],
+    given: Mapping[str, Any],
 ) -> None:
-    """Refuse arguments, ``self`` among them, that a function does not take. A constructor has the name of its class.
+    """Refuse arguments, ``self`` among them, that a function does not take. A
+    constructor has the name of its class.
 
-    Python's own message would name the class that has the constructor, which may be a private base.
+    Python's own message would name the class that has the constructor, which may be a
+    private base.
 
     Raises
     ------
@@ -276,11 +373,15 @@ def check_arguments(
     minipipe.errors.ArgumentError: Dropout: missing a required argument: 'probability'. Expected Dropout(prob...
     """
     taken = signature(function)
-    _check_taken(owner, [one for one in taken.parameters.values() if one.name != "self"], given)
+    _check_taken(
+        owner, [one for one in taken.parameters.values() if one.name != "self"], given
+    )
     try:
         taken.bind(*positional, **given)
     except TypeError as error:
-        raise ArgumentError("name", f"{owner}: {error}. Expected {_call(owner, taken)}.") from None
+        raise ArgumentError(
+            "name", f"{owner}: {error}. Expected {_call(owner, taken)}."
+        ) from None
 
 
 def _call(owner: str, taken: Signature) -> str:
@@ -290,12 +391,17 @@ def _call(owner: str, taken: Signature) -> str:
         if one.kind is Parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
         if name != "self":
-            parts.append(name if one.default is one.empty else f"{name}={one.default!r}")
+            parts.append(
+                name if one.default is one.empty else f"{name}={one.default!r}"
+            )
     return f"{owner}({', '.join(parts)})"
 
 
-def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse keywords that the forward of a layer does not take, and name the equivalent.
+def check_options(
+    layer: str, forward: Callable[..., Any], given: Mapping[str, Any]
+) -> None:
+    """Refuse keywords that the forward of a layer does not take, and name the
+    equivalent.
 
     Raises
     ------
@@ -304,7 +410,11 @@ def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, A
 
     Examples
     --------
-    >>> check_options("MultiHeadAttention", lambda x, mask=None: x, {"key_padding_mask": [[True, False]]})
+    >>> check_options(
+    ...     "MultiHeadAttention",
+    ...     lambda x, mask=None: x,
+    ...     {"key_padding_mask": [[True, False]]},
+    ... )
     Traceback (most recent call last):
         ...
     minipipe.errors.ArgumentError: MultiHeadAttention takes no key_padding_mask=; here True means seen, ...
@@ -339,24 +449,36 @@ def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
             refuse(error, function, positional, given)
             raise
 
-    # With the globals of the function: doctest runs only functions with the globals of the module that it reads.
-    twin = FunctionType(called.__code__, getattr(function, "__globals__", {}), closure=called.__closure__)
+    # With the globals of the function: doctest runs only functions with the globals of
+    # the module that it reads.
+    twin = FunctionType(
+        called.__code__,
+        getattr(function, "__globals__", {}),
+        closure=called.__closure__,
+    )
     return update_wrapper(twin, function)
 
 
 def _refuse(
-    error: TypeError, function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any]
+    error: TypeError,
+    function: Callable[..., Any],
+    positional: tuple[Any, ...],
+    given: Mapping[str, Any],
 ) -> None:
     if not isinstance(error, ArgumentError):  # which already names the mistake
         is_constructor = function.__name__ == "__init__"
-        owner = type(positional[0]).__name__ if is_constructor else function.__qualname__
+        owner = (
+            type(positional[0]).__name__ if is_constructor else function.__qualname__
+        )
         check_arguments(owner, function, positional, given)
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to Python's own error about an array or a number, if the expression has an equivalent here.
+    """Add a note to Python's own error about an array or a number, if the expression
+    has an equivalent here.
 
-    Nothing else can: a gradient is an array of NumPy's, and the size of a tensor is an int.
+    Nothing else can: a gradient is an array of NumPy's, and the size of a tensor is an
+    int.
 
     Examples
     --------
@@ -369,20 +491,35 @@ def explain(error: BaseException) -> None:
     Instead: parameter.zero_grad(), optimiser.zero_grad(), or parameter.grad = None; a pipeline's step() overwrites it.
     """
     instead = None
-    if isinstance(error, AttributeError) and type(error.obj).__name__ in ("ndarray", "float", "NoneType"):
+    if isinstance(error, AttributeError) and type(error.obj).__name__ in (
+        "ndarray",
+        "float",
+        "NoneType",
+    ):
         instead = instead_of(type(error.obj).__name__).get(str(error.name))
     elif isinstance(error, TypeError) and str(error) == "'int' object is not callable":
         line = extract_tb(error.__traceback__)[-1].line or ""
-        instead = next((text for call, text in equivalents("called-numbers").items() if f".{call}(" in line), None)
+        instead = next(
+            (
+                text
+                for call, text in equivalents("called-numbers").items()
+                if f".{call}(" in line
+            ),
+            None,
+        )
     note = f"Instead: {instead}."
     if instead and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
-def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse options that a pipeline does not take, and those that only ``chosen`` takes without ``schedule="auto"``.
+def check_pipeline_options(
+    kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]
+) -> None:
+    """Refuse options that a pipeline does not take, and those that only ``chosen``
+    takes without ``schedule="auto"``.
 
-    The error lists both. An option of the plan is legal, although ``chosen`` also takes some of these.
+    The error lists both. An option of the plan is legal, although ``chosen`` also takes
+    some of these.
 
     Raises
     ------
@@ -390,12 +527,20 @@ def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], g
         Code ``name``.
     """
     taken, only = (
-        [one.name for one in signature(each).parameters.values() if one.default is not one.empty]
+        [
+            one.name
+            for one in signature(each).parameters.values()
+            if one.default is not one.empty
+        ]
         for each in (kind, chosen)
     )
     only = [name for name in only if name not in signature(plan).parameters]
     taken = [name for name in taken if name not in only]
-    used = only if given.get("schedule") == "auto" else ["sample"] * (str(given.get("partition")) == "measured")
+    used = (
+        only
+        if given.get("schedule") == "auto"
+        else ["sample"] * (str(given.get("partition")) == "measured")
+    )
     for name in given:
         if name not in (*taken, *used):
             near = _near(name, [*taken, *used])
@@ -403,11 +548,14 @@ def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], g
             if near not in equivalents("keywords").get(name, "").split():
                 hint = equivalents("pipeline-options").get(name, hint)
             listed = f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}'
-            raise ArgumentError("name", f"Pipeline takes no {name}=; {hint} Expected one of {listed}.")
+            raise ArgumentError(
+                "name", f"Pipeline takes no {name}=; {hint} Expected one of {listed}."
+            )
 
 
 def _near(name: str, taken: list[str]) -> str | None:
-    same = equivalents("keywords").get(name, "").split()  # one name may have another equivalent in each function
+    # one name may have another equivalent in each function
+    same = equivalents("keywords").get(name, "").split()
     return next((each for each in same if each in taken), None) or _closest(name, taken)
 
 
@@ -418,12 +566,21 @@ def _closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
     return next(iter(get_close_matches(name, list(known), 1, least)), None)
 
 
-def _check_taken(owner: str, parameters: list[Parameter], given: Mapping[str, Any]) -> None:
+def _check_taken(
+    owner: str, parameters: list[Parameter], given: Mapping[str, Any]
+) -> None:
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return
     taken = [parameter.name for parameter in parameters]
     for name in given:
         if name not in taken:
             near = _near(name, taken)
-            hint = f"here it is {near}=." if near else f"expected {', '.join(taken) or 'no argument'}."
-            raise ArgumentError("name", f"{owner} takes no {name}=; {equivalents('advice').get(name, hint)}") from None
+            hint = (
+                f"here it is {near}=."
+                if near
+                else f"expected {', '.join(taken) or 'no argument'}."
+            )
+            raise ArgumentError(
+                "name",
+                f"{owner} takes no {name}=; {equivalents('advice').get(name, hint)}",
+            ) from None

@@ -1,4 +1,6 @@
-"""Input and output: files read within a limit and written whole, text safe for a terminal, and tables."""
+"""Input and output: files read within a limit and written whole, text safe for a
+terminal, and tables.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +17,48 @@ from unicodedata import category
 from minipipe.errors import ArgumentError, Code, FileError, quoted
 
 if TYPE_CHECKING:
-    from pathlib import Path  # most programs write no file, and it loads a fifth of what a command does
+    # most programs write no file, and it loads a fifth of what a command does
+    from pathlib import Path
 
-# -- limits ------------------------------------------------------------------------------------------------------
-# Larger input is refused before it takes memory. The limits are far above the sizes of real pipelines; what is within
-# them fits into a few gigabytes. To allow more, change these numbers, and nothing else.
+# -- limits ----------------------------------------------------------------------------
+# Larger input is refused before it takes memory. The limits are far above the sizes of
+# real pipelines; what is within them fits into a few gigabytes. To allow more, change
+# these numbers, and nothing else.
 
-# A pipeline of 512 ranks and 4096 microbatches has 6.3 million actions with a split backward, and 12.6 million with its
-# messages. An action takes about 100 bytes.
+# A pipeline of 512 ranks and 4096 microbatches has 6.3 million actions with a split
+# backward, and 12.6 million with its messages. An action takes about 100 bytes.
 MOST_ACTIONS = 2**24
-# Ranks, and stages. The deepest published pipelines have about a hundred; some figures take time in their square.
+# Ranks, and stages. The deepest published pipelines have about a hundred; some figures
+# take time in their square.
 MOST_STAGES = 2**12
 # Of a file or a text: the longest usual cells, "511SEND_F4095,", have 14 bytes.
 MOST_BYTES = 16 * MOST_ACTIONS
-# Characters of JSON, such as a certificate: about 9 million actions. Read, it takes some ten times as many bytes.
+# Characters of JSON, such as a certificate: about 9 million actions. Read, it takes
+# some ten times as many bytes.
 MOST_JSON = 2**26
-# Of a drawing as text, 7 million for 512 ranks and 4096 microbatches; each takes about 10 bytes.
+# Of a drawing as text, 7 million for 512 ranks and 4096 microbatches; each takes about
+# 10 bytes.
 MOST_CHARACTERS = 2**26
-# Pixels of a picture's width: viewers and converters fail beyond. An action needs about 20 for its label.
+# Pixels of a picture's width: viewers and converters fail beyond. An action needs about
+# 20 for its label.
 MOST_PIXELS = 2**20
-# Seconds without a byte from a pipe. Its writer computes a schedule, which takes seconds.
+# Seconds without a byte from a pipe. Its writer computes a schedule, which takes
+# seconds.
 PIPE_PATIENCE = 20.0
 _MOST_OF_A_NAME = 200  # characters of a path in a message
 
 MARK = "minipipe: "
 """The beginning of a line on standard error that is minipipe's own."""
 
-# -- text --------------------------------------------------------------------------------------------------------
-# Names in files and arguments may hold escape sequences that clear the screen or retitle the window, line breaks that
-# forge a line of a log, control characters that reverse the direction of writing, and surrogates that no stream
-# encodes.
+# -- text ------------------------------------------------------------------------------
+# Names in files and arguments may hold escape sequences that clear the screen or
+# retitle the window, line breaks that forge a line of a log, control characters that
+# reverse the direction of writing, and surrogates that no stream encodes.
 
 
 def printable(text: str) -> str:
-    r"""Return a text in one line, with each character that is not to be printed as its escape sequence.
+    r"""Return a text in one line, with each character that is not to be printed as its
+    escape sequence.
 
     Letters, signs and blanks of all languages stay as they are.
 
@@ -76,11 +86,16 @@ def printable_lines(text: str) -> str:
 
 def _shown(character: str) -> str:
     is_blank = category(character) == "Zs"
-    return character if is_blank or character.isprintable() else character.encode("unicode_escape").decode()
+    return (
+        character
+        if is_blank or character.isprintable()
+        else character.encode("unicode_escape").decode()
+    )
 
 
 def escaped(text: str) -> str:
-    """Return a text escaped for XML and HTML. XML forbids most of the characters that are not printable.
+    """Return a text escaped for XML and HTML. XML forbids most of the characters that
+    are not printable.
 
     Examples
     --------
@@ -98,7 +113,8 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     Raises
     ------
     ArgumentError
-        Code ``type``: if the notes are a single string, whose characters would become lines.
+        Code ``type``: if the notes are a single string, whose characters would become
+        lines.
 
     Examples
     --------
@@ -107,13 +123,18 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(notes, str):
         raise ArgumentError(
-            "type", f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}]."
+            "type",
+            (
+                f"notes is the text {notes!r:.60}; expected a sequence of lines, such "
+                f"as [{notes!r:.60}]."
+            ),
         )
     return tuple(map(printable, notes))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Tell whether a stream is a terminal; None, of a process that was started with it closed, is none.
+    """Tell whether a stream is a terminal; None, of a process that was started with it
+    closed, is none.
 
     Examples
     --------
@@ -127,12 +148,15 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal, or of the variable COLUMNS; 100 if the output is not a terminal."""
+    """Return the columns of the terminal, or of the variable COLUMNS; 100 if the output
+    is not a terminal.
+    """
     return columns_of_terminal(100)
 
 
 def columns_of_terminal(otherwise: int) -> int:
-    """Return the columns of the terminal, or of the variable COLUMNS, as ``shutil`` does, which loads compressors.
+    """Return the columns of the terminal, or of the variable COLUMNS, as ``shutil``
+    does, which loads compressors.
 
     Examples
     --------
@@ -144,11 +168,14 @@ def columns_of_terminal(otherwise: int) -> int:
         return int(given[:4000])  # more digits than Python reads are as wide a terminal
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or otherwise  # type: ignore[union-attr]
-    except (AttributeError, ValueError, OSError):  # the stream is None, closed, or no terminal
+    # the stream is None, closed, or no terminal
+    except (AttributeError, ValueError, OSError):
         return otherwise
 
 
-def text_table(rows: Sequence[Sequence[str]], right: Collection[int], width: float = inf) -> str:
+def text_table(
+    rows: Sequence[Sequence[str]], right: Collection[int], width: float = inf
+) -> str:
     """Return rows with aligned columns, two blanks between them.
 
     Parameters
@@ -158,14 +185,21 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int], width: flo
     right : collection of int
         The columns that are aligned on the right.
     width : float
-        The most characters of a line. A wider table becomes several, one below the other, each with the first column.
+        The most characters of a line. A wider table becomes several, one below the
+        other, each with the first column.
 
     Examples
     --------
     >>> print(text_table([("name", "size"), ("gpipe", "4")], right={1}))
     name   size
     gpipe     4
-    >>> print(text_table([("name", "size", "bubble"), ("gpipe", "4", "27 %")], right={1, 2}, width=14))
+    >>> print(
+    ...     text_table(
+    ...         [("name", "size", "bubble"), ("gpipe", "4", "27 %")],
+    ...         right={1, 2},
+    ...         width=14,
+    ...     )
+    ... )
     name   size
     gpipe     4
     <BLANKLINE>
@@ -176,16 +210,24 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int], width: flo
     sides = [">" if i in right else "<" for i in range(len(widths))]
     parts = [[0]]
     for column in range(1, len(widths)):
-        if len(parts[-1]) > 1 and sum(widths[i] + 2 for i in parts[-1]) + widths[column] > width:
+        if (
+            len(parts[-1]) > 1
+            and sum(widths[i] + 2 for i in parts[-1]) + widths[column] > width
+        ):
             parts.append([0])
         parts[-1].append(column)
     return "\n\n".join(
-        "\n".join("  ".join(f"{row[i]:{sides[i]}{widths[i]}}" for i in part).rstrip() for row in rows) for part in parts
+        "\n".join(
+            "  ".join(f"{row[i]:{sides[i]}{widths[i]}}" for i in part).rstrip()
+            for row in rows
+        )
+        for part in parts
     )
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return a text, each of its lines broken at blanks into lines of at most some characters.
+    """Return a text, each of its lines broken at blanks into lines of at most some
+    characters.
 
     Examples
     --------
@@ -195,7 +237,10 @@ def wrapped(text: str, width: int) -> str:
     """
     import textwrap  # on demand: most lines are short
 
-    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    lines = (
+        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
     return "\n".join("\n".join(parts) for parts in lines)
 
 
@@ -213,21 +258,28 @@ def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
 
 def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
     sides = ("right" if i in right else "left" for i in range(len(row)))
-    cells = (f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>' for cell, side in zip(row, sides))
+    cells = (
+        f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>'
+        for cell, side in zip(row, sides)
+    )
     return f"<tr>{''.join(cells)}</tr>"
 
 
-# -- formats -----------------------------------------------------------------------------------------------------
-# The readers of JSON, CSV and numbers from files, requests and variables that somebody else has written. Each raises an
-# ArgumentError with code "value"; the standard library would raise several other errors, and accept more.
+# -- formats ---------------------------------------------------------------------------
+# The readers of JSON, CSV and numbers from files, requests and variables that somebody
+# else has written. Each raises an ArgumentError with code "value"; the standard library
+# would raise several other errors, and accept more.
 
-_MOST_DIGITS = 18  # of a whole number, which then fits into 64 bits; int() takes 4300, and raises beyond
+# of a whole number, which then fits into 64 bits; int() takes 4300, and raises beyond
+_MOST_DIGITS = 18
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a text in JSON. Numbers may be NaN and infinite, as from :func:`json.loads`.
+    """Return the value of a text in JSON. Numbers may be NaN and infinite, as from
+    :func:`json.loads`.
 
-    Duplicate keys are rejected: of these, :func:`json.loads` keeps the last, and a reader sees the first.
+    Duplicate keys are rejected: of these, :func:`json.loads` keeps the last, and a
+    reader sees the first.
 
     Parameters
     ----------
@@ -256,12 +308,17 @@ def parse_json(text: str | bytes) -> Any:
     except ArgumentError as error:
         raise ArgumentError("value", f"it is not JSON: {error.message}") from None
     except UnicodeDecodeError as error:
-        raise ArgumentError("value", f"it is not JSON: byte {error.start} is not UTF-8") from None
+        raise ArgumentError(
+            "value", f"it is not JSON: byte {error.start} is not UTF-8"
+        ) from None
     except ValueError as error:
-        reason = printable(str(error).partition(";")[0])  # behind it, of a long number, comes advice for programmers
+        # behind it, of a long number, comes advice for programmers
+        reason = printable(str(error).partition(";")[0])
         raise ArgumentError("value", f"it is not JSON: {reason}") from None
     except RecursionError:
-        raise ArgumentError("value", "it is not JSON: it is nested too deeply") from None
+        raise ArgumentError(
+            "value", "it is not JSON: it is nested too deeply"
+        ) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -274,7 +331,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each line of a CSV text, from 1, and its cells; a line without any is left out.
+    """Yield the number of each line of a CSV text, from 1, and its cells; a line
+    without any is left out.
 
     Raises
     ------
@@ -303,8 +361,8 @@ def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
 def parse_whole(text: str) -> int:
     """Return the whole number, at least 0, of a text with at most 18 digits.
 
-    :func:`int` also takes signs, blanks, underscores and the digits of other alphabets; ``str.isdigit`` also takes a
-    superscript, which ``int`` does not.
+    :func:`int` also takes signs, blanks, underscores and the digits of other alphabets;
+    ``str.isdigit`` also takes a superscript, which ``int`` does not.
 
     Raises
     ------
@@ -322,11 +380,15 @@ def parse_whole(text: str) -> int:
     """
     if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
-    raise ArgumentError("value", f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits")
+    raise ArgumentError(
+        "value",
+        f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits",
+    )
 
 
 def parse_integer(text: str) -> int:
-    """Return the whole number of any size that is a text, perhaps with a sign; as strict as :func:`parse_real`.
+    """Return the whole number of any size that is a text, perhaps with a sign; as
+    strict as :func:`parse_real`.
 
     Raises
     ------
@@ -345,7 +407,8 @@ def parse_integer(text: str) -> int:
 
 
 def parse_real(text: str) -> float:
-    """Return the number of a text; unlike :func:`float`, refuse underscores and the digits of other alphabets.
+    """Return the number of a text; unlike :func:`float`, refuse underscores and the
+    digits of other alphabets.
 
     It may be NaN or infinite.
 
@@ -365,14 +428,15 @@ def parse_real(text: str) -> float:
     raise ArgumentError("value", f"{quoted(text)} is not a number")
 
 
-# -- files -------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 _WORDS_OF_JSON = {dict: "a mapping", list: "a list", str: "text", int: "a whole number"}
 
 
 def json_value(value: Any, kind: type, name: str) -> Any:
-    """Return a value that was read from JSON, if it is of a kind: dict, list, str, or int without truth values.
+    """Return a value that was read from JSON, if it is of a kind: dict, list, str, or
+    int without truth values.
 
     Raises
     ------
@@ -385,11 +449,15 @@ def json_value(value: Any, kind: type, name: str) -> Any:
     3
     """
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ArgumentError("type", f"{name} is {quoted(value)}, expected {_WORDS_OF_JSON[kind]}")
+        raise ArgumentError(
+            "type", f"{name} is {quoted(value)}, expected {_WORDS_OF_JSON[kind]}"
+        )
     return value
 
 
-def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, links: bool = True) -> bytes:
+def read_bytes(
+    path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, links: bool = True
+) -> bytes:
     """Return the content of a file.
 
     It is opened once; its kind and size are checked before a byte is read.
@@ -401,18 +469,20 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     most : int
         The largest size, in bytes.
     pipes : bool
-        Whether a pipe is read, until its writers have closed it. Read pipes for a person who types ``<(command)``;
-        refuse them in a folder that somebody else has filled.
+        Whether a pipe is read, until its writers have closed it. Read pipes for a
+        person who types ``<(command)``; refuse them in a folder that somebody else has
+        filled.
     links : bool
-        Whether the last part of the path may be a symbolic link. It leads wherever its author wishes, and is read with
-        the rights of this process: refuse it in a folder of somebody else.
+        Whether the last part of the path may be a symbolic link. It leads wherever its
+        author wishes, and is read with the rights of this process: refuse it in a
+        folder of somebody else.
 
     Raises
     ------
     FileError
-        Code ``unreadable``, for a directory, a device or a socket, and for a pipe or a link that is refused;
-        ``too-large``; ``unreadable``, if the system refuses, or a pipe is silent for ``PIPE_PATIENCE``
-        seconds.
+        Code ``unreadable``, for a directory, a device or a socket, and for a pipe or a
+        link that is refused; ``too-large``; ``unreadable``, if the system refuses, or a
+        pipe is silent for ``PIPE_PATIENCE`` seconds.
 
     Examples
     --------
@@ -424,9 +494,12 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     # Without waiting: opening a pipe without a writer would block for ever.
     flags = ["O_NONBLOCK", "O_BINARY", *([] if links else ["O_NOFOLLOW"])]
     with _named(path, "read", Code.UNREADABLE):
-        if not links and os.path.islink(path):  # the flag refuses a link that is made meanwhile, with another message
+        # the flag refuses a link that is made meanwhile, with another message
+        if not links and os.path.islink(path):
             raise FileError.of(path, "it is a link; expected a file")
-        descriptor = os.open(path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY))
+        descriptor = os.open(
+            path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY)
+        )
         try:
             _check_kind(path, os.fstat(descriptor), most, pipes)
             return b"".join(_pieces(path, descriptor, most))
@@ -434,7 +507,9 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
             os.close(descriptor)
 
 
-def read_text(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, links: bool = True) -> str:
+def read_text(
+    path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, links: bool = True
+) -> str:
     """Return the content of a file of text in UTF-8, read as by :func:`read_bytes`.
 
     Raises
@@ -453,7 +528,9 @@ def read_text(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, l
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise FileError.of(path, f"byte {error.start} is not UTF-8, so it is not text") from None
+        raise FileError.of(
+            path, f"byte {error.start} is not UTF-8, so it is not text"
+        ) from None
 
 
 def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
@@ -489,51 +566,73 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
         except UnicodeDecodeError:
             raise FileError.of(name, "it is not text") from None
     if len(text) > most:
-        raise FileError.of(name, f"it has more than {most:,} characters, the limit", Code.TOO_LARGE)
+        raise FileError.of(
+            name, f"it has more than {most:,} characters, the limit", Code.TOO_LARGE
+        )
     return text
 
 
-_KINDS = {stat.S_IFDIR: "directory", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFIFO: "pipe"}
+_KINDS = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFIFO: "pipe",
+}
 
 
-def _check_kind(path: str | Path, status: os.stat_result, most: int, pipes: bool) -> None:
+def _check_kind(
+    path: str | Path, status: os.stat_result, most: int, pipes: bool
+) -> None:
     kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG and not (pipes and kind == stat.S_IFIFO):
         noun = _KINDS.get(kind, "socket")
         raise FileError.of(path, f"it is a {noun}; expected a file")
     if status.st_size > most:
-        raise FileError.of(path, f"it has {status.st_size:,} bytes; the limit is {most:,}", Code.TOO_LARGE)
+        raise FileError.of(
+            path,
+            f"it has {status.st_size:,} bytes; the limit is {most:,}",
+            Code.TOO_LARGE,
+        )
 
 
 def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
-    """Yield the content of a file; it may grow while it is read, and files of /proc have no size."""
+    """Yield the content of a file; it may grow while it is read, and files of /proc
+    have no size.
+    """
     status = os.fstat(descriptor)
     is_pipe, total = stat.S_ISFIFO(status.st_mode), 0
-    length = max(1 << 20, min(status.st_size, 1 << 30))  # a file in one piece is not copied by the join
+    # a file in one piece is not copied by the join
+    length = max(1 << 20, min(status.st_size, 1 << 30))
     while True:
         if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
-            raise FileError.of(path, f"no byte came from the pipe for {PIPE_PATIENCE:g} s")
+            raise FileError.of(
+                path, f"no byte came from the pipe for {PIPE_PATIENCE:g} s"
+            )
         piece = os.read(descriptor, length)
         if not piece:
             return
         yield piece
         total += len(piece)
         if total > most:
-            raise FileError.of(path, f"it has more than {most:,} bytes, the limit", Code.TOO_LARGE)
+            raise FileError.of(
+                path, f"it has more than {most:,} bytes, the limit", Code.TOO_LARGE
+            )
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all: under a temporary name in the same folder, which is then renamed.
+    """Write a file whole or not at all: under a temporary name in the same folder,
+    which is then renamed.
 
-    A failure, such as a full disk, leaves no partial file, and does not change an earlier file. Devices and pipes are
-    written to directly.
+    A failure, such as a full disk, leaves no partial file, and does not change an
+    earlier file. Devices and pipes are written to directly.
 
     Parameters
     ----------
     path : str or Path
         Links are followed; an earlier file keeps its permissions.
     content : str or bytes
-        Text is written in UTF-8; halves of characters, which names of files may hold, as ``?``.
+        Text is written in UTF-8; halves of characters, which names of files may hold,
+        as ``?``.
 
     Returns
     -------
@@ -565,17 +664,23 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Return whether a name denotes a device or a pipe, which has no earlier content and cannot be replaced."""
+    """Return whether a name denotes a device or a pipe, which has no earlier content
+    and cannot be replaced.
+    """
     is_special = os.path.exists(path) and not os.path.isfile(path)
-    # /dev/stdout may be a file, which must not be replaced; /dev/shm is an ordinary folder.
-    return is_special or os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/"))
+    # /dev/stdout may be a file, which must not be replaced; /dev/shm is an ordinary
+    # folder.
+    return is_special or os.path.abspath(path).startswith(
+        ("/dev/std", "/dev/fd/", "/proc/self/fd/")
+    )
 
 
 def _write_and_rename(target: str, data: bytes) -> None:
     mode = None
     if os.path.exists(target):
         mode = stat.S_IMODE(os.stat(target).st_mode)
-        os.close(os.open(target, os.O_WRONLY))  # a file that may not be written must not be replaced either
+        # a file that may not be written must not be replaced either
+        os.close(os.open(target, os.O_WRONLY))
     partial = os.path.join(
         os.path.dirname(target), f".minipipe-{os.urandom(8).hex()}.partial"
     )  # its name may be at its limit
@@ -605,8 +710,13 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
         yield
     except FileError:
         raise
-    except (OSError, ValueError, TypeError) as error:  # such as a name with a NUL, or no name
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    # such as a name with a NUL, or no name
+    except (OSError, ValueError, TypeError) as error:
+        reason = (
+            error.strerror
+            if isinstance(error, OSError) and error.strerror
+            else str(error)
+        )
         raise FileError(code, f"{_name(path)} cannot be {done}: {reason}.") from None
 
 
@@ -615,7 +725,8 @@ def _name(path: str | Path) -> str:
 
 
 def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
-    """Return the JSON object of a file's text, after checking the members with which such files begin.
+    """Return the JSON object of a file's text, after checking the members with which
+    such files begin.
 
     Raises
     ------
@@ -636,5 +747,7 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
         raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
     for name, expected in head.items():
         if type(given := found.get(name)) is not type(expected) or given != expected:
-            raise ArgumentError("value", f"its {name} is {quoted(given)}, expected {expected!r}")
+            raise ArgumentError(
+                "value", f"its {name} is {quoted(given)}, expected {expected!r}"
+            )
     return found

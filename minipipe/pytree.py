@@ -1,4 +1,6 @@
-"""Bundles: the values between layers and the parts of a batch, one tensor or nested tuples, lists and dicts of them."""
+"""Bundles: the values between layers and the parts of a batch, one tensor or nested
+tuples, lists and dicts of them.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,21 @@ def tensors_in(value: Any) -> list[Tensor]:
     """
     if isinstance(value, Tensor):
         return [value]
-    items = list(value.values()) if isinstance(value, dict) else list(value) if _is_row(value) else []
-    has_names = not isinstance(value, dict) or all(isinstance(name, str) for name in value)
-    if not items or not has_names or not all(isinstance(item, Tensor | dict) or _is_row(item) for item in items):
+    items = (
+        list(value.values())
+        if isinstance(value, dict)
+        else list(value)
+        if _is_row(value)
+        else []
+    )
+    has_names = not isinstance(value, dict) or all(
+        isinstance(name, str) for name in value
+    )
+    if (
+        not items
+        or not has_names
+        or not all(isinstance(item, Tensor | dict) or _is_row(item) for item in items)
+    ):
         inside = (
             f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}"
             if _is_row(value) or isinstance(value, dict)
@@ -37,17 +51,19 @@ def tensors_in(value: Any) -> list[Tensor]:
         )
         raise TensorError(
             "type",
-            "Values between layers must be tensors, or tuples, lists or dicts (with str keys) of tensors; "
+            "Values between layers must be tensors, or tuples, lists or dicts (with "
+            "str keys) of tensors; "
             f"this is {type(value).__name__}{inside}.",
         )
     return [tensor for item in items for tensor in tensors_in(item)]
 
 
 def flattened(given: Any) -> tuple[list[Any], Any]:
-    """Return the arrays of a batch, and their treedef: the same pytree, with None for each.
+    """Return the arrays of a batch, and their treedef: the same pytree, with None for
+    each.
 
-    A tuple and a dict are pytrees, and so is a list of those or of arrays; a list of numbers, nested or not, is an
-    array.
+    A tuple and a dict are pytrees, and so is a list of those or of arrays; a list of
+    numbers, nested or not, is an array.
 
     Examples
     --------
@@ -70,7 +86,10 @@ def _all_flattened(items: Any) -> tuple[list[Any], list[Any]]:
 
 def _is_list_of_arrays(given: Any) -> bool:
     return isinstance(given, list) and any(
-        is_array(item) or isinstance(item, Tensor | tuple | dict) or _is_list_of_arrays(item) for item in given
+        is_array(item)
+        or isinstance(item, Tensor | tuple | dict)
+        or _is_list_of_arrays(item)
+        for item in given
     )
 
 
@@ -84,19 +103,52 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
 
     Examples
     --------
-    >>> leaves_like({"a": Tensor([1.0]), "b": Tensor([2.0])}, {"b": [20.0], "a": [10.0]})
+    >>> leaves_like(
+    ...     {"a": Tensor([1.0]), "b": Tensor([2.0])}, {"b": [20.0], "a": [10.0]}
+    ... )
     [[10.0], [20.0]]
     """
-    expected: Any = list(bundle) if isinstance(bundle, dict) else len(bundle) if _is_row(bundle) else None
-    found: Any = list(given) if isinstance(given, dict) else len(given) if _is_row(given) else None
+    expected: Any = (
+        list(bundle)
+        if isinstance(bundle, dict)
+        else len(bundle)
+        if _is_row(bundle)
+        else None
+    )
+    found: Any = (
+        list(given)
+        if isinstance(given, dict)
+        else len(given)
+        if _is_row(given)
+        else None
+    )
     if expected is None:
         return [given]
-    if isinstance(bundle, dict) and isinstance(given, dict) and given.keys() == bundle.keys():
-        return [leaf for name, part in bundle.items() for leaf in leaves_like(part, given[name])]
+    if (
+        isinstance(bundle, dict)
+        and isinstance(given, dict)
+        and given.keys() == bundle.keys()
+    ):
+        return [
+            leaf
+            for name, part in bundle.items()
+            for leaf in leaves_like(part, given[name])
+        ]
     if expected == found and not isinstance(bundle, dict):
-        return [leaf for part, own in zip(bundle, given) for leaf in leaves_like(part, own)]
-    message = f"The model returns a {type(bundle).__name__} of {expected}; the matching argument is"
-    raise TensorError("shape", f"{message} {f'a {type(given).__name__} of {found}' if found else 'one array'}.")
+        return [
+            leaf for part, own in zip(bundle, given) for leaf in leaves_like(part, own)
+        ]
+    message = (
+        f"The model returns a {type(bundle).__name__} of {expected}; the matching "
+        "argument is"
+    )
+    raise TensorError(
+        "shape",
+        (
+            f"{message} "
+            f"{f'a {type(given).__name__} of {found}' if found else 'one array'}."
+        ),
+    )
 
 
 def rebuilt(form: Any, items: list[Any]) -> Any:
@@ -119,7 +171,8 @@ def _rebuilt(form: Any, items: Iterator[Any]) -> Any:
 
 
 def as_tensors(given: Any) -> Any:
-    """Return a pytree of arrays, or an array, as one of tensors; tensors stay as they are.
+    """Return a pytree of arrays, or an array, as one of tensors; tensors stay as they
+    are.
 
     Examples
     --------

@@ -52,8 +52,8 @@ class Spec(NamedTuple):
     length : int, optional
         A sequence of so many values is expected; each is as described.
     of : str
-        If each ``"stage"``, ``"slice"``, ``"host"`` or ``"rank"`` may have a value of its
-        own, the noun; empty for a single value.
+        If each ``"stage"``, ``"slice"``, ``"host"`` or ``"rank"`` may have a value of
+        its own, the noun; empty for a single value.
 
     Examples
     --------
@@ -103,7 +103,9 @@ class Spec(NamedTuple):
         return as_float(value) if self.kind is float else value
 
     def check_items(self, name: str, given: Any, items: Iterable[Any]) -> list[Any]:
-        """Return the items of an argument; refuse the whole argument for a wrong one."""
+        """Return the items of an argument; refuse the whole argument for a wrong
+        one.
+        """
         items = list(items)
         if not all(map(self.allows, items)):
             raise self.refusal(name, given)
@@ -140,7 +142,9 @@ class Spec(NamedTuple):
         )
 
     def refusal(self, name: str, value: Any, expected: str = "") -> MinipipeError:
-        """Return the error for a value that is not legal; ``expected`` replaces the words."""
+        """Return the error for a value that is not legal; ``expected`` replaces the
+        words.
+        """
         message = f"{name} is {quoted(value)}; expected {expected or self.words}."
         if isinstance(value, str) and (near := self._near(value)):
             message += f" Did you mean {near!r}?"
@@ -168,7 +172,9 @@ class Spec(NamedTuple):
         minipipe.errors.ArgumentError: Recompute takes a class; this is of type int.
         """
         if not isinstance(value, self.kind):
-            message = f"{taker} takes {self.words}; this is of type {type(value).__name__}."
+            message = (
+                f"{taker} takes {self.words}; this is of type {type(value).__name__}."
+            )
             raise self.error("type", f"{message}{self._behind}")
         return value
 
@@ -210,7 +216,8 @@ class Spec(NamedTuple):
 
 
 def as_float(number: Any) -> float:
-    """Return a number as a float; one beyond its range, such as ``10**400``, as infinity.
+    """Return a number as a float; one beyond its range, such as ``10**400``, as
+    infinity.
 
     Examples
     --------

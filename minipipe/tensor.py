@@ -1,4 +1,5 @@
-"""The tensor: an array that knows how it was computed. Arithmetic is attached by ``functional/operators.py``.
+"""The tensor: an array that knows how it was computed. Arithmetic is attached by
+``functional/operators.py``.
 
 File 9 of 12 on the first path through the code (README.md):
 after ``autograd/graph.py``, before ``autograd/walk.py``. Begin with ``op``, at the end.
@@ -30,7 +31,8 @@ refuse_calls(__name__, "minipipe.Tensor(data)")
 if TYPE_CHECKING:
     from minipipe.functional.operators import TensorMethods
 else:
-    TensorMethods = object  # functional/operators.py attaches the methods, so that imports point one way
+    # functional/operators.py attaches the methods, so that imports point one way
+    TensorMethods = object
 
 
 class Tensor(TensorMethods):
@@ -39,9 +41,11 @@ class Tensor(TensorMethods):
     Parameters
     ----------
     data : array, number or nested list of numbers
-        Arrays keep their dtype and are not copied; numbers and lists of real numbers become float32.
+        Arrays keep their dtype and are not copied; numbers and lists of real numbers
+        become float32.
     requires_grad : bool
-        Whether ``backward`` shall leave a gradient in ``grad``. Only real numbers can have one.
+        Whether ``backward`` shall leave a gradient in ``grad``. Only real numbers can
+        have one.
     dtype : dtype, optional
         Another dtype, for instance ``numpy.float64``.
 
@@ -53,7 +57,8 @@ class Tensor(TensorMethods):
     Raises
     ------
     TensorError
-        Code ``dtype``: integers that should need gradients, or data that are not numbers.
+        Code ``dtype``: integers that should need gradients, or data that are not
+        numbers.
 
     Examples
     --------
@@ -69,16 +74,29 @@ class Tensor(TensorMethods):
     data: Array
     node: Node | None
 
-    def __init__(self, data: object, requires_grad: bool = False, dtype: Any = None) -> None:
+    def __init__(
+        self, data: object, requires_grad: bool = False, dtype: Any = None
+    ) -> None:
         if isinstance(data, Tensor):
             data = data.data
         array = backend.as_array(data, dtype)
         if dtype is None and array is not data and array.dtype == np.float64:
             array = array.astype(np.float32)
-        if backend.numpy_dtype(array.dtype).kind not in "fiub" and not backend.is_floating(array.dtype):
-            raise TensorError("dtype", f"A tensor holds real or whole numbers; this is {array.dtype}: {data!r:.60}.")
+        if backend.numpy_dtype(
+            array.dtype
+        ).kind not in "fiub" and not backend.is_floating(array.dtype):
+            raise TensorError(
+                "dtype",
+                (
+                    f"A tensor holds real or whole numbers; this is {array.dtype}: "
+                    f"{data!r:.60}."
+                ),
+            )
         if requires_grad and not backend.is_floating(array.dtype):
-            message = f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32."
+            message = (
+                f"Only real numbers have gradients; this tensor is {array.dtype}. Give "
+                "dtype=numpy.float32."
+            )
             raise TensorError("dtype", message)
         self.data = array
         self.node = Leaf(array.shape, array.dtype) if requires_grad else None
@@ -100,24 +118,36 @@ class Tensor(TensorMethods):
 
     @property
     def grad(self) -> Array | None:
-        """The gradient that ``backward`` left here, of shape ``shape``; None for a result, or before ``backward``."""
+        """The gradient that ``backward`` left here, of shape ``shape``; None for a
+        result, or before ``backward``.
+        """
         return self.node.grad if isinstance(self.node, Leaf | StageInput) else None
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:
         if not isinstance(self.node, Leaf):
-            raise TensorError("no-graph", "Only a parameter or a tensor with requires_grad=True keeps a gradient.")
+            raise TensorError(
+                "no-graph",
+                (
+                    "Only a parameter or a tensor with requires_grad=True keeps a "
+                    "gradient."
+                ),
+            )
         if gradient is not None and gradient.shape != self.shape:
-            raise shape_error("grad", f"the tensor's, {self.shape}", gradient=gradient.shape)
+            raise shape_error(
+                "grad", f"the tensor's, {self.shape}", gradient=gradient.shape
+            )
         self.node.grad = gradient
 
     def backward(self, gradient: Array | float | None = None) -> None:
-        """Add to ``grad`` of every leaf behind this tensor its gradient, and release the graph.
+        """Add to ``grad`` of every leaf behind this tensor its gradient, and release
+        the graph.
 
         Parameters
         ----------
         gradient : array or float, optional
-            The gradient of this tensor, of its shape. For a tensor with one element it is 1 by default.
+            The gradient of this tensor, of its shape. For a tensor with one element it
+            is 1 by default.
 
         Raises
         ------
@@ -132,22 +162,32 @@ class Tensor(TensorMethods):
         array([ 3., 30.], dtype=float32)
         """
         if self.node is None:
-            message = "backward() found no graph: no input has requires_grad=True, or it was computed inside no_grad()."
+            message = (
+                "backward() found no graph: no input has requires_grad=True, or it was "
+                "computed inside no_grad()."
+            )
             raise TensorError("no-graph", message)
         autograd.backward({self.node: self.seed_gradient(gradient)})
 
     def seed_gradient(self, gradient: Array | float | None = None) -> Array:
-        """Return ``gradient`` as an array of this tensor's shape and dtype; by default 1 for a single element."""
+        """Return ``gradient`` as an array of this tensor's shape and dtype; by default
+        1 for a single element.
+        """
         if gradient is None:
             if backend.prod(self.shape) != 1:
-                message = f"backward() of a tensor of shape {self.shape} needs a gradient of that shape."
+                message = (
+                    f"backward() of a tensor of shape {self.shape} needs a gradient of "
+                    "that shape."
+                )
                 raise TensorError("shape", f"{message} Take .sum() or .mean() first?")
             gradient = 1.0
         if isinstance(gradient, (int, float)):
             return backend.filled(self.shape, float(gradient), self.data)
         array = backend.as_array(gradient, self.dtype, self.data)
         if array.shape != self.shape:
-            raise shape_error("backward()", f"the tensor's, {self.shape}", gradient=array.shape)
+            raise shape_error(
+                "backward()", f"the tensor's, {self.shape}", gradient=array.shape
+            )
         return array
 
 
@@ -162,10 +202,12 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     data : array
         The values of the result.
     *inputs : (Tensor, function)
-        Each input with its vjp: a function from the gradient of the result, of the result's shape, to the gradient of
-        the input, of the input's shape and dtype; other shapes and dtypes are refused. A vjp changes no array. It
-        returns a new array, its argument, or a view of its argument, but no captured array: its result may be added
-        to in place. Inputs without a graph are left out, and the arrays that their vjp captured are released.
+        Each input with its vjp: a function from the gradient of the result, of the
+        result's shape, to the gradient of the input, of the input's shape and dtype;
+        other shapes and dtypes are refused. A vjp changes no array. It returns a new
+        array, its argument, or a view of its argument, but no captured array: its
+        result may be added to in place. Inputs without a graph are left out, and the
+        arrays that their vjp captured are released.
 
     Examples
     --------
@@ -210,12 +252,14 @@ def op(
     in_float32: bool = False,
     is_broadcast: bool = False,
 ) -> Callable[[Callable[..., Any]], OperationCall]:
-    """Make an operation of a function of arrays: called with tensors, it computes, and notes itself in the graph.
+    """Make an operation of a function of arrays: called with tensors, it computes, and
+    notes itself in the graph.
 
-    The positional parameters of the function are tensors; one may be None, and the last may be ``*parts``. Those named
-    by ``attributes`` and keyword-only ones are attributes, which have no gradients. ``operation.gradients(…)`` then
-    sets a gradient for each input: a function whose parameters name what it needs. Values that no gradient names are
-    not kept.
+    The positional parameters of the function are tensors; one may be None, and the last
+    may be ``*parts``. Those named by ``attributes`` and keyword-only ones are
+    attributes, which have no gradients. ``operation.gradients(…)`` then sets a gradient
+    for each input: a function whose parameters name what it needs. Values that no
+    gradient names are not kept.
 
     ==================  =====================================================================
     parameter           what a gradient gets
@@ -233,29 +277,35 @@ def op(
     Parameters
     ----------
     takes : function, optional
-        ``(*operands) -> tensors``: converts the operands, and raises an error for those that do not fit. Without it
-        each becomes a tensor.
+        ``(*operands) -> tensors``: converts the operands, and raises an error for those
+        that do not fit. Without it each becomes a tensor.
     attributes : str
-        Names, separated by spaces, of positional parameters that are attributes: the last ones.
+        Names, separated by spaces, of positional parameters that are attributes: the
+        last ones.
     saves : str
-        Names, separated by spaces, of values for the gradients: the function returns ``(result, *saved)``.
+        Names, separated by spaces, of values for the gradients: the function returns
+        ``(result, *saved)``.
     in_float32 : bool
-        Whether the result of float16 and bfloat16 is computed in float32, with its gradients, and rounded once.
+        Whether the result of float16 and bfloat16 is computed in float32, with its
+        gradients, and rounded once.
     is_broadcast : bool
-        Whether the inputs are broadcast; then a gradient may have the shape of the result, and is summed over the axes
-        along which its input was stretched.
+        Whether the inputs are broadcast; then a gradient may have the shape of the
+        result, and is summed over the axes along which its input was stretched.
 
     Raises
     ------
     ArgumentError
-        Code ``value``, for a function with two values of one name or a positional default, and from ``gradients`` and
-        ``shared``: a gradient of something that is no input, that does not take ``g`` first, or that needs a value
-        which the operation does not have; also from a call, for an input without a gradient. Code ``type``, for a
-        gradient that is no function, and for a result that is no array. Code ``name``, for unknown arguments.
+        Code ``value``, for a function with two values of one name or a positional
+        default, and from ``gradients`` and ``shared``: a gradient of something that is
+        no input, that does not take ``g`` first, or that needs a value which the
+        operation does not have; also from a call, for an input without a gradient. Code
+        ``type``, for a gradient that is no function, and for a result that is no array.
+        Code ``name``, for unknown arguments.
 
     Notes
     -----
-    A gradient changes no array. It returns a new array, ``g``, a value that it names, or a view of one of these.
+    A gradient changes no array. It returns a new array, ``g``, a value that it names,
+    or a view of one of these.
 
     Examples
     --------
@@ -273,11 +323,19 @@ def op(
     def made(forward: Callable[..., Any]) -> OperationCall:
         operation = Operation(forward, *names, takes, in_float32, is_broadcast)
         call = _call_of(operation)
-        # With the globals of the module: doctest runs only functions with the globals of the module that it reads.
-        twin: Any = update_wrapper(FunctionType(call.__code__, forward.__globals__, closure=call.__closure__), forward)
+        # With the globals of the module: doctest runs only functions with the globals
+        # of the module that it reads.
+        twin: Any = update_wrapper(
+            FunctionType(call.__code__, forward.__globals__, closure=call.__closure__),
+            forward,
+        )
         twin.__signature__ = operation.signature
         parameters = operation.signature.parameters.values()
-        twin.__annotations__ = {one.name: one.annotation for one in parameters if one.annotation is not one.empty}
+        twin.__annotations__ = {
+            one.name: one.annotation
+            for one in parameters
+            if one.annotation is not one.empty
+        }
         twin.__annotations__["return"] = operation.signature.return_annotation
         twin.operation = operation
         twin.gradients = operation.set_gradients
@@ -305,8 +363,12 @@ def _call_of(operation: Operation) -> Callable[..., Tensor]:
 _record = recording(CUSTOM[0].operation, tensor=Tensor)
 
 
-def _in_float32(operation: Callable[..., Tensor], tensors: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
-    """Return the result of an operation on halves, computed in float32 and rounded once."""
+def _in_float32(
+    operation: Callable[..., Tensor], tensors: Sequence[Any], attributes: dict[str, Any]
+) -> Tensor:
+    """Return the result of an operation on halves, computed in float32 and rounded
+    once.
+    """
     wide = [None if tensor is Nothing else tensor for tensor in tensors]
     halves = []
     for i, tensor in enumerate(tensors):
@@ -317,7 +379,10 @@ def _in_float32(operation: Callable[..., Tensor], tensors: Sequence[Any], attrib
 
 
 def _as_tensors(operands: Sequence[Any]) -> list[Any]:
-    return [each if each is Nothing or isinstance(each, Tensor) else Tensor(each) for each in operands]
+    return [
+        each if each is Nothing or isinstance(each, Tensor) else Tensor(each)
+        for each in operands
+    ]
 
 
 def as_tensor(value: Operand) -> Tensor:
@@ -332,7 +397,8 @@ def as_tensor(value: Operand) -> Tensor:
 
 
 def cast(a: Tensor, dtype: Any) -> Tensor:
-    """Return real numbers in another dtype, and the gradient in the dtype of a; a itself if it has the dtype.
+    """Return real numbers in another dtype, and the gradient in the dtype of a; a
+    itself if it has the dtype.
 
     Examples
     --------

@@ -1,4 +1,6 @@
-"""Checks for tests and for coursework: are the gradients right, and is a pipelined step the same as one process?"""
+"""Checks for tests and for coursework: are the gradients right, and is a pipelined step
+the same as one process?
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,25 @@ __getattr__ = names_of(__name__, __all__)
 
 
 def check_gradients(
-    function: Callable[..., Tensor], *arrays: np.ndarray, epsilon: float = 1e-5, tolerance: float = 1e-8
+    function: Callable[..., Tensor],
+    *arrays: np.ndarray,
+    epsilon: float = 1e-5,
+    tolerance: float = 1e-8,
 ) -> None:
     """Compare the gradients of a function with central differences, in float64.
 
     Parameters
     ----------
     function : function
-        Takes one tensor for each array and returns a tensor. Keep its inputs away from kinks (0, for ReLU).
+        Takes one tensor for each array and returns a tensor. Keep its inputs away from
+        kinks (0, for ReLU).
     *arrays : array
         Where to check, of any shapes; each is converted to float64.
     epsilon : float
         How far each element is moved, up and down.
     tolerance : float
-        The largest error allowed, relative to the largest gradient (or to 1, if that is larger).
+        The largest error allowed, relative to the largest gradient (or to 1, if that is
+        larger).
 
     Raises
     ------
@@ -63,14 +70,21 @@ def check_gradients(
     points = [np.array(array, dtype=np.float64) for array in arrays]
     tensors = [Tensor(point, requires_grad=True) for point in points]
     result = function(*tensors)
-    assert isinstance(result, Tensor), f"the function returns {type(result).__name__}; expected a Tensor"
+    assert isinstance(result, Tensor), (
+        f"the function returns {type(result).__name__}; expected a Tensor"
+    )
     weights = np.random.default_rng(0).standard_normal(result.shape)
     result.backward(weights)
     for number, (point, tensor) in enumerate(zip(points, tensors)):
-        expected = _differences(lambda: float((function(*map(Tensor, points)).numpy() * weights).sum()), point, epsilon)
+        expected = _differences(
+            lambda: float((function(*map(Tensor, points)).numpy() * weights).sum()),
+            point,
+            epsilon,
+        )
         given = np.zeros_like(point) if tensor.grad is None else np.asarray(tensor.grad)
         assert given.shape == point.shape, (
-            f"input {number}: the gradient has shape {given.shape}, the input {point.shape}"
+            f"input {number}: the gradient has shape {given.shape}, the input "
+            f"{point.shape}"
         )
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         error = np.abs(given - expected) / scale
@@ -78,12 +92,16 @@ def check_gradients(
             worst = np.unravel_index(np.argmax(error), error.shape)
             place = tuple(map(int, worst))
             raise AssertionError(
-                f"input {number}, element {place}: the gradient is {float(given[worst])!r}, "
-                f"differences give {float(expected[worst])!r} (error {error.max():.1e}, allowed {tolerance:.1e})"
+                f"input {number}, element {place}: the gradient is "
+                f"{float(given[worst])!r}, "
+                f"differences give {float(expected[worst])!r} (error "
+                f"{error.max():.1e}, allowed {tolerance:.1e})"
             )
 
 
-def _differences(evaluate: Callable[[], float], point: np.ndarray, epsilon: float) -> np.ndarray:
+def _differences(
+    evaluate: Callable[[], float], point: np.ndarray, epsilon: float
+) -> np.ndarray:
     """Move each element of ``point`` up and down in place, and take the slope."""
     slope = np.zeros_like(point)
     for place in np.ndindex(point.shape):
@@ -98,7 +116,8 @@ def _differences(evaluate: Callable[[], float], point: np.ndarray, epsilon: floa
 
 
 class StepResult(NamedTuple):
-    """The loss of a batch, and the gradient of every parameter, by its name in the model.
+    """The loss of a batch, and the gradient of every parameter, by its name in the
+    model.
 
     Examples
     --------
@@ -125,9 +144,11 @@ def one_process_step(
     loss_weight: Callable[[Any], float] | None = None,
     blocks: Sequence[Sequence[int]] | None = None,
 ) -> StepResult:
-    """Accumulate the gradients of a batch's microbatches in ascending order, in one process and with plain autograd.
+    """Accumulate the gradients of a batch's microbatches in ascending order, in one
+    process and with plain autograd.
 
-    Every pipelined step must equal this result, bit for bit. Compute it with one BLAS thread.
+    Every pipelined step must equal this result, bit for bit. Compute it with one BLAS
+    thread.
 
     Parameters
     ----------
@@ -137,21 +158,27 @@ def one_process_step(
     inputs, targets : array of shape (samples, ...)
     num_microbatches : int
     seed, step : int
-        Of the random numbers in the model, as for Dropout. A pipeline counts its steps from 0.
+        Of the random numbers in the model, as for Dropout. A pipeline counts its steps
+        from 0.
     loss_weight : function, optional
         The pipeline's ``loss_weight``.
     blocks : sequence of sequence of int, optional
-        Microbatches whose gradients are added separately, and then in pairs: the microbatches of each replica.
+        Microbatches whose gradients are added separately, and then in pairs: the
+        microbatches of each replica.
 
     Examples
     --------
-    With weight 1 and bias 0 the outputs are 2, 4 and 6, which should be 0: the loss is (4 + 16 + 36) / 3, and the
-    gradient of the bias twice the mean output.
+    With weight 1 and bias 0 the outputs are 2, 4 and 6, which should be 0: the loss is
+    (4 + 16 + 36) / 3, and the gradient of the bias twice the mean output.
 
     >>> from minipipe import nn
-    >>> model = nn.Sequential(nn.Linear(1, 1, initialiser=nn.initialisers.constant(1.0), dtype=np.float64))
+    >>> model = nn.Sequential(
+    ...     nn.Linear(1, 1, initialiser=nn.initialisers.constant(1.0), dtype=np.float64)
+    ... )
     >>> x = np.array([[2.0], [4.0], [6.0]])
-    >>> result = one_process_step(model, nn.MSELoss(), x, np.zeros((3, 1)), num_microbatches=3)
+    >>> result = one_process_step(
+    ...     model, nn.MSELoss(), x, np.zeros((3, 1)), num_microbatches=3
+    ... )
     >>> round(result.loss, 3), result.gradients["0.bias"].round(3)
     (18.667, array([8.]))
     """
@@ -159,13 +186,18 @@ def one_process_step(
     sizes = sizes_of(x.num_samples, num_microbatches, x, y)
     inputs_of, targets_of, losses = x.cut(sizes), y.cut(sizes), [0.0] * len(sizes)
     weights = shares(sizes, loss, loss_weight, targets_of)
-    leaves = [leaf for parameter in model.parameters() for leaf in parameter.leaves.values()]
+    leaves = [
+        leaf for parameter in model.parameters() for leaf in parameter.leaves.values()
+    ]
     found = []
     for block in blocks or [range(num_microbatches)]:
         model.zero_grad()
         for k in block:
             with random_key(seed, step, k), auxiliary_losses() as extra:
-                given, wanted = (c.rebuilt(list(map(Tensor, c.arrays))) for c in (inputs_of[k], targets_of[k]))
+                given, wanted = (
+                    c.rebuilt(list(map(Tensor, c.arrays)))
+                    for c in (inputs_of[k], targets_of[k])
+                )
                 value = extra.added_to(loss(model(given), wanted))
             if value.requires_grad:
                 value.backward(weights[k])
@@ -176,9 +208,14 @@ def one_process_step(
     return StepResult(added(losses), _gradients(model.named_parameters()))
 
 
-def _gradients(named_parameters: Iterable[tuple[str, Parameter]]) -> dict[str, np.ndarray | None]:
+def _gradients(
+    named_parameters: Iterable[tuple[str, Parameter]],
+) -> dict[str, np.ndarray | None]:
     gradients = {name: parameter.grad for name, parameter in named_parameters}
-    return {name: None if gradient is None else to_numpy(gradient) for name, gradient in gradients.items()}
+    return {
+        name: None if gradient is None else to_numpy(gradient)
+        for name, gradient in gradients.items()
+    }
 
 
 def check_same_as_one_process(
@@ -192,7 +229,8 @@ def check_same_as_one_process(
     recompute: bool = False,
     device: str | ModuleType = "cpu",
 ) -> None:
-    """Run one pipelined step on thread ranks, and compare loss and gradients with one process, bit for bit.
+    """Run one pipelined step on thread ranks, and compare loss and gradients with one
+    process, bit for bit.
 
     Parameters
     ----------
@@ -219,13 +257,27 @@ def check_same_as_one_process(
     >>> from minipipe import nn, schedules
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
     >>> x = np.ones((6, 2), np.float32)
-    >>> check_same_as_one_process(model, nn.MSELoss(), x, x[:, :1], schedules.zb_h1(2, 3))
+    >>> check_same_as_one_process(
+    ...     model, nn.MSELoss(), x, x[:, :1], schedules.zb_h1(2, 3)
+    ... )
     """
 
     def pipelined(group: Any) -> StepResult:
         watch_everything()
-        options: dict[str, Any] = {"schedule": schedule, "partition": partition, "recompute": recompute}
-        pipeline = Pipeline(model, group, loss=loss, seed=seed, device=device, check_finite="off", **options)
+        options: dict[str, Any] = {
+            "schedule": schedule,
+            "partition": partition,
+            "recompute": recompute,
+        }
+        pipeline = Pipeline(
+            model,
+            group,
+            loss=loss,
+            seed=seed,
+            device=device,
+            check_finite="off",
+            **options,
+        )
         value = pipeline.step(inputs, targets)
         return StepResult(value, _gradients(pipeline.named_parameters()))
 
@@ -234,12 +286,21 @@ def check_same_as_one_process(
         twin.to(device).initialise(seed)
         xp = module_for(device)
         x, y = samples(inputs, "inputs", xp=xp), samples(targets, "targets", xp=xp)
-        expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed, blocks=blocks_of(schedule))
+        expected = one_process_step(
+            twin,
+            loss,
+            x,
+            y,
+            schedule.num_microbatches,
+            seed,
+            blocks=blocks_of(schedule),
+        )
     _check_alike(spawn(pipelined, schedule.num_ranks), expected)
 
 
 def blocks_of(schedule: Schedule) -> list[list[int]]:
-    """Return by replica the microbatches whose gradients it adds, if they are the same on all of its stages.
+    """Return by replica the microbatches whose gradients it adds, if they are the same
+    on all of its stages.
 
     Examples
     --------
@@ -250,19 +311,29 @@ def blocks_of(schedule: Schedule) -> list[list[int]]:
     m, found = range(schedule.num_microbatches), []
     for stage in range(schedule.num_stages):
         ranks = schedule.ranks_of(stage)
-        found.append([[k for k in m if schedule.rank_of(stage, k) == rank] for rank in ranks])
-    assert all(blocks == found[0] for blocks in found), "the replicas of some stages have different microbatches"
+        found.append(
+            [[k for k in m if schedule.rank_of(stage, k) == rank] for rank in ranks]
+        )
+    assert all(blocks == found[0] for blocks in found), (
+        "the replicas of some stages have different microbatches"
+    )
     return found[0]
 
 
 def check_independent_of_microbatches(
-    pipeline: Pipeline, inputs: Any, targets: Any, counts: Iterable[int] = (1, 2, 4), tolerance: float = 1e-4
+    pipeline: Pipeline,
+    inputs: Any,
+    targets: Any,
+    counts: Iterable[int] = (1, 2, 4),
+    tolerance: float = 1e-4,
 ) -> None:
-    """Check that the loss of a batch and its gradients do not depend on the number of microbatches, up to rounding.
+    """Check that the loss of a batch and its gradients do not depend on the number of
+    microbatches, up to rounding.
 
-    Collective; the pipeline is not changed. They do depend on it if the loss is a mean over something else than samples
-    and has no ``weight``, or if a layer takes statistics over a microbatch. Dropout and the like and auxiliary losses
-    are left out.
+    Collective; the pipeline is not changed. They do depend on it if the loss is a mean
+    over something else than samples and has no ``weight``, or if a layer takes
+    statistics over a microbatch. Dropout and the like and auxiliary losses are left
+    out.
 
     Parameters
     ----------
@@ -282,8 +353,12 @@ def check_independent_of_microbatches(
     --------
     >>> from minipipe import init_process_group, nn
     >>> with init_process_group() as group:
-    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss())
-    ...     check_independent_of_microbatches(pipeline, np.ones((8, 2)), np.ones((8, 1)))
+    ...     pipeline = Pipeline(
+    ...         nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss()
+    ...     )
+    ...     check_independent_of_microbatches(
+    ...         pipeline, np.ones((8, 2)), np.ones((8, 1))
+    ...     )
     """
     state, first = pipeline.state_dict(), None
     for count in counts:
@@ -299,34 +374,54 @@ def check_independent_of_microbatches(
         twin.load_state_dict(state)
         found = {"the loss": np.array(twin.step(inputs, targets))}
         gradients = _gradients(twin.named_parameters())
-        found |= {f"the gradient of {name}": value for name, value in gradients.items() if value is not None}
+        found |= {
+            f"the gradient of {name}": value
+            for name, value in gradients.items()
+            if value is not None
+        }
         first = first or (count, found)
-        differences = {name: _relative_difference(value, first[1][name]) for name, value in found.items()}
+        differences = {
+            name: _relative_difference(value, first[1][name])
+            for name, value in found.items()
+        }
         name = max(differences, key=differences.__getitem__)
-        worst = float(pipeline.group.all_reduce(np.array(differences[name]), "max"))  # so that all ranks raise
+        # so that all ranks raise
+        worst = float(pipeline.group.all_reduce(np.array(differences[name]), "max"))
         assert worst <= tolerance, (
-            f"{name if differences[name] == worst else 'a gradient on another rank'} depends on the number of "
-            f"microbatches: with {count} it differs by {worst:.1e} of its largest value from that with {first[0]}. Is "
-            "the loss a mean over tokens, or over a mask? Give it a method weight(targets), or loss_weight=. Does a "
+            f"{name if differences[name] == worst else 'a gradient on another rank'} "
+            "depends on the number of "
+            f"microbatches: with {count} it differs by {worst:.1e} of its largest "
+            f"value from that with {first[0]}. Is "
+            "the loss a mean over tokens, or over a mask? Give it a method "
+            "weight(targets), or loss_weight=. Does a "
             "layer take statistics over its samples? Take them within each."
         )
 
 
 def _relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
-    worst = float(np.abs(value - expected).max()) / (float(np.abs(expected).max()) or 1.0)
+    worst = float(np.abs(value - expected).max()) / (
+        float(np.abs(expected).max()) or 1.0
+    )
     return worst if worst == worst else np.inf  # NaN is not agreement
 
 
 def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:
-    gradients = {name: gradient for result in by_rank for name, gradient in result.gradients.items()}
+    gradients = {
+        name: gradient
+        for result in by_rank
+        for name, gradient in result.gradients.items()
+    }
     assert gradients.keys() == expected.gradients.keys(), (
         f"parameters {sorted(gradients)} of {sorted(expected.gradients)}"
     )
     for name, gradient in gradients.items():
-        assert same_bits(gradient, expected.gradients[name]), f"the gradient of {name} differs from one process"
+        assert same_bits(gradient, expected.gradients[name]), (
+            f"the gradient of {name} differs from one process"
+        )
     for rank, result in enumerate(by_rank):
         assert result.loss == expected.loss, (
-            f"the loss on rank {rank} is {result.loss!r}, in one process {expected.loss!r}"
+            f"the loss on rank {rank} is {result.loss!r}, in one process "
+            f"{expected.loss!r}"
         )
 
 
@@ -335,7 +430,10 @@ def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
     Examples
     --------
-    >>> same_bits(np.array([0.1 + 0.2]), np.array([0.3])), same_bits(np.array([0.0]), np.array([-0.0]))
+    >>> (
+    ...     same_bits(np.array([0.1 + 0.2]), np.array([0.3])),
+    ...     same_bits(np.array([0.0]), np.array([-0.0])),
+    ... )
     (False, False)
     """
     if a is None or b is None:

@@ -10,6 +10,7 @@ imported, to ask where a name is defined: they may load their names lazily.
 
 import ast
 import importlib
+import itertools
 import re
 from pathlib import Path
 from types import ModuleType
@@ -165,9 +166,11 @@ def problems_of_summary(documented):
     lines = documented.doc.splitlines()
     if not lines:
         yield "has no docstring"
-    elif not lines[0].endswith((".", "?")):
-        yield "does not begin with a sentence on one line"
-    elif len(lines) > 1 and lines[1]:
+        return
+    first = " ".join(itertools.takewhile(bool, lines[:4]))
+    if not first.endswith((".", "?")):
+        yield "does not begin with a sentence on one line, or two"
+    elif "" not in lines[:3] and len(lines) > 2:
         yield "has no empty line behind its first sentence"
 
 
@@ -271,8 +274,12 @@ def test_a_good_docstring_passes():
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("times a number.", "times a number", "does not begin with a sentence on one line"),
-        ("times a number.\n", "times a number.\n    And more.", "has no empty line behind its first sentence"),
+        ("times a number.", "times a number", "does not begin with a sentence on one line, or two"),
+        (
+            "times a number.\n",
+            "times a number.\n    And more.\n    Lines.",
+            "has no empty line behind its first sentence",
+        ),
         ("factor : float", "scale : float", "describes the parameters ['a', 'scale'], but takes ['a', 'factor']"),
         ("a : Tensor of any shape", "", "describes the parameters ['factor'], but takes ['a', 'factor']"),
         ("Examples\n    --------", "Examples\n    ---", "does not underline Examples by as many dashes"),

@@ -1,4 +1,6 @@
-"""The engine: a graph of results, and the walk back through it that gives gradients (README.md)."""
+"""The engine: a graph of results, and the walk back through it that gives gradients
+(README.md).
+"""
 
 from minipipe.autograd.graph import Leaf, Node, StageInput
 from minipipe.autograd.split import WeightWork, backward_input

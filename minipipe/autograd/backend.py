@@ -1,7 +1,8 @@
 """The array module of some data, and the differences between array modules.
 
-NumPy, CuPy and array-api-strict share most of their names. Operations call ``array_module(x)`` and use the shared
-names; this file hides the few calls that differ. No other file may import CuPy.
+NumPy, CuPy and array-api-strict share most of their names. Operations call
+``array_module(x)`` and use the shared names; this file hides the few calls that differ.
+No other file may import CuPy.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ import numpy as np
 from minipipe.errors import LaunchError, TensorError, quoted
 
 Array = Any
-"""An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or array-api-strict's."""
+"""An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or
+array-api-strict's.
+"""
 
 
 def array_module(array: Array) -> ModuleType:
-    """Return the module that the array belongs to: NumPy, CuPy or one that follows the array API standard."""
+    """Return the module that the array belongs to: NumPy, CuPy or one that follows the
+    array API standard.
+    """
     if isinstance(array, np.ndarray):
         return np
     if hasattr(array, "__array_namespace__"):
@@ -33,10 +38,12 @@ def array_module(array: Array) -> ModuleType:
 
 
 def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that a compiled step calls in one line, without noting its inside (``compile/trace.py``).
+    """Return a function that a compiled step calls in one line, without noting its
+    inside (``compile/trace.py``).
 
-    It takes arrays by position, and what follows from shapes alone; changes none of them; and returns a new array, or a
-    tuple of these and of integers that follow from shapes alone, or nothing if it checks their values.
+    It takes arrays by position, and what follows from shapes alone; changes none of
+    them; and returns a new array, or a tuple of these and of integers that follow from
+    shapes alone, or nothing if it checks their values.
     """
 
     plain = np.ndarray
@@ -44,7 +51,11 @@ def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*given: Any) -> Any:
         for each in given:
-            if type(each) is not plain and isinstance(each, plain) and hasattr(each, "note_call"):
+            if (
+                type(each) is not plain
+                and isinstance(each, plain)
+                and hasattr(each, "note_call")
+            ):
                 return each.note_call(function, given)
         return function(*given)
 
@@ -52,7 +63,8 @@ def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def collective(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as :func:`one_line` does, which is called even if nothing reads its result: ranks wait for it.
+    """Return a function as :func:`one_line` does, which is called even if nothing reads
+    its result: ranks wait for it.
 
     The group of ranks is one of its arguments.
     """
@@ -61,42 +73,71 @@ def collective(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plain(array: Array) -> Array:
-    """Return an array for inspection: a compiled step does not depend on the values that are read from it."""
+    """Return an array for inspection: a compiled step does not depend on the values
+    that are read from it.
+    """
     return getattr(array, "plain", array)
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is an array of some module, and no number, list or NumPy scalar."""
+    """Return whether a value is an array of some module, and no number, list or NumPy
+    scalar.
+    """
     return isinstance(value, np.ndarray) or (
         not isinstance(value, np.generic)
-        and (hasattr(value, "__array_namespace__") or hasattr(value, "__cuda_array_interface__"))
+        and (
+            hasattr(value, "__array_namespace__")
+            or hasattr(value, "__cuda_array_interface__")
+        )
     )
 
 
 def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
-    """Return ``data`` as an array: an array stays in its module, anything else goes to the module of ``like``.
+    """Return ``data`` as an array: an array stays in its module, anything else goes to
+    the module of ``like``.
 
     Raises
     ------
     TensorError
-        Code ``dtype``, for a matrix, a masked array and other classes that do not add and multiply as arrays do: a
-        message carries only the bare values, so the results would depend on the number of ranks. Code
-        ``wrong-number``, for a pytree of tensors: NumPy would make one array of them, without their graphs.
+        Code ``dtype``, for a matrix, a masked array and other classes that do not add
+        and multiply as arrays do: a message carries only the bare values, so the
+        results would depend on the number of ranks. Code ``wrong-number``, for a pytree
+        of tensors: NumPy would make one array of them, without their graphs.
     """
     if isinstance(data, float | int):
         return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
-    if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap) and not hasattr(data, "note_call"):
+    if (
+        isinstance(data, np.ndarray)
+        and type(data) not in (np.ndarray, np.memmap)
+        and not hasattr(data, "note_call")
+    ):
         raise TensorError(
-            "dtype", f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) or x.filled(0)."
+            "dtype",
+            (
+                f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) "
+                "or x.filled(0)."
+            ),
         )
     if is_array(data):
-        return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
-    items = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
+        return (
+            data
+            if dtype is None or data.dtype == dtype
+            else array_module(data).astype(data, dtype)
+        )
+    items = (
+        data.values()
+        if isinstance(data, dict)
+        else data
+        if isinstance(data, tuple | list)
+        else ()
+    )
     if any(hasattr(item, "node") for item in items):
         raise TensorError(
             "wrong-number",
-            f"A {type(data).__name__} of tensors was passed; expected one tensor. nn.Take('x') selects one of them, "
-            "nn.On('x', layer) calls a layer with it; functional.stack combines them into one tensor.",
+            f"A {type(data).__name__} of tensors was passed; expected one tensor. "
+            "nn.Take('x') selects one of them, "
+            "nn.On('x', layer) calls a layer with it; functional.stack combines "
+            "them into one tensor.",
         )
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
 
@@ -116,7 +157,8 @@ def num_bytes(array: Array) -> int:
 def is_floating(dtype: Any) -> bool:
     """Return whether a dtype holds real numbers, the only kind that has gradients."""
     found = numpy_dtype(dtype)
-    return found.kind == "f" or (found.kind == "V" and found.name == "bfloat16")  # bfloat16 of ml_dtypes
+    # bfloat16 of ml_dtypes
+    return found.kind == "f" or (found.kind == "V" and found.name == "bfloat16")
 
 
 def is_half(dtype: Any) -> bool:
@@ -125,7 +167,9 @@ def is_half(dtype: Any) -> bool:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """Return NumPy's name for a dtype: its code, except for bfloat16, whose code is ambiguous."""
+    """Return NumPy's name for a dtype: its code, except for bfloat16, whose code is
+    ambiguous.
+    """
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
@@ -142,8 +186,9 @@ def is_integer(dtype: Any) -> bool:
 def contiguous(array: Array) -> Array:
     """Return the array in C order, with the very strides of a fresh one.
 
-    A product sums in an order that depends on the strides, so equal bits need equal strides. NumPy calls an array
-    with an axis of length one contiguous whatever that axis' stride; here it is made plain too.
+    A product sums in an order that depends on the strides, so equal bits need equal
+    strides. NumPy calls an array with an axis of length one contiguous whatever that
+    axis' stride; here it is made plain too.
     """
     flags = getattr(array, "flags", None)
     if flags is None:  # the array API standard knows no strides, so a copy it must be
@@ -155,14 +200,18 @@ def contiguous(array: Array) -> Array:
 
 
 def copy(array: Array) -> Array:
-    """Return a copy in C order with its own memory: a transposed array gives the same bits once loaded."""
+    """Return a copy in C order with its own memory: a transposed array gives the same
+    bits once loaded.
+    """
     if isinstance(array, np.ndarray):
         return np.array(values(array), order="C")
     return contiguous(array_module(array).asarray(array, copy=True))
 
 
 def is_fresh(array: Array) -> bool:
-    """Return whether an array owns its memory, in C order: then it may be handed over without a copy."""
+    """Return whether an array owns its memory, in C order: then it may be handed over
+    without a copy.
+    """
     if type(array) is np.ndarray or hasattr(array, "__cuda_array_interface__"):
         return array.base is None and array.flags.c_contiguous
     return False
@@ -172,18 +221,22 @@ _INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}  # by size in bytes
 
 
 def masked(array: Array, mask: Array) -> Array:
-    """Return the array with 0 wherever the mask is false, even if the array is infinite or NaN there.
+    """Return the array with 0 wherever the mask is false, even if the array is infinite
+    or NaN there.
 
     Examples
     --------
-    >>> masked(np.array([1.0, np.inf, np.nan, 2.0]), np.array([True, False, False, True]))
+    >>> masked(
+    ...     np.array([1.0, np.inf, np.nan, 2.0]), np.array([True, False, False, True])
+    ... )
     array([1., 0., 0., 2.])
     """
     integer = _INTEGERS.get(array.itemsize) if isinstance(array, np.ndarray) else None
     if integer is None:
         return array_module(array).where(mask, array, 0)
-    # inf * 0 is NaN, but the bits of inf, as an integer, times 0 are the bits of 0. np.where branches at every
-    # element, and takes up to 20 times as long; so does a product of two dtypes if it is small.
+    # inf * 0 is NaN, but the bits of inf, as an integer, times 0 are the bits of 0.
+    # np.where branches at every element, and takes up to 20 times as long; so does a
+    # product of two dtypes if it is small.
     return (array.view(integer) * mask.astype(integer)).view(array.dtype)
 
 
@@ -195,23 +248,33 @@ def masked_like(array: Array, other: Array) -> Array:
     >>> masked_like(np.array([1.0, np.inf, 2.0]), np.array([3.0, 0.0, np.nan]))
     array([1., 0., 2.])
     """
-    # NumPy compares with an array of its dtype in half the time that it takes for a number.
+    # NumPy compares with an array of its dtype in half the time that it takes for a
+    # number.
     zero = _zeros_in_numpy((), other.dtype) if isinstance(other, np.ndarray) else 0
     return masked(array, other != zero)
 
 
 def one_per_row(matrix: Array, columns: Array) -> Array:
-    """Return ``matrix[i, columns[i]]`` for each row i; shapes (n, k) and (n,) give (n,)."""
+    """Return ``matrix[i, columns[i]]`` for each row i; shapes (n, k) and (n,) give
+    (n,).
+    """
     if isinstance(matrix, np.ndarray):
-        return matrix[np.arange(matrix.shape[0]), columns]  # a third of the time of take_along_axis
+        # a third of the time of take_along_axis
+        return matrix[np.arange(matrix.shape[0]), columns]
     return array_module(matrix).take_along_axis(matrix, columns[:, None], axis=1)[:, 0]
 
 
 def reshape(array: Array, shape: tuple[int, ...]) -> Array:
-    """Return the elements in another shape; arrays of the array API standard have no such method."""
+    """Return the elements in another shape; arrays of the array API standard have no
+    such method.
+    """
     if array.shape == shape:
         return array
-    return array.reshape(shape) if hasattr(array, "reshape") else array_module(array).reshape(array, shape)
+    return (
+        array.reshape(shape)
+        if hasattr(array, "reshape")
+        else array_module(array).reshape(array, shape)
+    )
 
 
 def rows_of(array: Array) -> Array:
@@ -226,25 +289,35 @@ def rows_of(array: Array) -> Array:
 
 def permuted(array: Array, axes: tuple[int, ...]) -> Array:
     """Return the axes in another order, as a view if its module has views."""
-    if hasattr(array, "transpose"):  # arrays of the array API standard have no such method
+    # arrays of the array API standard have no such method
+    if hasattr(array, "transpose"):
         return array.transpose(axes)  # a third of the time of the function
     return array_module(array).permute_dims(array, axes)
 
 
 def scalars(like: Array, *values: float) -> tuple[Any, ...]:
-    """Return Python's numbers as operands of an array, with the result that they have themselves; not -0.0.
+    """Return Python's numbers as operands of an array, with the result that they have
+    themselves; not -0.0.
 
-    NumPy converts a number in a third of the time that a small product takes, so these are converted once.
+    NumPy converts a number in a third of the time that a small product takes, so these
+    are converted once.
     """
     try:
-        return _scalars_in_numpy(like.dtype, *values) if isinstance(like, np.ndarray) else values
+        return (
+            _scalars_in_numpy(like.dtype, *values)
+            if isinstance(like, np.ndarray)
+            else values
+        )
     except TypeError:  # an array of one number, which has no hash
         return values
 
 
 @lru_cache(maxsize=256, typed=True)  # a float64 of NumPy's is no number of Python's
 def _scalars_in_numpy(dtype: np.dtype, *values: float) -> tuple[Any, ...]:
-    return tuple(np.asarray(value, dtype) if type(value) in (int, float) else value for value in values)
+    return tuple(
+        np.asarray(value, dtype) if type(value) in (int, float) else value
+        for value in values
+    )
 
 
 def product(a: Array, b: Array) -> Array:
@@ -255,9 +328,11 @@ def product(a: Array, b: Array) -> Array:
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Return the product over the last two axes. Halves are multiplied and added up in float32, and rounded once.
+    """Return the product over the last two axes. Halves are multiplied and added up in
+    float32, and rounded once.
 
-    BLAS knows no halves, so NumPy would take ten times as long over float16, and return float32 for bfloat16.
+    BLAS knows no halves, so NumPy would take ten times as long over float16, and return
+    float32 for bfloat16.
     """
     if isinstance(a, np.ndarray) and is_half(a.dtype):
         return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
@@ -288,24 +363,39 @@ def positive_part(array: Array) -> Array:
 
 
 def ones_of_row(array: Array) -> Array:
-    """Return ones for one row of an array: the product with them is the sum of each row."""
+    """Return ones for one row of an array: the product with them is the sum of each
+    row.
+    """
     if isinstance(array, np.ndarray):
         return _ones_in_numpy(array.shape[-1], array.dtype)
     return ones(array.shape[-1:], array)
 
 
 def sum_over_rows(array: Array) -> Array:
-    """Return the sum over the last axis but one, (..., 1, t), as a product: a quarter of the time of a reduction."""
+    """Return the sum over the last axis but one, (..., 1, t), as a product: a quarter
+    of the time of a reduction.
+    """
     shape = (1, array.shape[-2])
-    return (_ones_in_numpy(shape, array.dtype) if isinstance(array, np.ndarray) else ones(shape, array)) @ array
+    return (
+        _ones_in_numpy(shape, array.dtype)
+        if isinstance(array, np.ndarray)
+        else ones(shape, array)
+    ) @ array
 
 
 def sum_of_rows(matrix: Array) -> Array:
-    """Return the sum over the first axis, from shape (n, k) to (k,): as a product, faster than a reduction."""
+    """Return the sum over the first axis, from shape (n, k) to (k,): as a product,
+    faster than a reduction.
+    """
     if isinstance(matrix, np.ndarray) and matrix.itemsize != 2:
         ones_of_rows = _ones_in_numpy(matrix.shape[0], matrix.dtype)
-        # The method takes two thirds of the time, but a trace (compile/) notices only the function.
-        return ones_of_rows.dot(matrix) if type(matrix) is np.ndarray else np.dot(ones_of_rows, matrix)
+        # The method takes two thirds of the time, but a trace (compile/) notices only
+        # the function.
+        return (
+            ones_of_rows.dot(matrix)
+            if type(matrix) is np.ndarray
+            else np.dot(ones_of_rows, matrix)
+        )
     return matmul(ones((matrix.shape[0],), matrix), matrix)
 
 
@@ -334,17 +424,26 @@ def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:
     if isinstance(array, np.ndarray):
         add: Any = np.add
         if array.itemsize == 2 and is_half(array.dtype):
-            return add.reduce(array, axis=axis, keepdims=keepdims, dtype=np.float32).astype(array.dtype)
-        return add.reduce(array, axis=axis, keepdims=keepdims)  # half the time of np.sum's wrapper
+            return add.reduce(
+                array, axis=axis, keepdims=keepdims, dtype=np.float32
+            ).astype(array.dtype)
+        # half the time of np.sum's wrapper
+        return add.reduce(array, axis=axis, keepdims=keepdims)
     return array_module(array).sum(array, axis=axis, keepdims=keepdims)
 
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sum a gradient over the axes along which its input, of shape ``shape``, was broadcast."""
+    """Sum a gradient over the axes along which its input, of shape ``shape``, was
+    broadcast.
+    """
     if gradient.shape == shape:
         return gradient
     extra = gradient.ndim - len(shape)
-    stretched = tuple(i + extra for i, length in enumerate(shape) if length == 1 and gradient.shape[i + extra] != 1)
+    stretched = tuple(
+        i + extra
+        for i, length in enumerate(shape)
+        if length == 1 and gradient.shape[i + extra] != 1
+    )
     axes = tuple(range(extra)) + stretched
     return reshape(reduce_sum(gradient, axis=axes, keepdims=True), shape)
 
@@ -353,13 +452,15 @@ _NEVER_REPEAT = {int, slice, type(None), type(...)}
 
 
 def index_add(target: Array, index: Any, values: Array) -> None:
-    """Add ``values`` to ``target[index]`` in place; if an index repeats, all its values add, halves in float32.
+    """Add ``values`` to ``target[index]`` in place; if an index repeats, all its values
+    add, halves in float32.
 
-    The arrays of other modules than NumPy are added on the host, in NumPy's order: a GPU adds in another order every
-    time.
+    The arrays of other modules than NumPy are added on the host, in NumPy's order: a
+    GPU adds in another order every time.
     """
     parts = index if isinstance(index, tuple) else (index,)
-    if _NEVER_REPEAT.issuperset(map(type, parts)):  # others take np.add.at, which is slower
+    # others take np.add.at, which is slower
+    if _NEVER_REPEAT.issuperset(map(type, parts)):
         target[index] += values
     elif isinstance(target, np.ndarray):
         total = target.astype(np.float32) if is_half(target.dtype) else target
@@ -368,56 +469,76 @@ def index_add(target: Array, index: Any, values: Array) -> None:
             target[...] = total
     else:
         host = np.array(to_numpy(target))
-        np.add.at(host, tuple(to_numpy(part) if is_array(part) else part for part in parts), to_numpy(values))
+        np.add.at(
+            host,
+            tuple(to_numpy(part) if is_array(part) else part for part in parts),
+            to_numpy(values),
+        )
         target[...] = array_module(target).asarray(host)
 
 
 @one_line
 def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -> Array:
-    """Return random numbers from [0, 1) in float32, of the shape and module of ``like``, that depend on ``key`` alone.
+    """Return random numbers from [0, 1) in float32, of the shape and module of
+    ``like``, that depend on ``key`` alone.
 
-    They are drawn on the host for every module, so that a GPU gets the very numbers of a CPU. With ``part`` (i, count)
-    they are part i of those for an array that has count times as many heads, the last axis but two.
+    They are drawn on the host for every module, so that a GPU gets the very numbers of
+    a CPU. With ``part`` (i, count) they are part i of those for an array that has count
+    times as many heads, the last axis but two.
     """
     place, count = part
-    shape = like.shape if count == 1 else (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
+    shape = (
+        like.shape
+        if count == 1
+        else (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
+    )
     seed, layer, *counter = key
-    # The generator counts the numbers that it draws in the lowest 64 bits of the counter.
+    # The generator counts the numbers that it draws in the lowest 64 bits of the
+    # counter.
     bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
     drawn = np.random.Generator(bits).random(shape, dtype=np.float32)
-    return moved(drawn if count == 1 else np.split(drawn, count, axis=-3)[place], array_module(like))
+    return moved(
+        drawn if count == 1 else np.split(drawn, count, axis=-3)[place],
+        array_module(like),
+    )
 
 
-prod = math.prod  # the number of elements of a shape, as a Python integer, which leaves float32 alone
+# the number of elements of a shape, as a Python integer, which leaves float32 alone
+prod = math.prod
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function during which NumPy does not warn of an overflow, nor of inf - inf that may follow.
+    """Return a function during which NumPy does not warn of an overflow, nor of inf -
+    inf that may follow.
 
-    It is for gradients in half precision, whose overflow a loss scale expects and deals with.
+    It is for gradients in half precision, whose overflow a loss scale expects and deals
+    with.
     """
     return np.errstate(over="ignore", invalid="ignore")(function)
 
 
 @quietly
 def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
-    """Return the sum of the gradients that are not None, in order; None if there is none.
+    """Return the sum of the gradients that are not None, in order; None if there is
+    none.
 
-    After an overflow in half precision opposite infinities may be added: no warning, since a loss scale detects them.
+    After an overflow in half precision opposite infinities may be added: no warning,
+    since a loss scale detects them.
     """
     found = [gradient for gradient in gradients if gradient is not None]
     return sum(found[1:], found[0]) if found else None
 
 
-# -- devices -------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------
 
 
 def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
-    """Return the array module of a device: ``"cpu"``, ``"gpu"``, or an array module, which is returned as it is.
+    """Return the array module of a device: ``"cpu"``, ``"gpu"``, or an array module,
+    which is returned as it is.
 
-    With ``"gpu"`` this thread uses GPU ``local_rank`` from now on; if there are more ranks than GPUs, ranks share them
-    round-robin. PyTorch's names are also accepted: ``"cuda"`` is ``"gpu"``, and ``"cuda:1"`` is the second GPU on any
-    rank.
+    With ``"gpu"`` this thread uses GPU ``local_rank`` from now on; if there are more
+    ranks than GPUs, ranks share them round-robin. PyTorch's names are also accepted:
+    ``"cuda"`` is ``"gpu"``, and ``"cuda:1"`` is the second GPU on any rank.
 
     Raises
     ------
@@ -428,29 +549,48 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         return device
     if isinstance(device, str) and device in ("cpu", "cpu:0"):
         return np
-    parts = re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device) if isinstance(device, str) else None
+    parts = (
+        re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device)
+        if isinstance(device, str)
+        else None
+    )
     if parts is None:
         is_dtype = isinstance(device, type | np.dtype)
-        advice = " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)." if is_dtype else ""
-        message = f"device is {quoted(device)}; expected 'cpu', 'gpu' or 'gpu:NUMBER' ('cuda' is 'gpu').{advice}"
+        advice = (
+            " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)."
+            if is_dtype
+            else ""
+        )
+        message = (
+            f"device is {quoted(device)}; expected 'cpu', 'gpu' or 'gpu:NUMBER' "
+            "('cuda' "
+            f"is 'gpu').{advice}"
+        )
         raise LaunchError("unavailable", message)
     try:
         import cupy
 
         count = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # a driver that is missing, too old or busy raises many things
+    # a driver that is missing, too old or busy raises many things
+    except Exception as error:
         raise LaunchError(
-            "unavailable", f"There is no GPU to use: {gpu_description()} ({error}). Use device='cpu'."
+            "unavailable",
+            f"There is no GPU to use: {gpu_description()} ({error}). Use device='cpu'.",
         ) from None
     number = local_rank % count if parts[1] is None else int(parts[1])
     if number >= count:
-        raise LaunchError("unavailable", f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on.")
+        raise LaunchError(
+            "unavailable",
+            f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on.",
+        )
     cupy.cuda.Device(number).use()
     return cupy
 
 
 def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
-    """Return an array in a module and, if one is given, a dtype; copied only if it is in another memory."""
+    """Return an array in a module and, if one is given, a dtype; copied only if it is
+    in another memory.
+    """
     if array_module(array) is not xp:
         array = to_numpy(array)
         if xp is not np:
@@ -463,14 +603,18 @@ def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
 
 
 def to_numpy(array: Array) -> np.ndarray:
-    """Return the values in NumPy's memory, copied only if they are elsewhere; from a GPU through pinned memory."""
+    """Return the values in NumPy's memory, copied only if they are elsewhere; from a
+    GPU through pinned memory.
+    """
     if not hasattr(array, "get"):
         return np.asarray(array)
     return array.get(out=empty_on_host(array_module(array))(array.shape, array.dtype))
 
 
 def values(array: Array) -> np.ndarray:
-    """Return the values in NumPy's memory for code that reads them, which breaks a trace."""
+    """Return the values in NumPy's memory for code that reads them, which breaks a
+    trace.
+    """
     if hasattr(array, "note_call") and array.trace is not None:
         array.trace.spoil("reads a value")
         return array.plain
@@ -478,7 +622,9 @@ def values(array: Array) -> np.ndarray:
 
 
 def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
-    """Return the allocator of the host memory that a device of this module copies to and from fastest."""
+    """Return the allocator of the host memory that a device of this module copies to
+    and from fastest.
+    """
     if xp.__name__ != "cupy":
         return np.empty
     import cupyx
@@ -487,7 +633,9 @@ def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
 
 
 def synchronise(xp: ModuleType) -> None:
-    """Wait until the device has finished its work; the host never runs ahead of other modules."""
+    """Wait until the device has finished its work; the host never runs ahead of other
+    modules.
+    """
     if xp.__name__ == "cupy":
         xp.cuda.get_current_stream().synchronize()
 
@@ -500,7 +648,10 @@ def gpu_description() -> str:
         return "no CuPy: pip install -e '.[gpu]' in minipipe's folder"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
-        names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)]
+        names = [
+            cupy.cuda.runtime.getDeviceProperties(i)["name"].decode()
+            for i in range(count)
+        ]
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"CuPy {cupy.__version__}, but no GPU: {error}"
     return f"CuPy {cupy.__version__}, {', '.join(names) or 'no GPU'}"

@@ -1,7 +1,8 @@
-"""The functions that call operations with tensors, printed for the number of inputs and compiled.
+"""The functions that call operations with tensors, printed for the number of inputs and
+compiled.
 
-A loop over the inputs would take as long as a small sum. For one input, without attributes and saved values, the
-function is::
+A loop over the inputs would take as long as a small sum. For one input, without
+attributes and saved values, the function is::
 
     def call(*given, **attributes):
         if len(given) != 1 or len(attributes) != num_attributes:
@@ -97,12 +98,15 @@ class Nothing:
 def recording(operation: Operation, **known: Any) -> Callable[..., Any]:
     """Return a function that returns a result that is already computed, with its node.
 
-    It takes the result, the values some of which are kept, the arrays that may be watched, the nodes of the inputs that
-    need a gradient, the pattern of these (:meth:`minipipe.autograd.operation.Operation.plan`), and whether the result
-    is an activation. ``known`` is as for :func:`calling`.
+    It takes the result, the values some of which are kept, the arrays that may be
+    watched, the nodes of the inputs that need a gradient, the pattern of these
+    (:meth:`minipipe.autograd.operation.Operation.plan`), and whether the result is an
+    activation. ``known`` is as for :func:`calling`.
     """
     head = "def call(data, values, arrays, parents, pattern, is_activation):"
-    return _compiled(head + _RECORD.format(values="values", arrays="arrays"), operation, known)
+    return _compiled(
+        head + _RECORD.format(values="values", arrays="arrays"), operation, known
+    )
 
 
 def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any]:
@@ -113,21 +117,29 @@ def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any
     operation : Operation
     count : int
     **known
-        The values to which the function refers: ``tensor``, the class of the result; ``as_tensors``, from the operands
-        in a tuple to tensors; and ``widened``, from the function, tensors and attributes to the result for halves.
+        The values to which the function refers: ``tensor``, the class of the result;
+        ``as_tensors``, from the operands in a tuple to tensors; and ``widened``, from
+        the function, tensors and attributes to the result for halves.
     """
 
     def each(text: str, first: int = 0) -> str:
         return "".join(text.format(i=i) for i in range(first, count))
 
     t, n, a = f"({each('t{i}, ')})", f"({each('n{i}, ')})", f"({each('a{i}, ')})"
-    is_converted = operation.takes is not None and not operation.is_variadic  # else they are tensors already
+    # else they are tensors already
+    is_converted = operation.takes is not None and not operation.is_variadic
     taken = "takes(*given)" if is_converted else "given"
     is_half = each(" or a{i} is not None and getattr(a{i}.dtype, 'itemsize', 0) == 2")
-    widened = _WIDENED.format(is_half=f"(False{is_half})", a=a, t=t) if operation.in_float32 else ""
+    widened = (
+        _WIDENED.format(is_half=f"(False{is_half})", a=a, t=t)
+        if operation.in_float32
+        else ""
+    )
     others = "**attributes" if operation.attributes else ""
     saved = "".join(f"s{i}, " for i in range(len(operation.saves)))
-    unpacked = _SAVED.format(count=1 + len(operation.saves), saved=saved) if saved else ""
+    unpacked = (
+        _SAVED.format(count=1 + len(operation.saves), saved=saved) if saved else ""
+    )
     source = f"""\
 def call(*given, **attributes):
     if len(given) != {count} or len(attributes) != num_attributes:
@@ -147,7 +159,9 @@ def call(*given, **attributes):
     parents, pattern, is_activation = [], {1 << count}, False{each(_PARENT)}
 """
     source += _RECORD.format(values=f"({each('a{i}, ')}data, {saved})", arrays=a)
-    return _compiled(source, operation, {"num_attributes": len(operation.attributes), **known})
+    return _compiled(
+        source, operation, {"num_attributes": len(operation.attributes), **known}
+    )
 
 
 _KNOWN = {
@@ -160,10 +174,24 @@ _KNOWN = {
 }
 
 
-def _compiled(source: str, operation: Operation, known: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function of a source. It refers to values by closures: its globals will be another module's."""
-    of_operation = {name: getattr(operation, name) for name in ("plans", "bound", "forward", "takes")}
-    names = {"operation": operation, "has_half": has_half, "array_of": _array_of, **_KNOWN, **of_operation, **known}
+def _compiled(
+    source: str, operation: Operation, known: dict[str, Any]
+) -> Callable[..., Any]:
+    """Return the function of a source. It refers to values by closures: its globals
+    will be another module's.
+    """
+    of_operation = {
+        name: getattr(operation, name)
+        for name in ("plans", "bound", "forward", "takes")
+    }
+    names = {
+        "operation": operation,
+        "has_half": has_half,
+        "array_of": _array_of,
+        **_KNOWN,
+        **of_operation,
+        **known,
+    }
     return _maker(source, tuple(names))(**names)
 
 
@@ -172,8 +200,11 @@ _numbers = itertools.count()  # of sources: each has its own file name
 
 @cache
 def _maker(source: str, names: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
-    text = "\n    ".join([f"def made({', '.join(names)}):", *source.strip().splitlines(), "return call"])
-    # In this folder, so that reports of a user's line leave these frames out; a traceback shows the printed line.
+    text = "\n    ".join(
+        [f"def made({', '.join(names)}):", *source.strip().splitlines(), "return call"]
+    )
+    # In this folder, so that reports of a user's line leave these frames out; a
+    # traceback shows the printed line.
     file = f"{__file__}: call {next(_numbers)}"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     namespace: dict[str, Any] = {}
@@ -187,7 +218,9 @@ def has_half(arrays: tuple[Any, ...]) -> bool:
 
 
 def _array_of(data: Any, operation: Operation) -> Array:
-    """Return the result of a forward as an array, also a scalar of NumPy's; refuse anything else."""
+    """Return the result of a forward as an array, also a scalar of NumPy's; refuse
+    anything else.
+    """
     data = np.asarray(data) if isinstance(data, np.generic) else data
     if not backend.is_array(data):
         raise operation.wrong_result(data)

@@ -1,15 +1,18 @@
-"""The graph of a computation, as data: every result is a node, with its operation, its inputs and what it saved.
+"""The graph of a computation, as data: every result is a node, with its operation, its
+inputs and what it saved.
 
 For ``y = linear(x, w) + x``, with two results and two leaves::
 
     y      add      inputs: h, x    saved: nothing
     h      linear   inputs: x, w    saved: x, w
 
-A node does not refer to its tensor: the array of a result is freed with the tensor, unless a gradient needs it. Inputs
-without a gradient are left out. A :class:`minipipe.autograd.operation.Plan` says what is saved, and how the gradients
-of the inputs follow from it.
+A node does not refer to its tensor: the array of a result is freed with the tensor,
+unless a gradient needs it. Inputs without a gradient are left out. A
+:class:`minipipe.autograd.operation.Plan` says what is saved, and how the gradients of
+the inputs follow from it.
 
-File 8 of 12 on the first path through the code (README.md): after ``functional/linear.py``, before ``tensor.py``.
+File 8 of 12 on the first path through the code (README.md): after
+``functional/linear.py``, before ``tensor.py``.
 """
 
 from __future__ import annotations
@@ -27,11 +30,15 @@ from minipipe.autograd.operation import Operation, Plan, Plans, Value
 from minipipe.errors import TensorError
 
 Vjp = Callable[[Array], Array]
-"""From the gradient of a result to a contribution to the gradient of an input (vector-Jacobian product)."""
+"""From the gradient of a result to a contribution to the gradient of an input
+(vector-Jacobian product).
+"""
 
 
 class Kept(Protocol):
-    """Saved values that are more than a tuple: when a backward takes them they are checked, or restored first."""
+    """Saved values that are more than a tuple: when a backward takes them they are
+    checked, or restored first.
+    """
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -49,16 +56,20 @@ class Kept(Protocol):
 
 Saved = tuple[Any, ...] | Kept
 Backward = tuple[Sequence["Node"], Plan, Saved]
-"""The inputs whose gradients follow, the steps to these, and the values that the steps need."""
+"""The inputs whose gradients follow, the steps to these, and the values that the steps
+need.
+"""
 
 
 class Node:
-    """One result in the graph. The walk calls ``add`` for each contribution to its gradient, then ``release``, once.
+    """One result in the graph. The walk calls ``add`` for each contribution to its
+    gradient, then ``release``, once.
 
     Attributes
     ----------
     plan : Plan or None
-        The steps of its backward. None once a walk has used them, together with ``inputs`` and ``saved``.
+        The steps of its backward. None once a walk has used them, together with
+        ``inputs`` and ``saved``.
     inputs : sequence of Node
         The inputs that need a gradient, one for each step of the plan.
     saved : tuple or Kept
@@ -66,14 +77,17 @@ class Node:
     order : int
         Later results have larger numbers.
     shape, dtype : tuple of int, dtype
-        Those of the result, and so of every contribution to its gradient. None where contributions are not checked.
+        Those of the result, and so of every contribution to its gradient. None where
+        contributions are not checked.
     needs_gradient : bool
-        Whether a leaf or stage input that keeps a gradient can be reached from the node.
+        Whether a leaf or stage input that keeps a gradient can be reached from the
+        node.
     is_activation : bool
         Whether the result depends on the input of a stage.
     is_boundary : bool
-        Whether the result passes from one layer of a sequence to the next. Its gradient is made contiguous, as is a
-        gradient from a message, so that cutting the model there does not change the bits.
+        Whether the result passes from one layer of a sequence to the next. Its gradient
+        is made contiguous, as is a gradient from a message, so that cutting the model
+        there does not change the bits.
     pending : array or None
         During a walk, the sum of the contributions to its gradient so far.
 
@@ -123,43 +137,68 @@ class Node:
     def __repr__(self) -> str:
         if self.plan is None:
             return type(self).__name__
-        inputs = [type(node).__name__ if node.plan is None else str(node.plan.operation) for node in self.inputs]
-        return f"{self.plan.operation}({', '.join(inputs)}), which keeps {', '.join(self.plan.names) or 'nothing'}"
+        inputs = [
+            type(node).__name__ if node.plan is None else str(node.plan.operation)
+            for node in self.inputs
+        ]
+        return (
+            f"{self.plan.operation}({', '.join(inputs)}), which keeps "
+            f"{', '.join(self.plan.names) or 'nothing'}"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be copied and pickled: what a node saved belongs to its graph alone."""
-        message = f"A {type(self).__name__} belongs to its graph, and cannot be copied or pickled"
-        raise TensorError("not-copyable", f"{message}. Copy tensors: copy.deepcopy(x), or x.detach() for a result.")
+        """Refuse to be copied and pickled: what a node saved belongs to its graph
+        alone.
+        """
+        message = (
+            f"A {type(self).__name__} belongs to its graph, and cannot be copied or "
+            "pickled"
+        )
+        raise TensorError(
+            "not-copyable",
+            f"{message}. Copy tensors: copy.deepcopy(x), or x.detach() for a result.",
+        )
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
-        """Add a contribution to the pending gradient; the first one puts the node into the queue."""
+        """Add a contribution to the pending gradient; the first one puts the node into
+        the queue.
+        """
         if self.pending is not None:
-            # Not in place: a gradient may have been returned as it was, and others receive it as well.
+            # Not in place: a gradient may have been returned as it was, and others
+            # receive it as well.
             self.pending = self.pending + contribution
         else:
             self.pending = contribution
             heappush(walk.queue, (-self.order, next(walk.arrivals), self))
 
     def release(self, gradient: Array) -> Backward:
-        """Return what is to be computed from the complete gradient, and drop it here: a graph is walked once."""
+        """Return what is to be computed from the complete gradient, and drop it here: a
+        graph is walked once.
+        """
         plan, inputs, saved = self.plan, self.inputs, self.saved
         if plan is None:
-            message = "An earlier backward() has used and released the graph of this result. Compute the result again"
-            raise TensorError("no-graph", f"{message}, or add the losses and call backward() once.")
+            message = (
+                "An earlier backward() has used and released the graph of this result. "
+                "Compute the result again"
+            )
+            raise TensorError(
+                "no-graph", f"{message}, or add the losses and call backward() once."
+            )
         self.plan, self.inputs, self.saved = None, (), ()
         return inputs, plan, saved
 
 
 class Leaf(Node):
-    """A node without inputs that keeps its gradient: a parameter, or a tensor with ``requires_grad``.
+    """A node without inputs that keeps its gradient: a parameter, or a tensor with
+    ``requires_grad``.
 
     Attributes
     ----------
     grad : array or None
         The sum of the contributions.
     changed : int
-        The creation counter at the last change in place (``Parameter.note_change``). A node with a smaller ``order``
-        used the earlier values.
+        The creation counter at the last change in place (``Parameter.note_change``). A
+        node with a smaller ``order`` used the earlier values.
 
     Examples
     --------
@@ -178,23 +217,30 @@ class Leaf(Node):
         self.changed = -1
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
-        """Add a contribution to ``grad``. The first one is copied, unless it is certain that it is not shared."""
+        """Add a contribution to ``grad``. The first one is copied, unless it is certain
+        that it is not shared.
+        """
         if self.changed > walk.order:
-            raise changed_in_place("A parameter, or another tensor made with requires_grad=True,")
+            raise changed_in_place(
+                "A parameter, or another tensor made with requires_grad=True,"
+            )
         if self.grad is not None:
             self.grad += contribution
-        # Other inputs may receive the same array: the gradient of the result as it was, or a value that they share.
+        # Other inputs may receive the same array: the gradient of the result as it was,
+        # or a value that they share.
         elif contribution is walk.gradient or not backend.is_fresh(contribution):
             self.grad = backend.copy(contribution)
         else:
             self.grad = contribution
-            for value in walk.values:  # no `any`, which takes as long as a small gradient
+            # no `any`, which takes as long as a small gradient
+            for value in walk.values:
                 if value is contribution:
                     self.grad = backend.copy(contribution)
 
 
 class StageInput(Node):
-    """The input of a stage for one microbatch. Everything that depends on it is an activation.
+    """The input of a stage for one microbatch. Everything that depends on it is an
+    activation.
 
     Attributes
     ----------
@@ -225,7 +271,8 @@ class StageInput(Node):
 
 
 class BackwardWalk:
-    """The state of a walk: the nodes whose gradients are to be passed, and the current node.
+    """The state of a walk: the nodes whose gradients are to be passed, and the current
+    node.
 
     Attributes
     ----------
@@ -253,21 +300,36 @@ def unchanged(gradient: Array) -> Array:
 
 
 def _custom(*vjps: Vjp) -> None:
-    """Stand for a computation whose gradients are functions of the gradient of the result (``tensor.record``)."""
+    """Stand for a computation whose gradients are functions of the gradient of the
+    result (``tensor.record``).
+    """
 
 
 def _custom_plan(count: int) -> Plan:
     names = [f"vjp {i}" for i in range(count)]
-    return Plan(_OPERATION, names, [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names])
+    return Plan(
+        _OPERATION,
+        names,
+        [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names],
+    )
 
 
 _OPERATION = Operation(_custom)
 _OPERATION.name = "custom"
 CUSTOM = _OPERATION.plans = Plans(_custom_plan)
-"""The plans of nodes that keep a vjp for each of their inputs, by the number of these."""
+"""The plans of nodes that keep a vjp for each of their inputs, by the number of
+these.
+"""
 
 
 def changed_in_place(what: str) -> TensorError:
     """Return the error for values that were changed between their use and backward."""
-    message = f"{what} was changed after the graph had recorded it and before backward(): the gradient would be wrong."
-    return TensorError("changed-in-place", f"{message} Call backward() first, or change a copy: x = x + 1.")
+    message = (
+        f"{what} was changed after the graph had recorded it and before "
+        "backward(): the "
+        "gradient would be wrong."
+    )
+    return TensorError(
+        "changed-in-place",
+        f"{message} Call backward() first, or change a copy: x = x + 1.",
+    )

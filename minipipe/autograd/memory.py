@@ -1,4 +1,6 @@
-"""Memory held by graphs: a walk through them, and the arrays of what their nodes saved. Never in the hot path."""
+"""Memory held by graphs: a walk through them, and the arrays of what their nodes saved.
+Never in the hot path.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ import builtins
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import BuiltinMethodType, CellType, FunctionType, MethodType, MethodWrapperType
+from types import (
+    BuiltinMethodType,
+    CellType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+)
 from typing import Any
 
 from minipipe.autograd import backend
@@ -20,12 +28,17 @@ _SEARCHED = (tuple, list, dict, FunctionType, CellType, partial, *_METHODS)
 
 
 def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:
-    """Return how many bytes the graphs keep alive. Parameters are as in :func:`held_buffers`."""
+    """Return how many bytes the graphs keep alive. Parameters are as in
+    :func:`held_buffers`.
+    """
     return sum(held_buffers(held, not_counted).values())
 
 
-def held_buffers(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> dict[int, int]:
-    """Return the buffers that the graphs keep alive: the bytes of each, by its identity.
+def held_buffers(
+    held: Iterable[Node | WeightWork], not_counted: Iterable[Array]
+) -> dict[int, int]:
+    """Return the buffers that the graphs keep alive: the bytes of each, by its
+    identity.
 
     Views of the same buffer count once, as that buffer.
 
@@ -39,7 +52,9 @@ def held_buffers(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]
     for item in held:
         gradients = {} if isinstance(item, Node) else item.postponed
         nodes = behind([item] if isinstance(item, Node) else list(gradients))
-        for array in arrays_in([*gradients.values(), *map(saved_by, nodes), *map(inputs_again, nodes)]):
+        for array in arrays_in(
+            [*gradients.values(), *map(saved_by, nodes), *map(inputs_again, nodes)]
+        ):
             base = buffer_of(array)
             buffers[id(base)] = backend.num_bytes(base)
     for array in not_counted:
@@ -47,7 +62,9 @@ def held_buffers(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]
     return buffers
 
 
-def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]], None]) -> None:
+def observe_recomputation(
+    roots: Iterable[Node], observe: Callable[[list[Node]], None]
+) -> None:
     """Call a function whenever a backward through graphs computes a part of them again.
 
     Parameters
@@ -63,7 +80,9 @@ def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]],
             again.compute = partial(_observed, again.compute, observe)
 
 
-def _observed(compute: Compute, observe: Callable[[list[Node]], None], inputs: list[Any]) -> list[Node | None]:
+def _observed(
+    compute: Compute, observe: Callable[[list[Node]], None], inputs: list[Any]
+) -> list[Node | None]:
     roots = compute(inputs)
     computed = [root for root in roots if root is not None]
     observe_recomputation(computed, observe)  # one recomputation may lie inside another
@@ -97,10 +116,11 @@ def inputs_again(node: Node) -> list[Any]:
 
 
 def arrays_in(item: Any) -> Iterator[Array]:
-    """Yield the arrays of containers and tensors, and those that functions refer to, as custom vjps do.
+    """Yield the arrays of containers and tensors, and those that functions refer to, as
+    custom vjps do.
 
-    These are in closures, defaults, arguments of partial functions, and the objects of methods. Objects of other
-    classes are not searched.
+    These are in closures, defaults, arguments of partial functions, and the objects of
+    methods. Objects of other classes are not searched.
 
     Examples
     --------
@@ -120,7 +140,9 @@ def arrays_in(item: Any) -> Iterator[Array]:
 
 
 def _array_of(item: Any) -> Array | None:
-    """Return an array, or the values of a tensor; None for anything else, and for a parameter without values."""
+    """Return an array, or the values of a tensor; None for anything else, and for a
+    parameter without values.
+    """
     if backend.is_array(item):
         return item
     try:
@@ -131,17 +153,22 @@ def _array_of(item: Any) -> Array | None:
 
 
 def buffer_of(array: Array) -> Array:
-    """Return the array that owns the memory of a view, through any number of views; any other array as it is.
+    """Return the array that owns the memory of a view, through any number of views; any
+    other array as it is.
 
     Of an array of another module in host memory it is one of NumPy's.
 
     Examples
     --------
-    A view of :func:`numpy.lib.stride_tricks.as_strided`, and one of a memoryview, have an object between.
+    A view of :func:`numpy.lib.stride_tricks.as_strided`, and one of a memoryview, have
+    an object between.
 
     >>> import numpy as np
     >>> a = np.arange(6.0)
-    >>> buffer_of(np.lib.stride_tricks.as_strided(a, (2, 2))) is a, buffer_of(np.asarray(memoryview(a))[1:]) is a
+    >>> (
+    ...     buffer_of(np.lib.stride_tricks.as_strided(a, (2, 2))) is a,
+    ...     buffer_of(np.asarray(memoryview(a))[1:]) is a,
+    ... )
     (True, True)
     """
     owner = array if hasattr(array, "base") else backend.to_numpy(array)

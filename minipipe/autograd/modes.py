@@ -1,8 +1,10 @@
-"""How results are recorded here, and from which key random numbers are drawn: two context variables.
+"""How results are recorded here, and from which key random numbers are drawn: two
+context variables.
 
-A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": Philox) is a function of
-its key and counter. Here they are (seed, layer) and (step, microbatch, number of the draw in this layer), so no
-schedule, partition, recomputation or thread changes a mask.
+A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1,
+2, 3": Philox) is a function of its key and counter. Here they are (seed, layer) and
+(step, microbatch, number of the draw in this layer), so no schedule, partition,
+recomputation or thread changes a mask.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ class Mode(NamedTuple):
     is_enabled : bool
         Whether they record a graph.
     creation : iterator of int
-        Numbers the results, even if nothing is recorded: a module that is computed a second time to be recorded
-        gets the numbers of the first time.
+        Numbers the results, even if nothing is recorded: a module that is computed a
+        second time to be recorded gets the numbers of the first time.
     watch : function or None
-        ``(values, arrays) -> Kept``: returns saved values that raise an error once an array has changed.
+        ``(values, arrays) -> Kept``: returns saved values that raise an error once an
+        array has changed.
     """
 
     is_enabled: bool
@@ -44,13 +47,16 @@ mode = current_mode.get
 
 
 class setting(ContextDecorator):  # noqa: N801
-    """Sets a context variable inside a block. No generator, which takes four times as long, in every step."""
+    """Sets a context variable inside a block. No generator, which takes four times as
+    long, in every step.
+    """
 
     def __init__(self, variable: ContextVar[Any], value: Any) -> None:
         self._variable, self._value = variable, value
 
     def _recreate_cm(self) -> setting:
-        return setting(self._variable, self._value)  # a separate setting for each call of a decorated function
+        # a separate setting for each call of a decorated function
+        return setting(self._variable, self._value)
 
     def __enter__(self) -> None:
         self._token = self._variable.set(self._value)
@@ -62,7 +68,9 @@ class setting(ContextDecorator):  # noqa: N801
 def enable_grad() -> setting:
     """Record the graph inside this block, even inside :func:`no_grad`."""
     now = mode()
-    return setting(current_mode, now if now.is_enabled else now._replace(is_enabled=True))
+    return setting(
+        current_mode, now if now.is_enabled else now._replace(is_enabled=True)
+    )
 
 
 def no_grad() -> setting:
@@ -82,11 +90,15 @@ def no_grad() -> setting:
 
 def record_again(first: int) -> setting:
     """Record the graph inside this block, and number the results from ``first``."""
-    return setting(current_mode, mode()._replace(is_enabled=True, creation=count(first)))
+    return setting(
+        current_mode, mode()._replace(is_enabled=True, creation=count(first))
+    )
 
 
 def next_order() -> int:
-    """Return the number of a new result, larger than those before it; in :func:`record_again` the earlier ones."""
+    """Return the number of a new result, larger than those before it; in
+    :func:`record_again` the earlier ones.
+    """
     return next(mode().creation)
 
 
@@ -106,7 +118,8 @@ class Key(NamedTuple):
 
 
 class RandomKey:
-    """The key of the random numbers that are drawn at some place: its step, microbatch and layer.
+    """The key of the random numbers that are drawn at some place: its step, microbatch
+    and layer.
 
     Attributes
     ----------
@@ -115,15 +128,21 @@ class RandomKey:
     layer : int or None
         The layer of the outermost sequence; None outside of one.
     sequence : int
-        The number of earlier calls of an outermost sequence under this key: 0 for the model, in every stage of a
-        pipeline, and 1 for the loss after it.
+        The number of earlier calls of an outermost sequence under this key: 0 for the
+        model, in every stage of a pipeline, and 1 for the loss after it.
     num_draws : int
         The number of draws in this layer so far.
     """
 
     __slots__ = ("layer", "microbatch", "num_draws", "seed", "sequence", "step")
 
-    def __init__(self, seed: int | None = None, step: int = 0, microbatch: int = 0, layer: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int | None = None,
+        step: int = 0,
+        microbatch: int = 0,
+        layer: int | None = None,
+    ) -> None:
         self.seed, self.step, self.microbatch = seed, step, microbatch
         self.layer = layer
         self.sequence = self.num_draws = 0
@@ -153,7 +172,9 @@ _key: ContextVar[RandomKey | None] = ContextVar("random key", default=None)
 
 
 def current_place() -> RandomKey:
-    """Return the random key of the current computation: the one of :func:`random_key`, or else one for each thread."""
+    """Return the random key of the current computation: the one of :func:`random_key`,
+    or else one for each thread.
+    """
     key = _key.get()
     if key is None:
         key = RandomKey()
@@ -162,7 +183,8 @@ def current_place() -> RandomKey:
 
 
 def next_key() -> Key:
-    """Return (seed, layer, step, microbatch, number of the draw) here, different for each draw.
+    """Return (seed, layer, step, microbatch, number of the draw) here, different for
+    each draw.
 
     Raises
     ------
@@ -171,9 +193,15 @@ def next_key() -> Key:
     """
     key = current_place()
     if key.seed is None:
-        message = "Random numbers were drawn in training, for instance by Dropout, without a key. A pipeline sets one."
+        message = (
+            "Random numbers were drawn in training, for instance by Dropout, without a "
+            "key. A pipeline sets one."
+        )
         example = "with minipipe.random_key(seed, step): loss = …"
-        raise TensorError("missing", f"{message} In your own loop write {example}, or call model.eval().")
+        raise TensorError(
+            "missing",
+            f"{message} In your own loop write {example}, or call model.eval().",
+        )
     key.num_draws += 1
     layer = (key.sequence << 32) + (0 if key.layer is None else key.layer + 1)
     return Key(key.seed, layer, key.step, key.microbatch, key.num_draws)

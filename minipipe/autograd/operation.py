@@ -1,7 +1,9 @@
-"""Operations as data: an entry has a forward, and for each input a gradient that names the values it needs.
+"""Operations as data: an entry has a forward, and for each input a gradient that names
+the values it needs.
 
-What a node of the graph keeps follows from those names, and so does what can be freed after each half of a split
-backward. For ``y = linear(x, weight)``, whose gradients are ``x(g, weight)`` and ``weight(g, x)``::
+What a node of the graph keeps follows from those names, and so does what can be freed
+after each half of a split backward. For ``y = linear(x, weight)``, whose gradients are
+``x(g, weight)`` and ``weight(g, x)``::
 
     inputs that need a gradient     kept after F     I computes    kept for W
     x, weight                       x, weight        x             g, x
@@ -33,13 +35,15 @@ RESULT = "result"
 
 
 class Value(NamedTuple):
-    """A value computed in a backward: the gradient of an input, or what several gradients share.
+    """A value computed in a backward: the gradient of an input, or what several
+    gradients share.
 
     Attributes
     ----------
     name : str
     function : function
-        Takes the gradient of the result, the values named by ``needs``, and then perhaps the shape of the input.
+        Takes the gradient of the result, the values named by ``needs``, and then
+        perhaps the shape of the input.
     needs : tuple of str
     takes_shape : bool
     """
@@ -56,23 +60,37 @@ class Value(NamedTuple):
         Raises
         ------
         ArgumentError
-            Code ``type``, for what is no function with named parameters; code ``value``, unless the gradient of the
-            result is the first of them, and the shape the last.
+            Code ``type``, for what is no function with named parameters; code
+            ``value``, unless the gradient of the result is the first of them, and the
+            shape the last.
         """
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):  # no function, or one written in C
-            message = f"The gradient of {name} is {function!r:.60}; expected a function that names what it needs"
-            raise ArgumentError("type", f"{message}: {name}=lambda {GRADIENT}, …: …") from None
+            message = (
+                f"The gradient of {name} is {function!r:.60}; expected a function that "
+                "names what it needs"
+            )
+            raise ArgumentError(
+                "type", f"{message}: {name}=lambda {GRADIENT}, …: …"
+            ) from None
         names = [
-            one.name if one.kind <= one.POSITIONAL_OR_KEYWORD else f"the {one.kind.description} {one.name}"
+            one.name
+            if one.kind <= one.POSITIONAL_OR_KEYWORD
+            else f"the {one.kind.description} {one.name}"
             for one in parameters
         ]
         needs = names[1:]
         takes_shape = SHAPE in needs and needs.pop() == SHAPE
         if names[:1] != [GRADIENT] or SHAPE in needs:
             message = f"The gradient of {name} takes ({', '.join(names)})"
-            raise ArgumentError("value", f"{message}; expected {GRADIENT} first, and {SHAPE}, if it is needed, last.")
+            raise ArgumentError(
+                "value",
+                (
+                    f"{message}; expected {GRADIENT} first, and {SHAPE}, if it is "
+                    "needed, last."
+                ),
+            )
         return cls(name, function, tuple(needs), takes_shape)
 
 
@@ -85,7 +103,8 @@ class Operation:
     signature : Signature
         With which it is called.
     forward : function
-        From arrays to the array of the result; with ``saves``, to a tuple of it and the saved values.
+        From arrays to the array of the result; with ``saves``, to a tuple of it and the
+        saved values.
     inputs : tuple of str
         The names of the tensors. The last may stand for any number of them, ``*parts``.
     attributes : dict
@@ -97,15 +116,18 @@ class Operation:
     steps : dict of str to Value
         By input, its gradient.
     shared : dict of str to Value
-        By name, a value that several gradients need, computed when the first of them is.
+        By name, a value that several gradients need, computed when the first of them
+        is.
     takes : function or None
         Converts the operands of a call to tensors.
     in_float32 : bool
         Whether the result of halves is computed in float32.
     is_broadcast : bool
-        Whether its inputs are broadcast: the walk sums a gradient over the axes along which its input was stretched.
+        Whether its inputs are broadcast: the walk sums a gradient over the axes along
+        which its input was stretched.
     sums_over_rows : set of str
-        The inputs whose gradient is a sum over the rows of the values it needs (``functional/over_rows.py``).
+        The inputs whose gradient is a sum over the rows of the values it needs
+        (``functional/over_rows.py``).
     plans : dict of int to Plan
         By pattern of inputs; see :meth:`plan`.
     """
@@ -127,17 +149,30 @@ class Operation:
         parameters = [*of_arrays.parameters.values()]
         self.positional = tuple(attributes)
         for name in {*self.positional} - of_arrays.parameters.keys():
-            message = f"{self.name} has no parameter {name}, which op(attributes=…) names; its parameters are"
-            raise ArgumentError("value", f"{message} {', '.join(of_arrays.parameters)}.")
-        inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name not in self.positional]
+            message = (
+                f"{self.name} has no parameter {name}, which op(attributes=…) names; "
+                "its parameters are"
+            )
+            raise ArgumentError(
+                "value", f"{message} {', '.join(of_arrays.parameters)}."
+            )
+        inputs = [
+            p
+            for p in parameters
+            if p.kind is not p.KEYWORD_ONLY and p.name not in self.positional
+        ]
         others = [p for p in parameters if p not in inputs]
         tensors = [_as_operand(p) if p in inputs else p for p in parameters]
-        self.signature = of_arrays.replace(parameters=tensors, return_annotation="Tensor")
+        self.signature = of_arrays.replace(
+            parameters=tensors, return_annotation="Tensor"
+        )
         _check_parameters(self.name, parameters, inputs, self.saves)
         self.inputs = tuple(p.name for p in inputs)
         self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
         self.attributes = {p.name: p.default for p in others}
-        self.num_required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs)
+        self.num_required = sum(
+            p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs
+        )
         self.required = {p.name for p in others if p.default is p.empty}
         self.steps: dict[str, Value] = {}
         self.shared: dict[str, Value] = {}
@@ -147,7 +182,9 @@ class Operation:
     def __repr__(self) -> str:
         return self.name
 
-    def set_gradients(self, /, *others: object, **gradients: Callable[..., Array]) -> None:
+    def set_gradients(
+        self, /, *others: object, **gradients: Callable[..., Array]
+    ) -> None:
         """Set the gradient of each input; see :func:`minipipe.op`."""
         _refuse_unnamed("gradients", self.inputs[0] if self.inputs else "x", others)
         for name, function in gradients.items():
@@ -156,16 +193,36 @@ class Operation:
     def set_shared(self, /, *others: object, **values: Callable[..., Array]) -> None:
         """Set values that several gradients need, each before those that need it."""
         _refuse_unnamed("shared", "dz", others)
-        taken = {GRADIENT, RESULT, SHAPE, "number", *self.inputs, *self.saves, *self.attributes}
+        taken = {
+            GRADIENT,
+            RESULT,
+            SHAPE,
+            "number",
+            *self.inputs,
+            *self.saves,
+            *self.attributes,
+        }
         for name, function in values.items():
             value = Value.of(name, function)
             if name in taken or value.takes_shape:
-                message = f"{self.name}.shared({name}=…) has the name of another value, or needs {SHAPE}, which only a"
-                raise ArgumentError("value", f"{message} gradient gets. Take another name, or name an input instead.")
+                message = (
+                    f"{self.name}.shared({name}=…) has the name of another value, or "
+                    f"needs {SHAPE}, which only a"
+                )
+                raise ArgumentError(
+                    "value",
+                    (
+                        f"{message} gradient gets. Take another name, or name an input "
+                        "instead."
+                    ),
+                )
             self.shared[name] = self._checked(value, (name,))
 
-    def bound(self, given: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the inputs and the attributes of a call, with None and defaults for those that it leaves out.
+    def bound(
+        self, given: tuple[Any, ...], attributes: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the inputs and the attributes of a call, with None and defaults for
+        those that it leaves out.
 
         Raises
         ------
@@ -173,12 +230,18 @@ class Operation:
             Code ``name``, for arguments that the operation does not take.
         """
         num_inputs = len(self.inputs)
-        if len(given) == num_inputs and not (attributes or self.required or self.is_variadic):
+        if len(given) == num_inputs and not (
+            attributes or self.required or self.is_variadic
+        ):
             return given, self.attributes
         further = () if self.is_variadic else given[num_inputs:]
-        named = dict(zip(self.positional, further)) | attributes if further else attributes
+        named = (
+            dict(zip(self.positional, further)) | attributes if further else attributes
+        )
         complete = self.attributes | named
-        fits = len(named) == len(further) + len(attributes) and len(complete) == len(self.attributes)
+        fits = len(named) == len(further) + len(attributes) and len(complete) == len(
+            self.attributes
+        )
         if fits and len(given) >= self.num_required and self.required <= named.keys():
             if not self.is_variadic and len(given) != num_inputs:
                 given = given[:num_inputs] + (None,) * (num_inputs - len(given))
@@ -187,36 +250,65 @@ class Operation:
         call = self.signature.bind(*given, **attributes)
         call.apply_defaults()
         values = call.arguments
-        inputs = call.args if self.is_variadic else tuple([values[name] for name in self.inputs])
+        inputs = (
+            call.args
+            if self.is_variadic
+            else tuple([values[name] for name in self.inputs])
+        )
         return inputs, {name: values[name] for name in self.attributes}
 
     def wrong_result(self, computed: Any) -> ArgumentError:
-        """Return the error for a forward that returned something else than an array, and its saved values."""
-        given = f"{len(computed)} values" if isinstance(computed, tuple) else f"a {type(computed).__name__}"
-        expected = "one array. An operation computes with arrays: array_module(x).exp(x)"
+        """Return the error for a forward that returned something else than an array,
+        and its saved values.
+        """
+        given = (
+            f"{len(computed)} values"
+            if isinstance(computed, tuple)
+            else f"a {type(computed).__name__}"
+        )
+        expected = (
+            "one array. An operation computes with arrays: array_module(x).exp(x)"
+        )
         if self.saves:
             expected = f"({', '.join([RESULT, *self.saves])}), because of saves="
-        return ArgumentError("type", f"{self.name} returned {given}; expected {expected}.")
+        return ArgumentError(
+            "type", f"{self.name} returned {given}; expected {expected}."
+        )
 
     def _checked(self, value: Value, names: Sequence[str]) -> Value:
         if value.name not in names:
-            message = f"{self.name} has no input {value.name}; its inputs are {', '.join(self.inputs)}."
+            message = (
+                f"{self.name} has no input {value.name}; its inputs are "
+                f"{', '.join(self.inputs)}."
+            )
             raise ArgumentError("value", message)
         known = {RESULT, *self.inputs, *self.saves, *self.attributes, *self.shared}
         if self.is_variadic:
             known = known - {self.inputs[-1]} | {"number"}
         for name in value.needs:
             if name not in known:
-                message = f"The gradient of {value.name} in {self.name} needs {name}; expected one of"
-                raise ArgumentError("value", f"{message} {', '.join(sorted({*known, SHAPE}))}.")
+                message = (
+                    f"The gradient of {value.name} in {self.name} needs {name}; "
+                    "expected one of"
+                )
+                raise ArgumentError(
+                    "value", f"{message} {', '.join(sorted({*known, SHAPE}))}."
+                )
         if value.takes_shape and SHAPE in known:
-            message = f"The gradient of {value.name} in {self.name} needs {SHAPE}: the shape of its input, and also a"
-            raise ArgumentError("value", f"{message} value of the operation. Give that another name.")
+            message = (
+                f"The gradient of {value.name} in {self.name} needs {SHAPE}: the shape "
+                "of its input, and also a"
+            )
+            raise ArgumentError(
+                "value", f"{message} value of the operation. Give that another name."
+            )
         self.plans.clear()
         return value
 
     def plan(self, pattern: int) -> Plan:
-        """Make the plan for a pattern of inputs: bit i is set if input i needs a gradient, and the one behind all."""
+        """Make the plan for a pattern of inputs: bit i is set if input i needs a
+        gradient, and the one behind all.
+        """
         count = pattern.bit_length() - 1
         names = self.inputs
         if self.is_variadic:
@@ -224,13 +316,22 @@ class Operation:
         wanted = [(i, names[i]) for i in range(count) if pattern >> i & 1]
         missing = [name for _, name in wanted if name not in self.steps]
         if missing:
-            message = f"{self.name} has no gradient for {missing[0]}, which requires one"
-            raise ArgumentError("value", f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).")
+            message = (
+                f"{self.name} has no gradient for {missing[0]}, which requires one"
+            )
+            raise ArgumentError(
+                "value",
+                f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).",
+            )
         values = [*names, RESULT, *self.saves]
-        return Plan(self, values, [self._numbered(self.steps[name], i) for i, name in wanted])
+        return Plan(
+            self, values, [self._numbered(self.steps[name], i) for i, name in wanted]
+        )
 
     def _numbered(self, step: Value, number: int) -> Value:
-        """Return the gradient of one of any number of inputs, which may need its number."""
+        """Return the gradient of one of any number of inputs, which may need its
+        number.
+        """
         if "number" not in step.needs:
             return step
         needs = tuple(name for name in step.needs if name != "number")
@@ -257,12 +358,14 @@ Arguments = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
 Step = tuple[Callable[..., Array], int | None, Arguments | None, Value]
-"""How a walk computes one contribution: a function of the gradient; of the gradient and the value at a place; or of the
-gradient, several values and perhaps the shape of the input. Values are what a node kept, and what gradients share."""
+"""How a walk computes one contribution: a function of the gradient; of the gradient and
+the value at a place; or of the gradient, several values and perhaps the shape of the
+input. Values are what a node kept, and what gradients share."""
 
 
 class Plan:
-    """The values that a node keeps, and the steps of its backward, for one pattern of inputs that need a gradient.
+    """The values that a node keeps, and the steps of its backward, for one pattern of
+    inputs that need a gradient.
 
     Parameters
     ----------
@@ -283,7 +386,17 @@ class Plan:
         How to compute each shared value from those before it.
     """
 
-    __slots__ = ("_gradients", "_halves", "_values", "attributes", "keep", "names", "operation", "shared", "steps")
+    __slots__ = (
+        "_gradients",
+        "_halves",
+        "_values",
+        "attributes",
+        "keep",
+        "names",
+        "operation",
+        "shared",
+        "steps",
+    )
 
     def __init__(
         self,
@@ -299,7 +412,11 @@ class Plan:
             if value.name in needed and value.name not in available:
                 computed.insert(0, value)
                 needed.update(value.needs)
-        self.attributes = tuple(name for name in operation.attributes if name in needed and name not in available)
+        self.attributes = tuple(
+            name
+            for name in operation.attributes
+            if name in needed and name not in available
+        )
         available = [*available, *self.attributes]
         if names is None:
             names = [name for name in dict.fromkeys(available) if name in needed]
@@ -317,7 +434,11 @@ class Plan:
     def _step(self, value: Value) -> Step:
         if len(value.needs) == 1 and not value.takes_shape:
             return value.function, self._values.index(value.needs[0]), None, value
-        arguments = _getter(self._values, value.needs) if value.needs or value.takes_shape else None
+        arguments = (
+            _getter(self._values, value.needs)
+            if value.needs or value.takes_shape
+            else None
+        )
         return value.function, None, arguments, value
 
     def values(self, gradient: Array, kept: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -327,16 +448,30 @@ class Plan:
         return kept
 
     def halves(self, is_activation: tuple[bool, ...]) -> tuple[Plan, list[Plan]]:
-        """Return a plan for I, which has the values of this one, and plans for W, which keep some of the values of I.
+        """Return a plan for I, which has the values of this one, and plans for W, which
+        keep some of the values of I.
 
-        The first for W keeps values that gradients share and I has computed; the second, if any, computes them again.
+        The first for W keeps values that gradients share and I has computed; the
+        second, if any, computes them again.
         """
         if is_activation not in self._halves:
-            of_input = [value for value, is_now in zip(self._gradients, is_activation) if is_now]
-            of_weight = [value for value, is_now in zip(self._gradients, is_activation) if not is_now]
+            of_input = [
+                value for value, is_now in zip(self._gradients, is_activation) if is_now
+            ]
+            of_weight = [
+                value
+                for value, is_now in zip(self._gradients, is_activation)
+                if not is_now
+            ]
             first = Plan(self.operation, self.names, of_input, self.names)
-            later = [Plan(self.operation, names, of_weight) for names in (first._values, self.names)]
-            self._halves[is_activation] = first, later[: 1 + (later[0].names != later[1].names)]
+            later = [
+                Plan(self.operation, names, of_weight)
+                for names in (first._values, self.names)
+            ]
+            self._halves[is_activation] = (
+                first,
+                later[: 1 + (later[0].names != later[1].names)],
+            )
         return self._halves[is_activation]
 
 
@@ -345,7 +480,10 @@ def names_in(option: str, names: str) -> list[str]:
     Spec(str, expected="names separated by spaces").of_class(f"op: {option}", names)
     for name in names.split():
         if not name.isidentifier():
-            message = f"op: {option} is {names!r:.60}; expected names separated by spaces, such as 'mask scale'."
+            message = (
+                f"op: {option} is {names!r:.60}; expected names separated by spaces, "
+                "such as 'mask scale'."
+            )
             raise ArgumentError("value", message)
     return names.split()
 
@@ -353,11 +491,15 @@ def names_in(option: str, names: str) -> list[str]:
 def _refuse_unnamed(method: str, example: str, others: tuple[object, ...]) -> None:
     if others:
         message = f"{method} takes functions by name; {len(others)} came without one"
-        raise ArgumentError("name", f"{message}. Write {method}({example}=lambda g: …).")
+        raise ArgumentError(
+            "name", f"{message}. Write {method}({example}=lambda g: …)."
+        )
 
 
 def _as_operand(parameter: inspect.Parameter) -> inspect.Parameter:
-    return parameter.replace(annotation="Operand | None" if parameter.default is None else "Operand")
+    return parameter.replace(
+        annotation="Operand | None" if parameter.default is None else "Operand"
+    )
 
 
 def _check_parameters(
@@ -368,20 +510,43 @@ def _check_parameters(
 ) -> None:
     for one in parameters:
         is_input = one in inputs and one.kind is one.POSITIONAL_OR_KEYWORD
-        if one.kind is one.VAR_KEYWORD or (is_input and one.default not in (one.empty, None)):
-            message = f"{operation} takes {one}; expected tensors, which have no default but None. Other arguments are"
-            raise ArgumentError("value", f"{message} attributes: behind a *, or in @op(attributes={one.name!r}).")
+        if one.kind is one.VAR_KEYWORD or (
+            is_input and one.default not in (one.empty, None)
+        ):
+            message = (
+                f"{operation} takes {one}; expected tensors, which have no default but "
+                "None. Other arguments are"
+            )
+            raise ArgumentError(
+                "value",
+                (
+                    f"{message} attributes: behind a *, or in "
+                    f"@op(attributes={one.name!r})."
+                ),
+            )
         if is_input and one in parameters[len(inputs) :]:
-            message = f"{operation} takes the tensor {one.name} behind attributes; expected tensors first"
-            raise ArgumentError("value", f"{message}. Change the order of its parameters.")
+            message = (
+                f"{operation} takes the tensor {one.name} behind attributes; expected "
+                "tensors first"
+            )
+            raise ArgumentError(
+                "value", f"{message}. Change the order of its parameters."
+            )
     names = [GRADIENT, RESULT, *saves, *(one.name for one in parameters)]
     for name in names:
         if names.count(name) > 1 or name == "number":
-            message = f"{operation} has two values {name}, or one with a name that means something else in a gradient"
-            raise ArgumentError("value", f"{message}. Rename the parameter, or the value of saves=.")
+            message = (
+                f"{operation} has two values {name}, or one with a name that means "
+                "something else in a gradient"
+            )
+            raise ArgumentError(
+                "value", f"{message}. Rename the parameter, or the value of saves=."
+            )
 
 
-def _getter(names: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _getter(
+    names: Sequence[str], wanted: Sequence[str]
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Return a function from values with some names to the tuple of the wanted ones."""
     places = [names.index(name) for name in wanted]
     if not places:

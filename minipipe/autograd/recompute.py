@@ -1,7 +1,8 @@
-"""A part of the graph that is recorded only when the walk reaches it ("activation checkpointing").
+"""A part of the graph that is recorded only when the walk reaches it ("activation
+checkpointing").
 
-The new nodes get the numbers of the first computation, so the walk visits them in the same order and the sums have the
-same bits::
+The new nodes get the numbers of the first computation, so the walk visits them in the
+same order and the sums have the same bits::
 
     recorded first      y ──> R ────────────────────> x       R holds the input x and the module
     the walk is at R    y ──> R ──> tanh ──> linear ──> x     the module has run again
@@ -20,7 +21,9 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import CUSTOM, Backward, Node, unchanged
 
 Compute = Callable[[list[Any]], "list[Node | None]"]
-"""From the inputs to the nodes of the results; None for a result that depends on nothing with a gradient."""
+"""From the inputs to the nodes of the results; None for a result that depends on
+nothing with a gradient.
+"""
 
 
 class Recomputation:
@@ -35,7 +38,8 @@ class Recomputation:
     Attributes
     ----------
     roots : list of Node or None
-        The nodes of the results, once they were computed again. Then ``inputs`` is empty.
+        The nodes of the results, once they were computed again. Then ``inputs`` is
+        empty.
     """
 
     __slots__ = ("compute", "inputs", "roots")
@@ -47,7 +51,11 @@ class Recomputation:
     @property
     def parents(self) -> list[Node]:
         """The nodes of the inputs, and of the results if these were computed again."""
-        return [node for node in (*(tensor.node for tensor in self.inputs), *self.roots) if node is not None]
+        return [
+            node
+            for node in (*(tensor.node for tensor in self.inputs), *self.roots)
+            if node is not None
+        ]
 
     def root(self, number: int) -> Node | None:
         """Return the node of one result; the first time, compute all of them again."""
@@ -59,15 +67,24 @@ class Recomputation:
 
 
 class RecomputedNode(Node):
-    """One result of a :class:`Recomputation`, the ``number``-th. Its only input is the result recorded later."""
+    """One result of a :class:`Recomputation`, the ``number``-th. Its only input is the
+    result recorded later.
+    """
 
     __slots__ = ("number", "recomputation")
 
     def __init__(
-        self, recomputation: Recomputation, number: int, order: int, needs_gradient: bool, like: Array
+        self,
+        recomputation: Recomputation,
+        number: int,
+        order: int,
+        needs_gradient: bool,
+        like: Array,
     ) -> None:
         is_activation = any(parent.is_activation for parent in recomputation.parents)
-        super().__init__(None, (), (), order, needs_gradient, is_activation, like.shape, like.dtype)
+        super().__init__(
+            None, (), (), order, needs_gradient, is_activation, like.shape, like.dtype
+        )
         self.recomputation: Recomputation | None = recomputation
         self.number = number
 
@@ -79,5 +96,9 @@ class RecomputedNode(Node):
             recomputation, self.recomputation = self.recomputation, None
             root = recomputation.root(self.number)
             roots = [] if root is None else [root]
-            self.plan, self.inputs, self.saved = CUSTOM[len(roots)], roots, (unchanged,) * len(roots)
+            self.plan, self.inputs, self.saved = (
+                CUSTOM[len(roots)],
+                roots,
+                (unchanged,) * len(roots),
+            )
         return super().release(gradient)

@@ -1,21 +1,24 @@
-"""The walk in two halves: activation gradients now (I), weight gradients at any later time (W).
+"""The walk in two halves: activation gradients now (I), weight gradients at any later
+time (W).
 
-A node that depends on the stage's input is an *activation*; every other node is on the *weight side*. The first half
-computes the gradients of activations and postpones the others, each with the values that it needs; the second half
-walks from there. No operation needs code for this: its plan (``operation.py``) says which values each half needs. For
-``y = (x @ w1) @ w2``, with the stage's input x::
+A node that depends on the stage's input is an *activation*; every other node is on the
+*weight side*. The first half computes the gradients of activations and postpones the
+others, each with the values that it needs; the second half walks from there. No
+operation needs code for this: its plan (``operation.py``) says which values each half
+needs. For ``y = (x @ w1) @ w2``, with the stage's input x::
 
     I    y ──> x @ w1 ──> x         W    y postponed with its gradient ───────> w2
                                          x @ w1 postponed with its gradient ──> w1
 
-The bits are the same as in one walk: every node, and every parameter, adds up its contributions in the same order, the
-latest consumer first.
+The bits are the same as in one walk: every node, and every parameter, adds up its
+contributions in the same order, the latest consumer first.
 
 References
 ----------
 Qi et al. 2023, "Zero bubble pipeline parallelism", section 2.
 
-File 11 of 12 on the first path through the code (README.md): after ``autograd/walk.py``, before ``comm/thread.py``.
+File 11 of 12 on the first path through the code (README.md): after
+``autograd/walk.py``, before ``comm/thread.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from minipipe.autograd.walk import backward
 
 
 class WeightWork:
-    """The second half of a walk: the gradients of weights, with the values that they need.
+    """The second half of a walk: the gradients of weights, with the values that they
+    need.
 
     Attributes
     ----------
@@ -49,13 +53,16 @@ class WeightWork:
         return [self]
 
     def run(self) -> None:
-        """Add to every leaf on the weight side its gradient, and release the rest of the graph."""
+        """Add to every leaf on the weight side its gradient, and release the rest of
+        the graph.
+        """
         postponed, self.postponed = self.postponed, {}
         backward(postponed)
 
 
 def backward_input(roots: dict[Node, Array]) -> WeightWork:
-    """Walk the first half: the gradients of all activations, down to the input of the stage.
+    """Walk the first half: the gradients of all activations, down to the input of the
+    stage.
 
     Parameters
     ----------
@@ -82,6 +89,11 @@ def backward_input(roots: dict[Node, Array]) -> WeightWork:
            [2.]], dtype=float32)
     """
     work = WeightWork()
-    work.postponed = {root: gradient for root, gradient in roots.items() if not root.is_activation}
-    backward({root: gradient for root, gradient in roots.items() if root.is_activation}, work.postponed)
+    work.postponed = {
+        root: gradient for root, gradient in roots.items() if not root.is_activation
+    }
+    backward(
+        {root: gradient for root, gradient in roots.items() if root.is_activation},
+        work.postponed,
+    )
     return work

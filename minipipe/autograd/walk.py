@@ -1,13 +1,16 @@
-"""The walk back through the graph: from the latest node to the earliest, gradients pass to the inputs.
+"""The walk back through the graph: from the latest node to the earliest, gradients pass
+to the inputs.
 
-The latest node comes first. All contributions to its gradient have arrived then, because every consumer of a result is
-created after it. For ``y = x @ w + x`` (the graph is drawn in ``graph.py``)::
+The latest node comes first. All contributions to its gradient have arrived then,
+because every consumer of a result is created after it. For ``y = x @ w + x`` (the graph
+is drawn in ``graph.py``)::
 
     [1] latest node   [2] its gradient   [3] [4] contributions
     y                 g                  g to the product, which enters the queue; g to x
     product           g                  g @ w.T to x; x.T @ g to w
 
-Here x and w are leaves: they add up their contributions in ``grad`` at once, and never enter the queue.
+Here x and w are leaves: they add up their contributions in ``grad`` at once, and never
+enter the queue.
 
 File 10 of 12 on the first path through the code (README.md):
 after ``tensor.py``, before ``autograd/split.py``.
@@ -26,15 +29,19 @@ from minipipe.autograd.operation import Operation, Plan, Value
 from minipipe.errors import TensorError
 
 
-def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = None) -> None:
+def backward(
+    roots: dict[Node, Array], postponed: dict[Node, Array] | None = None
+) -> None:
     """Add to every leaf behind the roots its gradient, and release the graph.
 
     Parameters
     ----------
     roots : dict of Node to array
-        The nodes of the values that are differentiated, each with its gradient, of the value's shape and dtype.
+        The nodes of the values that are differentiated, each with its gradient, of the
+        value's shape and dtype.
     postponed : dict of Node to array, optional
-        Gets the gradients of weights, as nodes with their gradients, instead of computing them; see ``split.py``.
+        Gets the gradients of weights, as nodes with their gradients, instead of
+        computing them; see ``split.py``.
 
     Examples
     --------
@@ -47,7 +54,8 @@ def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = Non
     array([2., 4.], dtype=float32)
     """
     walk = BackwardWalk()
-    for root, walk.gradient in roots.items():  # set first, so that a root that is a leaf copies the caller's array
+    # set first, so that a root that is a leaf copies the caller's array
+    for root, walk.gradient in roots.items():
         root.add(walk.gradient, walk)
     try:
         _pass_gradients(walk, postponed)
@@ -64,13 +72,17 @@ def _pass_gradients(walk: BackwardWalk, postponed: dict[Node, Array] | None) -> 
         if node.is_boundary:
             gradient = backend.contiguous(gradient)
         inputs, plan, values = node.inputs, node.plan, node.saved
-        if type(node) is Node and plan is not None:  # as in Node.release, whose call takes as long as a step
+        # as in Node.release, whose call takes as long as a step
+        if type(node) is Node and plan is not None:
             node.inputs, node.plan, node.saved = (), None, ()
         else:
             inputs, plan, values = node.release(gradient)
-        walk.order, walk.gradient = node.order, gradient  # before anything is computed: the last one is freed
+        # before anything is computed: the last one is freed
+        walk.order, walk.gradient = node.order, gradient
         if type(values) is not tuple or postponed is not None:
-            inputs, plan, values = _taken(inputs, plan, values, gradient, node.order, postponed)
+            inputs, plan, values = _taken(
+                inputs, plan, values, gradient, node.order, postponed
+            )
         elif plan.shared:
             values = plan.values(gradient, values)
         walk.values = values
@@ -87,11 +99,16 @@ def _pass_gradients(walk: BackwardWalk, postponed: dict[Node, Array] | None) -> 
             else:
                 contribution = function(gradient, *arguments(values))
             try:
-                fits = contribution.dtype is parent.dtype and contribution.shape == parent.shape
+                fits = (
+                    contribution.dtype is parent.dtype
+                    and contribution.shape == parent.shape
+                )
             except AttributeError:  # None, or a number
                 fits = False
             if not fits:
-                contribution = _fitted(contribution, parent, plan.operation, value, values[place or 0 :])
+                contribution = _fitted(
+                    contribution, parent, plan.operation, value, values[place or 0 :]
+                )
             parent.add(contribution, walk)  # [4]
 
 
@@ -103,7 +120,9 @@ def _taken(
     order: int,
     postponed: dict[Node, Array] | None,
 ) -> tuple[Sequence[Node], Plan, tuple[Any, ...]]:
-    """Return the steps to compute now, with all their values, and leave those to the weight side, as a node."""
+    """Return the steps to compute now, with all their values, and leave those to the
+    weight side, as a node.
+    """
     kept = saved if isinstance(saved, tuple) else saved.take()
     is_activation = tuple([node.is_activation for node in inputs])
     if postponed is None or all(is_activation):
@@ -114,7 +133,14 @@ def _taken(
         later = min((later, *others), key=lambda one: _num_bytes(one.keep(values)))
     needed = later.keep(values)
     for_weights = needed if isinstance(saved, tuple) else saved.part(needed)
-    postponed[Node(later, [node for node in inputs if not node.is_activation], for_weights, order)] = gradient
+    postponed[
+        Node(
+            later,
+            [node for node in inputs if not node.is_activation],
+            for_weights,
+            order,
+        )
+    ] = gradient
     return [node for node in inputs if node.is_activation], now, values
 
 
@@ -124,8 +150,15 @@ def _num_bytes(values: tuple[Any, ...]) -> int:
     return sum(map(backend.num_bytes, arrays.values()))
 
 
-def _fitted(contribution: Any, parent: Node, operation: Operation, value: Value, values: tuple[Any, ...]) -> Array:
-    """Return a contribution that does not have the shape and dtype of the parent: summed, or refused.
+def _fitted(
+    contribution: Any,
+    parent: Node,
+    operation: Operation,
+    value: Value,
+    values: tuple[Any, ...],
+) -> Array:
+    """Return a contribution that does not have the shape and dtype of the parent:
+    summed, or refused.
 
     NumPy would broadcast or promote it in silence.
     """
@@ -134,20 +167,49 @@ def _fitted(contribution: Any, parent: Node, operation: Operation, value: Value,
         vjp, kind = values[0], "a vjp"
         name = getattr(getattr(vjp, "func", vjp), "__qualname__", "a vjp")
     if not hasattr(contribution, "shape"):
-        advice = "Add its `return`" if contribution is None else "Compute with arrays, from g"
-        message = f"{name} returned {contribution!r:.60}; expected the gradient, an array. {advice}."
+        advice = (
+            "Add its `return`"
+            if contribution is None
+            else "Compute with arrays, from g"
+        )
+        message = (
+            f"{name} returned {contribution!r:.60}; expected the gradient, an array. "
+            f"{advice}."
+        )
         raise TensorError("missing", message)
     returned = f"{name} returned a gradient of"
-    if parent.dtype is not None and backend.numpy_dtype(contribution.dtype) != backend.numpy_dtype(parent.dtype):
-        message = f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} must return the dtype of its"
-        raise TensorError("dtype", f"{message} input. Convert the result, or the constant that has changed the dtype.")
+    if parent.dtype is not None and backend.numpy_dtype(
+        contribution.dtype
+    ) != backend.numpy_dtype(parent.dtype):
+        message = (
+            f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} "
+            "must return the dtype of its"
+        )
+        raise TensorError(
+            "dtype",
+            (
+                f"{message} input. Convert the result, or the constant that has "
+                "changed "
+                "the dtype."
+            ),
+        )
     if parent.shape is None or contribution.shape == parent.shape:
         return contribution
     lengths = [*zip(reversed(parent.shape), reversed(contribution.shape))]
-    if operation.is_broadcast and len(lengths) == len(parent.shape) and all(n in (1, m) for n, m in lengths):
+    if (
+        operation.is_broadcast
+        and len(lengths) == len(parent.shape)
+        and all(n in (1, m) for n, m in lengths)
+    ):
         return backend.unbroadcast(contribution, parent.shape)
-    message = f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: {kind} must return the"
+    message = (
+        f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: "
+        f"{kind} must return the"
+    )
     advice = "if the input was broadcast, sum over those axes"
     if kind == "it":
-        advice = "name `shape`, last, to get it; if the inputs are broadcast, say op(is_broadcast=True)"
+        advice = (
+            "name `shape`, last, to get it; if the inputs are broadcast, say "
+            "op(is_broadcast=True)"
+        )
     raise TensorError("shape", f"{message} shape of its input ({advice}).")

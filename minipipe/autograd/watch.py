@@ -1,7 +1,9 @@
-"""An error that makes a gradient wrong in silence: an array is changed between its use and backward.
+"""An error that makes a gradient wrong in silence: an array is changed between its use
+and backward.
 
-Watching arrays is off by default, because it copies and compares every array. Updates of a parameter between forward
-and backward are always noticed: a leaf knows when its values were changed.
+Watching arrays is off by default, because it copies and compares every array. Updates
+of a parameter between forward and backward are always noticed: a leaf knows when its
+values were changed.
 """
 
 from __future__ import annotations
@@ -18,22 +20,29 @@ from minipipe.autograd.modes import current_mode, mode
 
 
 class Watched:
-    """Saved values, which are compared with their earlier bytes when a backward takes them.
+    """Saved values, which are compared with their earlier bytes when a backward takes
+    them.
 
-    Only NumPy's arrays are watched, by weak references: an array that was freed cannot have been used again.
+    Only NumPy's arrays are watched, by weak references: an array that was freed cannot
+    have been used again.
 
     Parameters
     ----------
     values : tuple
     arrays : iterable of array
-        Those that are watched: the result and the inputs of an operation, whether it has saved them or not.
+        Those that are watched: the result and the inputs of an operation, whether it
+        has saved them or not.
     """
 
     __slots__ = ("_before", "values")
 
     def __init__(self, values: tuple[Any, ...], arrays: Iterable[Any]) -> None:
         self.values = values
-        self._before = [(ref(array), array.tobytes()) for array in arrays if isinstance(array, np.ndarray)]
+        self._before = [
+            (ref(array), array.tobytes())
+            for array in arrays
+            if isinstance(array, np.ndarray)
+        ]
 
     def take(self) -> tuple[Any, ...]:
         """Compare the arrays with their earlier contents, and return the values."""
@@ -51,11 +60,13 @@ class Watched:
 
 
 def watch_everything() -> AbstractContextManager[Any]:
-    """Watch arrays for changes in place from now on, in this thread; in a ``with`` statement, until its block ends.
+    """Watch arrays for changes in place from now on, in this thread; in a ``with``
+    statement, until its block ends.
 
-    A change between the use of an array and backward raises a TensorError with code ``changed-in-place``, and
-    :class:`minipipe.nn.Recompute` compares all of what it computes again. It costs a small operation about 40 % more,
-    so training does without. Ranks call it themselves.
+    A change between the use of an array and backward raises a TensorError with code
+    ``changed-in-place``, and :class:`minipipe.nn.Recompute` compares all of what it
+    computes again. It costs a small operation about 40 % more, so training does
+    without. Ranks call it themselves.
 
     Examples
     --------

@@ -38,28 +38,67 @@ columns:
                      of these stages
 """
 
-_SECONDS = SECONDS._replace(minimum=0, above=None, expected=f"0 to {MOST_SECONDS:g}, a week")
+_SECONDS = SECONDS._replace(
+    minimum=0, above=None, expected=f"0 to {MOST_SECONDS:g}, a week"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the program are passed to it."""
     ranks = COUNT._replace(maximum=MOST_STAGES)
-    add_number(parser, "--ranks", ranks, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)")
-    parser.add_argument("--memory-limit", metavar="SIZE", help='the most memory of a rank: "500 MB", "2 GiB"')
+    add_number(
+        parser,
+        "--ranks",
+        ranks,
+        default=NUM_RANKS,
+        metavar="P",
+        help="number of ranks (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help='the most memory of a rank: "500 MB", "2 GiB"',
+    )
     only = "only this number (default: all promising numbers)"
-    add_number(parser, "--microbatches", COUNT._replace(maximum=MOST_ACTIONS), metavar="M", help=only)
-    add_number(parser, "--replicas", COUNT, metavar="R", help="only this number (default: all divisors of P)")
+    add_number(
+        parser,
+        "--microbatches",
+        COUNT._replace(maximum=MOST_ACTIONS),
+        metavar="M",
+        help=only,
+    )
+    add_number(
+        parser,
+        "--replicas",
+        COUNT,
+        metavar="R",
+        help="only this number (default: all divisors of P)",
+    )
     seconds = "time to measure the best choices (default: 40; 0: predict only)"
     add_number(parser, "--seconds", _SECONDS, metavar="S", help=seconds)
-    parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a Python program that trains with a Pipeline")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the program")
+    parser.add_argument(
+        "program",
+        nargs="?",
+        metavar="PROGRAM",
+        help="a Python program that trains with a Pipeline",
+    )
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="ARGUMENTS",
+        help="arguments of the program",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
         raise LaunchError(
-            "not-found", "Expected a training program after the options, as in: minipipe advise --ranks 4 train.py."
+            "not-found",
+            (
+                "Expected a training program after the options, as in: minipipe advise "
+                "--ranks 4 train.py."
+            ),
         )
     from minipipe.cli.advise_program import check_program, program_report
     from minipipe.cli.ranks import check_room, warn_if_busy
@@ -70,6 +109,12 @@ def run(options: argparse.Namespace) -> ExitStatus:
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
     check_program(options.program)
     warn_if_busy()
-    limits = {"memory_limit": limit, "num_microbatches": options.microbatches, "replicas": options.replicas}
-    report = program_report(options.program, options.arguments, options.ranks, options.seconds, **limits)
+    limits = {
+        "memory_limit": limit,
+        "num_microbatches": options.microbatches,
+        "replicas": options.replicas,
+    }
+    report = program_report(
+        options.program, options.arguments, options.ranks, options.seconds, **limits
+    )
     return answer(options, report.data, report.text)

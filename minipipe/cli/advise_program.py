@@ -1,7 +1,9 @@
-"""Advice for a training program: it runs unchanged until its first step; then its ranks measure choices in turns.
+"""Advice for a training program: it runs unchanged until its first step; then its ranks
+measure choices in turns.
 
-Each rank runs ``mpirun -n 4 python -m minipipe.cli.advise_program PROGRAM …``. ``Pipeline.watcher`` gets the first call
-of ``Pipeline.step``, and does not return from it. Without mpirun, thread ranks measure.
+Each rank runs ``mpirun -n 4 python -m minipipe.cli.advise_program PROGRAM …``.
+``Pipeline.watcher`` gets the first call of ``Pipeline.step``, and does not return from
+it. Without mpirun, thread ranks measure.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from minipipe.cli.progress import Progress
-from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
+from minipipe.cli.ranks import (
+    answer_of_ranks,
+    asked_of_ranks,
+    leave_answer,
+    leave_error,
+)
 from minipipe.comm import ProcessGroup, spawn
 from minipipe.comm.job.host import launcher_of_ranks
 from minipipe.errors import ArgumentError, LaunchError, counted, quoted
@@ -32,7 +39,8 @@ from minipipe.tuning.race import RACE_SECONDS, advice_on_ranks, chosen, silent, 
 from minipipe.tuning.report import Advice, AdviceReport
 from minipipe.tuning.weighing import PLANNED, Question
 
-# Options of a pipeline that advice chooses. One rank cannot run the program's own choice for several.
+# Options of a pipeline that advice chooses. One rank cannot run the program's own
+# choice for several.
 _STARTING = 8.0  # seconds for imports and for the last turns of a benchmark
 _CHOSEN = {*signature(chosen).parameters} - {"recompute"}
 
@@ -41,7 +49,9 @@ Leave = Callable[[Pipeline, Question], NoReturn]
 
 
 class _Left(BaseException):
-    """Leaves the program at its first step; no ``except Exception`` of the program catches it."""
+    """Leaves the program at its first step; no ``except Exception`` of the program
+    catches it.
+    """
 
     def __init__(self, question: Question) -> None:
         super().__init__("the program was left at its first step")
@@ -49,43 +59,81 @@ class _Left(BaseException):
 
 
 class _Watcher:
-    """Records the arguments of a program's pipelines, and leaves the program at its first step."""
+    """Records the arguments of a program's pipelines, and leaves the program at its
+    first step.
+    """
 
     def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
         self._leave, self._limits = leave, limits
         self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}
 
-    def begin(self, pipeline: Pipeline, model: Any, options: dict[str, Any], run: dict[str, Any]) -> tuple[Any, dict]:
-        """Return the model and the options of a pipeline, without those that advice chooses."""
+    def begin(
+        self,
+        pipeline: Pipeline,
+        model: Any,
+        options: dict[str, Any],
+        run: dict[str, Any],
+    ) -> tuple[Any, dict]:
+        """Return the model and the options of a pipeline, without those that advice
+        chooses.
+        """
         model = model.model if isinstance(model, Plan) else model
         self._given[id(pipeline)] = model, {**options, **run}
-        return model, {name: value for name, value in options.items() if name not in _CHOSEN}
+        return model, {
+            name: value for name, value in options.items() if name not in _CHOSEN
+        }
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> NoReturn:
         model, options = self._given[id(pipeline)]
         own = {name: options[name] for name in PLANNED if name in options}
-        is_made = own.get("schedule") != "auto" and str(own.get("partition")) != "measured"
-        rest = {name: value for name, value in options.items() if name not in {*_CHOSEN, "recompute"}}
-        asked = {"recompute": options["recompute"] or None, "own": own if is_made else None, **self._limits}
-        self._leave(pipeline, Question(model, inputs, targets, rest, _optimiser_of(pipeline), **asked))
+        is_made = (
+            own.get("schedule") != "auto" and str(own.get("partition")) != "measured"
+        )
+        rest = {
+            name: value
+            for name, value in options.items()
+            if name not in {*_CHOSEN, "recompute"}
+        }
+        asked = {
+            "recompute": options["recompute"] or None,
+            "own": own if is_made else None,
+            **self._limits,
+        }
+        self._leave(
+            pipeline,
+            Question(model, inputs, targets, rest, _optimiser_of(pipeline), **asked),
+        )
 
 
 def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
-    """Return a function that makes optimisers like the one over a pipeline's parameters."""
+    """Return a function that makes optimisers like the one over a pipeline's
+    parameters.
+    """
     own = set(map(id, pipeline.parameters()))
-    # The garbage collector lists every living optimiser, so that the program need not pass its own.
-    alive = [each for each in gc.get_objects() if issubclass(type(each), Optimiser) and hasattr(each, "groups")]
+    # The garbage collector lists every living optimiser, so that the program need not
+    # pass its own.
+    alive = [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), Optimiser) and hasattr(each, "groups")
+    ]
     if not alive:
         return None
-    settings = dict(max(alive, key=lambda each: len(own & set(map(id, each.parameters)))).settings)
+    settings = dict(
+        max(alive, key=lambda each: len(own & set(map(id, each.parameters)))).settings
+    )
     kind = settings.pop("class")
     return lambda parameters: kind(parameters, **settings)
 
 
-def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -> Question:
-    """Run a program until its first training step, and return a question about its model, batch and optimiser.
+def question_about(
+    program: str, arguments: Sequence[str] = (), **limits: Any
+) -> Question:
+    """Run a program until its first training step, and return a question about its
+    model, batch and optimiser.
 
-    Local: it runs in this process, as on one rank. Its standard output goes to standard error.
+    Local: it runs in this process, as on one rank. Its standard output goes to standard
+    error.
 
     Parameters
     ----------
@@ -101,7 +149,8 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
     LaunchError
         Code ``not-found``.
     ArgumentError
-        Code ``value``: a program that ends or fails before its first step, or makes ranks of its own.
+        Code ``value``: a program that ends or fails before its first step, or makes
+        ranks of its own.
     """
 
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
@@ -109,7 +158,10 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
             size = pipeline.group.size
             raise ArgumentError(
                 "value",
-                f"{program} starts {counted(size, 'rank')} itself; expected a program that calls init_process_group().",
+                (
+                    f"{program} starts {counted(size, 'rank')} itself; expected a "
+                    "program that calls init_process_group()."
+                ),
             )
         raise _Left(question)
 
@@ -120,7 +172,10 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
             return left.question
         except (SystemExit, Exception) as error:
             _refuse(program, error)
-    raise ArgumentError("value", f"{program} ended without a training step; expected a call of Pipeline.step.")
+    raise ArgumentError(
+        "value",
+        f"{program} ended without a training step; expected a call of Pipeline.step.",
+    )
 
 
 def _refuse(program: str, error: BaseException) -> NoReturn:
@@ -135,21 +190,39 @@ def _refuse(program: str, error: BaseException) -> NoReturn:
         raise error
     if isinstance(error, SystemExit):
         code = "exit code 0" if error.code in (None, 0) else quoted(error.code)
-        hint = "Write options of minipipe before the name of the program, and its own arguments after the name."
-        raise ArgumentError("value", f"{program} exited with {code} before its first training step. {hint}") from None
+        hint = (
+            "Write options of minipipe before the name of the program, and its own "
+            "arguments after the name."
+        )
+        raise ArgumentError(
+            "value",
+            f"{program} exited with {code} before its first training step. {hint}",
+        ) from None
     traceback.print_exception(error)
-    message = f"{program} failed before its first training step, with {type(error).__name__}: {error}"
+    message = (
+        f"{program} failed before its first training step, with "
+        f"{type(error).__name__}: "
+        f"{error}"
+    )
     raise ArgumentError("value", message) from None
 
 
 def check_program(program: str) -> None:
-    """Raise a ``LaunchError`` with the code ``not-found`` unless there is such a file."""
+    """Raise a ``LaunchError`` with the code ``not-found`` unless there is such a
+    file.
+    """
     if not os.path.isfile(program):
-        raise LaunchError("not-found", f"There is no program {quoted(program, 200)}; expected a Python file.")
+        raise LaunchError(
+            "not-found",
+            f"There is no program {quoted(program, 200)}; expected a Python file.",
+        )
 
 
-def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limits: Mapping[str, Any]) -> None:
-    """Run a program as ``python program arguments`` does, and call a function in place of any training step.
+def run_to_first_step(
+    program: str, arguments: Sequence[str], leave: Leave, limits: Mapping[str, Any]
+) -> None:
+    """Run a program as ``python program arguments`` does, and call a function in place
+    of any training step.
 
     Parameters
     ----------
@@ -157,8 +230,8 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
         A file with Python.
     arguments : sequence of str
     leave : function
-        ``(pipeline, question)``. The question is about the program, with its own choice if it has made one. The
-        function must not return.
+        ``(pipeline, question)``. The question is about the program, with its own choice
+        if it has made one. The function must not return.
     limits : mapping
         ``memory_limit``, ``num_microbatches`` and ``replicas`` of the question.
 
@@ -169,7 +242,10 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
     """
     check_program(program)
     argv, path = sys.argv, list(sys.path)
-    sys.argv, sys.path[:0] = [program, *arguments], [str(Path(program).resolve().parent)]
+    sys.argv, sys.path[:0] = (
+        [program, *arguments],
+        [str(Path(program).resolve().parent)],
+    )
     Pipeline.watcher = _Watcher(leave, limits)
     try:
         runpy.run_path(program, run_name="__main__")
@@ -177,16 +253,22 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
         sys.argv, sys.path[:], Pipeline.watcher = argv, path, None
 
 
-# -- on several ranks -------------------------------------------------------------------------------------------------
+# -- on several ranks ------------------------------------------------------------------
 
 
 def program_report(
-    program: str, arguments: Sequence[str], num_ranks: int, seconds: float | None = None, **limits: Any
+    program: str,
+    arguments: Sequence[str],
+    num_ranks: int,
+    seconds: float | None = None,
+    **limits: Any,
 ) -> AdviceReport:
-    """Return advice for a program: its ranks run until its first training step, and measure there.
+    """Return advice for a program: its ranks run until its first training step, and
+    measure there.
 
-    Local; starts processes, and returns when they have exited. Before that the program runs in this process until the
-    same step, as on one rank: its errors are easiest to read there.
+    Local; starts processes, and returns when they have exited. Before that the program
+    runs in this process until the same step, as on one rank: its errors are easiest to
+    read there.
 
     Parameters
     ----------
@@ -207,7 +289,10 @@ def program_report(
     """
     checked_seconds(seconds, RACE_SECONDS)
     launcher = launcher_of_ranks()
-    work = f"running {program} until its first step, then measuring choices in turns on {counted(num_ranks, 'rank')}"
+    work = (
+        f"running {program} until its first step, then measuring choices in turns on "
+        f"{counted(num_ranks, 'rank')}"
+    )
     with Progress(work, _expected_seconds(seconds)) as progress:
         progress.tell(f"running {program} in this process")
         question = question_about(program, arguments, **limits)
@@ -216,18 +301,24 @@ def program_report(
 
             def advise(group: ProcessGroup) -> Advice | None:
                 tell = silent if group.rank else progress.tell
-                return advice_on_ranks(question, group, Pipeline, "thread ranks", seconds, tell)
+                return advice_on_ranks(
+                    question, group, Pipeline, "thread ranks", seconds, tell
+                )
 
             return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
         progress.tell(f"starting {program} on {counted(num_ranks, 'rank')}")
         asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
         failed = f"{program} failed before its first step"
         module = [__name__, program, *arguments]
-        return AdviceReport(**answer_of_ranks(launcher, num_ranks, module, asked, failed, progress))
+        return AdviceReport(
+            **answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
+        )
 
 
 def _expected_seconds(race: float | None) -> float:
-    """Return the time of advice: measurements, benchmark, and some seconds for imports and a last turn."""
+    """Return the time of advice: measurements, benchmark, and some seconds for imports
+    and a last turn.
+    """
     return advising.SECONDS + (RACE_SECONDS if race is None else race) + _STARTING
 
 
@@ -237,13 +328,22 @@ def main() -> None:
     asked = asked_of_ranks()
 
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
-        Pipeline.watcher, group = None, pipeline.group  # the measured choices must run their steps
+        # the measured choices must run their steps
+        Pipeline.watcher, group = None, pipeline.group
         try:
             if group.size != asked["ranks"]:
-                given = f"{program} uses {counted(group.size, 'rank')} of the {asked['ranks']} that were started"
-                raise ArgumentError("value", f"{given}; expected a program that calls init_process_group().")
+                given = (
+                    f"{program} uses {counted(group.size, 'rank')} of the "
+                    f"{asked['ranks']} that were started"
+                )
+                raise ArgumentError(
+                    "value",
+                    f"{given}; expected a program that calls init_process_group().",
+                )
             tell = teller(group, progress=True)
-            advice = advice_on_ranks(question, group, Pipeline, "MPI ranks", asked["seconds"], tell)
+            advice = advice_on_ranks(
+                question, group, Pipeline, "MPI ranks", asked["seconds"], tell
+            )
         except Exception as error:
             leave_error(group, error)
             sys.exit(1)  # no ``except Exception`` of the program catches it

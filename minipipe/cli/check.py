@@ -1,4 +1,6 @@
-"""``minipipe check``: check that a schedule is legal, or that the certificate of a search is true."""
+"""``minipipe check``: check that a schedule is legal, or that the certificate of a
+search is true.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,24 @@ import argparse
 from typing import Any
 
 from minipipe.cli.numbers import add_number
-from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, schedule_and_costs
+from minipipe.cli.options import (
+    PAIRS_OR_AMOUNT,
+    add_memory_limit,
+    add_schedule,
+    memory_of,
+    schedule_and_costs,
+)
 from minipipe.cli.output import ExitStatus, answer, fields, figures
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import copies_held
-from minipipe.errors import ArgumentError, Code, FileError, ScheduleError, misuse, quoted
+from minipipe.errors import (
+    ArgumentError,
+    Code,
+    FileError,
+    ScheduleError,
+    misuse,
+    quoted,
+)
 from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules import Certificate, drift, simulate, staleness, verify
 from minipipe.schedules.action import U
@@ -29,7 +44,9 @@ EPILOG = """examples:
   minipipe check zb-h2 --costs weight_activation=0.4 --memory-limit 6.5
   minipipe check --certificate found.json --prove 60"""
 
-_PROVE = Spec(float, above=0, expected="a number of seconds above 0", error=ScheduleError.of)
+_PROVE = Spec(
+    float, above=0, expected="a number of seconds above 0", error=ScheduleError.of
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +60,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for least, name, most in zip((1, 0), ("--max-versions", "--max-staleness"), of_age):
         limit = SCHEDULE_COUNT._replace(minimum=least)
         add_number(parser, name, limit, metavar="N", help=f"the most {most}")
-    parser.add_argument("--certificate", metavar="FILE", help="check a certificate that search wrote, not a schedule")
+    parser.add_argument(
+        "--certificate",
+        metavar="FILE",
+        help="check a certificate that search wrote, not a schedule",
+    )
     prove = "with --certificate: search this long for a proof of its bound"
     add_number(parser, "--prove", _PROVE, metavar="SECONDS", help=prove)
 
@@ -58,63 +79,114 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
     n, memory = schedule.num_stages, memory_of(costs, schedule)
-    weights, keys_values = costs.weight_memory(n), costs.sliced(schedule.num_slices).by_stage("keys_values", n)
-    ages = {"max_versions": options.max_versions, "max_staleness": options.max_staleness}
-    verify(schedule, options.memory_limit, memory, weights=weights, keys_values=keys_values, **ages)
+    weights, keys_values = (
+        costs.weight_memory(n),
+        costs.sliced(schedule.num_slices).by_stage("keys_values", n),
+    )
+    ages = {
+        "max_versions": options.max_versions,
+        "max_staleness": options.max_staleness,
+    }
+    verify(
+        schedule,
+        options.memory_limit,
+        memory,
+        weights=weights,
+        keys_values=keys_values,
+        **ages,
+    )
     timeline = simulate(one_step, costs, options.steps)
-    remark = "" if schedule.is_reproducible else "; it accumulates gradients in another order than one process"
+    remark = (
+        ""
+        if schedule.is_reproducible
+        else "; it accumulates gradients in another order than one process"
+    )
     if schedule.is_forward_only:
         remark = "; forward only, so it does not train"
     found = _ages(schedule) if U in schedule.kinds else {}
     if found:
-        versions = f"versions of weights by rank {by_rank(found['versions'])} (without copies: drift {found['drift']})"
+        versions = (
+            f"versions of weights by rank {by_rank(found['versions'])} (without "
+            "copies: "
+            f"drift {found['drift']})"
+        )
         remark += f"; {versions}; staleness {found['staleness']}"
     text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"
     return answer(options, {ANSWER: True, **figures(schedule, timeline), **found}, text)
 
 
 def _ages(schedule: ActionTable) -> dict[str, Any]:
-    """Return the most versions of a stage's weights on each rank, and the largest drift and staleness."""
+    """Return the most versions of a stage's weights on each rank, and the largest drift
+    and staleness.
+    """
     rows = (copies_held(flow_of(schedule), rank) for rank in range(schedule.num_ranks))
     versions = [max((held.versions for held, _ in row), default=1) for row in rows]
     drifts, stale = drift(schedule), staleness(schedule)
-    return {"versions": versions, "drift": max(map(max, drifts)), "staleness": max(map(max, stale))}
+    return {
+        "versions": versions,
+        "drift": max(map(max, drifts)),
+        "staleness": max(map(max, stale)),
+    }
 
 
-# -- certificates -------------------------------------------------------------------------------------------------
+# -- certificates ----------------------------------------------------------------------
 
 
 def _check_certificate(options: argparse.Namespace) -> ExitStatus:
-    """Check a certificate with code that the search does not use; with ``--prove``, also prove its bound again.
+    """Check a certificate with code that the search does not use; with ``--prove``,
+    also prove its bound again.
 
     Raises
     ------
     ScheduleError
-        Code ``unreadable``; the codes of :func:`~minipipe.search.certificate.read_certificate` and of
-        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``mismatch``, if the proof finds a better
-        schedule.
+        Code ``unreadable``; the codes of
+        :func:`~minipipe.search.certificate.read_certificate` and of
+        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``mismatch``, if
+        the proof finds a better schedule.
     """
     seconds: float | None = options.prove
     try:
-        certificate, is_unchanged = read_certificate(read_text(options.certificate, MOST_JSON))
+        certificate, is_unchanged = read_certificate(
+            read_text(options.certificate, MOST_JSON)
+        )
     except FileError as error:
         raise ScheduleError.of(Code.UNREADABLE, f"The certificate {error}") from None
-    claim = Claim(certificate.objective, certificate.value, certificate.bound, certificate.bound_by)
+    claim = Claim(
+        certificate.objective,
+        certificate.value,
+        certificate.bound,
+        certificate.bound_by,
+    )
     finding = check_claim(certificate.schedule, certificate.workload, claim)
     if not is_unchanged:
         raise changed()
-    proof = _proof(certificate, seconds) if seconds is not None and not finding.is_proved else None
-    facts, reason = _facts(certificate, finding, proof), finding.formula.reason if proof is None else ""
+    proof = (
+        _proof(certificate, seconds)
+        if seconds is not None and not finding.is_proved
+        else None
+    )
+    facts, reason = (
+        _facts(certificate, finding, proof),
+        finding.formula.reason if proof is None else "",
+    )
     is_proved = claim.bound <= facts.bound * (1 + ROUNDING)
     data = fields(facts, "objective", "value", "bound", "bound_by", "gap")
-    claimed = {"claimed_bound": claim.bound, "claimed_by": claim.bound_by, "is_proved_here": is_proved}
+    claimed = {
+        "claimed_bound": claim.bound,
+        "claimed_by": claim.bound_by,
+        "is_proved_here": is_proved,
+    }
     text = f"{_about_the_bound(facts, reason, claim, is_proved)}\n{_about_the_schedule(facts)}"
     status = ExitStatus.NO if seconds is not None and not is_proved else ExitStatus.YES
     return answer(options, {ANSWER: True, **data, **claimed}, text, status)
 
 
-def _facts(certificate: Certificate, finding: Finding, proof: Certificate | None) -> Certificate:
-    """Return a certificate with the value simulated here and the largest bound proved here."""
+def _facts(
+    certificate: Certificate, finding: Finding, proof: Certificate | None
+) -> Certificate:
+    """Return a certificate with the value simulated here and the largest bound proved
+    here.
+    """
     bound, bound_by = min(finding.formula.value, finding.value), finding.formula.name
     if proof is not None and proof.bound > bound:
         bound, bound_by = proof.bound, proof.bound_by
@@ -132,13 +204,20 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
     except ArgumentError:
         found = solve_by_branch_and_bound(workload, objective, seconds)
     if found.value < certificate.bound * (1 - ROUNDING):
-        message = f"The certificate says that no schedule is below {certificate.bound:.12g}; {found.found_by} found"
+        message = (
+            f"The certificate says that no schedule is below {certificate.bound:.12g}; "
+            f"{found.found_by} found"
+        )
         raise ScheduleError.of(Code.MISMATCH, f"{message} one with {found.value:.12g}.")
     return found
 
 
-def _about_the_bound(facts: Certificate, reason: str, claim: Claim, is_proved: bool) -> str:
-    proved = f"bound {facts.bound:.12g}: proved here by {facts.bound_by}. {reason}".rstrip()
+def _about_the_bound(
+    facts: Certificate, reason: str, claim: Claim, is_proved: bool
+) -> str:
+    proved = (
+        f"bound {facts.bound:.12g}: proved here by {facts.bound_by}. {reason}".rstrip()
+    )
     if is_proved:
         return proved
     again = "; --prove SECONDS searches for a proof" if reason else ""
@@ -147,8 +226,14 @@ def _about_the_bound(facts: Certificate, reason: str, claim: Claim, is_proved: b
 
 
 def _about_the_schedule(facts: Certificate) -> str:
-    gap = f"at most {100 * facts.gap:.2g} % above the best possible" if facts.gap else "which is optimal"
+    gap = (
+        f"at most {100 * facts.gap:.2g} % above the best possible"
+        if facts.gap
+        else "which is optimal"
+    )
     schedule = facts.schedule
-    sizes = describe_sizes(schedule.num_ranks, schedule.num_stages, schedule.num_microbatches)
+    sizes = describe_sizes(
+        schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
+    )
     named = f"legal and within memory: {sizes}, called {quoted(schedule.name)}"
     return f"{named}; {facts.objective} {facts.value:.12g}, {gap}"

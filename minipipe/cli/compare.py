@@ -1,4 +1,6 @@
-"""``minipipe compare``: one model under every combination of parallelism, measured and compared with theory."""
+"""``minipipe compare``: one model under every combination of parallelism, measured and
+compared with theory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from minipipe.cli.numbers import add_number
 from minipipe.cli.options import NUM_RANKS, add_output
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.cli.progress import Progress, duration
-from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error, warn_if_busy
+from minipipe.cli.ranks import (
+    answer_of_ranks,
+    asked_of_ranks,
+    leave_answer,
+    leave_error,
+    warn_if_busy,
+)
 from minipipe.cli.streams import put
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.host import cores, launcher_of_ranks, memory_of_this_host
@@ -66,7 +74,8 @@ _MODEL = {
     "batch": "sequences per step",
     "microbatches": "microbatches per step, of all replicas together",
 }
-_MOST = 10**9  # of any number; the memory and the time of all numbers together are also checked
+# of any number; the memory and the time of all numbers together are also checked
+_MOST = 10**9
 _COUNT = COUNT._replace(maximum=_MOST)
 _MOST_SECONDS = 24 * 3600.0
 _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
@@ -76,20 +85,51 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     ranks = COUNT._replace(maximum=MOST_STAGES)
-    add_number(parser, "--ranks", ranks, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)")
+    add_number(
+        parser,
+        "--ranks",
+        ranks,
+        default=NUM_RANKS,
+        metavar="P",
+        help="number of ranks (default: %(default)s)",
+    )
     for name, words in _MODEL.items():
         usual = f"{words} (default: %(default)s)"
-        add_number(parser, f"--{name}", _COUNT, default=getattr(Task, name), metavar="N", help=usual)
-    add("--dtype", choices=CLOSE, default=Task.dtype, help="data type (default: %(default)s)")
+        add_number(
+            parser,
+            f"--{name}",
+            _COUNT,
+            default=getattr(Task, name),
+            metavar="N",
+            help=usual,
+        )
+    add(
+        "--dtype",
+        choices=CLOSE,
+        default=Task.dtype,
+        help="data type (default: %(default)s)",
+    )
     rounds = "rounds of two steps for each mesh (default: %(default)s)"
     add_number(parser, "--rounds", _COUNT, default=5, metavar="N", help=rounds)
-    add("--hosts", type=int, metavar="N", help="simulate the ranks on N hosts (default: 2 with --links)")
+    add(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="simulate the ranks on N hosts (default: 2 with --links)",
+    )
     add(
         "--links",
         metavar="S,BYTES",
-        help="latency in seconds and bandwidth in bytes per second between hosts (default: 5e-5,1.25e9, Ethernet)",
+        help=(
+            "latency in seconds and bandwidth in bytes per second between hosts "
+            "(default: 5e-5,1.25e9, Ethernet)"
+        ),
     )
-    add("--format", choices=_ENDINGS.values(), help="output format (default: from the ending of FILE, or text)")
+    add(
+        "--format",
+        choices=_ENDINGS.values(),
+        help="output format (default: from the ending of FILE, or text)",
+    )
     add_output(parser, "write to FILE: .txt, .csv, .json or .svg")
 
 
@@ -100,51 +140,99 @@ def run(options: argparse.Namespace) -> ExitStatus:
     grids, left_out = task.grids(num_ranks)
     if not grids:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise misuse(f"No mesh of {counted(num_ranks, 'rank')} fits this model. {reasons}.")
+        raise misuse(
+            f"No mesh of {counted(num_ranks, 'rank')} fits this model. {reasons}."
+        )
     hosts, link = _hosts_of(options)
     rounds = options.rounds
     seconds = _checked_seconds(task, grids, num_ranks, rounds)
     if ranks_of_launcher(os.environ) != 1:
         raise misuse(
-            f"minipipe compare starts its ranks itself; run it without mpirun, as minipipe compare --ranks {num_ranks}."
+            "minipipe compare starts its ranks itself; run it without mpirun, as "
+            f"minipipe compare --ranks {num_ranks}."
         )
     launcher = launcher_of_ranks()
-    on = counted(num_ranks, "thread rank") if launcher is None else f"{counted(num_ranks, 'rank')} under mpirun"
-    work = f"comparing {counted(len(grids), 'mesh')} on {on}, {counted(rounds, 'round')} of steps in turns"
+    on = (
+        counted(num_ranks, "thread rank")
+        if launcher is None
+        else f"{counted(num_ranks, 'rank')} under mpirun"
+    )
+    work = (
+        f"comparing {counted(len(grids), 'mesh')} on {on}, {counted(rounds, 'round')} "
+        "of steps in turns"
+    )
     warn_if_busy()
     with Progress(work, seconds) as progress:
         if launcher is None:
             where = counted(num_ranks, "thread rank")
             rows = _rows_of_threads(task, num_ranks, rounds, progress)
         else:
-            where = f"{counted(num_ranks, 'MPI rank')} on {counted(len(cores()), 'core')}"
+            where = (
+                f"{counted(num_ranks, 'MPI rank')} on {counted(len(cores()), 'core')}"
+            )
             asked = {"task": asdict(task), "rounds": rounds}
-            rows = answer_of_ranks(launcher, num_ranks, [__name__], asked, "The comparison failed", progress)
-    report = GridReport(task, rows, left_out, where, hosts, link, num_ranks > len(cores()), launcher is None)
+            rows = answer_of_ranks(
+                launcher,
+                num_ranks,
+                [__name__],
+                asked,
+                "The comparison failed",
+                progress,
+            )
+    report = GridReport(
+        task,
+        rows,
+        left_out,
+        where,
+        hosts,
+        link,
+        num_ranks > len(cores()),
+        launcher is None,
+    )
     return _print(report, form, options)
 
 
-def _rows_of_threads(task: Task, num_ranks: int, rounds: int, progress: Progress) -> list[dict[str, Any]]:
+def _rows_of_threads(
+    task: Task, num_ranks: int, rounds: int, progress: Progress
+) -> list[dict[str, Any]]:
     """Compare on thread ranks."""
 
     def compare(group: ProcessGroup) -> list[dict[str, Any]]:
-        return compare_on_ranks(task, group, Pipeline, rounds, silent if group.rank else progress.tell)
+        return compare_on_ranks(
+            task, group, Pipeline, rounds, silent if group.rank else progress.tell
+        )
 
     return spawn(compare, num_ranks)[0]
 
 
-def _checked_seconds(task: Task, grids: Sequence[GridSizes], num_ranks: int, rounds: int) -> float:
-    """Return the approximate time of the comparison; refuse one that exceeds the memory, or takes days."""
-    own = f"--layers {task.layers}, --width {task.width}, --batch {task.batch}, --length {task.length}"
+def _checked_seconds(
+    task: Task, grids: Sequence[GridSizes], num_ranks: int, rounds: int
+) -> float:
+    """Return the approximate time of the comparison; refuse one that exceeds the
+    memory, or takes days.
+    """
+    own = (
+        f"--layers {task.layers}, --width {task.width}, --batch {task.batch}, --length "
+        f"{task.length}"
+    )
     needed, here = least_bytes(task, grids, num_ranks), memory_of_this_host()
     if needed > here:
         sizes = [format_memory(size, "bytes") for size in (needed, here)]
         held = f"the meshes of {counted(num_ranks, 'rank')} need at least {sizes[0]}"
-        raise misuse(f"With {own}, {held}, and this machine has {sizes[1]}; choose a smaller model, batch or --ranks.")
+        raise misuse(
+            f"With {own}, {held}, and this machine has {sizes[1]}; choose a smaller "
+            "model, batch or --ranks."
+        )
     seconds = expected_seconds(task, len(grids), rounds, num_ranks, len(cores()))
     if seconds > _MOST_SECONDS:
-        given = f"With {own} and --rounds {rounds}, the comparison takes about {duration(seconds)}"
-        raise misuse(f"{given}; expected at most {duration(_MOST_SECONDS)}: choose a smaller model, batch or --rounds.")
+        given = (
+            f"With {own} and --rounds {rounds}, the comparison takes about "
+            f"{duration(seconds)}"
+        )
+        raise misuse(
+            f"{given}; expected at most {duration(_MOST_SECONDS)}: choose a smaller "
+            "model, batch or --rounds."
+        )
     return seconds
 
 
@@ -157,16 +245,28 @@ def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitSt
     else:
         content = json.dumps(report.data) + "\n" if form == "json" else f"{report}\n"
     if options.output is not None:
-        write_file(options.output, content, options, f": {report.sentences[0]}", sentences=report.sentences)
+        write_file(
+            options.output,
+            content,
+            options,
+            f": {report.sentences[0]}",
+            sentences=report.sentences,
+        )
     else:
         put(content, end="")
     return ExitStatus.NO if report.differing else ExitStatus.YES
 
 
 def _form_of(options: argparse.Namespace) -> str:
-    """Return the requested format, by name or by the ending of the file, whose folder must exist."""
-    if options.output is not None and not options.output.parent.is_dir():  # refuse now instead of after a minute
-        raise misuse(f"{quoted(str(options.output), 200)} cannot be written: its folder does not exist.")
+    """Return the requested format, by name or by the ending of the file, whose folder
+    must exist.
+    """
+    # refuse now instead of after a minute
+    if options.output is not None and not options.output.parent.is_dir():
+        raise misuse(
+            f"{quoted(str(options.output), 200)} cannot be written: its folder does "
+            "not exist."
+        )
     if options.output is not None and options.format is None:
         return _ENDINGS[ending_of(options.output, _ENDINGS)]
     return options.format or ("json" if options.json else "text")
@@ -176,7 +276,12 @@ def _task_of(options: argparse.Namespace) -> Task:
     """Return the requested model and batch."""
     numbers = {name: getattr(options, name) for name in _MODEL}
     for whole, part in (("width", "heads"), ("batch", "microbatches")):
-        divisor(f"--{part}", numbers[part], numbers[whole], of=f"--{whole}, {numbers[whole]}")
+        divisor(
+            f"--{part}",
+            numbers[part],
+            numbers[whole],
+            of=f"--{whole}, {numbers[whole]}",
+        )
     return Task(**numbers, dtype=options.dtype)
 
 
@@ -194,7 +299,9 @@ def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
             raise misuse(f"--links is {quoted(options.links)}; expected {expected}.")
     hosts = 2 if options.hosts is None and options.links is not None else options.hosts
     if hosts is not None:
-        divisor("--hosts", hosts, options.ranks, of=f"the {counted(options.ranks, 'rank')}")
+        divisor(
+            "--hosts", hosts, options.ranks, of=f"the {counted(options.ranks, 'rank')}"
+        )
     return hosts, link
 
 
@@ -204,7 +311,9 @@ def main() -> None:
     with init_process_group() as group:
         try:
             tell = teller(group, progress=True)
-            rows = compare_on_ranks(Task(**asked["task"]), group, Pipeline, asked["rounds"], tell)
+            rows = compare_on_ranks(
+                Task(**asked["task"]), group, Pipeline, asked["rounds"], tell
+            )
         except Exception as error:
             leave_error(group, error)
             sys.exit(1)

@@ -1,4 +1,6 @@
-"""``minipipe coursework``: the exercises, for students, for the instructor, and for other graders."""
+"""``minipipe coursework``: the exercises, for students, for the instructor, and for
+other graders.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from pathlib import Path
 from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
-from minipipe.coursework.exercise import chosen_of, exercises_in, find_source, write_coursework
+from minipipe.coursework.exercise import (
+    chosen_of,
+    exercises_in,
+    find_source,
+    write_coursework,
+)
 from minipipe.coursework.handouts import as_html, as_pdf
 from minipipe.errors import counted, misuse
 
@@ -31,18 +38,33 @@ _FORMS = ("copy", "handout", "solutions", "autograder", "classroom")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("target", type=Path, metavar="TARGET", help="a new or empty directory, or a file; see below")
     parser.add_argument(
-        "--as", dest="form", choices=_FORMS, default="copy", help="what to write (default: %(default)s)"
+        "target",
+        type=Path,
+        metavar="TARGET",
+        help="a new or empty directory, or a file; see below",
     )
-    only = "only this task, such as 05_bubble; repeat it for several; not with --as copy"
+    parser.add_argument(
+        "--as",
+        dest="form",
+        choices=_FORMS,
+        default="copy",
+        help="what to write (default: %(default)s)",
+    )
+    only = (
+        "only this task, such as 05_bubble; repeat it for several; not with --as copy"
+    )
     parser.add_argument("--only", action="append", metavar="TASK", help=only)
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
     parser.add_argument(
-        "--student", metavar="NAME", help="draw the numbers of this student, as `minipipe grade --variants` does"
+        "--student",
+        metavar="NAME",
+        help="draw the numbers of this student, as `minipipe grade --variants` does",
     )
     parser.add_argument(
-        "--variants", action="store_true", help="autograder: draw numbers from the student's e-mail address"
+        "--variants",
+        action="store_true",
+        help="autograder: draw numbers from the student's e-mail address",
     )
     late = "autograder: multiply the points by F for each day of lateness; from 0 to 1"
     add_number(parser, "--late-factor", FACTOR, metavar="F", help=late)
@@ -52,26 +74,53 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Write the student's copy of the exercises, or a file about them."""
     form, target = options.form, options.target
     if form != "autograder" and (options.variants or options.late_factor is not None):
-        raise misuse(f"--variants and --late-factor need --as autograder; --as {form} has neither.")
+        raise misuse(
+            f"--variants and --late-factor need --as autograder; --as {form} has "
+            "neither."
+        )
     if form == "copy":
         if options.only:
-            raise misuse("A copy has all tasks; --only needs --as handout, solutions, autograder or classroom.")
+            raise misuse(
+                "A copy has all tasks; --only needs --as handout, solutions, "
+                "autograder or classroom."
+            )
         if target.suffix.lower() in (".html", ".pdf", ".zip", ".yml"):
             raise misuse(
-                f"A copy is a directory, and {target.name} is the name of a file; choose what to write with --as."
+                f"A copy is a directory, and {target.name} is the name of a file; "
+                "choose what to write with --as."
             )
-        written = write_coursework(target, source=options.source, student=options.student)
+        written = write_coursework(
+            target, source=options.source, student=options.student
+        )
         tasks = sum(path.name.startswith("test_") for path in written)
-        text = f"wrote {counted(tasks, 'task')} to {target}; begin with {target / 'README.md'}"
-        return answer(options, {"directory": str(target), "files": [path.name for path in written]}, text)
+        text = (
+            f"wrote {counted(tasks, 'task')} to {target}; begin with "
+            f"{target / 'README.md'}"
+        )
+        return answer(
+            options,
+            {"directory": str(target), "files": [path.name for path in written]},
+            text,
+        )
     exercises = exercises_in(find_source(options.source), options.student)
     chosen = chosen_of(exercises, options.only)
     if form == "autograder":
         ending_of(target, (".zip",))
-        late = "" if options.late_factor is None else f" --late-factor {options.late_factor}"
-        return write_file(target, as_archive(chosen, late + " --variants" * options.variants), options)
+        late = (
+            ""
+            if options.late_factor is None
+            else f" --late-factor {options.late_factor}"
+        )
+        return write_file(
+            target, as_archive(chosen, late + " --variants" * options.variants), options
+        )
     if form == "classroom":
         ending_of(target, (".yml", ".yaml"))
-        return write_file(target, as_workflow(chosen, is_own=options.source is not None), options)
-    ending, page = ending_of(target, (".html", ".pdf")), as_html(chosen, solutions=form == "solutions")
+        return write_file(
+            target, as_workflow(chosen, is_own=options.source is not None), options
+        )
+    ending, page = (
+        ending_of(target, (".html", ".pdf")),
+        as_html(chosen, solutions=form == "solutions"),
+    )
     return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)

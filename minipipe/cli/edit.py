@@ -1,7 +1,8 @@
 """``minipipe edit``: the page of the editor, served only to a browser on this machine.
 
-The address of the page has a random token; requests without it are refused. The Origin and the Host of a message must
-also be the page's, so that no other web site can send one, even if it guessed the port.
+The address of the page has a random token; requests without it are refused. The Origin
+and the Host of a message must also be the page's, so that no other web site can send
+one, even if it guessed the port.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from minipipe.cli.options import add_chunks, add_costs, add_output, add_sizes, schedule_of
+from minipipe.cli.options import (
+    add_chunks,
+    add_costs,
+    add_output,
+    add_sizes,
+    schedule_of,
+)
 from minipipe.cli.output import ExitStatus, ending_of
 from minipipe.cli.streams import put
 from minipipe.errors import misuse
@@ -32,17 +39,31 @@ examples:
   mpirun -n 2 python tutorials/train.py --schedule mine.csv"""
 
 _MOST_DIGITS = 18  # of the length of a message
-_MOST_BYTES = 2**20  # of a message: five times the text of the longest schedule that the editor accepts
+# of a message: five times the text of the longest schedule that the editor accepts
+_MOST_BYTES = 2**20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("schedule", metavar="NAME|FILE", help="a name from `minipipe schedules`, or a file")
+    parser.add_argument(
+        "schedule",
+        metavar="NAME|FILE",
+        help="a name from `minipipe schedules`, or a file",
+    )
     add_chunks(parser)
     add_sizes(parser)
     add_costs(parser)
-    add_output(parser, "file to save to, .csv or .txt (default: FILE, or a new file NAME.csv)")
-    parser.set_defaults(group=None, per_update=None, joined=None, slices=None, freeze=[], ignore_sharding=False)
+    add_output(
+        parser, "file to save to, .csv or .txt (default: FILE, or a new file NAME.csv)"
+    )
+    parser.set_defaults(
+        group=None,
+        per_update=None,
+        joined=None,
+        slices=None,
+        freeze=[],
+        ignore_sharding=False,
+    )
     parser.set_defaults(recompute=False, offload=None, replicas=None)
 
 
@@ -58,8 +79,14 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if refused["isRefused"]:
         raise misuse(f"--costs: {refused['said']}")
     with Page(editor) as page:
-        text = f"Open {page.url}\nSave writes {printable(str(file))}. Ctrl-C ends the editor."
-        put(json.dumps({"url": page.url, "file": str(file)}) if options.json else text, flush=True)
+        text = (
+            f"Open {page.url}\nSave writes {printable(str(file))}. Ctrl-C ends the "
+            "editor."
+        )
+        put(
+            json.dumps({"url": page.url, "file": str(file)}) if options.json else text,
+            flush=True,
+        )
         try:
             page.serve_forever()
         except KeyboardInterrupt:
@@ -72,7 +99,10 @@ def _file(options: argparse.Namespace) -> Path:
     is_name = name in REGISTRY
     file = options.output or Path(f"{name}.csv" if is_name else name)
     if is_name and options.output is None and os.path.exists(file):
-        raise misuse(f"{file} exists: edit it with `minipipe edit {file}`, or save to another file with -o FILE.")
+        raise misuse(
+            f"{file} exists: edit it with `minipipe edit {file}`, or save to "
+            "another file with -o FILE."
+        )
     ending_of(file, (".csv", ".txt"))
     return file
 
@@ -96,7 +126,9 @@ class Page(ThreadingHTTPServer):
         self.url = f"http://{self.host}{self.path}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print the traceback of an error, but not if a client has disconnected or is silent."""
+        """Print the traceback of an error, but not if a client has disconnected or is
+        silent.
+        """
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -105,7 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: Page
     protocol_version = "HTTP/1.1"
     timeout = 30  # seconds for a request to arrive
-    disable_nagle_algorithm = True  # otherwise each answer would wait 40 ms for the acknowledgement of its headers
+    # otherwise each answer would wait 40 ms for the acknowledgement of its headers
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         """Answer with the page."""
@@ -121,9 +154,14 @@ class _Handler(BaseHTTPRequestHandler):
         lengths = self.headers.get_all("Content-Length", [])
         if not self._is_ours(f"{self.server.path}ask", f"http://{self.server.host}"):
             return
-        if self.headers.get("Content-Type") != "application/json" or len(lengths) != 1 or not lengths[0].isdecimal():
+        if (
+            self.headers.get("Content-Type") != "application/json"
+            or len(lengths) != 1
+            or not lengths[0].isdecimal()
+        ):
             self._send(415, "Expected JSON, with its length.")
-        # A number of more digits is too large as well, and int() takes 4300 of them at most.
+        # A number of more digits is too large as well, and int() takes 4300 of them at
+        # most.
         elif len(lengths[0]) > _MOST_DIGITS or int(lengths[0]) > _MOST_BYTES:
             self._send(413, f"Expected at most {_MOST_BYTES:,} bytes.")
         else:
@@ -132,24 +170,39 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, length: int) -> None:
         content = self.rfile.read(length)
         if len(content) < length:
-            self._send(400, f"Expected {length:,} bytes, as the request says; it has {len(content):,}.")
+            self._send(
+                400,
+                (
+                    f"Expected {length:,} bytes, as the request says; it has "
+                    f"{len(content):,}."
+                ),
+            )
             return
         with self.server.turn:
             answer = self.server.editor.ask(content.decode("utf-8", "replace"))
         self._send(200, answer, "application/json")
 
     def _is_ours(self, path: str, origin: str | None = None) -> bool:
-        """Tell whether a request has the token, and came from the page; refuse it otherwise."""
+        """Tell whether a request has the token, and came from the page; refuse it
+        otherwise.
+        """
         has_token = secrets.compare_digest(self.path.encode(), path.encode())
         is_local = self.headers.get("Host") == self.server.host
         if has_token and is_local and self.headers.get("Origin") == origin:
             return True
-        self._send(403, "Only the user who started this page may use it: open the address that minipipe edit printed.")
+        self._send(
+            403,
+            (
+                "Only the user who started this page may use it: open the address that "
+                "minipipe edit printed."
+            ),
+        )
         return False
 
     def _send(self, status: int, content: str, kind: str = "text/plain") -> None:
         data = content.encode()
-        self.close_connection = self.close_connection or status != 200  # a refused message was not read
+        # a refused message was not read
+        self.close_connection = self.close_connection or status != 200
         self.send_response(status)
         for name, value in (
             ("Content-Type", f"{kind}; charset=utf-8"),

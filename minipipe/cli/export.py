@@ -1,4 +1,6 @@
-"""``minipipe export``: what each rank of a training program does, as a stand-alone file."""
+"""``minipipe export``: what each rank of a training program does, as a stand-alone
+file.
+"""
 
 from __future__ import annotations
 
@@ -34,30 +36,68 @@ _MOST_STEPS = 1000
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     ranks = COUNT._replace(maximum=MOST_STAGES)
-    add_number(parser, "--ranks", ranks, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)")
+    add_number(
+        parser,
+        "--ranks",
+        ranks,
+        default=NUM_RANKS,
+        metavar="P",
+        help="number of ranks (default: %(default)s)",
+    )
     steps = "compiled steps to record (default: %(default)s)"
-    add_number(parser, "--steps", COUNT._replace(maximum=_MOST_STEPS), default=3, metavar="N", help=steps)
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder to write; it is made")
-    parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a Python program that trains with a Pipeline")
+    add_number(
+        parser,
+        "--steps",
+        COUNT._replace(maximum=_MOST_STEPS),
+        default=3,
+        metavar="N",
+        help=steps,
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="the folder to write; it is made",
+    )
+    parser.add_argument(
+        "program",
+        nargs="?",
+        metavar="PROGRAM",
+        help="a Python program that trains with a Pipeline",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Run the program, and write the files of its ranks."""
     if options.program is None:
         example = "minipipe export train.py --ranks 2 -o exported"
-        raise LaunchError("not-found", f"Expected a training program, as in: {example}.")
+        raise LaunchError(
+            "not-found", f"Expected a training program, as in: {example}."
+        )
     if options.output is None:
         raise misuse("Expected a folder to write to: -o DIR.")
     if options.output.exists() and not options.output.is_dir():
-        raise misuse(f"{quoted(str(options.output), 200)} is a file; expected a folder.")
+        raise misuse(
+            f"{quoted(str(options.output), 200)} is a file; expected a folder."
+        )
     from minipipe.cli.export_program import exported
     from minipipe.cli.ranks import check_room
 
     check_room(options.ranks)
-    files = exported(options.program, options.passed_on, options.ranks, options.steps, options.output)
+    files = exported(
+        options.program, options.passed_on, options.ranks, options.steps, options.output
+    )
     folder = printable(str(options.output))
     parts = " : ".join(f"-n 1 python {name}" for name in files)
     command = f"mpirun {parts}" if len(files) > 1 else f"python {files[0]}"
-    text = f"wrote {', '.join(files)} to {folder}, {counted(options.steps, 'step')}; run them there: {command}"
-    data = {"wrote": [str(options.output / name) for name in files], "steps": options.steps, "command": command}
+    text = (
+        f"wrote {', '.join(files)} to {folder}, {counted(options.steps, 'step')}; run "
+        f"them there: {command}"
+    )
+    data = {
+        "wrote": [str(options.output / name) for name in files],
+        "steps": options.steps,
+        "command": command,
+    }
     return answer(options, data, text)

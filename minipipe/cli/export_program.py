@@ -1,7 +1,8 @@
 """Runs a training program, and writes what each of its ranks did in compiled steps.
 
-Each rank runs ``mpirun -n 2 python -m minipipe.cli.export_program PROGRAM …``. ``Pipeline.watcher`` gets each call of
-``Pipeline.step``. The program is left before the first step that need not be recorded.
+Each rank runs ``mpirun -n 2 python -m minipipe.cli.export_program PROGRAM …``.
+``Pipeline.watcher`` gets each call of ``Pipeline.step``. The program is left before the
+first step that need not be recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import Any
 
 from minipipe.cli.advise_program import check_program
 from minipipe.cli.progress import Progress
-from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
+from minipipe.cli.ranks import (
+    answer_of_ranks,
+    asked_of_ranks,
+    leave_answer,
+    leave_error,
+)
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.host import launcher_of_ranks
 from minipipe.compile.export.following import Follower, noting
@@ -28,7 +34,9 @@ Tell = Callable[[ProcessGroup, Exception], None]
 
 
 class _Left(SystemExit):
-    """Leaves the program behind its last recorded step; no ``except Exception`` of the program catches it."""
+    """Leaves the program behind its last recorded step; no ``except Exception`` of the
+    program catches it.
+    """
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -43,10 +51,18 @@ class Exporter:
     num_ranks, num_steps : int
     folder : Path
     tell : function, optional
-        ``(group, error)``: gets the error of a rank before the program does, which may end the job.
+        ``(group, error)``: gets the error of a rank before the program does, which may
+        end the job.
     """
 
-    def __init__(self, program: str, num_ranks: int, num_steps: int, folder: Path, tell: Tell | None = None) -> None:
+    def __init__(
+        self,
+        program: str,
+        num_ranks: int,
+        num_steps: int,
+        folder: Path,
+        tell: Tell | None = None,
+    ) -> None:
         self._tell = tell
         self._program, self._num_ranks, self._num_steps = program, num_ranks, num_steps
         self._folder = folder
@@ -54,13 +70,21 @@ class Exporter:
         self._pipelines: dict[int, Pipeline] = {}
         self.names: dict[int, str] = {}  # of files, by rank
 
-    def begin(self, pipeline: Pipeline, model: Any, options: dict[str, Any], run: dict[str, Any]) -> tuple[Any, dict]:
+    def begin(
+        self,
+        pipeline: Pipeline,
+        model: Any,
+        options: dict[str, Any],
+        run: dict[str, Any],
+    ) -> tuple[Any, dict]:
         """Let a pipeline of the program compile."""
         run["compile"] = True
         return model, options
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
-        """Look at a step before it begins, and leave the program behind the last one."""
+        """Look at a step before it begins, and leave the program behind the last
+        one.
+        """
         try:
             is_complete = self._begin_step(pipeline)
         except MinipipeError as error:
@@ -75,15 +99,27 @@ class Exporter:
 
     def _begin_step(self, pipeline: Pipeline) -> bool:
         if pipeline.grid is not None:
-            message = f"{self._program} trains on a Grid; export knows pipelines and replicas"
-            raise ArgumentError("value", f"{message}: expected none of --tensor and --fully-sharded.")
+            message = (
+                f"{self._program} trains on a Grid; export knows pipelines and replicas"
+            )
+            raise ArgumentError(
+                "value", f"{message}: expected none of --tensor and --fully-sharded."
+            )
         size = pipeline.group.size
         if size != self._num_ranks:
-            given = f"{self._program} uses {counted(size, 'rank')} of the {self._num_ranks} of --ranks"
-            raise ArgumentError("value", f"{given}; expected a program that calls init_process_group().")
+            given = (
+                f"{self._program} uses {counted(size, 'rank')} of the "
+                f"{self._num_ranks} "
+                "of --ranks"
+            )
+            raise ArgumentError(
+                "value", f"{given}; expected a program that calls init_process_group()."
+            )
         if id(pipeline) not in self.followers:
             self._pipelines[id(pipeline)] = pipeline
-            follower = Follower(pipeline, self._program, self._num_steps, partial(self._fail, pipeline))
+            follower = Follower(
+                pipeline, self._program, self._num_steps, partial(self._fail, pipeline)
+            )
             self.followers[id(pipeline)] = follower
         if not self.followers[id(pipeline)].begin_step():
             return False
@@ -113,11 +149,13 @@ class Exporter:
             raise ArgumentError("value", f"{message}; expected calls of Pipeline.step.")
 
 
-def exported(program: str, arguments: Sequence[str], num_ranks: int, num_steps: int, folder: Path) -> list[str]:
+def exported(
+    program: str, arguments: Sequence[str], num_ranks: int, num_steps: int, folder: Path
+) -> list[str]:
     """Write the files of all ranks of a program; return their names.
 
-    Local; starts processes, and returns when they have exited. One rank runs in this process, and so do thread ranks
-    without mpirun.
+    Local; starts processes, and returns when they have exited. One rank runs in this
+    process, and so do thread ranks without mpirun.
 
     Parameters
     ----------
@@ -135,21 +173,36 @@ def exported(program: str, arguments: Sequence[str], num_ranks: int, num_steps: 
     """
     check_program(program)
     launcher = launcher_of_ranks() if num_ranks > 1 else None
-    work = f"running {program} on {counted(num_ranks, 'rank')} until {counted(num_steps, 'compiled step')} are recorded"
+    work = (
+        f"running {program} on {counted(num_ranks, 'rank')} until "
+        f"{counted(num_steps, 'compiled step')} are recorded"
+    )
     with Progress(work, 20.0) as progress:
         if launcher is None:
             exporter = Exporter(program, num_ranks, num_steps, folder)
             with redirect_stdout(sys.stderr):
                 _run(program, arguments, exporter)
             return [exporter.names[rank] for rank in sorted(exporter.names)]
-        asked = {"ranks": num_ranks, "steps": num_steps, "folder_of_files": str(folder.resolve())}
+        asked = {
+            "ranks": num_ranks,
+            "steps": num_steps,
+            "folder_of_files": str(folder.resolve()),
+        }
         failed = f"{program} failed before its steps were recorded"
-        answer_of_ranks(launcher, num_ranks, [__name__, program, *arguments], asked, failed, progress)
+        answer_of_ranks(
+            launcher,
+            num_ranks,
+            [__name__, program, *arguments],
+            asked,
+            failed,
+            progress,
+        )
         return [f"rank{rank}.py" for rank in range(num_ranks)]
 
 
 def _run(program: str, arguments: Sequence[str], exporter: Exporter) -> None:
-    """Run the program as ``python program arguments`` does, until its steps are recorded.
+    """Run the program as ``python program arguments`` does, until its steps are
+    recorded.
 
     Raises
     ------
@@ -157,7 +210,10 @@ def _run(program: str, arguments: Sequence[str], exporter: Exporter) -> None:
         Code ``value``: a program that fails, or ends before.
     """
     argv, path = sys.argv, list(sys.path)
-    sys.argv, sys.path[:0] = [program, *arguments], [str(Path(program).resolve().parent)]
+    sys.argv, sys.path[:0] = (
+        [program, *arguments],
+        [str(Path(program).resolve().parent)],
+    )
     Pipeline.watcher = exporter
     try:
         with noting(exporter.followers):
@@ -167,13 +223,21 @@ def _run(program: str, arguments: Sequence[str], exporter: Exporter) -> None:
         pass
     except SystemExit as error:
         if error.code not in (None, 0):
-            message = f"{program} exited with {quoted(error.code)} before its steps were recorded"
-            raise ArgumentError("value", f"{message}. Write its own arguments after --.") from None
+            message = (
+                f"{program} exited with {quoted(error.code)} before its steps were "
+                "recorded"
+            )
+            raise ArgumentError(
+                "value", f"{message}. Write its own arguments after --."
+            ) from None
         exporter.finish()
     except MinipipeError:
         raise
     except Exception as error:
-        message = f"{program} failed before its steps were recorded, with {type(error).__name__}: {error}"
+        message = (
+            f"{program} failed before its steps were recorded, with "
+            f"{type(error).__name__}: {error}"
+        )
         raise ArgumentError("value", message) from error
     finally:
         sys.argv, sys.path[:], Pipeline.watcher = argv, path, None
@@ -183,7 +247,13 @@ def main() -> None:
     """Run the program as one rank, and write its file."""
     program, *arguments = sys.argv[1:]
     asked: Mapping[str, Any] = asked_of_ranks()
-    exporter = Exporter(program, asked["ranks"], asked["steps"], Path(asked["folder_of_files"]), leave_error)
+    exporter = Exporter(
+        program,
+        asked["ranks"],
+        asked["steps"],
+        Path(asked["folder_of_files"]),
+        leave_error,
+    )
     _run(program, arguments, exporter)
     if 0 in exporter.names:
         leave_answer({"files": len(exporter.names)})

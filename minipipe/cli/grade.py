@@ -15,7 +15,12 @@ from minipipe.cli.progress import Progress
 from minipipe.coursework.deadline import moment, read_times
 from minipipe.coursework.exercise import Exercise, chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import TIME_LIMIT, files_of, grade
-from minipipe.coursework.leaderboard import Leaderboard, as_text, schedules_in, standings_as_json
+from minipipe.coursework.leaderboard import (
+    Leaderboard,
+    as_text,
+    schedules_in,
+    standings_as_json,
+)
 from minipipe.coursework.results import as_csv, as_gradescope, as_junit, as_table
 from minipipe.coursework.several import grade_all
 from minipipe.coursework.submission import directories_of, name_of, submissions_in
@@ -39,27 +44,69 @@ EPILOG = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     what = "a student's copy, a zip archive or one file of it, or a folder of several"
-    parser.add_argument("submissions", type=Path, nargs="*", metavar="SUBMISSION", help=what)
+    parser.add_argument(
+        "submissions", type=Path, nargs="*", metavar="SUBMISSION", help=what
+    )
     only = "only this task, such as 05_bubble; repeat it for several"
     parser.add_argument("--only", action="append", metavar="TASK", help=only)
     limit = "time limit for all tests of a task (default: %(default)g)"
-    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit)
+    parser.add_argument(
+        "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit
+    )
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
-    add_number(parser, "--jobs", COUNT, metavar="N", help="submissions graded in parallel (default: one per core)")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per submission")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, one case per test")
-    parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json for one submission")
-    board = "verify the schedules of a puzzle, add them to this file and print it; without submissions: print it"
+    add_number(
+        parser,
+        "--jobs",
+        COUNT,
+        metavar="N",
+        help="submissions graded in parallel (default: one per core)",
+    )
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write one row per submission"
+    )
+    parser.add_argument(
+        "--junit", type=Path, metavar="FILE", help="write JUnit XML, one case per test"
+    )
+    parser.add_argument(
+        "--gradescope",
+        type=Path,
+        metavar="FILE",
+        help="write results.json for one submission",
+    )
+    board = (
+        "verify the schedules of a puzzle, add them to this file and print it; without "
+        "submissions: print it"
+    )
     parser.add_argument("--leaderboard", type=Path, metavar="FILE", help=board)
-    check = "test the exercises: solutions must pass all tests, stubs none, wrong answers not all"
+    check = (
+        "test the exercises: solutions must pass all tests, stubs none, wrong answers "
+        "not all"
+    )
     parser.add_argument("--check", action="store_true", help=check)
-    parser.add_argument("--hide-hidden", action="store_true", help="report of hidden tests only whether they passed")
-    parser.add_argument("--variants", action="store_true", help="draw the numbers of each submission from its name")
-    parser.add_argument("--student", metavar="NAME", help="draw the numbers from this name, for one submission")
+    parser.add_argument(
+        "--hide-hidden",
+        action="store_true",
+        help="report of hidden tests only whether they passed",
+    )
+    parser.add_argument(
+        "--variants",
+        action="store_true",
+        help="draw the numbers of each submission from its name",
+    )
+    parser.add_argument(
+        "--student",
+        metavar="NAME",
+        help="draw the numbers from this name, for one submission",
+    )
     late = "multiply the points by F for each day of lateness; from 0 to 1"
     add_number(parser, "--late-factor", FACTOR, metavar="F", help=late)
-    parser.add_argument("--deadline", metavar="TIME", help="deadline, such as 2026-11-30T23:59:00+01:00")
-    times = "times of submissions: lines `submission,time`, or Gradescope's submission_metadata.json"
+    parser.add_argument(
+        "--deadline", metavar="TIME", help="deadline, such as 2026-11-30T23:59:00+01:00"
+    )
+    times = (
+        "times of submissions: lines `submission,time`, or Gradescope's "
+        "submission_metadata.json"
+    )
     parser.add_argument("--times", type=Path, metavar="FILE", help=times)
 
 
@@ -67,13 +114,19 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Run the tests, and print points and what failed; ``NO`` unless all passed."""
     of_each = _of_each(options)
     exercises = exercises_in(find_source(options.source))
-    options.submissions, options.only = directories_of(options.submissions, files_of(exercises), options.only)
+    options.submissions, options.only = directories_of(
+        options.submissions, files_of(exercises), options.only
+    )
     board = _leaderboard(options, exercises) if options.leaderboard else None
     if options.check:
         return _try(options, exercises)
     if not options.submissions:
         return _show(options, board)
-    common = {"source": options.source, "only": options.only, "time_limit": options.time_limit}
+    common = {
+        "source": options.source,
+        "only": options.only,
+        "time_limit": options.time_limit,
+    }
     found = submissions_in(options.submissions, files_of(exercises))
     files = {as_csv: options.csv, as_junit: options.junit}
     work = f"grading {counted(len(found), 'submission')}"
@@ -81,11 +134,22 @@ def run(options: argparse.Namespace) -> ExitStatus:
         with Progress(work, is_long=False):
             whole = grade(found[0], **common, **of_each(name_of(found[0])))
         report = whole.without_hidden() if options.hide_hidden else whole
-        return answer(options, report.as_json(), report, ExitStatus.YES if report.passed else ExitStatus.NO)
+        return answer(
+            options,
+            report.as_json(),
+            report,
+            ExitStatus.YES if report.passed else ExitStatus.NO,
+        )
     _check(options, len(found))
     hide = options.hide_hidden
     with Progress(work, is_long=False):
-        reports = grade_all(options.submissions, jobs=options.jobs, of_each=of_each, hide_hidden=hide, **common)
+        reports = grade_all(
+            options.submissions,
+            jobs=options.jobs,
+            of_each=of_each,
+            hide_hidden=hide,
+            **common,
+        )
     for written, path in files.items():
         if path:
             write_whole(path, written(reports))
@@ -93,9 +157,21 @@ def run(options: argparse.Namespace) -> ExitStatus:
         write_whole(options.gradescope, as_gradescope(reports[0]))
     data, text = {"submissions": reports}, as_table(reports)
     if board:
-        own = ((each["submission"], of_each(each["submission"]).get("student"), each["tasks"]) for each in reports)
-        entries = board.add((student or name, schedules_in(tasks)) for name, student, tasks in own)
-        data, text = {**data, "leaderboard": standings_as_json(entries)}, f"{text}\n\n{as_text(entries)}"
+        own = (
+            (
+                each["submission"],
+                of_each(each["submission"]).get("student"),
+                each["tasks"],
+            )
+            for each in reports
+        )
+        entries = board.add(
+            (student or name, schedules_in(tasks)) for name, student, tasks in own
+        )
+        data, text = (
+            {**data, "leaderboard": standings_as_json(entries)},
+            f"{text}\n\n{as_text(entries)}",
+        )
     passed = all(report["passed"] for report in reports)
     return answer(options, data, text, ExitStatus.YES if passed else ExitStatus.NO)
 
@@ -103,15 +179,21 @@ def run(options: argparse.Namespace) -> ExitStatus:
 def _check(options: argparse.Namespace, count: int) -> None:
     """Refuse options that do not fit together, or a number of submissions."""
     if options.gradescope and count != 1:
-        raise misuse(f"--gradescope writes the results of one submission, and there are {count}.")
+        raise misuse(
+            f"--gradescope writes the results of one submission, and there are {count}."
+        )
     if options.student and count != 1:
         raise misuse(
-            f"--student names the student of one submission, and there are {count}; --variants uses the name of each."
+            f"--student names the student of one submission, and there are {count}; "
+            "--variants uses the name of each."
         )
 
 
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
-    chosen, is_drawn = chosen_of(exercises, options.only), options.variants or bool(options.student)
+    chosen, is_drawn = (
+        chosen_of(exercises, options.only),
+        options.variants or bool(options.student),
+    )
     board = Leaderboard(options.leaderboard, chosen, is_drawn)
     if os.path.exists(options.leaderboard):
         board.read()  # its errors should be reported before a class is graded
@@ -121,36 +203,55 @@ def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Lead
 def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
     if options.submissions or options.student or options.leaderboard:
         raise misuse(
-            "--check tests the exercises with all numbers; leave out submissions, --student and --leaderboard."
+            "--check tests the exercises with all numbers; leave out submissions, "
+            "--student and --leaderboard."
         )
     with Progress("trying the exercises", is_long=False):
         tried = try_exercises(chosen_of(exercises, options.only), options.time_limit)
     is_so = not any(each.problem for each in tried)
     data = {"passed": is_so, "tried": [each._asdict() for each in tried]}
-    return answer(options, data, trial_as_text(tried), ExitStatus.YES if is_so else ExitStatus.NO)
+    return answer(
+        options, data, trial_as_text(tried), ExitStatus.YES if is_so else ExitStatus.NO
+    )
 
 
 def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
     if board is None or options.csv or options.junit or options.gradescope:
-        raise misuse("Expected a submission, such as `minipipe grade mine`; --leaderboard FILE alone prints that file.")
+        raise misuse(
+            "Expected a submission, such as `minipipe grade mine`; --leaderboard "
+            "FILE alone prints that file."
+        )
     entries = board.read()
-    return answer(options, {"leaderboard": standings_as_json(entries)}, as_text(entries))
+    return answer(
+        options, {"leaderboard": standings_as_json(entries)}, as_text(entries)
+    )
 
 
 def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
     """Return a function that maps a submission's name to its own options."""
     handed = read_times(options.times) if options.times else None
     deadline = moment(options.deadline) if options.deadline else None
-    factor, student = options.late_factor, options.student or (handed and handed.student)
+    factor, student = (
+        options.late_factor,
+        options.student or (handed and handed.student),
+    )
     if factor is not None and handed is None:
         raise misuse("--late-factor needs the times of submissions: add --times FILE.")
     if factor is None and deadline is not None:
-        raise misuse("--deadline changes no points without --late-factor: add --late-factor F, such as 0.9.")
+        raise misuse(
+            "--deadline changes no points without --late-factor: add --late-factor "
+            "F, such as 0.9."
+        )
 
     def of_each(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = {"student": student or name} if options.variants or options.student else {}
+        found: dict[str, Any] = (
+            {"student": student or name} if options.variants or options.student else {}
+        )
         if handed is not None and factor is not None:
-            found |= {"days_late": handed.days_late(name, deadline), "late_factor": factor}
+            found |= {
+                "days_late": handed.days_late(name, deadline),
+                "late_factor": factor,
+            }
         return found
 
     return of_each

@@ -18,7 +18,8 @@ from minipipe.cli.output import ExitStatus, answer
 from minipipe.comm.job.host import num_cores
 from minipipe.errors import counted
 
-# Run in a separate process: a broken MPI, or another one than mpi4py was built for, may kill the process that loads it.
+# Run in a separate process: a broken MPI, or another one than mpi4py was built for, may
+# kill the process that loads it.
 _ASK_MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -30,9 +31,11 @@ print(is_cuda_aware())
 MPI.Finalize()
 """
 
-_TIED = "from minipipe.comm.job.system_calls import end_with\nend_with({caller})\n"  # it ends with the caller
+# it ends with the caller
+_TIED = "from minipipe.comm.job.system_calls import end_with\nend_with({caller})\n"
 
-# Variables of a launcher: the process that loads MPI here is not a rank, and must not wait for others.
+# Variables of a launcher: the process that loads MPI here is not a rank, and must not
+# wait for others.
 _LAUNCHER = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "SLURM_")
 
 
@@ -41,24 +44,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Print the libraries and devices with which this machine computes and communicates."""
+    """Print the libraries and devices with which this machine computes and
+    communicates.
+    """
     missing = "not installed"
-    library, messages = _about_mpi() or (missing, "within one process only: mpi4py is not installed")
+    library, messages = _about_mpi() or (
+        missing,
+        "within one process only: mpi4py is not installed",
+    )
     facts = {
         "minipipe": __version__,
-        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "python": (
+            f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+        ),
         "numpy": _package_version("numpy"),
         "blas": _blas_library(),
         "cores": num_cores(),
         "mpi4py": _package_version("mpi4py")
-        or f"{missing}: run pip install -e '.[mpi]' in minipipe's folder, or use thread ranks",
+        or (
+            f"{missing}: run pip install -e '.[mpi]' in minipipe's folder, or use "
+            "thread ranks"
+        ),
         "mpi": library,
         "gpu": backend.gpu_description(),
         "gpu messages": messages,
     }
     table = "\n".join(f"{name:12} {value}" for name, value in facts.items())
     return answer(
-        options, facts, f"{table}\n\nEach rank computes with one BLAS thread while its process group is open."
+        options,
+        facts,
+        (
+            f"{table}\n\nEach rank computes with one BLAS thread while its process "
+            "group is open."
+        ),
     )
 
 
@@ -71,14 +89,18 @@ def _package_version(name: str) -> str | None:
 
 
 def _about_mpi() -> tuple[str, str] | None:
-    """Return the MPI library that mpi4py loads, and the path of arrays between GPUs of its ranks; None without it.
+    """Return the MPI library that mpi4py loads, and the path of arrays between GPUs of
+    its ranks; None without it.
 
-    :mod:`minipipe.comm.mpi` chooses the path at start. If MPI fails, the error is returned instead of the missing text.
+    :mod:`minipipe.comm.mpi` chooses the path at start. If MPI fails, the error is
+    returned instead of the missing text.
     """
     if importlib.util.find_spec("mpi4py") is None:
         return None
     said, error = _asked(_ASK_MPI)
-    library, *is_cuda_aware = said.splitlines() or [f"mpi4py cannot load an MPI library: {error}"]
+    library, *is_cuda_aware = said.splitlines() or [
+        f"mpi4py cannot load an MPI library: {error}"
+    ]
     if error is not None:
         return library, f"unknown: {error}"
     if is_cuda_aware == ["True"]:
@@ -87,11 +109,17 @@ def _about_mpi() -> tuple[str, str] | None:
 
 
 def _asked(program: str) -> tuple[str, str | None]:
-    """Run a program in a separate process; return its output and its error, if it fails."""
+    """Run a program in a separate process; return its output and its error, if it
+    fails.
+    """
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _TIED.format(caller=os.getpid()) + program],
-            env={name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)},
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(_LAUNCHER)
+            },
             capture_output=True,
             text=True,
             timeout=60,
@@ -107,6 +135,9 @@ def _blas_library() -> str:
     """Return the BLAS that NumPy loaded, with its number of threads outside a group."""
     found = [library for library in threadpool_info() if library["user_api"] == "blas"]
     return (
-        ", ".join(f"{b['internal_api']} {b['version']}, {counted(b['num_threads'], 'thread')}" for b in found)
+        ", ".join(
+            f"{b['internal_api']} {b['version']}, {counted(b['num_threads'], 'thread')}"
+            for b in found
+        )
         or "unknown"
     )

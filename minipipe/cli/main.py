@@ -1,7 +1,8 @@
 """The command line: ``minipipe VERB``, with the verbs of ``VERBS``.
 
-A verb is a module of this package with the functions ``add_options(parser)`` and ``run(options)``. Its ``EPILOG`` ends
-its help. A verb is imported only when it runs, so schedules and their pictures need neither NumPy nor MPI.
+A verb is a module of this package with the functions ``add_options(parser)`` and
+``run(options)``. Its ``EPILOG`` ends its help. A verb is imported only when it runs, so
+schedules and their pictures need neither NumPy nor MPI.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import Any, NoReturn
 from minipipe._lazy import __version__
 from minipipe.cli.numbers import check_numbers, real, whole
 from minipipe.cli.output import ExitStatus, as_json, complain
-from minipipe.cli.streams import Signalled, discard, finish_messages, leave_by_signals, prepare_streams, put
+from minipipe.cli.streams import (
+    Signalled,
+    discard,
+    finish_messages,
+    leave_by_signals,
+    prepare_streams,
+    put,
+)
 from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.io import columns_of_terminal, printable
 
@@ -69,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # this process is the command
         leave_by_signals()
     try:
-        return _status(sys.argv[1:] if arguments is None else list(arguments), arguments is None)
+        return _status(
+            sys.argv[1:] if arguments is None else list(arguments), arguments is None
+        )
     finally:
         finish_messages()
 
@@ -91,7 +101,10 @@ def _status(words: list[str], may_complete: bool) -> int:
         discard(sys.stdout)
     except OSError as error:  # such as a full disk
         discard(sys.stdout)
-        complain(f"{quoted(error.filename or 'stdout', 200)} cannot be written: {error.strerror}.")
+        complain(
+            f"{quoted(error.filename or 'stdout', 200)} cannot be written: "
+            f"{error.strerror}."
+        )
         return ExitStatus.MISUSE
     except KeyboardInterrupt:
         return ExitStatus.INTERRUPTED
@@ -106,7 +119,8 @@ def _run(words: list[str]) -> int:
     verb = import_module(f"minipipe.cli.{words[0]}")
     parser = _parser_of(words[0], verb)
     own, passed_on = words[1:], []
-    if getattr(verb, "PASSES_ON", False) and "--" in own:  # options of a program, which argparse would not know
+    # options of a program, which argparse would not know
+    if getattr(verb, "PASSES_ON", False) and "--" in own:
         own, passed_on = own[: own.index("--")], own[own.index("--") + 1 :]
     options = parser.parse_args(own)
     options.passed_on = passed_on
@@ -114,14 +128,22 @@ def _run(words: list[str]) -> int:
 
 
 class _Once(argparse.Action):
-    """Store the value of an option, and refuse a second one: argparse would silently keep the last."""
+    """Store the value of an option, and refuse a second one: argparse would silently
+    keep the last.
+    """
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
     ) -> None:
         assert isinstance(parser, _Parser)
         if option is not None and self.dest in parser.seen:
-            raise argparse.ArgumentError(self, "this option was passed twice; pass it once")
+            raise argparse.ArgumentError(
+                self, "this option was passed twice; pass it once"
+            )
         parser.seen.add(self.dest)
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
@@ -129,12 +151,17 @@ class _Once(argparse.Action):
 class _Flag(_Once):
     """Store the constant of an option without a value, at most once."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, const: bool = True, **given: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, const=const, **{"default": False, **given})
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, const: bool = True, **given: Any
+    ) -> None:
+        super().__init__(
+            option_strings, dest, nargs=0, const=const, **{"default": False, **given}
+        )
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that escapes control characters in messages, and accepts only digits as a number and each option once.
+    """A parser that escapes control characters in messages, and accepts only digits as
+    a number and each option once.
 
     An option that may be repeated has the action ``append``.
 
@@ -154,34 +181,45 @@ class _Parser(argparse.ArgumentParser):
             self.register("type", kind, parse)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        # Before Python 3.13, argparse drops the value of --ranks=-- and continues with an empty list.
+        # Before Python 3.13, argparse drops the value of --ranks=-- and continues with
+        # an empty list.
         if action.option_strings and arg_strings == ["--"]:
             raise argparse.ArgumentError(action, "expected one argument")
         return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message if len(message) <= _MOST else f"{message[:_MOST]}…"))
+        super().error(
+            printable(message if len(message) <= _MOST else f"{message[:_MOST]}…")
+        )
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Formats help for the terminal, whose width argparse would ask again for each option that is declared."""
+    """Formats help for the terminal, whose width argparse would ask again for each
+    option that is declared.
+    """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=columns_of_terminal(80) - 2)
 
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
-    """Print the help or the version; refuse an unknown verb, or a missing one, with the list of verbs."""
+    """Print the help or the version; refuse an unknown verb, or a missing one, with the
+    list of verbs.
+    """
     parser = _of_all_verbs()
     if not words:
         parser.print_help(sys.stderr)
         parser.exit(ExitStatus.MISUSE)
     parser.parse_args(words)
-    raise AssertionError("without a verb, argparse prints the help, the version or the usage, and exits")
+    raise AssertionError(
+        "without a verb, argparse prints the help, the version or the usage, and exits"
+    )
 
 
 def _complete() -> NoReturn:
-    """Print the completions of a command line, which the shell passes in the environment at a Tab."""
+    """Print the completions of a command line, which the shell passes in the
+    environment at a Tab.
+    """
     import argcomplete
 
     _, *words = [*os.environ["COMP_LINE"].split(), ""]
@@ -190,14 +228,21 @@ def _complete() -> NoReturn:
 
 
 def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
-    """Return the parser of all verbs, with the options of one verb, so that no other verb is imported."""
+    """Return the parser of all verbs, with the options of one verb, so that no other
+    verb is imported.
+    """
     listed = "\n".join(f"  {name:12}{purpose}" for name, purpose in VERBS.items())
-    raw: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    raw: dict[str, Any] = {
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
     about = "Draw, check, time, search and teach pipeline-parallel schedules."
     end = f"verbs:\n{listed}\n\n{STATUS}\n\n{COMPLETION}"
     usage = "%(prog)s [-h] [--version] VERB …"
     parser = _Parser(prog="minipipe", usage=usage, description=about, epilog=end, **raw)
-    parser.add_argument("--version", action="version", version=f"minipipe {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"minipipe {__version__}"
+    )
     added = parser.add_subparsers(required=True, metavar="VERB", help=argparse.SUPPRESS)
     for name, purpose in VERBS.items():
         of_verb = added.add_parser(name, help=purpose)
@@ -224,14 +269,20 @@ def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
     return parser
 
 
-def _answer(verb: ModuleType, parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _answer(
+    verb: ModuleType, parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> int:
     try:
         check_numbers(parser, options)
         return verb.run(options)
     except MinipipeError as error:
         status = ExitStatus.of(error)
         if options.json:
-            verdict = {verb.ANSWER: False} if status is ExitStatus.NO and hasattr(verb, "ANSWER") else {}
+            verdict = (
+                {verb.ANSWER: False}
+                if status is ExitStatus.NO and hasattr(verb, "ANSWER")
+                else {}
+            )
             put(as_json({**verdict, **_as_data(error)}))
         complain(_complaint(error))
         return status
@@ -249,7 +300,10 @@ def _complaint(error: MinipipeError, shown: int = 5) -> str:
     if not isinstance(error, ScheduleError):
         return error.message
     first, *others = error.problems
-    lines = [f"[{first.code}] {first.message}", *([f"\n{error.grid}\n"] if error.grid else [])]
+    lines = [
+        f"[{first.code}] {first.message}",
+        *([f"\n{error.grid}\n"] if error.grid else []),
+    ]
     lines += [f"also: [{problem.code}] {problem.message}" for problem in others[:shown]]
     if len(others) > shown:
         lines.append(f"and {len(others) - shown} more")

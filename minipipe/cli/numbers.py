@@ -18,17 +18,27 @@ SECONDS = Spec(
     expected=f"seconds, above 0 and at most {MOST_SECONDS:g}, a week",
     error=ScheduleError.of,
 )
-FACTOR = Spec(float, minimum=0, maximum=1, expected="a number from 0 to 1", error=ScheduleError.of)
+FACTOR = Spec(
+    float, minimum=0, maximum=1, expected="a number from 0 to 1", error=ScheduleError.of
+)
 
 
-def add_number(parser: argparse.ArgumentParser | argparse._ArgumentGroup, name: str, spec: Spec, **more: Any) -> None:
-    """Declare an option that is a number; :func:`check_numbers` refuses one that is out of range."""
+def add_number(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    name: str,
+    spec: Spec,
+    **more: Any,
+) -> None:
+    """Declare an option that is a number; :func:`check_numbers` refuses one that is out
+    of range.
+    """
     action = parser.add_argument(name, type=spec.kind, **more)
     vars(action)["spec"] = spec
 
 
 def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse numbers out of the range of their option: after parsing, so that --json has the error.
+    """Refuse numbers out of the range of their option: after parsing, so that --json
+    has the error.
 
     Raises
     ------
@@ -52,7 +62,9 @@ def whole(text: str) -> int:
     try:
         return parse_integer(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"cannot read {quoted(text)}; expected a whole number, such as 4") from None
+        raise argparse.ArgumentTypeError(
+            f"cannot read {quoted(text)}; expected a whole number, such as 4"
+        ) from None
 
 
 def real(text: str) -> float:
@@ -66,4 +78,6 @@ def real(text: str) -> float:
     try:
         return parse_real(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"cannot read {quoted(text)}; expected a number, such as 0.5") from None
+        raise argparse.ArgumentTypeError(
+            f"cannot read {quoted(text)}; expected a number, such as 0.5"
+        ) from None

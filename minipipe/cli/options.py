@@ -12,8 +12,22 @@ from typing import TYPE_CHECKING
 from minipipe.cli.numbers import add_number, real
 from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.io import parse_integer, read_stream
-from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
-from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names, spelled
+from minipipe.schedules.action_table import (
+    ActionTable,
+    Program,
+    Schedule,
+    T,
+    read_schedule,
+    schedule_of_text,
+)
+from minipipe.schedules.registry import (
+    NUM_MICROBATCHES,
+    REGISTRY,
+    TRADES,
+    build,
+    expected_names,
+    spelled,
+)
 from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, repeat
 from minipipe.specs import SCHEDULE_COUNT
 
@@ -49,12 +63,16 @@ colons: F=1:2:1:1. Times share one unit, sizes and memory another.
                         share a link"""
 
 
-def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False) -> None:
+def add_schedule(
+    parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False
+) -> None:
     """Declare the schedule of a command, or several of them, with sizes and costs."""
     count = "+" if several else "?" if is_optional else None
     which = "a name from `minipipe schedules`, a file, or - for stdin"
     which += "; several are drawn on one time axis" if several else ""
-    schedule = parser.add_argument("schedule", nargs=count, metavar="NAME|FILE", help=which)
+    schedule = parser.add_argument(
+        "schedule", nargs=count, metavar="NAME|FILE", help=which
+    )
     schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
     group = parser.add_argument_group("schedule")
     add = group.add_argument
@@ -69,7 +87,11 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
         default=None,
         help="overlap forwards with backwards, for dualpipe and dualpipe-v",
     )
-    add("--recompute", action="store_true", help="drop activations after F; recompute them (R) before B")
+    add(
+        "--recompute",
+        action="store_true",
+        help="drop activations after F; recompute them (R) before B",
+    )
     offload = "copy activations to the host (O) and back (L): a rank holds at most N"
     add_number(group, "--offload", SCHEDULE_COUNT, metavar="N", help=offload)
     replicas = "data-parallel replicas, with all-reduces of gradients"
@@ -80,9 +102,16 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
     steps = "consecutive training steps (default: 1)"
     add_number(group, "--steps", SCHEDULE_COUNT, default=1, metavar="N", help=steps)
-    rows = "all that ranks do in a step: also handshake, finite check, loss and update, and gathers of replicas"
+    rows = (
+        "all that ranks do in a step: also handshake, finite check, loss and update, "
+        "and gathers of replicas"
+    )
     add("--rows", action="store_true", help=rows)
-    add("--ignore-sharding", action="store_true", help="skip UNSHARD, RESHARD and REDUCE_GRAD in a file")
+    add(
+        "--ignore-sharding",
+        action="store_true",
+        help="skip UNSHARD, RESHARD and REDUCE_GRAD in a file",
+    )
     add_sizes(group)
     add_costs(parser)
 
@@ -94,13 +123,25 @@ def add_chunks(parser: _Parser) -> None:
 
 
 def add_sizes(parser: _Parser, several_batches: bool = False) -> None:
-    """Declare the sizes of named schedules, optionally with several numbers of microbatches."""
-    add_number(parser, "--ranks", SCHEDULE_COUNT, metavar="P", help=f"number of ranks (default: {NUM_RANKS})")
+    """Declare the sizes of named schedules, optionally with several numbers of
+    microbatches.
+    """
+    add_number(
+        parser,
+        "--ranks",
+        SCHEDULE_COUNT,
+        metavar="P",
+        help=f"number of ranks (default: {NUM_RANKS})",
+    )
     help_text = f"number of microbatches (default: {NUM_MICROBATCHES})"
     if several_batches:
-        parser.add_argument("--microbatches", type=whole_numbers, metavar="M,…", help=help_text)
+        parser.add_argument(
+            "--microbatches", type=whole_numbers, metavar="M,…", help=help_text
+        )
     else:
-        add_number(parser, "--microbatches", SCHEDULE_COUNT, metavar="M", help=help_text)
+        add_number(
+            parser, "--microbatches", SCHEDULE_COUNT, metavar="M", help=help_text
+        )
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:
@@ -113,12 +154,18 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
 
 def add_sends_block(parser: _Parser) -> None:
     """Declare blocking sends."""
-    parser.add_argument("--sends-block", action="store_true", help="a send blocks its rank until it is received")
+    parser.add_argument(
+        "--sends-block",
+        action="store_true",
+        help="a send blocks its rank until it is received",
+    )
 
 
 def add_output(parser: argparse.ArgumentParser, help_text: str) -> None:
     """Declare the file to write."""
-    parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help_text)
+    parser.add_argument(
+        "-o", "--output", type=file_path, metavar="FILE", help=help_text
+    )
 
 
 def file_path(text: str) -> Path:
@@ -131,16 +178,25 @@ def file_path(text: str) -> Path:
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Declare the wait between training steps."""
     parser.add_argument(
-        "--wait", action="store_true", help="before each further step, wait for the loss from the last stage"
+        "--wait",
+        action="store_true",
+        help="before each further step, wait for the loss from the last stage",
     )
 
 
 def add_memory_limit(parser: argparse.ArgumentParser, unit: str) -> None:
     """Declare a limit of memory."""
-    parser.add_argument("--memory-limit", type=_number, metavar="N", help=f"the most {unit} a rank may hold")
+    parser.add_argument(
+        "--memory-limit",
+        type=_number,
+        metavar="N",
+        help=f"the most {unit} a rank may hold",
+    )
 
 
-PAIRS_OR_AMOUNT = "(stage, microbatch) pairs, or memory in the unit of the cost activation,"
+PAIRS_OR_AMOUNT = (
+    "(stage, microbatch) pairs, or memory in the unit of the cost activation,"
+)
 
 
 def _number(text: str) -> float:
@@ -163,12 +219,16 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [parse_integer(number) for number in text.split(",")]
     except ValueError:
-        message = f"{quoted(text)} is not a list of whole numbers; expected a list such as 4 or 2,4,8"
+        message = (
+            f"{quoted(text)} is not a list of whole numbers; expected a list such as 4 "
+            "or 2,4,8"
+        )
         raise argparse.ArgumentTypeError(message) from None
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
-    """Return the schedule of a name or a file, with the options applied: frozen stages, less memory, replicas.
+    """Return the schedule of a name or a file, with the options applied: frozen stages,
+    less memory, replicas.
 
     Raises
     ------
@@ -188,7 +248,10 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     ):
         if is_given:
             if isinstance(schedule, Program):
-                raise misuse(f"{name} needs a schedule without messages; remove SEND and RECV from {given}.")
+                raise misuse(
+                    f"{name} needs a schedule without messages; remove SEND and "
+                    f"RECV from {given}."
+                )
             try:
                 schedule = transform(schedule)
             except ScheduleError as error:
@@ -201,28 +264,46 @@ def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Progra
     from minipipe.schedules.analysis.lowering import lower
 
     if options.steps > 1:
-        raise misuse(f"--rows are of one step, and --steps is {options.steps}; leave one of them out.")
+        raise misuse(
+            f"--rows are of one step, and --steps is {options.steps}; leave one of "
+            "them out."
+        )
     if schedule.rank_kinds:
-        raise misuse(f"{schedule.title} has the instructions of --rows already; leave --rows out.")
-    if isinstance(schedule, Schedule) and schedule.has_replicas and not schedule.is_forward_only:
-        schedule = _copies(schedule, 1)  # replicas of a schedule's own, which must sum their gradients up
+        raise misuse(
+            f"{schedule.title} has the instructions of --rows already; leave --rows "
+            "out."
+        )
+    if (
+        isinstance(schedule, Schedule)
+        and schedule.has_replicas
+        and not schedule.is_forward_only
+    ):
+        # replicas of a schedule's own, which must sum their gradients up
+        schedule = _copies(schedule, 1)
     return frame(lower(schedule))
 
 
 def _copies(schedule: Schedule, replicas: int) -> Schedule:
-    from minipipe.schedules.analysis.data_parallel import data_parallel  # on demand: most commands have one copy
+    # on demand: most commands have one copy
+    from minipipe.schedules.analysis.data_parallel import data_parallel
 
     return data_parallel(schedule, replicas)
 
 
-def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program, Schedule | Program, Costs]:
-    """Return the schedule of a command for one step, the schedule for all steps, and the costs; raise their errors."""
+def schedule_and_costs(
+    options: argparse.Namespace,
+) -> tuple[Schedule | Program, Schedule | Program, Costs]:
+    """Return the schedule of a command for one step, the schedule for all steps, and
+    the costs; raise their errors.
+    """
     one_step = schedule_of(options.schedule, options)
     return one_step, all_steps(one_step, options), costs_of(options)
 
 
 def all_steps(schedule: T, options: argparse.Namespace) -> T:
-    """Return a schedule repeated for ``--steps``; raise code ``value`` if that is impossible."""
+    """Return a schedule repeated for ``--steps``; raise code ``value`` if that is
+    impossible.
+    """
     if options.steps == 1 and getattr(options, "wait", False):
         raise misuse("--wait applies between training steps; add --steps 2 or more.")
     try:
@@ -233,47 +314,91 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     if spelled(given) in REGISTRY:
-        found = options.chunks, options.group, options.per_update, options.joined, options.slices
+        found = (
+            options.chunks,
+            options.group,
+            options.per_update,
+            options.joined,
+            options.slices,
+        )
         return build(given, *sizes_of(options), *found)
     if given == "-":
-        schedule = schedule_of_text(read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding)
+        schedule = schedule_of_text(
+            read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding
+        )
     elif os.path.exists(given) and not os.path.isdir(given):
         schedule = read_schedule(given, options.ignore_sharding)
     else:
-        message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
+        message = (
+            f"There is neither a schedule nor a file {quoted(given, 120)}; "
+            f"{expected_names(given)}."
+        )
         if given.lower().endswith((".csv", ".txt")):
-            message = f"There is no file {quoted(given, 120)}; expected a file, or a name from `minipipe schedules`."
+            message = (
+                f"There is no file {quoted(given, 120)}; expected a file, or a name "
+                "from `minipipe schedules`."
+            )
         raise misuse(message, Code.NAME)
-    of_names = {"--group": options.group, "--per-update": options.per_update, "--joined": options.joined}
+    of_names = {
+        "--group": options.group,
+        "--per-update": options.per_update,
+        "--joined": options.joined,
+    }
     for option, value in {**of_names, "--slices": options.slices}.items():
         if value is not None:
-            raise misuse(f"{option} applies to named schedules only, and {given} is a file; leave it out.")
+            raise misuse(
+                f"{option} applies to named schedules only, and {given} is a file; "
+                "leave it out."
+            )
     for option, wanted, own in (
         ("--ranks", options.ranks, schedule.num_ranks),
-        ("--microbatches", options.microbatches, schedule.num_microbatches / schedule.num_slices),
+        (
+            "--microbatches",
+            options.microbatches,
+            schedule.num_microbatches / schedule.num_slices,
+        ),
         ("--chunks", options.chunks, schedule.num_stages / schedule.num_ranks),
     ):
         if wanted not in (None, own):
-            message = f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
+            message = (
+                f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
+            )
             raise misuse(message)
     return schedule
 
 
-def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Schedule | Program]:
-    """Return several schedules; without size options, named ones have the sizes of the first file."""
-    files = {name: schedule_of(name, options) for name in given if spelled(name) not in REGISTRY}
+def schedules_of(
+    given: Sequence[str], options: argparse.Namespace
+) -> list[Schedule | Program]:
+    """Return several schedules; without size options, named ones have the sizes of the
+    first file.
+    """
+    files = {
+        name: schedule_of(name, options)
+        for name in given
+        if spelled(name) not in REGISTRY
+    }
     for schedule in list(files.values())[:1]:
         copies = options.replicas or 1
-        options.ranks = schedule.num_ranks // copies if options.ranks is None else options.ranks
+        options.ranks = (
+            schedule.num_ranks // copies if options.ranks is None else options.ranks
+        )
         if options.microbatches is None:
-            options.microbatches = schedule.num_microbatches // schedule.num_slices // copies
-    return [files[name] if name in files else schedule_of(name, options) for name in given]
+            options.microbatches = (
+                schedule.num_microbatches // schedule.num_slices // copies
+            )
+    return [
+        files[name] if name in files else schedule_of(name, options) for name in given
+    ]
 
 
 def sizes_of(options: argparse.Namespace) -> tuple[int, int]:
     """Return the numbers of ranks and microbatches."""
     ranks = NUM_RANKS if options.ranks is None else options.ranks
-    return ranks, NUM_MICROBATCHES if options.microbatches is None else options.microbatches
+    return (
+        ranks,
+        NUM_MICROBATCHES if options.microbatches is None else options.microbatches,
+    )
 
 
 def costs_of(options: argparse.Namespace) -> Costs:
@@ -292,8 +417,18 @@ def read_costs(text: str, sends_block: bool) -> Costs:
 
 
 def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
-    """Return the memory of a microbatch, if the costs have it; otherwise None, and a memory limit counts pairs."""
-    given = costs.activation, costs.weight_activation, costs.transient_activation, costs.weights, costs.keys_values
+    """Return the memory of a microbatch, if the costs have it; otherwise None, and a
+    memory limit counts pairs.
+    """
+    given = (
+        costs.activation,
+        costs.weight_activation,
+        costs.transient_activation,
+        costs.weights,
+        costs.keys_values,
+    )
     return (
-        None if given == (1.0, None, 0.0, 0.0, 0.0) else costs.sliced(schedule.num_slices).memory(schedule.num_stages)
+        None
+        if given == (1.0, None, 0.0, 0.0, 0.0)
+        else costs.sliced(schedule.num_slices).memory(schedule.num_stages)
     )

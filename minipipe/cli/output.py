@@ -1,4 +1,6 @@
-"""The answer of a command: exit status, a line of JSON or text, a file; and figures as data."""
+"""The answer of a command: exit status, a line of JSON or text, a file; and figures as
+data.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ if TYPE_CHECKING:
     from minipipe.schedules.simulation.comparison import Gap
     from minipipe.schedules.simulation.timeline import Timeline
 
-_FIGURES = ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate", "peak_activations", "peak_memory")
+_FIGURES = (
+    "makespan",
+    "bubble_fraction",
+    "bubble_over_ideal",
+    "span_bubble_rate",
+    "peak_activations",
+    "peak_memory",
+)
 
 
 class ExitStatus(IntEnum):
@@ -41,12 +50,21 @@ class ExitStatus(IntEnum):
     @classmethod
     def of(cls, error: MinipipeError) -> ExitStatus:
         """Return ``NO`` if the schedule is wrong, ``MISUSE`` if the command is."""
-        is_verdict = isinstance(error, ScheduleError) and not error.problems[0].code.is_misuse
+        is_verdict = (
+            isinstance(error, ScheduleError) and not error.problems[0].code.is_misuse
+        )
         return cls.NO if is_verdict else cls.MISUSE
 
 
-def answer(options: argparse.Namespace, data: object, text: object, status: ExitStatus = ExitStatus.YES) -> ExitStatus:
-    """Print data as a line of JSON, with ``--json``, or else the text; return the status."""
+def answer(
+    options: argparse.Namespace,
+    data: object,
+    text: object,
+    status: ExitStatus = ExitStatus.YES,
+) -> ExitStatus:
+    """Print data as a line of JSON, with ``--json``, or else the text; return the
+    status.
+    """
     put(as_json(data) if options.json else text)
     return status
 
@@ -59,26 +77,42 @@ def as_json(data: object) -> str:
 
 
 def write_file(
-    path: Path, content: str | bytes, options: argparse.Namespace, more: str = "", **facts: object
+    path: Path,
+    content: str | bytes,
+    options: argparse.Namespace,
+    more: str = "",
+    **facts: object,
 ) -> ExitStatus:
-    """Write a file, and answer with its name and further results, as text and as data."""
+    """Write a file, and answer with its name and further results, as text and as
+    data.
+    """
     write_whole(path, content)
-    return answer(options, {"wrote": str(path), **facts}, f"wrote {printable(str(path))}{more}")
+    return answer(
+        options, {"wrote": str(path), **facts}, f"wrote {printable(str(path))}{more}"
+    )
 
 
 def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the ending of a file name in lower case, or refuse it as misuse if it is unknown."""
+    """Return the ending of a file name in lower case, or refuse it as misuse if it is
+    unknown.
+    """
     ending = path.suffix.lower()
     if ending not in known:
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         *others, last = known
-        expected = f"{', '.join(others)} or {last}{otherwise}" if others else f"{last}{otherwise}"
+        expected = (
+            f"{', '.join(others)} or {last}{otherwise}"
+            if others
+            else f"{last}{otherwise}"
+        )
         raise misuse(f"{quoted(str(path), 200)} {given}; expected {expected}.")
     return ending
 
 
 def check_picture(path: str | Path) -> str:
-    """Return the ending of a picture's file; refuse other endings, and PNG and PDF without CairoSVG, as misuse."""
+    """Return the ending of a picture's file; refuse other endings, and PNG and PDF
+    without CairoSVG, as misuse.
+    """
     from minipipe.render.files import PICTURES, check_ending
 
     try:
@@ -100,7 +134,9 @@ def fields(source: object, *names: str) -> dict[str, Any]:
 
 
 def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
-    """Return the bounds on makespan and longest own span, and the gaps, or None for each without a bound."""
+    """Return the bounds on makespan and longest own span, and the gaps, or None for
+    each without a bound.
+    """
     makespan, span = gaps or (None, None)
     return {
         "bound": makespan and makespan.bound.value,
@@ -114,7 +150,10 @@ def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
 
 def sizes_as_data(schedule: ActionTable) -> dict[str, Any]:
     """Return name and sizes."""
-    return {"schedule": schedule.name, **fields(schedule, "num_ranks", "num_stages", "num_microbatches", "num_slices")}
+    return {
+        "schedule": schedule.name,
+        **fields(schedule, "num_ranks", "num_stages", "num_microbatches", "num_slices"),
+    }
 
 
 def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""``minipipe paper``: published training times on thousands of GPUs, and the times that a model predicts."""
+"""``minipipe paper``: published training times on thousands of GPUs, and the times that
+a model predicts.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("table", metavar="TABLE|FILE.csv", help=f"one of {', '.join(TABLES)}, or your own file")
+    parser.add_argument(
+        "table",
+        metavar="TABLE|FILE.csv",
+        help=f"one of {', '.join(TABLES)}, or your own file",
+    )
     parser.add_argument(
         "--without",
         action="append",
@@ -69,8 +75,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", help="only rows of this model")
     names = ", ".join(_rates_of(A100))
-    parser.add_argument("--rates", metavar="NAME=X,…", help=f"rates of other GPUs, in seconds or per second: {names}")
-    add_output(parser, "write the costs of the first row to FILE.json, for --costs of other verbs")
+    parser.add_argument(
+        "--rates",
+        metavar="NAME=X,…",
+        help=f"rates of other GPUs, in seconds or per second: {names}",
+    )
+    add_output(
+        parser,
+        "write the costs of the first row to FILE.json, for --costs of other verbs",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -81,10 +94,17 @@ def run(options: argparse.Namespace) -> ExitStatus:
     runs = [run for run in rows_of_table if options.model in (None, run.model)]
     if not runs:
         known = ", ".join(dict.fromkeys(run.model for run in rows_of_table))
-        raise misuse(f"No row of {quoted(options.table)} has the model {quoted(options.model)}; it has {known}.")
+        raise misuse(
+            f"No row of {quoted(options.table)} has the model "
+            f"{quoted(options.model)}; it has {known}."
+        )
     if options.output is not None:
         path = costs_of(runs[0], hardware, options.without).save(options.output)
-        return answer(options, {"wrote": str(path)}, f"wrote {printable(str(path))}: {_sizes(runs[0])}")
+        return answer(
+            options,
+            {"wrote": str(path)},
+            f"wrote {printable(str(path))}: {_sizes(runs[0])}",
+        )
     if hardware != A100:
         runs = [run._replace(published="") for run in runs]  # those times are an A100's
     rows: list[dict[str, Any]] = []
@@ -93,12 +113,25 @@ def run(options: argparse.Namespace) -> ExitStatus:
         for run in runs:
             rows.append(_row(run, predict(run, hardware, options.without)))
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
-    summary = {"mean": mean(errors), "median": median(errors), "largest": max(errors)} if errors else {}
-    figures = ", ".join(f"{name} {100 * error:.1f} %" for name, error in summary.items())
+    summary = (
+        {"mean": mean(errors), "median": median(errors), "largest": max(errors)}
+        if errors
+        else {}
+    )
+    figures = ", ".join(
+        f"{name} {100 * error:.1f} %" for name, error in summary.items()
+    )
     left_out = f" without {', '.join(options.without)}" if options.without else ""
     below = f"\nerror{left_out}: {figures}\n" if errors else ""
-    data = {"rows": rows, "error": summary, "without": options.without, "rates": _rates_of(hardware)}
-    return answer(options, data, f"{_table(rows)}\n{below}{_NOTE if hardware == A100 else ''}")
+    data = {
+        "rows": rows,
+        "error": summary,
+        "without": options.without,
+        "rates": _rates_of(hardware),
+    }
+    return answer(
+        options, data, f"{_table(rows)}\n{below}{_NOTE if hardware == A100 else ''}"
+    )
 
 
 def _runs(given: str) -> list[Run]:
@@ -106,7 +139,10 @@ def _runs(given: str) -> list[Run]:
     if given in TABLES:
         return published_runs(given)
     if not given.lower().endswith(".csv"):
-        raise misuse(f"There is no table {quoted(given)}; expected {', '.join(TABLES)}, or a file that ends in .csv.")
+        raise misuse(
+            f"There is no table {quoted(given)}; expected {', '.join(TABLES)}, or a "
+            "file that ends in .csv."
+        )
     try:
         return read_runs(read_text(given))
     except ArgumentError as error:
@@ -116,7 +152,11 @@ def _runs(given: str) -> list[Run]:
 def _rates_of(hardware: Hardware) -> dict[str, float]:
     """Return the rates by their names in the option --rates."""
     links = {"node": hardware.node, "network": hardware.network}
-    of_links = {f"{name}-{what}": rate for name, link in links.items() for what, rate in link._asdict().items()}
+    of_links = {
+        f"{name}-{what}": rate
+        for name, link in links.items()
+        for what, rate in link._asdict().items()
+    }
     return {"products": hardware.products, "memory": hardware.memory, **of_links}
 
 
@@ -133,16 +173,25 @@ def _hardware(given: str | None) -> Hardware:
         except ArgumentError:
             rates[name] = nan
         if not (0 <= rates[name] < inf and (rates[name] or name.endswith("latency"))):
-            known = f"a number above 0 for any of {', '.join(_rates_of(A100))}, such as products=6e14"
+            known = (
+                f"a number above 0 for any of {', '.join(_rates_of(A100))}, such as "
+                "products=6e14"
+            )
             raise misuse(f"--rates has {quoted(part)}; expected {known}.")
     products, memory, *links = rates.values()
     return Hardware(products, memory, Link(*links[:2]), Link(*links[2:]))
 
 
 def _row(run: Run, seconds: float) -> dict[str, Any]:
-    """Return the results of one run as data; times in seconds, rates in operations per second and GPU."""
+    """Return the results of one run as data; times in seconds, rates in operations per
+    second and GPU.
+    """
     published, rate = run.seconds(), run.operations / run.gpus
-    sizes = {"num_microbatches": run.num_microbatches, "chunks_per_rank": run.chunks, "recompute": run.recompute}
+    sizes = {
+        "num_microbatches": run.num_microbatches,
+        "chunks_per_rank": run.chunks,
+        "recompute": run.recompute,
+    }
     return {
         "model": run.model,
         "gpus": run.gpus,
@@ -159,13 +208,43 @@ def _row(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    columns = ("model", "gpus", "tensor", "pipeline", "replicas", "num_microbatches", "chunks_per_rank", "recompute")
-    cells = [["model", "GPUs", "t", "p", "d", "m", "v", "recompute", "seconds", "paper", "TF/s", "paper", "error"]]
+    columns = (
+        "model",
+        "gpus",
+        "tensor",
+        "pipeline",
+        "replicas",
+        "num_microbatches",
+        "chunks_per_rank",
+        "recompute",
+    )
+    cells = [
+        [
+            "model",
+            "GPUs",
+            "t",
+            "p",
+            "d",
+            "m",
+            "v",
+            "recompute",
+            "seconds",
+            "paper",
+            "TF/s",
+            "paper",
+            "error",
+        ]
+    ]
     for row in rows:
         times = (f"{row['seconds']:.2f}", _or_dash(row["published_seconds"], "{:.2f}"))
-        rates = (f"{row['rate'] / 1e12:.1f}", _or_dash(row["published_rate"], "{:.1f}", 1e-12))
+        rates = (
+            f"{row['rate'] / 1e12:.1f}",
+            _or_dash(row["published_rate"], "{:.1f}", 1e-12),
+        )
         error = _or_dash(row["error"], "{:+.1f} %", 100)
-        cells.append([*(printable(str(row[name])) for name in columns), *times, *rates, error])
+        cells.append(
+            [*(printable(str(row[name])) for name in columns), *times, *rates, error]
+        )
     return text_table(cells, right=range(1, 13))
 
 
@@ -174,5 +253,9 @@ def _or_dash(number: float | None, form: str, factor: float = 1) -> str:
 
 
 def _sizes(run: Run) -> str:
-    sizes = {"rank": run.pipeline, "microbatch": run.num_microbatches, "stage": run.pipeline * run.chunks}
+    sizes = {
+        "rank": run.pipeline,
+        "microbatch": run.num_microbatches,
+        "stage": run.pipeline * run.chunks,
+    }
     return ", ".join(counted(size, noun) for noun, size in sizes.items())

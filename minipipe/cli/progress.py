@@ -1,4 +1,6 @@
-"""Progress messages of a verb: lines on standard error, or a bar if it is a terminal."""
+"""Progress messages of a verb: lines on standard error, or a bar if it is a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from typing import Any, TextIO
 
 from minipipe.io import MARK, is_terminal, printable
 
-_INTERVAL = 8.0  # seconds between two lines: one in 10 s is promised, and a busy machine is late
+# seconds between two lines: one in 10 s is promised, and a busy machine is late
+_INTERVAL = 8.0
 _REFRESH = 0.5  # seconds between two drawings of a bar
 _PATIENCE = 2.0  # seconds in which a verb that is usually quick prints nothing
 
 
 class Progress:
-    """Reports the progress of its block on standard error: the work at once, the state at least every 10 s.
+    """Reports the progress of its block on standard error: the work at once, the state
+    at least every 10 s.
 
     Parameters
     ----------
@@ -51,7 +55,11 @@ class Progress:
     ) -> None:
         self.work, self.seconds = work, seconds
         self._stream = sys.stderr if stream is None else stream
-        self._clock, self._is_long, self._limit = clock, is_long, "at most" if is_at_most else "about"
+        self._clock, self._is_long, self._limit = (
+            clock,
+            is_long,
+            "at most" if is_at_most else "about",
+        )
         self._describe: Callable[[], str] = lambda: ""
         self._bar: Any = None
         self._ends = threading.Event()
@@ -94,15 +102,30 @@ class Progress:
                 self._begin()
                 return
             self._said = now
-            self._print(f"{self._after(now - self._begun)}: {self._describe() or self.work}")
+            self._print(
+                f"{self._after(now - self._begun)}: {self._describe() or self.work}"
+            )
 
     def _begin(self) -> None:
-        self._print(f"{self.work}; {self._limit} {duration(self.seconds)}" if self.seconds else f"{self.work} …")
+        self._print(
+            f"{self.work}; {self._limit} {duration(self.seconds)}"
+            if self.seconds
+            else f"{self.work} …"
+        )
         if is_terminal(self._stream):
             from tqdm import tqdm
 
-            form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}" if self.seconds else "{desc} {elapsed}"
-            look: dict[str, Any] = {"bar_format": form, "leave": False, "mininterval": 0, "dynamic_ncols": True}
+            form = (
+                "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
+                if self.seconds
+                else "{desc} {elapsed}"
+            )
+            look: dict[str, Any] = {
+                "bar_format": form,
+                "leave": False,
+                "mininterval": 0,
+                "dynamic_ncols": True,
+            }
             with suppress(OSError, ValueError):
                 self._bar = tqdm(total=self.seconds, file=self._stream, **look)
 

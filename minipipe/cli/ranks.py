@@ -1,4 +1,5 @@
-"""Ranks that a verb starts with mpirun to answer a question; their rank 0 writes the answer to a file.
+"""Ranks that a verb starts with mpirun to answer a question; their rank 0 writes the
+answer to a file.
 
 The question is in an environment variable, because mpirun cannot pass braces.
 """
@@ -20,8 +21,20 @@ from minipipe.cli.output import complain
 from minipipe.cli.progress import Progress
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.guard import run_job
-from minipipe.comm.job.host import BYTES_OF_A_RANK, busy_cores, memory_of_this_host, num_cores
-from minipipe.errors import Code, LaunchError, MinipipeError, ScheduleError, counted, misuse
+from minipipe.comm.job.host import (
+    BYTES_OF_A_RANK,
+    busy_cores,
+    memory_of_this_host,
+    num_cores,
+)
+from minipipe.errors import (
+    Code,
+    LaunchError,
+    MinipipeError,
+    ScheduleError,
+    counted,
+    misuse,
+)
 from minipipe.io import MARK, terminal_width
 from minipipe.render.descriptions import format_memory
 
@@ -31,11 +44,18 @@ _BUSY = 0.2  # the fraction of all cores that may be busy
 
 
 def answer_of_ranks(
-    launcher: str, num_ranks: int, module: Sequence[str], asked: Mapping[str, Any], failed: str, progress: Progress
+    launcher: str,
+    num_ranks: int,
+    module: Sequence[str],
+    asked: Mapping[str, Any],
+    failed: str,
+    progress: Progress,
 ) -> Any:
-    """Run a module on ranks; return the answer that its rank 0 wrote with :func:`leave_answer`.
+    """Run a module on ranks; return the answer that its rank 0 wrote with
+    :func:`leave_answer`.
 
-    Local; starts processes, and returns when they have exited. They also exit when this process is ended.
+    Local; starts processes, and returns when they have exited. They also exit when this
+    process is ended.
 
     Parameters
     ----------
@@ -65,22 +85,35 @@ def answer_of_ranks(
     with tempfile.TemporaryDirectory(prefix="minipipe-ranks-") as folder:
         question = json.dumps({**asked, "folder": folder})
         command = [launcher, "-n", str(num_ranks), sys.executable, "-m", *module]
-        environment = {**os.environ, _QUESTION: question, "COLUMNS": str(terminal_width())}
+        environment = {
+            **os.environ,
+            _QUESTION: question,
+            "COLUMNS": str(terminal_width()),
+        }
         job = run_job(command, hear, environment)
         error, answer = Path(folder, _ERROR), Path(folder, _ANSWER)
         if error.exists():
-            _raise(json.loads(error.read_text()), f"{failed} under mpirun -n {num_ranks}")
+            _raise(
+                json.loads(error.read_text()), f"{failed} under mpirun -n {num_ranks}"
+            )
         if job.code or not answer.exists():
-            raise LaunchError("unavailable", f"{failed} under mpirun -n {num_ranks}: {job.cause}")
+            raise LaunchError(
+                "unavailable", f"{failed} under mpirun -n {num_ranks}: {job.cause}"
+            )
         return json.loads(answer.read_text())
 
 
 def warn_if_busy() -> None:
-    """Warn before a measurement if other processes keep cores busy, because they change its results."""
+    """Warn before a measurement if other processes keep cores busy, because they change
+    its results.
+    """
     busy, here = busy_cores(), num_cores()
     if busy > _BUSY * here:
         used = f"other processes use {busy:.1f} of {counted(here, 'core')}"
-        complain(f"This machine is busy: {used}. Measurements depend on this load; repeat them on an idle machine.")
+        complain(
+            f"This machine is busy: {used}. Measurements depend on this load; "
+            "repeat them on an idle machine."
+        )
 
 
 def check_room(num_ranks: int) -> None:
@@ -93,9 +126,14 @@ def check_room(num_ranks: int) -> None:
     """
     needed, here = num_ranks * BYTES_OF_A_RANK, memory_of_this_host()
     if needed > here:
-        sizes = [format_memory(size, "bytes") for size in (BYTES_OF_A_RANK, needed, here)]
+        sizes = [
+            format_memory(size, "bytes") for size in (BYTES_OF_A_RANK, needed, here)
+        ]
         held = f"each is a process of at least {sizes[0]}, together {sizes[1]}"
-        raise misuse(f"--ranks is {num_ranks}: {held}, and this machine has {sizes[2]}; choose fewer ranks.")
+        raise misuse(
+            f"--ranks is {num_ranks}: {held}, and this machine has {sizes[2]}; "
+            "choose fewer ranks."
+        )
 
 
 def asked_of_ranks() -> dict[str, Any]:
@@ -109,8 +147,14 @@ def leave_answer(answer: Any) -> None:
 
 
 def leave_error(group: ProcessGroup, error: Exception) -> None:
-    """Write an error of this rank instead of an answer, and print it. The first error counts: others follow from it."""
-    found: dict[str, Any] = {"rank": group.rank, "kind": type(error).__name__, "message": str(error)}
+    """Write an error of this rank instead of an answer, and print it. The first error
+    counts: others follow from it.
+    """
+    found: dict[str, Any] = {
+        "rank": group.rank,
+        "kind": type(error).__name__,
+        "message": str(error),
+    }
     if isinstance(error, MinipipeError):
         found["code"] = str(error.code)
     if isinstance(error, ScheduleError):
@@ -135,7 +179,9 @@ def _raise(found: Mapping[str, Any], failed: str) -> NoReturn:
     """
     kind, code, message = found["kind"], found.get("code"), found["message"]
     if code is None:
-        raise LaunchError("unavailable", f"{failed}: rank {found['rank']}: {kind}: {message}")
+        raise LaunchError(
+            "unavailable", f"{failed}: rank {found['rank']}: {kind}: {message}"
+        )
     if kind == "ScheduleError":
         raise ScheduleError.of(Code(code), message)
     raise getattr(errors, kind)(code, message)

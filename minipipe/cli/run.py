@@ -13,7 +13,13 @@ from pathlib import Path
 from minipipe.cli.numbers import add_number
 from minipipe.cli.output import complain
 from minipipe.cli.streams import put
-from minipipe.cli.supervision.launching import PROBE, RESTART, JobSpec, is_here, read_hosts
+from minipipe.cli.supervision.launching import (
+    PROBE,
+    RESTART,
+    JobSpec,
+    is_here,
+    read_hosts,
+)
 from minipipe.cli.supervision.supervisor import supervise
 from minipipe.comm.job.guard import become_supervisor
 from minipipe.comm.job.host import find_mpirun
@@ -40,83 +46,161 @@ after Ctrl-C, or 143 after SIGTERM.
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the script are passed to it."""
     ranks = "number of ranks (default: all slots of the hostfile)"
-    add_number(parser, "-n", COUNT._replace(maximum=MOST_STAGES), dest="ranks", metavar="N", help=ranks)
-    add_number(parser, "--restarts", INDEX, default=0, metavar="K", help="most restarts (default: %(default)s)")
-    hosts = "hosts, in the format of the launcher; a restart leaves out hosts that do not answer"
+    add_number(
+        parser,
+        "-n",
+        COUNT._replace(maximum=MOST_STAGES),
+        dest="ranks",
+        metavar="N",
+        help=ranks,
+    )
+    add_number(
+        parser,
+        "--restarts",
+        INDEX,
+        default=0,
+        metavar="K",
+        help="most restarts (default: %(default)s)",
+    )
+    hosts = (
+        "hosts, in the format of the launcher; a restart leaves out hosts that do not "
+        "answer"
+    )
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help=hosts)
-    add_number(parser, "--min-ranks", COUNT, metavar="M", help="fewest ranks of a restart (default: 1)")
+    add_number(
+        parser,
+        "--min-ranks",
+        COUNT,
+        metavar="M",
+        help="fewest ranks of a restart (default: 1)",
+    )
     probe = f"command that succeeds if HOST answers (default: {shlex.join(PROBE)})"
     parser.add_argument("--probe", metavar="COMMAND", help=probe)
-    parser.add_argument("--launcher", metavar="COMMAND", help="launcher, with its options (default: mpirun)")
+    parser.add_argument(
+        "--launcher",
+        metavar="COMMAND",
+        help="launcher, with its options (default: mpirun)",
+    )
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the script")
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="ARGUMENTS",
+        help="arguments of the script",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the job, and return its exit code for the shell."""
     if sys.platform == "win32":
-        raise LaunchError("unavailable", "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are threads.")
+        raise LaunchError(
+            "unavailable",
+            (
+                "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are "
+                "threads."
+            ),
+        )
     job = _job(options)
     code = become_supervisor()
     if code is not None:  # in the guarding process, after the supervisor has exited
         return code
     result = supervise(job, options.restarts, complain)
     if options.json:
-        put(json.dumps({"exit_code": result.code, "restarts": result.restarts, "ranks": result.ranks}))
+        put(
+            json.dumps(
+                {
+                    "exit_code": result.code,
+                    "restarts": result.restarts,
+                    "ranks": result.ranks,
+                }
+            )
+        )
     return result.code
 
 
 def _job(options: argparse.Namespace) -> JobSpec:
     hosts = () if options.hostfile is None else read_hosts(options.hostfile)
-    for option, given in (("--min-ranks", options.min_ranks), ("--probe", options.probe)):
+    for option, given in (
+        ("--min-ranks", options.min_ranks),
+        ("--probe", options.probe),
+    ):
         if not hosts and given is not None:
-            raise ArgumentError("value", f"{option} needs --hostfile FILE, which lists the hosts.")
+            raise ArgumentError(
+                "value", f"{option} needs --hostfile FILE, which lists the hosts."
+            )
     _check_script(options.script)
     slots = sum(host.slots for host in hosts)
     ranks = slots if options.ranks is None and hosts else options.ranks
     if ranks is None:
         raise ArgumentError(
-            "value", "-n is missing; expected the number of ranks before the script, as in -n 4 train.py."
+            "value",
+            (
+                "-n is missing; expected the number of ranks before the script, as in "
+                "-n 4 train.py."
+            ),
         )
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
-    COUNT._replace(maximum=MOST_STAGES).check("-n", ranks)  # also the slots of the hostfile
+    # also the slots of the hostfile
+    COUNT._replace(maximum=MOST_STAGES).check("-n", ranks)
     COUNT._replace(maximum=ranks).check("--min-ranks", min_ranks)
     probe = PROBE if options.probe is None else _words("--probe", options.probe)
     if not any("HOST" in word for word in probe):
         raise ArgumentError(
             "value",
-            f"--probe is {quoted(options.probe)}; expected a command that contains HOST, in place of the host name.",
+            (
+                f"--probe is {quoted(options.probe)}; expected a command that contains "
+                "HOST, in place of the host name."
+            ),
         )
     if not all(is_here(host.name) for host in hosts):
         _check_installed(probe[0], "install it, or choose another command with --probe")
     program = (options.script, *options.arguments)
-    return JobSpec(program, ranks, _launcher(options.launcher), options.hostfile, hosts, min_ranks, probe)
+    return JobSpec(
+        program,
+        ranks,
+        _launcher(options.launcher),
+        options.hostfile,
+        hosts,
+        min_ranks,
+        probe,
+    )
 
 
 def _check_script(script: str | None) -> None:
     if script is None:
-        raise LaunchError("not-found", "Expected a script after the options, as in: minipipe run -n 4 train.py.")
+        raise LaunchError(
+            "not-found",
+            "Expected a script after the options, as in: minipipe run -n 4 train.py.",
+        )
     if not os.path.isfile(script):
-        raise LaunchError("not-found", f"There is no script {quoted(script, 200)}; expected a Python file.")
+        raise LaunchError(
+            "not-found",
+            f"There is no script {quoted(script, 200)}; expected a Python file.",
+        )
 
 
 def _words(option: str, command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise ArgumentError("value", f"{option} is {quoted(command)}; expected a command ({error}).") from None
+        raise ArgumentError(
+            "value", f"{option} is {quoted(command)}; expected a command ({error})."
+        ) from None
     if not words:
         raise ArgumentError("value", f"{option} is empty; expected a command.")
     return words
 
 
 def _launcher(given: str | None) -> tuple[str, ...]:
-    """Return the launcher's command; ``mpirun`` is the one in this Python's environment."""
+    """Return the launcher's command; ``mpirun`` is the one in this Python's
+    environment.
+    """
     words = ("mpirun",) if given is None else _words("--launcher", given)
     if words[0] == "mpirun":
         words = (find_mpirun() or "mpirun", *words[1:])
     remedy = (
-        "install MPI with pip install -e '.[mpi]' (on a cluster, load its MPI), or choose a command with --launcher"
+        "install MPI with pip install -e '.[mpi]' (on a cluster, load its MPI), or "
+        "choose a command with --launcher"
     )
     _check_installed(words[0], remedy)
     return words
@@ -124,4 +208,6 @@ def _launcher(given: str | None) -> tuple[str, ...]:
 
 def _check_installed(command: str, remedy: str) -> None:
     if shutil.which(command) is None:
-        raise LaunchError("unavailable", f"There is no command {quoted(command, 200)} here; {remedy}.")
+        raise LaunchError(
+            "unavailable", f"There is no command {quoted(command, 200)} here; {remedy}."
+        )

@@ -1,4 +1,6 @@
-"""``minipipe schedules``: the table of named schedules, or a picture of time against memory."""
+"""``minipipe schedules``: the table of named schedules, or a picture of time against
+memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.cli.numbers import SECONDS, add_number
-from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
+from minipipe.cli.options import (
+    NUM_RANKS,
+    add_costs,
+    add_memory_limit,
+    add_sizes,
+    costs_of,
+    sizes_of,
+)
 from minipipe.cli.output import ExitStatus, answer, check_picture, write_file
 from minipipe.cli.progress import Progress
 from minipipe.errors import counted, misuse
@@ -17,7 +26,13 @@ from minipipe.io import printable, text_table
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.simulation import comparison
-from minipipe.schedules.simulation.comparison import PLACEMENTS, Tradeoff, TradeoffPoint, searched_choice, tradeoff
+from minipipe.schedules.simulation.comparison import (
+    PLACEMENTS,
+    Tradeoff,
+    TradeoffPoint,
+    searched_choice,
+    tradeoff,
+)
 from minipipe.schedules.simulation.costs import Costs
 
 _NOTE = """
@@ -57,7 +72,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_sizes(parser, several_batches=True)
     add_costs(parser)
-    add_memory_limit(parser, "microbatches, each counted for all layers of its rank, that")
+    add_memory_limit(
+        parser, "microbatches, each counted for all layers of its rank, that"
+    )
     parser.add_argument(
         "--plot",
         type=Path,
@@ -75,16 +92,30 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _plot(batches, options)
     if len(batches) > 1 or options.search is not None:
         given = "--search" if options.search is not None else "a list of --microbatches"
-        raise misuse(f"{given} is for a picture, --plot FILE; `minipipe sweep` has tables.")
+        raise misuse(
+            f"{given} is for a picture, --plot FILE; `minipipe sweep` has tables."
+        )
     (options.microbatches,) = batches
     ranks, microbatches = sizes_of(options)
-    rows = comparison.table(ranks, microbatches, costs_of(options), options.memory_limit)
+    rows = comparison.table(
+        ranks, microbatches, costs_of(options), options.memory_limit
+    )
     status = ExitStatus.YES if rows else ExitStatus.NO
-    limit = "" if options.memory_limit is None else f", at most {options.memory_limit:g} held"
-    head = f"{counted(ranks, 'rank')}, {counted(microbatches, 'microbatch')}, {_costs_in_words(options)}{limit}"
+    limit = (
+        ""
+        if options.memory_limit is None
+        else f", at most {options.memory_limit:g} held"
+    )
+    head = (
+        f"{counted(ranks, 'rank')}, {counted(microbatches, 'microbatch')}, "
+        f"{_costs_in_words(options)}{limit}"
+    )
     body = f"{_table(rows)}\n{_NOTE}"
     if not rows:
-        body = f"No named schedule holds at most {counted(options.memory_limit, 'microbatch')} on each rank."
+        body = (
+            "No named schedule holds at most "
+            f"{counted(options.memory_limit, 'microbatch')} on each rank."
+        )
     return answer(options, rows, f"{head}\n\n{body}", status)
 
 
@@ -97,7 +128,15 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         time, bubble = f"{row['makespan']:g}", f"{100 * row['bubble_fraction']:.1f}"
         gap = "-" if row["gap"] is None else f"{100 * row['gap']:.1f}"
         cells.append(
-            [row["schedule"], f"{row['chunks_per_rank']}", time, bubble, gap, f"{row['peak']:g}", row["trades"]]
+            [
+                row["schedule"],
+                f"{row['chunks_per_rank']}",
+                time,
+                bubble,
+                gap,
+                f"{row['peak']:g}",
+                row["trades"],
+            ]
         )
     return text_table(cells, right=(1, 2, 3, 4, 5))
 
@@ -107,33 +146,51 @@ def _costs_in_words(options: argparse.Namespace) -> str:
 
 
 def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
-    """Draw a panel for each number of microbatches, with better schedules if there is time for a search."""
+    """Draw a panel for each number of microbatches, with better schedules if there is
+    time for a search.
+    """
     from minipipe.render.files import converted
     from minipipe.render.svg.tradeoff import draw_tradeoff
 
     if options.memory_limit is not None:
-        raise misuse("--memory-limit is for the table; a picture has all limits. Leave it out.")
+        raise misuse(
+            "--memory-limit is for the table; a picture has all limits. Leave it out."
+        )
     seconds, costs = options.search, costs_of(options)
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]
     if seconds is not None:
         count = sum(len(list(_questions(of_batch, costs))) for of_batch in drawn)
-        work = f"searching for better schedules, for each of {counted(count, 'limit')} of memory"
+        work = (
+            f"searching for better schedules, for each of {counted(count, 'limit')} of "
+            "memory"
+        )
         with Progress(work, seconds) as progress:
-            drawn = [_with_searched(of_batch, costs, seconds / max(1, count), progress) for of_batch in drawn]
+            drawn = [
+                _with_searched(of_batch, costs, seconds / max(1, count), progress)
+                for of_batch in drawn
+            ]
     picture = draw_tradeoff(*drawn, notes=[_costs_in_words(options)])
     return write_file(options.plot, converted(picture, ending), options)
 
 
-def _with_searched(of_batch: Tradeoff, costs: Costs, seconds: float, progress: Progress) -> Tradeoff:
-    """Return the trade-off of a batch with the results of searches of ``seconds`` each."""
+def _with_searched(
+    of_batch: Tradeoff, costs: Costs, seconds: float, progress: Progress
+) -> Tradeoff:
+    """Return the trade-off of a batch with the results of searches of ``seconds``
+    each.
+    """
     progress.tell(f"schedules of {counted(of_batch.num_microbatches, 'microbatch')}")
-    return of_batch._replace(choices=(*of_batch.choices, *_found(of_batch, costs, seconds)))
+    return of_batch._replace(
+        choices=(*of_batch.choices, *_found(of_batch, costs, seconds))
+    )
 
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[TradeoffPoint]:
-    """Yield the result of a search of ``seconds`` for each placement and memory limit."""
+    """Yield the result of a search of ``seconds`` for each placement and memory
+    limit.
+    """
     from minipipe.tuning.weighing import searched_schedule
 
     for workload in _questions(of_batch, costs):
@@ -143,7 +200,9 @@ def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Tradeof
 
 
 def _questions(of_batch: Tradeoff, costs: Costs) -> Iterator[Workload]:
-    """Yield a workload with memory for one microbatch, two, and so on, while more memory lowers the bound."""
+    """Yield a workload with memory for one microbatch, two, and so on, while more
+    memory lowers the bound.
+    """
     share = max(costs.memory(of_batch.num_ranks).activation)
     for name, corners in of_batch.bounds.items():
         placement = PLACEMENTS[name](of_batch.num_ranks)

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.cli.numbers import SECONDS, add_number
-from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_sizes, costs_of, sizes_of
+from minipipe.cli.options import (
+    add_costs,
+    add_memory_limit,
+    add_output,
+    add_sizes,
+    costs_of,
+    sizes_of,
+)
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
 from minipipe.cli.progress import Progress
 from minipipe.errors import counted
@@ -18,7 +25,8 @@ from minipipe.schedules.placement import check_sizes, looped_placement, v_placem
 from minipipe.search.finding import usual_evaluations
 from minipipe.specs import SCHEDULE_COUNT
 
-_MOST_EVALUATIONS = 10**12  # a search of a schedule with a few actions would take more than a year
+# a search of a schedule with a few actions would take more than a year
+_MOST_EVALUATIONS = 10**12
 _SECONDS = 60.0  # the default time limit of a search
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
 EPILOG = """The memory limit has the unit of the cost activation, the memory that one
@@ -39,13 +47,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_costs(parser)
     add_memory_limit(parser, "activation memory")
     parser.add_argument(
-        "--placement", choices=PLACEMENTS, default="straight", help="one stage per rank (default), or two in a V"
+        "--placement",
+        choices=PLACEMENTS,
+        default="straight",
+        help="one stage per rank (default), or two in a V",
     )
     parser.add_argument(
         "--objective",
         choices=list(map(str, Objective)),
         default=str(Objective.SPAN),
-        help="time to minimise: span, the longest time between the first start and last end on one rank (default), or "
+        help="time to minimise: span, the longest time between the first start and "
+        "last "
+        "end on one rank (default), or "
         "makespan, the same over all ranks",
     )
     evaluations = SCHEDULE_COUNT._replace(maximum=_MOST_EVALUATIONS)
@@ -53,11 +66,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--evaluations", evaluations, metavar="N", help=tries)
     limit = f"time limit (default: {_SECONDS:g}, or none with --evaluations)"
     add_number(parser, "--seconds", SECONDS, metavar="N", help=limit)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the search (default: 0)")
     parser.add_argument(
-        "--exact", action="store_true", help="use the exact solver CP-SAT in the second half of the time"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random seed of the search (default: 0)",
     )
-    add_output(parser, "write the schedule (.csv or .txt) or its certificate (.json) to FILE")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="use the exact solver CP-SAT in the second half of the time",
+    )
+    add_output(
+        parser, "write the schedule (.csv or .txt) or its certificate (.json) to FILE"
+    )
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -66,22 +89,39 @@ def run(options: argparse.Namespace) -> ExitStatus:
     ending = "" if options.output is None else ending_of(options.output, _WRITERS)
     costs = costs_of(options)
     check_sizes(ranks, microbatches)  # before a placement of this size is built
-    workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
+    workload = costs.workload(
+        PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit
+    )
     seconds, evaluations = options.seconds, options.evaluations
     if seconds is evaluations is None:
         seconds, evaluations = _SECONDS, usual_evaluations(workload)
     objective = Objective(options.objective)
     with Progress(_work(workload, evaluations), seconds, is_at_most=True) as progress:
-        found = find_schedule(workload, objective, seconds, options.seed, options.exact, evaluations, progress.watch)
+        found = find_schedule(
+            workload,
+            objective,
+            seconds,
+            options.seed,
+            options.exact,
+            evaluations,
+            progress.watch,
+        )
         progress.tell("timing the schedule that was found")
         timeline = simulate(found.schedule, costs)
     if options.output is not None:
         write_whole(options.output, _WRITERS[ending](found))
-    return answer(options, _data(found, timeline, options.output), _report(found, timeline, options.output))
+    return answer(
+        options,
+        _data(found, timeline, options.output),
+        _report(found, timeline, options.output),
+    )
 
 
 def _work(workload: Workload, evaluations: int | None) -> str:
-    sizes = f"{counted(workload.num_ranks, 'rank')} and {counted(workload.num_microbatches, 'microbatch')}"
+    sizes = (
+        f"{counted(workload.num_ranks, 'rank')} and "
+        f"{counted(workload.num_microbatches, 'microbatch')}"
+    )
     most = "" if evaluations is None else f", trying at most {evaluations:,}"
     return f"searching schedules of {sizes}{most}"
 
@@ -94,8 +134,12 @@ _WRITERS = {
 
 
 def _data(found: Certificate, timeline: Timeline, file: Path | None) -> dict[str, Any]:
-    written = {"schedule": found.schedule.to_csv()} if file is None else {"file": str(file)}
-    about = fields(found, "objective", "value", "bound", "bound_by", "gap", "found_by", "seconds")
+    written = (
+        {"schedule": found.schedule.to_csv()} if file is None else {"file": str(file)}
+    )
+    about = fields(
+        found, "objective", "value", "bound", "bound_by", "gap", "found_by", "seconds"
+    )
     return {**figures(found.schedule, timeline), **about, **written}
 
 
@@ -103,13 +147,24 @@ def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
     peaks = ", ".join(f"{peak:g}" for peak in timeline.peak_memory or ())
     unit = timeline.unit
     lines = [
-        f"{found.schedule.describe(', ')}; found by {found.found_by}, in {found.seconds:.1f} s",
-        f"makespan {timeline.makespan:g} {unit}, longest span of a rank {timeline.cost:g} {unit}",
+        (
+            f"{found.schedule.describe(', ')}; found by {found.found_by}, in "
+            f"{found.seconds:.1f} s"
+        ),
+        (
+            f"makespan {timeline.makespan:g} {unit}, longest span of a rank "
+            f"{timeline.cost:g} {unit}"
+        ),
         f"bubble {100 * timeline.bubble_fraction:.2f} % of all time, "
         f"{100 * timeline.span_bubble_rate:.2f} % of the longest span of a rank",
         f"peak memory by rank {peaks}",
-        f"lower bound of the {found.objective}: {found.bound:.12g} {unit} ({found.bound_by})",
+        (
+            f"lower bound of the {found.objective}: {found.bound:.12g} {unit} "
+            f"({found.bound_by})"
+        ),
         *([str(found.schedule)] if file is None else [f"written to {file}"]),
-        f"{100 * found.gap:.3g} % above the bound" if found.gap else "optimal: equal to the bound",
+        f"{100 * found.gap:.3g} % above the bound"
+        if found.gap
+        else "optimal: equal to the bound",
     ]
     return "\n".join(lines)

@@ -7,8 +7,22 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, schedules_of
-from minipipe.cli.output import ExitStatus, as_json, check_picture, ending_of, sizes_as_data, write_file
+from minipipe.cli.options import (
+    add_output,
+    add_schedule,
+    add_wait,
+    all_steps,
+    costs_of,
+    schedules_of,
+)
+from minipipe.cli.output import (
+    ExitStatus,
+    as_json,
+    check_picture,
+    ending_of,
+    sizes_as_data,
+    write_file,
+)
 from minipipe.cli.streams import put
 from minipipe.errors import ScheduleError, misuse
 from minipipe.io import columns_of_terminal, is_terminal
@@ -39,9 +53,19 @@ examples:
 
 
 _PICTURES = ("svg", "pdf", "png")
-_WRITTEN: dict[str, Callable[[ActionTable], str]] = {"rows": ActionTable.to_text, "csv": ActionTable.to_csv}
+_WRITTEN: dict[str, Callable[[ActionTable], str]] = {
+    "rows": ActionTable.to_text,
+    "csv": ActionTable.to_csv,
+}
 # Each format of a drawing with the ending of its file.
-_DRAWN = {"text": ".txt", "svg": ".svg", "pdf": ".pdf", "png": ".png", "html": ".html", "perfetto": ".json"}
+_DRAWN = {
+    "text": ".txt",
+    "svg": ".svg",
+    "pdf": ".pdf",
+    "png": ".png",
+    "html": ".html",
+    "perfetto": ".json",
+}
 _FORMAT_OF_ENDING = {".csv": "csv", **{ending: name for name, ending in _DRAWN.items()}}
 # The formats on which an option has an effect.
 _FORMATS_OF_OPTION = {
@@ -61,22 +85,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=(*_DRAWN, *_WRITTEN),
-        help="a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), or a schedule file (rows, csv); "
-        "default: from the ending of FILE: .txt, .svg, .pdf, .png, .html, .json or .csv",
+        help="a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), "
+        "or a "
+        "schedule file (rows, csv); "
+        "default: from the ending of FILE: .txt, .svg, .pdf, .png, .html, .json or "
+        ".csv",
     )
     add = parser.add_argument
-    add("--messages", action="store_true", help="include SEND and RECV: cells of rows and csv, arrows of pictures")
+    add(
+        "--messages",
+        action="store_true",
+        help="include SEND and RECV: cells of rows and csv, arrows of pictures",
+    )
     width = "columns of text (default: terminal width), or pixels of a picture"
     add("--width", type=int, metavar="N", help=width)
     add("--title", metavar="TEXT", help="title above the drawing")
-    add("--font-size", type=float, metavar="N", help="font size of a picture, in pixels")
-    add("--animated", action="store_true", help="let the actions of an SVG appear one after another")
+    add(
+        "--font-size", type=float, metavar="N", help="font size of a picture, in pixels"
+    )
+    add(
+        "--animated",
+        action="store_true",
+        help="let the actions of an SVG appear one after another",
+    )
     add("--no-legend", action="store_true", help="leave out the legend of a picture")
     add_output(parser, "write to FILE instead of standard output")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Draw schedules above each other on one time axis, or write one schedule in a format that can be read again."""
+    """Draw schedules above each other on one time axis, or write one schedule in a
+    format that can be read again.
+    """
     schedules, costs = schedules_of(options.schedule, options), costs_of(options)
     options.format = _format(options)
     _check(options)
@@ -89,10 +128,19 @@ def run(options: argparse.Namespace) -> ExitStatus:
         for schedule in schedules:
             verify(all_steps(schedule, options))
         timelines = [
-            simulate(schedule, costs.cut(chunks_of(schedule, share)), options.steps, options.wait)
+            simulate(
+                schedule,
+                costs.cut(chunks_of(schedule, share)),
+                options.steps,
+                options.wait,
+            )
             for schedule, share in zip(schedules, shares(schedules))
         ]
-        content = _text(timelines, options) if options.format == "text" else _drawing(timelines, options)
+        content = (
+            _text(timelines, options)
+            if options.format == "text"
+            else _drawing(timelines, options)
+        )
     if options.output is not None:
         return write_file(options.output, content, options)
     put(content, end="")
@@ -100,18 +148,28 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _written(table: ActionTable, options: argparse.Namespace) -> str:
-    """Return a table as text or CSV; for a reader at a terminal, long rows continue in lines below."""
+    """Return a table as text or CSV; for a reader at a terminal, long rows continue in
+    lines below.
+    """
     text = _WRITTEN[options.format](table)
-    is_read = options.rows and options.format == "rows" and options.output is None and is_terminal(sys.stdout)
+    is_read = (
+        options.rows
+        and options.format == "rows"
+        and options.output is None
+        and is_terminal(sys.stdout)
+    )
     return wrapped(text, columns_of_terminal(80)) if is_read else text
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return the text of a table in lines of at most a width; all rows begin below each other.
+    """Return the text of a table in lines of at most a width; all rows begin below each
+    other.
 
     Examples
     --------
-    >>> print(wrapped("# mine\\nrank 0: 0F0 0F1 0B0 0B1\\nrank 1:\\n", width=20), end="")
+    >>> print(
+    ...     wrapped("# mine\\nrank 0: 0F0 0F1 0B0 0B1\\nrank 1:\\n", width=20), end=""
+    ... )
     # mine
     rank 0: 0F0 0F1 0B0
             0B1
@@ -142,31 +200,46 @@ def _with_messages(tables: Sequence[ActionTable]) -> list[ActionTable]:
 def _format(options: argparse.Namespace) -> str:
     """Return the format: the option, or the ending of the file."""
     if options.format is not None or options.output is None or options.json:
-        return options.format or ("rows" if options.rows and not options.json else "text")
-    return _FORMAT_OF_ENDING[ending_of(options.output, _FORMAT_OF_ENDING, ", or a --format")]
+        return options.format or (
+            "rows" if options.rows and not options.json else "text"
+        )
+    return _FORMAT_OF_ENDING[
+        ending_of(options.output, _FORMAT_OF_ENDING, ", or a --format")
+    ]
 
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse options that have no effect together."""
     if options.json and options.format != "text":
-        raise misuse(f"--json and --format {options.format} are different formats; choose one.")
+        raise misuse(
+            f"--json and --format {options.format} are different formats; choose one."
+        )
     wanted = "json" if options.json else options.format
     for option, formats in _FORMATS_OF_OPTION.items():
         if getattr(options, option) not in (None, False) and wanted not in formats:
-            name, how = option.replace("_", "-"), "--json" if options.json else f"--format {wanted}"
+            name, how = (
+                option.replace("_", "-"),
+                "--json" if options.json else f"--format {wanted}",
+            )
             expected = ", ".join(formats).replace(", json", ", or --json")
-            raise misuse(f"--{name} has no effect with {how}; expected --format {expected}.")
+            raise misuse(
+                f"--{name} has no effect with {how}; expected --format {expected}."
+            )
     if options.width is not None and wanted == "text":
         TEXT_WIDTH._replace(error=ScheduleError.of).check("--width", options.width)
     if len(options.schedule) > 1 and wanted in _WRITTEN:
-        raise misuse(f"--format {wanted} writes one schedule; {len(options.schedule)} were given.")
+        raise misuse(
+            f"--format {wanted} writes one schedule; {len(options.schedule)} were "
+            "given."
+        )
     if wanted in ("pdf", "png"):
         if options.output is None:
             raise misuse(f"--format {wanted} needs a file to write to: -o FILE.")
         check_picture(f"{options.output.stem}.{wanted}")
 
 
-# -- the formats: each is imported at its first use, so that text does not load the others ----------------------------
+# -- the formats: each is imported at its first use, so that text does not load the
+# others
 
 
 def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
@@ -174,7 +247,12 @@ def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
     from minipipe.render.text import draw_text
 
     width = max(40, columns_of_terminal(80)) if options.width is None else options.width
-    return draw_text(*timelines, width=width, colour=options.output is None and has_colour()) + "\n"
+    return (
+        draw_text(
+            *timelines, width=width, colour=options.output is None and has_colour()
+        )
+        + "\n"
+    )
 
 
 def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str | bytes:
@@ -183,7 +261,11 @@ def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str 
     is_picture, given = options.format in _PICTURES, {"title": options.title}
     if is_picture:
         given |= {"width": options.width, "font_size": options.font_size}
-        given |= {"messages": options.messages, "legend": not options.no_legend, "animated": options.animated}
+        given |= {
+            "messages": options.messages,
+            "legend": not options.no_legend,
+            "animated": options.animated,
+        }
     try:
         given = {name: value for name, value in given.items() if value is not None}
         return drawing(_DRAWN[options.format], *timelines, **given)
@@ -192,7 +274,9 @@ def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str 
 
 
 def _as_json(tables: Sequence[ActionTable]) -> str:
-    found: list[dict[str, Any]] = [{**sizes_as_data(table), "placement": table.placement} for table in tables]
+    found: list[dict[str, Any]] = [
+        {**sizes_as_data(table), "placement": table.placement} for table in tables
+    ]
     for data, table in zip(found, tables):
         data["actions"] = [list(map(str, row)) for row in table.actions]
     return as_json(found[0] if len(found) == 1 else found) + "\n"

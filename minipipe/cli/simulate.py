@@ -1,4 +1,6 @@
-"""``minipipe simulate``: predict the time of a schedule, and the idle time of each rank."""
+"""``minipipe simulate``: predict the time of a schedule, and the idle time of each
+rank.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,22 @@ def run(options: argparse.Namespace) -> ExitStatus:
     verify(schedule)
     timeline = simulate(one_step, costs, options.steps, options.wait)
     found = tuple(
-        gap._replace(bound=known_bound(gap.workload, gap.objective)) for gap in gaps(one_step, costs, timeline)
+        gap._replace(bound=known_bound(gap.workload, gap.objective))
+        for gap in gaps(one_step, costs, timeline)
     )
     idle_by_cause = _idle_by_cause(timeline)
     busy = list(map(timeline.busy, range(timeline.num_ranks)))
     details = {"busy": busy, "idle": idle_by_cause, "critical_path": _path(timeline)}
-    text = _report(schedule, timeline, idle_by_cause, options.sends_block, _compared(schedule, found))
-    return answer(options, {**figures(schedule, timeline), **gaps_as_data(found), **details}, text)
+    text = _report(
+        schedule,
+        timeline,
+        idle_by_cause,
+        options.sends_block,
+        _compared(schedule, found),
+    )
+    return answer(
+        options, {**figures(schedule, timeline), **gaps_as_data(found), **details}, text
+    )
 
 
 def _report(
@@ -61,39 +72,65 @@ def _report(
     sends_block: bool,
     compared: list[str],
 ) -> str:
-    seldom = {cause: any(idle[cause] for idle in idle_by_cause) for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE)}
+    seldom = {
+        cause: any(idle[cause] for idle in idle_by_cause)
+        for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE)
+    }
     seldom[IdleCause.SENDING] = sends_block
     causes = [cause for cause in IdleCause if seldom.get(cause, True)]
     cells = [["rank", "busy", *causes, "peak activations", "peak memory"]]
     for rank in range(timeline.num_ranks):
         memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
-        numbers = [timeline.busy(rank), *(idle_by_cause[rank][cause] for cause in causes)]
-        activations = timeline.peak_activations[rank] / (timeline.pairs_per_microbatch or 1)
-        cells.append([str(rank), *(f"{x:g}" for x in numbers), f"{activations:g}", f"{memory:g}"])
-    lines = [f"{schedule.describe(', ')}\n\n{text_table(cells, right=range(len(cells[0])))}\n"]
+        numbers = [
+            timeline.busy(rank),
+            *(idle_by_cause[rank][cause] for cause in causes),
+        ]
+        activations = timeline.peak_activations[rank] / (
+            timeline.pairs_per_microbatch or 1
+        )
+        cells.append(
+            [str(rank), *(f"{x:g}" for x in numbers), f"{activations:g}", f"{memory:g}"]
+        )
+    lines = [
+        f"{schedule.describe(', ')}\n\n{text_table(cells, right=range(len(cells[0])))}\n"
+    ]
     counted = ONE_UNIT if timeline.pairs_per_microbatch else "(stage, microbatch) pairs"
     lines.append(f"busy and idle times in {timeline.unit}; activations in {counted}")
     if schedule.num_stages > schedule.num_ranks:
         lines.append("the costs apply to each stage of a rank")
     if timeline.num_steps > 1:
-        lines.append(f"each step after the first takes {timeline.time_of_further_step:g} {timeline.unit}")
+        lines.append(
+            f"each step after the first takes {timeline.time_of_further_step:g} "
+            f"{timeline.unit}"
+        )
     lines.append(f"critical path: {_shortened(_path(timeline))}")
     lines.append(
         f"bubble {100 * timeline.bubble_fraction:.1f} % of all time, "
         f"{100 * timeline.bubble_over_ideal:.1f} % of the ideal time, "
         f"{100 * timeline.span_bubble_rate:.1f} % of the longest span of a rank"
     )
-    return "\n".join([*lines, *compared, f"makespan {timeline.makespan:g} {timeline.unit}"])
+    return "\n".join(
+        [*lines, *compared, f"makespan {timeline.makespan:g} {timeline.unit}"]
+    )
 
 
 def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
-    """Compare makespan and own spans with the best possible for the memory of the schedule."""
+    """Compare makespan and own spans with the best possible for the memory of the
+    schedule.
+    """
     if not found:
         return []
     makespan, span = found
-    either = ", whether backwards are split or not," if ActionKind.BACKWARD in schedule.kinds else ""
+    either = (
+        ", whether backwards are split or not,"
+        if ActionKind.BACKWARD in schedule.kinds
+        else ""
+    )
     memory = makespan.workload.memory_limit[0]
-    below = f"with memory {memory:g} per rank{either} no makespan is below {makespan.bound.value:.12g}"
+    below = (
+        f"with memory {memory:g} per rank{either} no makespan is below "
+        f"{makespan.bound.value:.12g}"
+    )
     return [
         f"longest span of a rank: {_above(span)} the best possible for this memory",
         f"makespan: {_above(makespan)} the best possible for this memory",
@@ -110,7 +147,12 @@ def _above(gap: Gap) -> str:
 def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:
     """Return the idle time of each rank by cause."""
     return [
-        {cause.value: sum(slot.end - slot.start for slot in slots if slot.cause is cause) for cause in IdleCause}
+        {
+            cause.value: sum(
+                slot.end - slot.start for slot in slots if slot.cause is cause
+            )
+            for cause in IdleCause
+        }
         for slots in timeline.idle
     ]
 
@@ -121,4 +163,6 @@ def _path(timeline: Timeline) -> list[str]:
 
 def _shortened(path: list[str], shown: int = 6) -> str:
     """Leave out the middle of a long path."""
-    return " ".join(path if len(path) <= 2 * shown else [*path[:shown], "…", *path[-shown:]])
+    return " ".join(
+        path if len(path) <= 2 * shown else [*path[:shown], "…", *path[-shown:]]
+    )

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, schedule_and_costs
+from minipipe.cli.options import (
+    PAIRS_OR_AMOUNT,
+    add_memory_limit,
+    add_schedule,
+    memory_of,
+    schedule_and_costs,
+)
 from minipipe.cli.output import ExitStatus
 from minipipe.cli.streams import put
 from minipipe.errors import misuse
@@ -27,23 +33,43 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser)
-    parser.add_argument("--all", action="store_true", help="print every step, also in a terminal")
-    parser.add_argument("--from", dest="first", type=int, metavar="N", help="print the steps from N on")
-    parser.add_argument("--to", dest="last", type=int, metavar="N", help="print the steps up to N")
-    parser.add_argument("--at", type=int, metavar="N", help="print step N only; -1 is the end, with the result")
+    parser.add_argument(
+        "--all", action="store_true", help="print every step, also in a terminal"
+    )
+    parser.add_argument(
+        "--from", dest="first", type=int, metavar="N", help="print the steps from N on"
+    )
+    parser.add_argument(
+        "--to", dest="last", type=int, metavar="N", help="print the steps up to N"
+    )
+    parser.add_argument(
+        "--at",
+        type=int,
+        metavar="N",
+        help="print step N only; -1 is the end, with the result",
+    )
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Walk through a schedule, legal or not: with keys in a terminal, otherwise one step after another."""
+    """Walk through a schedule, legal or not: with keys in a terminal, otherwise one
+    step after another.
+    """
     _, schedule, costs = schedule_and_costs(options)
     if options.steps > 1 and costs.update != 0:
         raise misuse(
-            "step does not model the time between training steps: leave update out of --costs, or use simulate."
+            "step does not model the time between training steps: leave update out "
+            "of --costs, or use simulate."
         )
-    walkthrough = Walkthrough(schedule, costs, options.memory_limit, memory_of(costs, schedule))
+    walkthrough = Walkthrough(
+        schedule, costs, options.memory_limit, memory_of(costs, schedule)
+    )
     numbers = chosen_snapshots(walkthrough, options.first, options.last, options.at)
-    is_chosen = options.all or options.json or (options.first, options.last, options.at) != (None, None, None)
+    is_chosen = (
+        options.all
+        or options.json
+        or (options.first, options.last, options.at) != (None, None, None)
+    )
     screen = None if is_chosen else screen_of_this_terminal()
     if screen is not None and not step_with_keys(walkthrough, screen, has_colour()):
         return ExitStatus.INTERRUPTED

@@ -1,4 +1,6 @@
-"""The standard streams of a command: closed, full, without a reader; and signals that end it."""
+"""The standard streams of a command: closed, full, without a reader; and signals that
+end it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,13 @@ from typing import NoReturn, TextIO
 
 
 def prepare_streams() -> None:
-    """Make the standard streams safe to use, even if this process was started with closed ones.
+    """Make the standard streams safe to use, even if this process was started with
+    closed ones.
 
-    A file that is opened while a standard descriptor is closed takes its number, and the output of child processes then
-    goes to that file. So the null device takes these numbers first. Messages are lost if standard error is closed;
-    whether standard input or output may be closed depends on the verb, so these stay None.
+    A file that is opened while a standard descriptor is closed takes its number, and
+    the output of child processes then goes to that file. So the null device takes these
+    numbers first. Messages are lost if standard error is closed; whether standard input
+    or output may be closed depends on the verb, so these stay None.
     """
     for number in range(3):  # the lowest free number is taken, so from below
         try:
@@ -32,7 +36,9 @@ def prepare_streams() -> None:
 
 
 class Signalled(BaseException):
-    """Leaves the command after a signal. It is not a SystemExit, which a program under ``advise`` may raise."""
+    """Leaves the command after a signal. It is not a SystemExit, which a program under
+    ``advise`` may raise.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -40,7 +46,9 @@ class Signalled(BaseException):
 
 
 def leave_by_signals() -> None:
-    """Let SIGTERM and SIGHUP raise an exception, so that files are closed and jobs ended properly."""
+    """Let SIGTERM and SIGHUP raise an exception, so that files are closed and jobs
+    ended properly.
+    """
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _leave)
@@ -51,9 +59,11 @@ def _leave(number: int, _: FrameType | None) -> NoReturn:
 
 
 def put(text: object, end: str = "\n", flush: bool = False) -> bool:
-    """Print on standard output; return False if it has no reader any more, as after ``| head``.
+    """Print on standard output; return False if it has no reader any more, as after ``|
+    head``.
 
-    The command then continues or stops early; its exit status is still the status of its answer.
+    The command then continues or stops early; its exit status is still the status of
+    its answer.
 
     Raises
     ------
@@ -69,7 +79,8 @@ def put(text: object, end: str = "\n", flush: bool = False) -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Send buffered and later output to the null device, because Python would try to write it again at its exit.
+    """Send buffered and later output to the null device, because Python would try to
+    write it again at its exit.
 
     A failure at exit would replace the exit status.
     """

@@ -7,7 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minipipe.cli.options import NUM_RANKS, add_output, add_sends_block, read_costs, whole_numbers
+from minipipe.cli.options import (
+    NUM_RANKS,
+    add_output,
+    add_sends_block,
+    read_costs,
+    whole_numbers,
+)
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.cli.progress import Progress
 from minipipe.cli.streams import put
@@ -26,14 +32,32 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    for option, letter, default in (("--ranks", "P", NUM_RANKS), ("--microbatches", "M", NUM_MICROBATCHES)):
+    for option, letter, default in (
+        ("--ranks", "P", NUM_RANKS),
+        ("--microbatches", "M", NUM_MICROBATCHES),
+    ):
         usual = f"numbers of {option[2:]} (default: {default})"
-        parser.add_argument(option, type=whole_numbers, default=[default], metavar=f"{letter},…", help=usual)
+        parser.add_argument(
+            option,
+            type=whole_numbers,
+            default=[default],
+            metavar=f"{letter},…",
+            help=usual,
+        )
     add, names = parser.add_argument, list(REGISTRY)
-    add("--schedules", type=_names, default=names, metavar="NAME,…", help="names of schedules (default: all)")
+    add(
+        "--schedules",
+        type=_names,
+        default=names,
+        metavar="NAME,…",
+        help="names of schedules (default: all)",
+    )
     usual = "stages per rank (default: the default of each schedule)"
     add("--chunks", type=whole_numbers, default=[None], metavar="V,…", help=usual)
-    share = "costs of all layers of a rank, divided among its stages; several lists, each as for `minipipe simulate`"
+    share = (
+        "costs of all layers of a rank, divided among its stages; several lists, each "
+        "as for `minipipe simulate`"
+    )
     add("--costs", nargs="+", default=[""], metavar="F=…,I=…|FILE.json", help=share)
     add_sends_block(parser)
     add_output(parser, "write to FILE, .csv or .json (default: print CSV)")
@@ -41,7 +65,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the rows, or write them."""
-    written = csv_of if options.output is None else _WRITTEN[ending_of(options.output, _WRITTEN)]
+    written = (
+        csv_of
+        if options.output is None
+        else _WRITTEN[ending_of(options.output, _WRITTEN)]
+    )
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
     sizes = options.ranks, options.microbatches, options.schedules, options.chunks
     with Progress("timing schedules", is_long=False) as progress:
@@ -51,7 +79,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return ExitStatus.YES
     errors = sum(row["error"] is not None for row in rows)
     more = f": {counted(len(rows), 'row')}, {errors} with an error"
-    return write_file(options.output, written(rows), options, more, rows=len(rows), errors=errors)
+    return write_file(
+        options.output, written(rows), options, more, rows=len(rows), errors=errors
+    )
 
 
 def _names(text: str) -> list[str]:

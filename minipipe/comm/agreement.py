@@ -1,4 +1,6 @@
-"""Agreement: ranks exchange digests and, if these differ, the texts, so that the error names the difference."""
+"""Agreement: ranks exchange digests and, if these differ, the texts, so that the error
+names the difference.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ ALIKE = "Every rank must run the same program."
 
 
 def check_agreement(
-    group: ProcessGroup, descriptions: Mapping[str, str], what: str = "its part of a comparison"
+    group: ProcessGroup,
+    descriptions: Mapping[str, str],
+    what: str = "its part of a comparison",
 ) -> None:
-    """Compare descriptions on all ranks, and name the first that differs, the ranks, and the line that is not the same.
+    """Compare descriptions on all ranks, and name the first that differs, the ranks,
+    and the line that is not the same.
 
     Collective. Only digests travel, as long as they are equal.
 
@@ -29,8 +34,9 @@ def check_agreement(
     ----------
     group : ProcessGroup
     descriptions : mapping of str to str
-        The same keys on all ranks, such as ``"seed"``, in the same order. If a rank has fewer keys than the others,
-        the text of one of its keys must differ from the others' text.
+        The same keys on all ranks, such as ``"seed"``, in the same order. If a rank has
+        fewer keys than the others, the text of one of its keys must differ from the
+        others' text.
     what : str
         A description of the message, for the error of a timeout.
 
@@ -43,26 +49,39 @@ def check_agreement(
     --------
     >>> from minipipe import spawn
     >>> try:
-    ...     spawn(lambda group: check_agreement(group, {"seed": "7", "layer": f"width: {group.rank}"}), 2)
+    ...     spawn(
+    ...         lambda group: check_agreement(
+    ...             group, {"seed": "7", "layer": f"width: {group.rank}"}
+    ...         ),
+    ...         2,
+    ...     )
     ... except RankError as error:
     ...     print(str(error).partition(".")[0])
     The layer of rank 1 differs from that of rank 0: there it is "width: 1", on rank 0 "width: 0"
     """
-    for key, usual, others in differences(group, {key: digest(text) for key, text in descriptions.items()}, what):
+    for key, usual, others in differences(
+        group, {key: digest(text) for key, text in descriptions.items()}, what
+    ):
         messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
-        own, other = _first_difference(*(messages[rank].tobytes().decode() for rank in (others[0], usual)))
+        own, other = _first_difference(
+            *(messages[rank].tobytes().decode() for rank in (others[0], usual))
+        )
         raise RankError(
             "disagreement",
-            f"The {key} of rank {listed(others, group)} differs from that of rank {group.name(usual)}: "
-            f"there it is {own}, on rank {group.name(usual)} {other}. {ALIKE}{_way_out(own, other)}",
+            f"The {key} of rank {listed(others, group)} differs from that of rank "
+            f"{group.name(usual)}: "
+            f"there it is {own}, on rank {group.name(usual)} {other}. "
+            f"{ALIKE}{_way_out(own, other)}",
         )
 
 
-def compare_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> None:
+def compare_arguments(
+    group: ProcessGroup, call: str, arguments: Mapping[str, Any]
+) -> None:
     """Compare the numeric and string arguments of a collective call. Collective.
 
-    Call it before they are checked: then no rank waits for one whose argument was refused. It must be certain already
-    that all ranks are in the same call.
+    Call it before they are checked: then no rank waits for one whose argument was
+    refused. It must be certain already that all ranks are in the same call.
 
     Parameters
     ----------
@@ -81,7 +100,10 @@ def compare_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, An
     --------
     >>> from minipipe import spawn
     >>> try:
-    ...     spawn(lambda group: compare_arguments(group, "save()", {"keep": group.rank}), 2)
+    ...     spawn(
+    ...         lambda group: compare_arguments(group, "save()", {"keep": group.rank}),
+    ...         2,
+    ...     )
     ... except RankError as error:
     ...     print(str(error).partition(".")[0])
     The keep of rank 1 differs from that of rank 0: there it is "keep: 1", on rank 0 "keep: 0"
@@ -91,18 +113,28 @@ def compare_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, An
 
 
 def _text_of(value: Any) -> str:
-    """Return a text for a number or a string, equal for equal values; for other objects their type."""
+    """Return a text for a number or a string, equal for equal values; for other objects
+    their type.
+    """
     if isinstance(value, Integral):
         return str(value)
-    return repr(value) if value is None or isinstance(value, str | float) else f"a {type(value).__name__}"
+    return (
+        repr(value)
+        if value is None or isinstance(value, str | float)
+        else f"a {type(value).__name__}"
+    )
 
 
 def digest(data: Any) -> int:
-    """Return a number above 0 for the bytes of an array, or of a text; the same in every process.
+    """Return a number above 0 for the bytes of an array, or of a text; the same in
+    every process.
 
     Examples
     --------
-    >>> digest(np.zeros(3)) == digest(np.zeros(3)), digest(np.zeros(3)) == digest(np.ones(3))
+    >>> (
+    ...     digest(np.zeros(3)) == digest(np.zeros(3)),
+    ...     digest(np.zeros(3)) == digest(np.ones(3)),
+    ... )
     (True, False)
     """
     if isinstance(data, str):
@@ -113,9 +145,12 @@ def digest(data: Any) -> int:
 
 
 def differences(
-    group: ProcessGroup, digests: Mapping[str, int], what: str = "its part of a comparison"
+    group: ProcessGroup,
+    digests: Mapping[str, int],
+    what: str = "its part of a comparison",
 ) -> list[tuple[str, int, list[int]]]:
-    """Return each name whose digests differ, a rank with the most frequent digest, and the ranks with another one.
+    """Return each name whose digests differ, a rank with the most frequent digest, and
+    the ranks with another one.
 
     Digest 0 means that the rank has no such text.
 
@@ -124,7 +159,8 @@ def differences(
     rows = group.all_gather(np.array(list(digests.values()), np.uint64), what=what)
     found = []
     for name, values in zip(digests, zip(*(row.tolist() for row in rows))):
-        ((usual, _),) = Counter(filter(None, values)).most_common(1) or [(0, 0)]  # of equally many, the first rank's
+        # of equally many, the first rank's
+        ((usual, _),) = Counter(filter(None, values)).most_common(1) or [(0, 0)]
         others = [rank for rank, value in enumerate(values) if value not in (0, usual)]
         found += [(name, values.index(usual), others)] if others else []
     return found
@@ -138,18 +174,30 @@ def listed(ranks: Sequence[int], group: ProcessGroup) -> str:
 def _first_difference(one: str, other: str) -> tuple[str, str]:
     for pair in zip_longest(one.splitlines(), other.splitlines()):
         if pair[0] != pair[1]:
-            first, second = (f'"{_shortened(line)}"' if line is not None else "nothing" for line in pair)
+            first, second = (
+                f'"{_shortened(line)}"' if line is not None else "nothing"
+                for line in pair
+            )
             return first, second
     return "another text", "this one"
 
 
 def _way_out(own: str, other: str) -> str:
-    """Return what to do if a layer's switch, such as ``verbose = rank == 0``, must differ between ranks."""
+    """Return what to do if a layer's switch, such as ``verbose = rank == 0``, must
+    differ between ranks.
+    """
     path, _, value = own.strip('"').rpartition(": ")
-    if other.strip('"').rpartition(": ")[0] != path or value not in ("True", "False") or "." not in path:
+    if (
+        other.strip('"').rpartition(": ")[0] != path
+        or value not in ("True", "False")
+        or "." not in path
+    ):
         return ""
     name = path.rpartition(".")[2]
-    return f' If {name} changes no number, declare this in its class: not_compared = ("{name}",).'
+    return (
+        f" If {name} changes no number, declare this in its class: not_compared = "
+        f'("{name}",).'
+    )
 
 
 def _shortened(text: str, width: int = 200) -> str:

@@ -1,7 +1,8 @@
 """Channels: a message that is sent or received again in every step, over one buffer.
 
-A channel is described and checked once; then ``start`` and ``wait`` alternate, as with the persistent requests of MPI
-(``persistent.py``). It sends the same messages as ``isend``, so either end may use ``isend`` or ``irecv`` instead::
+A channel is described and checked once; then ``start`` and ``wait`` alternate, as with
+the persistent requests of MPI (``persistent.py``). It sends the same messages as
+``isend``, so either end may use ``isend`` or ``irecv`` instead::
 
     sender     fill array, start(step) … wait(), fill array, start(step) …
     receiver   start(step) … wait(), read array, start(step) …
@@ -18,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minipipe.autograd.backend import Array
-from minipipe.comm.message import Expectation, Header, Label, Receive, Request, described, finish
+from minipipe.comm.message import (
+    Expectation,
+    Header,
+    Label,
+    Receive,
+    Request,
+    described,
+    finish,
+)
 from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
@@ -26,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class SendChannel:
-    """A message to one rank under one tag, sent again in every step; :meth:`ProcessGroup.send_channel` makes it.
+    """A message to one rank under one tag, sent again in every step;
+    :meth:`ProcessGroup.send_channel` makes it.
 
     Parameters
     ----------
@@ -35,28 +45,46 @@ class SendChannel:
         The payload.
     destination, tag : int
     what : str or function
-        A description of the message, for errors; a function that returns it is called only then.
+        A description of the message, for errors; a function that returns it is called
+        only then.
 
     Attributes
     ----------
     array : array
-        The payload: fill it before ``start``, and not again before ``wait`` has returned.
+        The payload: fill it before ``start``, and not again before ``wait`` has
+        returned.
     """
 
-    def __init__(self, group: ProcessGroup, array: Array, destination: int, tag: int, what: Label = "") -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        array: Array,
+        destination: int,
+        tag: int,
+        what: Label = "",
+    ) -> None:
         self.array = array
-        self._group, self._destination, self._tag, self._what = group, destination, tag, what
+        self._group, self._destination, self._tag, self._what = (
+            group,
+            destination,
+            tag,
+            what,
+        )
         self._request: Request | None = None
 
     def start(self, step: int = 0) -> None:
-        """Start to send the array; return at once. Local; the partner is the destination.
+        """Start to send the array; return at once. Local; the partner is the
+        destination.
 
         Parameters
         ----------
         step : int
-            The number of the sender's call, which the receiver may compare with its own.
+            The number of the sender's call, which the receiver may compare with its
+            own.
         """
-        self._request = self._group.isend(self.array, self._destination, self._tag, step=step)
+        self._request = self._group.isend(
+            self.array, self._destination, self._tag, step=step
+        )
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the array may be filled again: at once if nothing was started.
@@ -76,7 +104,8 @@ class SendChannel:
 
 
 class ReceiveChannel:
-    """A message from one rank under one tag, received again in every step; :meth:`ProcessGroup.receive_channel`.
+    """A message from one rank under one tag, received again in every step;
+    :meth:`ProcessGroup.receive_channel`.
 
     Parameters
     ----------
@@ -85,7 +114,8 @@ class ReceiveChannel:
         The memory for the payload.
     source, tag : int
     what : str or function
-        A description of the message, for errors; a function that returns it is called only then.
+        A description of the message, for errors; a function that returns it is called
+        only then.
 
     Attributes
     ----------
@@ -95,19 +125,23 @@ class ReceiveChannel:
         The last payload that was not of the shape and dtype of ``array``.
     """
 
-    def __init__(self, group: ProcessGroup, array: Array, source: int, tag: int, what: Label = "") -> None:
+    def __init__(
+        self, group: ProcessGroup, array: Array, source: int, tag: int, what: Label = ""
+    ) -> None:
         self.array = array
         self._group, self._source, self._tag, self._what = group, source, tag, what
-        self._allocate = partial(_allocated, array)  # without this channel, which has the receive that has this
+        # without this channel, which has the receive that has this
+        self._allocate = partial(_allocated, array)
         self._request: Receive | None = None
         self.other: Array | None = None
         self._step = 0
 
     def start(self, step: int = 0) -> None:
-        """Start to receive the next message; return at once. Local; the partner is the source.
+        """Start to receive the next message; return at once. Local; the partner is the
+        source.
 
-        A message that a failed step has started to receive and not waited for is not lost: the next receive with this
-        source and tag takes it.
+        A message that a failed step has started to receive and not waited for is not
+        lost: the next receive with this source and tag takes it.
 
         Parameters
         ----------
@@ -115,7 +149,9 @@ class ReceiveChannel:
             Compared with the sender's.
         """
         self._step = step
-        self._request = self._group.irecv(self._source, self._tag, step=step, what=self._what, allocate=self._allocate)
+        self._request = self._group.irecv(
+            self._source, self._tag, step=step, what=self._what, allocate=self._allocate
+        )
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the message has arrived in ``array``.
@@ -128,7 +164,8 @@ class ReceiveChannel:
         Raises
         ------
         MessageError
-            Codes ``shape``, ``dtype``, ``disagreement`` (another step), ``damaged``, ``timeout`` and ``rank-lost``.
+            Codes ``shape``, ``dtype``, ``disagreement`` (another step), ``damaged``,
+            ``timeout`` and ``rank-lost``.
         """
         array = self.take(timeout)
         if array is not self.array:
@@ -138,7 +175,8 @@ class ReceiveChannel:
             self.array[...] = array
 
     def take(self, timeout: float | None = None) -> Array:
-        """Wait until the message has arrived, of whatever shape and dtype; return its array: ``array``, or another one.
+        """Wait until the message has arrived, of whatever shape and dtype; return its
+        array: ``array``, or another one.
 
         Parameters
         ----------
@@ -156,17 +194,30 @@ class ReceiveChannel:
     def _expectation(self) -> Expectation:
         group = self._group
         where = group.rank, self._source, self._tag
-        return Expectation(*where, self.array, self._step, self._what, self._allocate, group.world_ranks)
+        return Expectation(
+            *where,
+            self.array,
+            self._step,
+            self._what,
+            self._allocate,
+            group.world_ranks,
+        )
 
 
 def _allocated(own: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return memory for a message that arrives: a channel's own array if it is as expected."""
-    is_expected = (tuple(own.shape), described(own.dtype, shape, 0).dtype) == (shape, dtype)
+    """Return memory for a message that arrives: a channel's own array if it is as
+    expected.
+    """
+    is_expected = (tuple(own.shape), described(own.dtype, shape, 0).dtype) == (
+        shape,
+        dtype,
+    )
     return own if is_expected else np.empty(shape, dtype)
 
 
 class BroadcastChannel:
-    """A small array that one rank gives to all others, again in every call; what ``broadcast`` sends, with less work.
+    """A small array that one rank gives to all others, again in every call; what
+    ``broadcast`` sends, with less work.
 
     Parameters
     ----------
@@ -177,7 +228,8 @@ class BroadcastChannel:
         A rank.
     tag : int
     what : str or function
-        A description of the message, for errors; a function that returns it is called only then.
+        A description of the message, for errors; a function that returns it is called
+        only then.
 
     Attributes
     ----------
@@ -186,24 +238,43 @@ class BroadcastChannel:
     """
 
     def __init__(
-        self, group: ProcessGroup, shape: tuple[int, ...], dtype: Any, root: int, tag: int, what: Label = ""
+        self,
+        group: ProcessGroup,
+        shape: tuple[int, ...],
+        dtype: Any,
+        root: int,
+        tag: int,
+        what: Label = "",
     ) -> None:
         parent, children = group.tree(root)
         self._group, self._tag, self._children = group, tag, children
-        self._sending = [group.send_channel(shape, dtype, child, tag, what) for child in children]
-        self._receiving = None if parent is None else group.receive_channel(shape, dtype, parent, tag, what)
+        self._sending = [
+            group.send_channel(shape, dtype, child, tag, what) for child in children
+        ]
+        self._receiving = (
+            None
+            if parent is None
+            else group.receive_channel(shape, dtype, parent, tag, what)
+        )
         # Without a copy for the first child, often the only one.
         first = self._receiving or next(iter(self._sending), None)
         self.array = empty(shape, dtype, np) if first is None else first.array
 
     def run(self) -> Array:
-        """Return the array that the root has sent, of whatever shape and dtype it is. Collective."""
+        """Return the array that the root has sent, of whatever shape and dtype it is.
+        Collective.
+        """
         array = self.array
         if self._receiving is not None:
             self._receiving.start()
             array = self._receiving.take()
             if array is not self.array:
-                finish([self._group.isend(array, child, self._tag) for child in self._children])
+                finish(
+                    [
+                        self._group.isend(array, child, self._tag)
+                        for child in self._children
+                    ]
+                )
                 return array
         for sending in self._sending:
             if sending.array is not array:
@@ -215,7 +286,8 @@ class BroadcastChannel:
 
 
 class ExchangeChannel:
-    """Some numbers that ranks give to all others, again in every call; each sends them itself, without waiting.
+    """Some numbers that ranks give to all others, again in every call; each sends them
+    itself, without waiting.
 
     Parameters
     ----------
@@ -224,22 +296,38 @@ class ExchangeChannel:
         By sender, how many numbers it sends.
     tag : int
     what : str or function
-        A description of the messages, for errors; a function that returns it is called only then.
+        A description of the messages, for errors; a function that returns it is called
+        only then.
     """
 
-    def __init__(self, group: ProcessGroup, lengths: Mapping[int, int], tag: int, what: Label = "") -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        lengths: Mapping[int, int],
+        tag: int,
+        what: Label = "",
+    ) -> None:
         own = self._rank = group.rank
         self._is_sender = own in lengths
-        self._sending, self._receiving = list[SendChannel](), dict[int, ReceiveChannel]()
+        self._sending, self._receiving = (
+            list[SendChannel](),
+            dict[int, ReceiveChannel](),
+        )
         self._is_open = False
         for other in range(group.size):
             if own in lengths and other != own:
-                self._sending.append(group.send_channel((lengths[own],), np.float64, other, tag, what))
+                self._sending.append(
+                    group.send_channel((lengths[own],), np.float64, other, tag, what)
+                )
             if other in lengths and other != own:
-                self._receiving[other] = group.receive_channel((lengths[other],), np.float64, other, tag, what)
+                self._receiving[other] = group.receive_channel(
+                    (lengths[other],), np.float64, other, tag, what
+                )
 
     def exchange(self, numbers: Sequence[float], step: int) -> dict[int, list[float]]:
-        """Return the numbers of all senders, by sender; this rank sends its own, if it is one. Collective."""
+        """Return the numbers of all senders, by sender; this rank sends its own, if it
+        is one. Collective.
+        """
         if self._is_open:  # a call that has failed, and whose messages nobody has read
             with suppress(MessageError):
                 self._arrived()
@@ -266,7 +354,8 @@ class ExchangeChannel:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, xp: ModuleType) -> Array:
-    """Return an array for a channel, in C order, of a shape and a dtype that can be sent.
+    """Return an array for a channel, in C order, of a shape and a dtype that can be
+    sent.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""The device mesh: ranks by three coordinates, for pipeline, data and tensor parallelism."""
+"""The device mesh: ranks by three coordinates, for pipeline, data and tensor
+parallelism.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +16,40 @@ from minipipe.specs import COUNT, Spec
 
 
 class Grid:
-    """A device mesh: the ranks of a group by three coordinates, and the groups along them. Making one is collective.
+    """A device mesh: the ranks of a group by three coordinates, and the groups along
+    them. Making one is collective.
 
-    Tensor-parallel ranks are neighbours, then come replicas, then the ranks of a pipeline: rank
-    ``(stage * data + replica) * tensor + part`` of ``group``, which has the ranks of a host side by side, whatever
-    the launcher did. So the ranks that communicate most are on one host if each host has a multiple of ``tensor``
-    ranks; otherwise there is a warning on rank 0.
+    Tensor-parallel ranks are neighbours, then come replicas, then the ranks of a
+    pipeline: rank ``(stage * data + replica) * tensor + part`` of ``group``, which has
+    the ranks of a host side by side, whatever the launcher did. So the ranks that
+    communicate most are on one host if each host has a multiple of ``tensor`` ranks;
+    otherwise there is a warning on rank 0.
 
     Parameters
     ----------
     group : ProcessGroup
         All ranks.
     pipeline, data, tensor : int
-        Ranks of a pipeline, its replicas, and tensor-parallel ranks. Their product is the size of the group.
+        Ranks of a pipeline, its replicas, and tensor-parallel ranks. Their product is
+        the size of the group.
     fully_sharded : bool
-        Whether each replica keeps only a shard of the parameters, see :func:`minipipe.nn.fully_shard`. Also an
-        attribute.
+        Whether each replica keeps only a shard of the parameters, see
+        :func:`minipipe.nn.fully_shard`. Also an attribute.
 
     Attributes
     ----------
     group : ProcessGroup
-        All ranks, host by host in the order of their first ranks; the argument itself, if it has that order.
+        All ranks, host by host in the order of their first ranks; the argument itself,
+        if it has that order.
     pipeline : ProcessGroup
-        The ranks of all replicas with the same part of each layer, on which ``Pipeline(model, grid)`` runs.
+        The ranks of all replicas with the same part of each layer, on which
+        ``Pipeline(model, grid)`` runs.
     data : ProcessGroup
-        The replicas of this rank: those at the same place of their pipelines, with the same part of each layer.
+        The replicas of this rank: those at the same place of their pipelines, with the
+        same part of each layer.
     tensor : ProcessGroup
-        The tensor-parallel ranks of this rank: the group of :func:`minipipe.nn.parallelise`.
+        The tensor-parallel ranks of this rank: the group of
+        :func:`minipipe.nn.parallelise`.
     replicas : int
         The number of replicas.
     coordinates : tuple of int
@@ -49,12 +58,14 @@ class Grid:
     Raises
     ------
     RankError
-        Code ``wrong-number``, if the product is not the size of the group. Code ``disagreement``, on every rank,
-        if the ranks pass different numbers or a different ``fully_sharded``.
+        Code ``wrong-number``, if the product is not the size of the group. Code
+        ``disagreement``, on every rank, if the ranks pass different numbers or a
+        different ``fully_sharded``.
 
     References
     ----------
-    Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", section 3.
+    Narayanan et al. 2021, "Efficient large-scale language model training on GPU
+    clusters using Megatron-LM", section 3.
 
     Examples
     --------
@@ -64,7 +75,13 @@ class Grid:
     """
 
     def __init__(
-        self, group: ProcessGroup, *, pipeline: int = 1, data: int = 1, tensor: int = 1, fully_sharded: bool = False
+        self,
+        group: ProcessGroup,
+        *,
+        pipeline: int = 1,
+        data: int = 1,
+        tensor: int = 1,
+        fully_sharded: bool = False,
     ) -> None:
         Spec(ProcessGroup, expected="the group of all ranks").of_class("Grid", group)
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
@@ -75,20 +92,29 @@ class Grid:
             COUNT.check(name, size)
         if pipeline * data * tensor != group.size:
             given = " x ".join(f"{name} {size}" for name, size in sizes.items())
-            message = f"{given} are {counted(pipeline * data * tensor, 'rank')}, but there are {group.size}"
-            raise RankError("wrong-number", f"{message}; expected a product of {group.size}.")
+            message = (
+                f"{given} are {counted(pipeline * data * tensor, 'rank')}, but there "
+                f"are {group.size}"
+            )
+            raise RankError(
+                "wrong-number", f"{message}; expected a product of {group.size}."
+            )
         group = _by_host(group, hosts, tensor)
         self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)
         self.fully_sharded = fully_sharded
         self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
         # A pipeline has the ranks of its first replica first.
-        self.pipeline = cast(ProcessGroup, group.split(part, key=replica * pipeline + stage))
+        self.pipeline = cast(
+            ProcessGroup, group.split(part, key=replica * pipeline + stage)
+        )
         self.data = cast(ProcessGroup, group.split(stage * tensor + part))
         self.tensor = cast(ProcessGroup, group.split(stage * data + replica))
         self.pipeline.note = ". ".join(filter(None, [self.legend, group.note]))
 
     def coordinates_of(self, rank: int) -> tuple[int, int, int]:
-        """Return the place in the pipeline, the replica, and the part of a layer of a rank of ``group``. Local."""
+        """Return the place in the pipeline, the replica, and the part of a layer of a
+        rank of ``group``. Local.
+        """
         _, data, tensor = self._sizes
         rest, part = divmod(rank, tensor)
         return (*divmod(rest, data), part)
@@ -97,33 +123,56 @@ class Grid:
     def roles(self) -> dict[int, str]:
         """The coordinates of each rank as a text, by its number in the world."""
         words = "pipeline rank {}, replica {}, part {}"
-        return {name: words.format(*self.coordinates_of(rank)) for rank, name in enumerate(self.group.world_ranks)}
+        return {
+            name: words.format(*self.coordinates_of(rank))
+            for rank, name in enumerate(self.group.world_ranks)
+        }
 
     @property
     def legend(self) -> str:
-        """The coordinates of the ranks of ``pipeline``, whose numbers timelines and tables have."""
+        """The coordinates of the ranks of ``pipeline``, whose numbers timelines and
+        tables have.
+        """
         pipeline, _, tensor = self._sizes
         place = f"rank r is pipeline rank r % {pipeline} of replica r // {pipeline}"
         return f"{place}, with part {self.coordinates[2]} of {tensor} of each layer"
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name}={size}" for name, size in zip(("pipeline", "data", "tensor"), self._sizes))
+        sizes = ", ".join(
+            f"{name}={size}"
+            for name, size in zip(("pipeline", "data", "tensor"), self._sizes)
+        )
         return f"Grid({sizes}; this is {self.roles[self.group.name()]})"
 
 
 def _by_host(group: ProcessGroup, hosts: list[str], tensor: int) -> ProcessGroup:
-    """Return a group with the ranks of each host side by side; warn if tensor-parallel ranks span a network."""
+    """Return a group with the ranks of each host side by side; warn if tensor-parallel
+    ranks span a network.
+    """
     places = [hosts.index(host) for host in hosts]
     if sorted(places) != places:
         group = cast(ProcessGroup, group.split(0, key=places[group.rank]))
     in_order = [hosts[place] for place in sorted(places)]
     starts = range(0, len(hosts), tensor)
-    over = next((start for start in starts if len(set(in_order[start : start + tensor])) > 1), None)
+    over = next(
+        (start for start in starts if len(set(in_order[start : start + tensor])) > 1),
+        None,
+    )
     if over is not None and group.rank == 0:
         odd = next(host for host in in_order if hosts.count(host) % tensor)
         names = ", ".join(str(group.name(rank)) for rank in range(over, over + tensor))
-        message = f"tensor {tensor} does not divide the {hosts.count(odd)} ranks on host {odd}, so ranks {names}, which"
-        message += " share each layer, are on several hosts, and every sum in a layer crosses the network. Start a"
-        message += f" multiple of {tensor} ranks on each host, or take a smaller tensor= and a larger pipeline=."
+        message = (
+            f"tensor {tensor} does not divide the {hosts.count(odd)} ranks on host "
+            f"{odd}, so ranks {names}, which"
+        )
+        message += (
+            " share each layer, are on several hosts, and every sum in a layer crosses "
+            "the network. Start a"
+        )
+        message += (
+            f" multiple of {tensor} ranks on each host, or take a smaller "
+            "tensor= and a "
+            "larger pipeline=."
+        )
         warnings.warn(message, stacklevel=3)
     return group

@@ -1,8 +1,9 @@
 """Messages, and the requests of sends and receives that were started.
 
-A message is a small fixed header, then the bytes of one array; no pickle. MPI does not check messages: one that is too
-short, or float64 into a float32 buffer, is silently accepted. So every message carries its dtype, shape and step, and
-the receiver compares them before its program gets the array.
+A message is a small fixed header, then the bytes of one array; no pickle. MPI does not
+check messages: one that is too short, or float64 into a float32 buffer, is silently
+accepted. So every message carries its dtype, shape and step, and the receiver compares
+them before its program gets the array.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ HEADER_SIZE = _STEP.size + _FORM.size
 """The length of every header, 96 bytes."""
 DEFAULT_TIMEOUT = 300.0
 """Seconds that a rank waits for another before it gives up with an error."""
-_NOT_YET = ("timeout", "rank-lost", "deadlock")  # codes of waits in which no message arrived
+# codes of waits in which no message arrived
+_NOT_YET = ("timeout", "rank-lost", "deadlock")
 Label = str | Callable[[], str]
 """A description for errors, or a function that composes it for them."""
 
@@ -61,7 +63,8 @@ class Header(NamedTuple):
         Raises
         ------
         MessageError
-            Codes ``dtype`` (objects and records do not travel) and ``shape`` (more than 8 axes).
+            Codes ``dtype`` (objects and records do not travel) and ``shape`` (more than
+            8 axes).
         """
         return described(array.dtype, array.shape, step)
 
@@ -74,8 +77,10 @@ class Header(NamedTuple):
         return f"{self.dtype.name} {self.shape}"
 
 
-# Every step sends the same shapes, so each is described and read once; and once in a step, with its number.
-@lru_cache(maxsize=1024, typed=True)  # a dtype of array-api-strict warns when it is compared with one of NumPy
+# Every step sends the same shapes, so each is described and read once; and once in a
+# step, with its number.
+# a dtype of array-api-strict warns when it is compared with one of NumPy
+@lru_cache(maxsize=1024, typed=True)
 def described(dtype: Any, shape: tuple[int, ...], step: int) -> Header:
     """Return the header of an array; see :meth:`Header.of`."""
     dtype = numpy_dtype(dtype)
@@ -97,13 +102,23 @@ def packed_form(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 
     Examples
     --------
-    >>> packed_step(3) + packed_form(np.dtype("f4"), (2,)) == described(np.dtype("f4"), (2,), 3).packed
+    >>> packed_step(3) + packed_form(np.dtype("f4"), (2,)) == described(
+    ...     np.dtype("f4"), (2,), 3
+    ... ).packed
     True
     """
     if dtype.kind not in "biuc" and not is_floating(dtype):
-        raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
+        raise MessageError(
+            "dtype", f"Numbers and booleans can be sent; this array is {dtype}."
+        )
     if len(shape) > _MAX_AXES:
-        raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {len(shape)}.")
+        raise MessageError(
+            "shape",
+            (
+                f"An array to send has at most {_MAX_AXES} axes; this one has "
+                f"{len(shape)}."
+            ),
+        )
     lengths = *shape, *(0,) * (_MAX_AXES - len(shape))
     return _FORM.pack(dtype_name(dtype).encode(), len(shape), *lengths)
 
@@ -120,10 +135,13 @@ def unpacked(data: bytes) -> Header:
     if len(data) < HEADER_SIZE or data[:4] != MAGIC:
         raise MessageError(
             "damaged",
-            f"{len(data)} bytes arrived that are not the header of a message. Did something else send with this "
+            f"{len(data)} bytes arrived that are not the header of a message. Did "
+            "something else send with this "
             "tag, or do the ranks run different versions of minipipe?",
         )
-    return Header(*_read(data[_STEP.size : HEADER_SIZE]), _STEP.unpack_from(data)[1], data)
+    return Header(
+        *_read(data[_STEP.size : HEADER_SIZE]), _STEP.unpack_from(data)[1], data
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -133,7 +151,8 @@ def _read(form: bytes) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def as_buffer(array: Array) -> Array:
-    """Return an array that MPI can read and write: bfloat16, which Python buffers lack, as whole numbers.
+    """Return an array that MPI can read and write: bfloat16, which Python buffers lack,
+    as whole numbers.
 
     Examples
     --------
@@ -157,7 +176,8 @@ class Expectation(NamedTuple):
     what : str or function
         A description, for error messages.
     allocate : function
-        ``(shape, dtype) -> array`` for the array that arrives, such as one in a GPU's memory.
+        ``(shape, dtype) -> array`` for the array that arrives, such as one in a GPU's
+        memory.
     names : sequence of int
         The world ranks, for error messages.
     """
@@ -185,15 +205,19 @@ class Expectation(NamedTuple):
                 if getattr(mine, code) != getattr(header, code):
                     raise MessageError(
                         code,
-                        f"Rank {self._name(self.source)} sent {header} to rank {self._name(self.rank)}, which expects "
-                        f"{mine} ({self}). Both ranks must describe the same model and batch.",
+                        f"Rank {self._name(self.source)} sent {header} to rank "
+                        f"{self._name(self.rank)}, which expects "
+                        f"{mine} ({self}). Both ranks must describe the same model "
+                        "and batch.",
                     )
         if self.step is not None and header.step != self.step:
             raise MessageError(
                 "disagreement",
-                f"Rank {self._name(self.source)} sent {self} in its step {header.step}, "
+                f"Rank {self._name(self.source)} sent {self} in its step "
+                f"{header.step}, "
                 f"but rank {self._name(self.rank)} is in step {self.step}. "
-                "Every rank must call step, evaluate and predict equally often and in the same order.",
+                "Every rank must call step, evaluate and predict equally often and "
+                "in the same order.",
             )
 
     def awaited(self) -> str:
@@ -208,7 +232,7 @@ class Expectation(NamedTuple):
         return what or f"a message with tag {self.tag}"
 
 
-# -- requests ---------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------
 
 
 class Request(ABC):
@@ -237,16 +261,22 @@ class Request(ABC):
         Raises
         ------
         MessageError
-            Code ``timeout``, naming the message, its sender and the time waited; or the code of its mismatch.
+            Code ``timeout``, naming the message, its sender and the time waited; or the
+            code of its mismatch.
         """
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(self, "the message that it stands for is one", "Copy the array that wait() returns.")
+        raise not_copyable(
+            self,
+            "the message that it stands for is one",
+            "Copy the array that wait() returns.",
+        )
 
 
 class Receive(Request):
-    """A receive of one message, however often it is waited for; copied into the caller's array if there is one.
+    """A receive of one message, however often it is waited for; copied into the
+    caller's array if there is one.
 
     Parameters
     ----------
@@ -315,18 +345,23 @@ def finish(requests: Iterable[Request], timeout: float | None = None) -> None:
         request.wait(timeout)
 
 
-# -- arguments --------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------
 
 
 def chosen_timeout(argument: float | None) -> float:
-    """Return the timeout argument, else the value of ``MINIPIPE_TIMEOUT``, else the default, in seconds.
+    """Return the timeout argument, else the value of ``MINIPIPE_TIMEOUT``, else the
+    default, in seconds.
 
     Raises
     ------
     ArgumentError
         Code ``value``: when it is not above 0.
     """
-    chosen = (os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT) if argument is None else argument
+    chosen = (
+        (os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT)
+        if argument is None
+        else argument
+    )
     name = "MINIPIPE_TIMEOUT" if argument is None else "timeout"
     with suppress(TypeError, ValueError):
         return _SECONDS.check(name, as_float(chosen))

@@ -1,17 +1,20 @@
 """Ranks as MPI processes.
 
-A message is a header and the bytes of one array: in one piece up to 32 KiB, otherwise in two.
+A message is a header and the bytes of one array: in one piece up to 32 KiB, otherwise
+in two.
 
-Sending. If ranks cannot read each other's memory, a large send progresses only while the sender is inside MPI. So a
-send gets about the time that its copy takes, in case the receiver is ready, and is otherwise finished later. It gets no
-time in an exchange: a receive from the same rank is posted under the same tag and nothing has come, so that rank, which
-still has to send, is not ready. (A fixed 3 ms made pipelines of small messages five times slower, and was never
-better.)
+Sending. If ranks cannot read each other's memory, a large send progresses only while
+the sender is inside MPI. So a send gets about the time that its copy takes, in case the
+receiver is ready, and is otherwise finished later. It gets no time in an exchange: a
+receive from the same rank is posted under the same tag and nothing has come, so that
+rank, which still has to send, is not ready. (A fixed 3 ms made pipelines of small
+messages five times slower, and was never better.)
 
-Waiting. A spinning wait takes the core that another rank needs, and a sleeping loop around ``Test`` of a large receive
-moves one chunk at a time. So the receive that is posted beforehand is for the header, with space for a small array, and
-is polled politely (yield, then short sleeps). The bytes of a large array are received in one blocking call once its
-header has arrived.
+Waiting. A spinning wait takes the core that another rank needs, and a sleeping loop
+around ``Test`` of a large receive moves one chunk at a time. So the receive that is
+posted beforehand is for the header, with space for a small array, and is polled
+politely (yield, then short sleeps). The bytes of a large array are received in one
+blocking call once its header has arrived.
 
 How an MPI job ends is in ``comm/job/mpi_job.py``.
 """
@@ -35,7 +38,16 @@ from minipipe.comm.job.mpi_job import MPI, MPIJob, start_mpi, the_job
 from minipipe.comm.job.process import RankProcess
 from minipipe.comm.job.reports import Patience, exit_code_of
 from minipipe.comm.job.verdict import titled, verdict
-from minipipe.comm.message import HEADER_SIZE, Done, Expectation, Header, Label, Request, as_buffer, unpacked
+from minipipe.comm.message import (
+    HEADER_SIZE,
+    Done,
+    Expectation,
+    Header,
+    Label,
+    Request,
+    as_buffer,
+    unpacked,
+)
 from minipipe.comm.persistent import LONGEST, PERSISTENT, PersistentRequests, Posted
 from minipipe.comm.process_group import Channel, ProcessGroup
 from minipipe.errors import ArgumentError, MessageError
@@ -73,32 +85,59 @@ class MPIGroup(ProcessGroup):
         self._resources.callback(comm.Free)
         self._resources.callback(self.withdraw)
         self._resources.callback(job.groups.remove, self)
-        self.world_ranks = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
+        self.world_ranks = [
+            int(r)
+            for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)
+        ]
         self.activity = job.activity
-        self.local_rank = launcher_number(os.environ, LOCAL_RANK, default=job.world.rank)
+        self.local_rank = launcher_number(
+            os.environ, LOCAL_RANK, default=job.world.rank
+        )
         self.takes_device_arrays = is_cuda_aware()
-        self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
+        # MPI promises 32767
+        self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO
 
-    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        mpi_tag, array = self.mpi_tag(tag), as_buffer(array) if array.dtype.kind == "V" else array
+    def _post_send(
+        self, header: Header, array: np.ndarray, destination: int, tag: int
+    ) -> Request:
+        mpi_tag, array = (
+            self.mpi_tag(tag),
+            as_buffer(array) if array.dtype.kind == "V" else array,
+        )
         if isinstance(array, np.ndarray) and array.nbytes <= LONGEST:
             buffers: list[Any] = [header.packed + array.tobytes()]
             parts = [self.comm.Isend(buffers[0], destination, mpi_tag)]
             if parts[0].Test():
                 return _DONE
         else:
-            buffers = [header.packed, *([[array, header.nbytes, MPI.BYTE]] if header.nbytes else [])]
-            parts = [self.comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
-        words = lambda: f"rank {self.world_ranks[destination]} to take {header} with tag {tag}"  # noqa: E731
+            buffers = [
+                header.packed,
+                *([[array, header.nbytes, MPI.BYTE]] if header.nbytes else []),
+            ]
+            parts = [
+                self.comm.Isend(buffer, destination, mpi_tag) for buffer in buffers
+            ]
+
+        def words() -> str:
+            peer = self.world_ranks[destination]
+            return f"rank {peer} to take {header} with tag {tag}"
+
         request = _Send(self, parts, buffers, destination, words)
-        # MPI reads from the buffers until the send is done, even if the program drops the request and the group.
+        # MPI reads from the buffers until the send is done, even if the program drops
+        # the request and the group.
         self.job.keep(request.is_over)
         self.give_time(request.is_over, destination, tag, header.nbytes)
         return request
 
-    def give_time(self, is_over: Callable[[], bool], destination: int, tag: int, num_bytes: int) -> None:
-        """Give a send that was started some time, in which a partner that is ready can receive it. Local."""
-        if (destination, self.mpi_tag(tag)) in self.posted and not self.has_arrived(destination, tag):
+    def give_time(
+        self, is_over: Callable[[], bool], destination: int, tag: int, num_bytes: int
+    ) -> None:
+        """Give a send that was started some time, in which a partner that is ready can
+        receive it. Local.
+        """
+        if (destination, self.mpi_tag(tag)) in self.posted and not self.has_arrived(
+            destination, tag
+        ):
             return
         give_up = time.perf_counter() + _SEND_PATIENCE * num_bytes
         while not is_over() and time.perf_counter() < give_up:
@@ -106,21 +145,31 @@ class MPIGroup(ProcessGroup):
                 yield_core()
 
     def wait_until_sent(
-        self, is_over: Callable[[], bool], destination: int, words: Callable[[], str], timeout: float | None
+        self,
+        is_over: Callable[[], bool],
+        destination: int,
+        words: Callable[[], str],
+        timeout: float | None,
     ) -> None:
         """Wait until a send is over. Local."""
         self.activity.claim()
         self._wait_until(is_over, destination, words, timeout)
 
     def _post_receive(self, expected: Expectation) -> Expectation:
-        """Post a receive for the next message of a source and a tag, unless one is posted already."""
+        """Post a receive for the next message of a source and a tag, unless one is
+        posted already.
+        """
         key = expected.source, self.mpi_tag(expected.tag)
         if key not in self.posted:
             self._post(key)
         return expected
 
     def _post(self, key: tuple[int, int]) -> None:
-        posted = self._spare.pop() if self._spare else Posted(bytearray(HEADER_SIZE + LONGEST), is_spare=True)
+        posted = (
+            self._spare.pop()
+            if self._spare
+            else Posted(bytearray(HEADER_SIZE + LONGEST), is_spare=True)
+        )
         posted.request, posted.is_over = self.comm.Irecv(posted.memory, *key), False
         self.posted[key] = posted
 
@@ -129,8 +178,11 @@ class MPIGroup(ProcessGroup):
         posted, length = self.arrival(key, expected.awaited, timeout)
         return self.contents(expected, posted.memory, length, timeout)
 
-    def arrival(self, key: tuple[int, int], words: Callable[[], str], timeout: float | None) -> tuple[Posted, int]:
-        """Wait for the next message of a source and a tag; return its receive, and how many bytes have arrived. Local.
+    def arrival(
+        self, key: tuple[int, int], words: Callable[[], str], timeout: float | None
+    ) -> tuple[Posted, int]:
+        """Wait for the next message of a source and a tag; return its receive, and how
+        many bytes have arrived. Local.
 
         Parameters
         ----------
@@ -157,9 +209,14 @@ class MPIGroup(ProcessGroup):
         return posted, posted.status.Get_count(MPI.BYTE)
 
     def contents(
-        self, expected: Expectation, memory: bytearray | memoryview, length: int, timeout: float | None
+        self,
+        expected: Expectation,
+        memory: bytearray | memoryview,
+        length: int,
+        timeout: float | None,
     ) -> np.ndarray:
-        """Return the array of a message that has arrived in memory, or whose header has; check it. Local.
+        """Return the array of a message that has arrived in memory, or whose header
+        has; check it. Local.
 
         Raises
         ------
@@ -169,20 +226,32 @@ class MPIGroup(ProcessGroup):
         header = unpacked(bytes(memory[: min(length, HEADER_SIZE)]))
         array = expected.allocate(header.shape, header.dtype)
         if type(array) is not np.ndarray:
-            backend.synchronise(backend.array_module(array))  # a GPU may still use the memory's previous contents
+            # a GPU may still use the memory's previous contents
+            backend.synchronise(backend.array_module(array))
         if length > HEADER_SIZE:
             arrived = np.ndarray(header.shape, header.dtype, memory, HEADER_SIZE)
-            array[...] = arrived if type(array) is np.ndarray else backend.moved(arrived, backend.array_module(array))
+            array[...] = (
+                arrived
+                if type(array) is np.ndarray
+                else backend.moved(arrived, backend.array_module(array))
+            )
         elif header.nbytes:
             key = expected.source, expected.tag + _TAGS_BELOW_ZERO
-            peer, words = self.world_ranks[expected.source], lambda: f"the bytes of {expected.awaited()}"
-            with self.job.watching(self._limit(timeout) + header.nbytes / _SLOWEST, peer, words):
+            peer, words = (
+                self.world_ranks[expected.source],
+                lambda: f"the bytes of {expected.awaited()}",
+            )
+            with self.job.watching(
+                self._limit(timeout) + header.nbytes / _SLOWEST, peer, words
+            ):
                 self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *key)
         if expected.like is not None or header.step != expected.step:
             expected.check(header)
         return array
 
-    def _channel(self, kind: type[Channel], array: np.ndarray, peer: int, tag: int, what: Label) -> Channel:
+    def _channel(
+        self, kind: type[Channel], array: np.ndarray, peer: int, tag: int, what: Label
+    ) -> Channel:
         if type(array) is np.ndarray and array.nbytes <= LONGEST:
             return PERSISTENT[kind](self, array, peer, tag, what)
         return super()._channel(kind, array, peer, tag, what)
@@ -203,7 +272,9 @@ class MPIGroup(ProcessGroup):
         self.persistent.free()
 
     def revoke(self) -> None:
-        """Let every call of any rank fail in this group, close it, and forget its receives. ULFM only."""
+        """Let every call of any rank fail in this group, close it, and forget its
+        receives. ULFM only.
+        """
         with suppress(MPI.Exception):
             self.comm.Revoke()
         self.withdraw()
@@ -217,17 +288,25 @@ class MPIGroup(ProcessGroup):
     def mpi_tag(self, tag: int) -> int:
         """Return the tag that MPI gets. Local."""
         if tag > self._largest_tag:
-            raise ArgumentError("value", f"tag is {tag}; this MPI allows at most {self._largest_tag}.")
+            raise ArgumentError(
+                "value", f"tag is {tag}; this MPI allows at most {self._largest_tag}."
+            )
         return tag + _TAGS_BELOW_ZERO
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         place = members.index(self.rank) if members else 0
-        with self.job.watching(self.timeout, None, lambda: "every rank to call split()"):
+        with self.job.watching(
+            self.timeout, None, lambda: "every rank to call split()"
+        ):
             comm = self.comm.Split(color if members else MPI.UNDEFINED, place)
         return None if comm == MPI.COMM_NULL else MPIGroup(self.job, comm, self.timeout)
 
     def _wait_until(
-        self, is_over: Callable[[], bool], peer: int, words: Callable[[], str], timeout: float | None
+        self,
+        is_over: Callable[[], bool],
+        peer: int,
+        words: Callable[[], str],
+        timeout: float | None,
     ) -> None:
         """Poll politely; give up after the timeout, or when the peer has exited."""
         for look in range(_YIELDS):
@@ -235,12 +314,24 @@ class MPIGroup(ProcessGroup):
                 return
             if look >= self.job.spins:
                 yield_core()
-        began, patience, pause, next_look = time.localtime(), Patience(self._limit(timeout)), _SLEEPS[0], 0.0
-        world_peer, peer_is_gone, roles = self.world_ranks[peer], False, self.activity.roles
+        began, patience, pause, next_look = (
+            time.localtime(),
+            Patience(self._limit(timeout)),
+            _SLEEPS[0],
+            0.0,
+        )
+        world_peer, peer_is_gone, roles = (
+            self.world_ranks[peer],
+            False,
+            self.activity.roles,
+        )
 
         def waited() -> str:
             who, since = titled(self.name(), roles), time.strftime("%H:%M:%S", began)
-            return f"Rank {who} has waited {patience.spent:.1f} s, since {since}, for {words()}"
+            return (
+                f"Rank {who} has waited {patience.spent:.1f} s, since {since}, for "
+                f"{words()}"
+            )
 
         with self.activity.waiting(patience, world_peer, words):
             while not is_over():
@@ -251,33 +342,55 @@ class MPIGroup(ProcessGroup):
                         self._give_up(waited(), is_over, timeout)
                         patience.renew()
                     self.job.attend()
-                    if peer_is_gone:  # and still no message, a while after its shutdown handshake
-                        sentence = f"{waited()}; but rank {titled(world_peer, roles)} has exited."
+                    # and still no message, a while after its shutdown handshake
+                    if peer_is_gone:
+                        sentence = (
+                            f"{waited()}; but rank {titled(world_peer, roles)} has "
+                            "exited."
+                        )
                         self.job.complain(world_peer, sentence)
                         raise MessageError("rank-lost", sentence)
                     peer_is_gone = world_peer in self.job.departed  # [4]
                 time.sleep(pause)
                 pause = min(1.2 * pause, _SLEEPS[1])
 
-    def _give_up(self, waited: str, is_over: Callable[[], bool], timeout: float | None) -> None:
-        """Raise a timeout that names the rank to blame; return if the wait is to continue."""
+    def _give_up(
+        self, waited: str, is_over: Callable[[], bool], timeout: float | None
+    ) -> None:
+        """Raise a timeout that names the rank to blame; return if the wait is to
+        continue.
+        """
         if timeout is not None:
-            raise MessageError("timeout", f"{waited}.")  # the limit that the caller passed, which it may handle
+            # the limit that the caller passed, which it may handle
+            raise MessageError("timeout", f"{waited}.")
         reports = self.job.judge(is_over)
         if reports is not None:
-            raise MessageError("timeout", f"{waited}.\n{verdict(reports, self.activity.roles)}")
+            raise MessageError(
+                "timeout", f"{waited}.\n{verdict(reports, self.activity.roles)}"
+            )
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
-        """Set the program's names for its ranks, for messages, also about a killed rank. Local."""
+        """Set the program's names for its ranks, for messages, also about a killed
+        rank. Local.
+        """
         super().describe_ranks(roles)
         self.job.process.describe(roles.get(self.name(), ""))
 
     def unread(self) -> list[str]:
-        """Describe the messages that have arrived and for which no receive is posted."""
+        """Describe the messages that have arrived and for which no receive is
+        posted.
+        """
         found, status = [], MPI.Status()
         for source, world_rank in enumerate(self.world_ranks):
-            if not self.is_closed and self.comm.Iprobe(source, MPI.ANY_TAG, status) and status.tag >= _TAGS_BELOW_ZERO:
-                found.append(f"a message with tag {status.tag - _TAGS_BELOW_ZERO} from rank {world_rank}")
+            if (
+                not self.is_closed
+                and self.comm.Iprobe(source, MPI.ANY_TAG, status)
+                and status.tag >= _TAGS_BELOW_ZERO
+            ):
+                found.append(
+                    f"a message with tag {status.tag - _TAGS_BELOW_ZERO} from rank "
+                    f"{world_rank}"
+                )
         return found
 
     def disown(self) -> None:
@@ -292,7 +405,10 @@ class MPIGroup(ProcessGroup):
         self.job.process.abort(code)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None and exit_code_of(error) and not self.job.process.is_over:
             self.job.process.end_by(error)  # [1]
@@ -300,22 +416,39 @@ class MPIGroup(ProcessGroup):
 
 
 class _Send(Request):
-    """A message in one piece or two, under one tag. Holds the buffers until they are sent."""
+    """A message in one piece or two, under one tag. Holds the buffers until they are
+    sent.
+    """
 
     def __init__(
-        self, group: MPIGroup, parts: list[MPI.Request], buffers: list[Any], peer: int, words: Callable[[], str]
+        self,
+        group: MPIGroup,
+        parts: list[MPI.Request],
+        buffers: list[Any],
+        peer: int,
+        words: Callable[[], str],
     ) -> None:
-        self._group, self._parts, self._buffers, self._peer, self._words = group, parts, buffers, peer, words
+        self._group, self._parts, self._buffers, self._peer, self._words = (
+            group,
+            parts,
+            buffers,
+            peer,
+            words,
+        )
 
     def is_over(self) -> bool:
-        """Return whether all pieces are sent, or the group has ended without them; then drop the buffers."""
+        """Return whether all pieces are sent, or the group has ended without them; then
+        drop the buffers.
+        """
         try:
-            while self._parts and self._parts[0].Test():  # in order: Testall moves large arrays at half the speed
+            # in order: Testall moves large arrays at half the speed
+            while self._parts and self._parts[0].Test():
                 self._parts.pop(0)
         except MPI.Exception:
             if not self._group.is_closed:
                 raise
-            # MPI may tell of a revocation long after it, in the middle of a call on another group.
+            # MPI may tell of a revocation long after it, in the middle of a call on
+            # another group.
             self._parts = []
         if not self._parts:
             self._buffers = []
@@ -329,7 +462,8 @@ class _Send(Request):
 def is_cuda_aware() -> bool:
     """Return whether this MPI sends and receives memory of NVIDIA GPUs.
 
-    Open MPI and MPICH answer to ``MPIX_Query_cuda_support``, once MPI is initialised; others lack the function.
+    Open MPI and MPICH answer to ``MPIX_Query_cuda_support``, once MPI is initialised;
+    others lack the function.
     """
     try:
         return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())

@@ -1,7 +1,9 @@
-"""Trees of objects as messages, without pickle: dicts, lists and tuples of arrays, numbers, strings and None.
+"""Trees of objects as messages, without pickle: dicts, lists and tuples of arrays,
+numbers, strings and None.
 
-A message is one array of bytes: the length of a description in JSON, the description, and the memory of the arrays,
-each at a multiple of 64 bytes. Arrays that are read from a message are views of it.
+A message is one array of bytes: the length of a description in JSON, the description,
+and the memory of the arrays, each at a multiple of 64 bytes. Arrays that are read from
+a message are views of it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from minipipe.errors import MessageError
 
 _ALIGNMENT = 64  # in bytes
 _LENGTH = np.dtype("<u8")  # of the description, which it precedes
-_ARRAY = "\0array"  # in a description, the key of an array's dtype and shape; no name contains a NUL
+# in a description, the key of an array's dtype and shape; no name contains a NUL
+_ARRAY = "\0array"
 
 
 def join(description: bytes, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -36,8 +39,12 @@ def join(description: bytes, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return message
 
 
-def split(message: np.ndarray) -> tuple[bytes, Callable[[str, Sequence[int]], np.ndarray]]:
-    """Return the description of a message, and a function that returns its next array, given dtype and shape."""
+def split(
+    message: np.ndarray,
+) -> tuple[bytes, Callable[[str, Sequence[int]], np.ndarray]]:
+    """Return the description of a message, and a function that returns its next array,
+    given dtype and shape.
+    """
     position = _LENGTH.itemsize + int(message[: _LENGTH.itemsize].view(_LENGTH)[0])
     description = message[_LENGTH.itemsize : position].tobytes()
 
@@ -60,10 +67,13 @@ def pack(tree: Any) -> np.ndarray:
     """
     arrays: list[np.ndarray] = []
     description = _described(tree, arrays)
-    return join(json.dumps(description, default=lambda number: number.item()).encode(), arrays)
+    return join(
+        json.dumps(description, default=lambda number: number.item()).encode(), arrays
+    )
 
 
-# Not inside pack and unpack: a function that calls itself is in a cycle with its variables, and these are the arrays.
+# Not inside pack and unpack: a function that calls itself is in a cycle with its
+# variables, and these are the arrays.
 def _described(item: Any, arrays: list[np.ndarray]) -> Any:
     """Return a tree for JSON, and add its arrays to others."""
     if backend.is_array(item):
@@ -71,7 +81,11 @@ def _described(item: Any, arrays: list[np.ndarray]) -> Any:
         return {_ARRAY: [backend.dtype_name(arrays[-1].dtype), arrays[-1].shape]}
     if isinstance(item, Mapping):
         return {name: _described(part, arrays) for name, part in item.items()}
-    return [_described(part, arrays) for part in item] if isinstance(item, list | tuple) else item
+    return (
+        [_described(part, arrays) for part in item]
+        if isinstance(item, list | tuple)
+        else item
+    )
 
 
 def unpack(message: np.ndarray) -> Any:
@@ -110,17 +124,28 @@ def broadcast(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
     Examples
     --------
     >>> from minipipe import spawn
-    >>> spawn(lambda group: broadcast(group, 0, {"rank": group.rank}, "an example"), num_ranks=2)
+    >>> spawn(
+    ...     lambda group: broadcast(group, 0, {"rank": group.rank}, "an example"),
+    ...     num_ranks=2,
+    ... )
     [{'rank': 0}, {'rank': 0}]
     """
     sent = pack({"call": call, "value": value}) if group.rank == root else None
-    return _value_of(group, group.broadcast(sent, root, what=_part_of(call)), root, call)
+    return _value_of(
+        group, group.broadcast(sent, root, what=_part_of(call)), root, call
+    )
 
 
 def gather(group: ProcessGroup, value: Any, call: str) -> list[Any]:
-    """Return the values of all ranks, by rank, on every rank. Collective; as :func:`broadcast`."""
-    messages = group.all_gather(pack({"call": call, "value": value}), what=_part_of(call))
-    return [_value_of(group, message, rank, call) for rank, message in enumerate(messages)]
+    """Return the values of all ranks, by rank, on every rank. Collective; as
+    :func:`broadcast`.
+    """
+    messages = group.all_gather(
+        pack({"call": call, "value": value}), what=_part_of(call)
+    )
+    return [
+        _value_of(group, message, rank, call) for rank, message in enumerate(messages)
+    ]
 
 
 def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) -> Any:
@@ -128,10 +153,19 @@ def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) ->
         found = unpack(message) if message.dtype == np.uint8 else {}
     except (ValueError, IndexError):  # another call's message
         found = {}
-    other = found["call"] if isinstance(found, dict) and "call" in found else "another collective call"
+    other = (
+        found["call"]
+        if isinstance(found, dict) and "call" in found
+        else "another collective call"
+    )
     if other != call:
-        words = f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in {other}."
-        raise MessageError("disagreement", f"{words} Every rank must make the same calls in the same order.")
+        words = (
+            f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in {other}."
+        )
+        raise MessageError(
+            "disagreement",
+            f"{words} Every rank must make the same calls in the same order.",
+        )
     return found["value"]
 
 

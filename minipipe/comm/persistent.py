@@ -1,11 +1,14 @@
-"""Channels between MPI processes for messages in one piece: persistent requests, made once and started in every step.
+"""Channels between MPI processes for messages in one piece: persistent requests, made
+once and started in every step.
 
-Header and array lie side by side in one buffer, so nothing is copied but by MPI, and a message that is as expected
-costs one comparison of its header. All others take the way of ``irecv``, with its errors.
+Header and array lie side by side in one buffer, so nothing is copied but by MPI, and a
+message that is as expected costs one comparison of its header. All others take the way
+of ``irecv``, with its errors.
 
-MPI gives the messages of a source and a tag to receives in the order in which these were started. So an active request
-stands among the receives that the group has posted, and an ``irecv`` may take its message. If one is posted already,
-the request stays idle, and the channel takes the message of that one.
+MPI gives the messages of a source and a tag to receives in the order in which these
+were started. So an active request stands among the receives that the group has posted,
+and an ``irecv`` may take its message. If one is posted already, the request stays idle,
+and the channel takes the message of that one.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ _ALIGNMENT = 64  # bytes: a cache line, and the widest vector registers
 
 
 class Posted:
-    """A receive that was posted: the request, and the memory that its message arrives in.
+    """A receive that was posted: the request, and the memory that its message arrives
+    in.
 
     Parameters
     ----------
@@ -56,21 +60,25 @@ class Posted:
         self.status, self.is_over = MPI.Status(), False
 
     def has_arrived(self) -> bool:
-        """Return whether the message has arrived. It may be called again after that, and MPI's Test may not.
+        """Return whether the message has arrived. It may be called again after that,
+        and MPI's Test may not.
 
-        MPICH 5.0 forgets the message of a persistent request that was asked by Get_status.
+        MPICH 5.0 forgets the message of a persistent request that was asked by
+        Get_status.
         """
         try:
             self.is_over = self.is_over or self.request.Test(self.status)
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            self.is_over, self.status = True, MPI.Status()  # longer than any message in one piece: none of ours
+            # longer than any message in one piece: none of ours
+            self.is_over, self.status = True, MPI.Status()
         return self.is_over
 
 
 class _Buffer:
-    """Memory of a message in one piece: a header, then an array that begins at a cache line.
+    """Memory of a message in one piece: a header, then an array that begins at a cache
+    line.
 
     Parameters
     ----------
@@ -104,20 +112,30 @@ class PersistentSend(SendChannel):
 
     _group: MPIGroup
 
-    def __init__(self, group: MPIGroup, like: np.ndarray, destination: int, tag: int, what: Label) -> None:
+    def __init__(
+        self, group: MPIGroup, like: np.ndarray, destination: int, tag: int, what: Label
+    ) -> None:
         buffer = _Buffer(like, capacity=like.nbytes)
         super().__init__(group, buffer.array, destination, tag, what)
         self._header = Header.of(like)
         buffer.message[:HEADER_SIZE] = self._header.packed
         self._head = buffer.message[: len(packed_step(0))]
         self._is_over = True
-        self._persistent = group.comm.Send_init(buffer.message, destination, group.mpi_tag(tag))
+        self._persistent = group.comm.Send_init(
+            buffer.message, destination, group.mpi_tag(tag)
+        )
         group.persistent.add(self, self._persistent, self._persistent.Test)
 
     def start(self, step: int = 0) -> None:
-        """Start to send the array; return at once, or once the message before has been taken."""
+        """Start to send the array; return at once, or once the message before has been
+        taken.
+        """
         group = self._group
-        if group.is_closed or group._parent is not None or get_ident() != group.activity.thread:
+        if (
+            group.is_closed
+            or group._parent is not None
+            or get_ident() != group.activity.thread
+        ):
             group.check_open()
         if not self._is_over:
             self.wait()
@@ -125,12 +143,16 @@ class PersistentSend(SendChannel):
         self._persistent.Start()
         self._is_over = self._persistent.Test()
         if not self._is_over:
-            group.give_time(self._is_sent, self._destination, self._tag, self._header.nbytes)
+            group.give_time(
+                self._is_sent, self._destination, self._tag, self._header.nbytes
+            )
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the array may be filled again: at once if nothing was started."""
         if not self._is_over:
-            self._group.wait_until_sent(self._is_sent, self._destination, self._awaited, timeout)
+            self._group.wait_until_sent(
+                self._is_sent, self._destination, self._awaited, timeout
+            )
 
     def _is_sent(self) -> bool:
         self._is_over = self._is_over or self._persistent.Test()
@@ -138,7 +160,11 @@ class PersistentSend(SendChannel):
 
     def _awaited(self) -> str:
         told = self._what() if callable(self._what) else self._what or self._header
-        return f"rank {self._group.world_ranks[self._destination]} to take {told} with tag {self._tag}"
+        return (
+            f"rank {self._group.world_ranks[self._destination]} to take {told} "
+            "with tag "
+            f"{self._tag}"
+        )
 
 
 class PersistentReceive(ReceiveChannel):
@@ -156,22 +182,35 @@ class PersistentReceive(ReceiveChannel):
 
     _group: MPIGroup
 
-    def __init__(self, group: MPIGroup, like: np.ndarray, source: int, tag: int, what: Label) -> None:
+    def __init__(
+        self, group: MPIGroup, like: np.ndarray, source: int, tag: int, what: Label
+    ) -> None:
         # An array of another shape arrives whole, and the error says which.
         buffer = _Buffer(like, capacity=LONGEST)
         super().__init__(group, buffer.array, source, tag, what)
         self._posted, self._key = group.posted, (source, group.mpi_tag(tag))
         self._buffer = buffer
-        self._form, self._length = packed_form(like.dtype, like.shape), HEADER_SIZE + like.nbytes
+        self._form, self._length = (
+            packed_form(like.dtype, like.shape),
+            HEADER_SIZE + like.nbytes,
+        )
         self._expected_header = b""
         self._own = Posted(buffer.message, is_spare=False)
         self._own.request = group.comm.Recv_init(buffer.message, *self._key)
-        group.persistent.add(self, self._own.request, _is_not_posted(group.posted, self._key, self._own))
+        group.persistent.add(
+            self, self._own.request, _is_not_posted(group.posted, self._key, self._own)
+        )
 
     def start(self, step: int = 0) -> None:
-        """Start to receive the next message, unless a receive is posted already; return at once."""
+        """Start to receive the next message, unless a receive is posted already; return
+        at once.
+        """
         group = self._group
-        if group.is_closed or group._parent is not None or get_ident() != group.activity.thread:
+        if (
+            group.is_closed
+            or group._parent is not None
+            or get_ident() != group.activity.thread
+        ):
             group.check_open()
         self._step, self._expected_header = step, packed_step(step) + self._form
         if self._key not in self._posted:
@@ -186,19 +225,25 @@ class PersistentReceive(ReceiveChannel):
             self._posted.get(self._key) is own
             and own.has_arrived()
             and own.status.Get_count(MPI.BYTE) == self._length
-            and self._buffer.memory.startswith(self._expected_header, self._buffer.start)
+            and self._buffer.memory.startswith(
+                self._expected_header, self._buffer.start
+            )
         ):
             del self._posted[self._key]
         else:
             super().wait(timeout)
 
     def take(self, timeout: float | None = None) -> np.ndarray:
-        """Wait until the message has arrived, of whatever shape and dtype, and return its array."""
+        """Wait until the message has arrived, of whatever shape and dtype, and return
+        its array.
+        """
         posted, length = self._group.arrival(self._key, self._awaited, timeout)
         if (
             posted is self._own
             and length == self._length
-            and self._buffer.memory.startswith(self._expected_header, self._buffer.start)
+            and self._buffer.memory.startswith(
+                self._expected_header, self._buffer.start
+            )
         ):
             return self.array
         expected = self._expectation()._replace(like=None)
@@ -208,33 +253,50 @@ class PersistentReceive(ReceiveChannel):
         return self._expectation().awaited()
 
 
-def _is_not_posted(posted: dict[tuple[int, int], Posted], key: tuple[int, int], own: Posted) -> Callable[[], bool]:
-    """Return a function that says whether a receive is idle; it does not hold the channel."""
+def _is_not_posted(
+    posted: dict[tuple[int, int], Posted], key: tuple[int, int], own: Posted
+) -> Callable[[], bool]:
+    """Return a function that says whether a receive is idle; it does not hold the
+    channel.
+    """
     return lambda: posted.get(key) is not own
 
 
-PERSISTENT: dict[type, Any] = {SendChannel: PersistentSend, ReceiveChannel: PersistentReceive}
+PERSISTENT: dict[type, Any] = {
+    SendChannel: PersistentSend,
+    ReceiveChannel: PersistentReceive,
+}
 
 
 class PersistentRequests:
-    """The persistent requests of a group: freed when their channels have been dropped, or at the end.
+    """The persistent requests of a group: freed when their channels have been dropped,
+    or at the end.
 
-    MPI sends from the memory of a request until it is over, even if the program drops the channel and the group.
+    MPI sends from the memory of a request until it is over, even if the program drops
+    the channel and the group.
 
     Parameters
     ----------
     keep : function
-        Holds a function until it returns True, by calling it now and then: :meth:`MPIJob.keep`.
+        Holds a function until it returns True, by calling it now and then:
+        :meth:`MPIJob.keep`.
     """
 
     def __init__(self, keep: Callable[[Callable[[], bool]], object]) -> None:
         self._keep = keep
         self._requests: list[tuple[ref[Any], MPI.Request, Callable[[], bool]]] = []
 
-    def add(self, channel: SendChannel | ReceiveChannel, request: MPI.Request, is_idle: Callable[[], bool]) -> None:
-        """Add the request of a channel, and free the requests of channels that were dropped.
+    def add(
+        self,
+        channel: SendChannel | ReceiveChannel,
+        request: MPI.Request,
+        is_idle: Callable[[], bool],
+    ) -> None:
+        """Add the request of a channel, and free the requests of channels that were
+        dropped.
 
-        Not when they are dropped: garbage is collected in any thread, and MPI may not allow calls of another one.
+        Not when they are dropped: garbage is collected in any thread, and MPI may not
+        allow calls of another one.
         """
         alive = []
         for entry in self._requests:
@@ -246,7 +308,9 @@ class PersistentRequests:
         self._requests = [*alive, (ref(channel), request, is_idle)]
 
     def free(self) -> None:
-        """Free all; a send that is not over once it is. No receive may be active any more."""
+        """Free all; a send that is not over once it is. No receive may be active any
+        more.
+        """
         for _, request, is_idle in self._requests:
             with suppress(MPI.Exception):  # the group may be revoked
                 if is_idle():
@@ -256,8 +320,12 @@ class PersistentRequests:
         self._requests = []
 
 
-def _freed_once(request: MPI.Request, is_idle: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a function that frees a request if it is idle, and says whether it is freed."""
+def _freed_once(
+    request: MPI.Request, is_idle: Callable[[], bool]
+) -> Callable[[], bool]:
+    """Return a function that frees a request if it is idle, and says whether it is
+    freed.
+    """
 
     def is_over() -> bool:
         try:

@@ -1,7 +1,8 @@
 """Process groups: messages between two ranks, and collective operations.
 
-A kind of group implements three primitives: ``_post_send``, ``_take`` and ``_subgroup``. Everything else is
-built here from sends and receives, so that all kinds of groups agree to the bit, and every wait has a limit.
+A kind of group implements three primitives: ``_post_send``, ``_take`` and
+``_subgroup``. Everything else is built here from sends and receives, so that all kinds
+of groups agree to the bit, and every wait has a limit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ from minipipe.comm.message import (
     described,
     finish,
 )
-from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, counted, not_copyable
+from minipipe.errors import (
+    ArgumentError,
+    LaunchError,
+    MessageError,
+    RankError,
+    counted,
+    not_copyable,
+)
 from minipipe.hints import Familiar, explain, with_hints
 from minipipe.specs import Spec
 
@@ -43,12 +51,17 @@ Channel = TypeVar("Channel", "SendChannel", "ReceiveChannel")
 _COLOR = Spec(
     int,
     minimum=0,
-    expected="a whole number, at least 0, or None; each rank gives its own: group.split(group.rank % 2)",
+    expected=(
+        "a whole number, at least 0, or None; each rank gives its own: "
+        "group.split(group.rank % 2)"
+    ),
 )
 
 
 class OwnTag(IntEnum):
-    """The tags of the library's own messages, below zero; the tags of users begin at zero."""
+    """The tags of the library's own messages, below zero; the tags of users begin at
+    zero.
+    """
 
     BROADCAST = -1
     GATHER = -2
@@ -64,7 +77,8 @@ class OwnTag(IntEnum):
 class ProcessGroup(Familiar, ABC):
     """Ranks 0 to size - 1, of which this object is one.
 
-    Any thread may call it, but one of a rank at a time: the second one gets a LaunchError, code ``not-a-rank``.
+    Any thread may call it, but one of a rank at a time: the second one gets a
+    LaunchError, code ``not-a-rank``.
 
     Attributes
     ----------
@@ -77,13 +91,15 @@ class ProcessGroup(Familiar, ABC):
     note : str
         A remark on times measured in this group.
     clock_offset : float
-        Seconds that the clock of rank 0 is ahead of this rank's ``time.perf_counter``, as far as could be measured.
+        Seconds that the clock of rank 0 is ahead of this rank's ``time.perf_counter``,
+        as far as could be measured.
     takes_device_arrays : bool
         Whether arrays in the memory of a GPU can be sent as they are.
     local_rank : int
         The number of this rank on its host, if the launcher reports it.
     world_ranks : sequence of int
-        For each rank of this group its number among all ranks that were started, which error messages use.
+        For each rank of this group its number among all ranks that were started, which
+        error messages use.
     world_size : int
         The size of the outermost group that this one was split from.
     activity : RankActivity
@@ -91,8 +107,8 @@ class ProcessGroup(Familiar, ABC):
 
     Examples
     --------
-    :func:`minipipe.spawn` makes threads of this process, :func:`minipipe.init_process_group` joins the processes that
-    ``mpirun`` started.
+    :func:`minipipe.spawn` makes threads of this process,
+    :func:`minipipe.init_process_group` joins the processes that ``mpirun`` started.
 
     >>> from minipipe import spawn
     >>> spawn(lambda group: f"{group.rank} of {group.size}", num_ranks=3)
@@ -110,11 +126,13 @@ class ProcessGroup(Familiar, ABC):
         self.world_size = size
         self.activity = RankActivity()
         self.is_closed = False
-        self._parent: ProcessGroup | None = None  # the group that this one was split off from
+        # the group that this one was split off from
+        self._parent: ProcessGroup | None = None
         self._resources = ExitStack()
         self._under_way: deque[Receive] = deque()  # of ibroadcast
 
-    # -- copies: a group is not a value, so copies of objects that refer to it, such as a layer or a loss, share it ---
+    # -- copies: a group is not a value, so copies of objects that refer to it, such as
+    # a layer or a loss, share it
 
     def __copy__(self) -> Self:
         return self
@@ -125,27 +143,43 @@ class ProcessGroup(Familiar, ABC):
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be pickled."""
         why = f"it is rank {self.rank} of {self.size} ranks that exchange messages"
-        raise not_copyable(self, why, "In another process call init_process_group(); state_dict() has the values.")
+        raise not_copyable(
+            self,
+            why,
+            (
+                "In another process call init_process_group(); state_dict() has the "
+                "values."
+            ),
+        )
 
-    # -- primitives of a kind of group ---------------------------------------------------------------------
+    # -- primitives of a kind of group -------------------------------------------------
 
     @abstractmethod
-    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request: ...
+    def _post_send(
+        self, header: Header, array: np.ndarray, destination: int, tag: int
+    ) -> Request: ...
 
     def _post_receive(self, expected: Expectation) -> Expectation:
-        """Prepare for a message, for a kind of group in which it needs memory to arrive in."""
+        """Prepare for a message, for a kind of group in which it needs memory to arrive
+        in.
+        """
         return expected
 
     @abstractmethod
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         """Wait for a message, check it, and return its array."""
 
-    def _channel(self, kind: type[Channel], array: Array, peer: int, tag: int, what: Label) -> Channel:
-        """Return a channel for arrays of the shape and dtype of this one, which it may use."""
+    def _channel(
+        self, kind: type[Channel], array: Array, peer: int, tag: int, what: Label
+    ) -> Channel:
+        """Return a channel for arrays of the shape and dtype of this one, which it may
+        use.
+        """
         return kind(self, array, peer, tag, what)
 
     def has_arrived(self, source: int, tag: int) -> bool:
-        """Return whether a message has arrived for which a receive was started; False if this is unknown. Local.
+        """Return whether a message has arrived for which a receive was started; False
+        if this is unknown. Local.
 
         Examples
         --------
@@ -154,7 +188,11 @@ class ProcessGroup(Familiar, ABC):
         >>> def look(group):
         ...     group.isend(np.ones(2), destination=0, tag=5)
         ...     request = group.irecv(source=0, tag=5)
-        ...     return group.has_arrived(source=0, tag=5), request.wait().tolist(), group.has_arrived(source=0, tag=5)
+        ...     return (
+        ...         group.has_arrived(source=0, tag=5),
+        ...         request.wait().tolist(),
+        ...         group.has_arrived(source=0, tag=5),
+        ...     )
         >>> spawn(look, num_ranks=1)
         [(True, [1.0, 1.0], False)]
         """
@@ -162,31 +200,38 @@ class ProcessGroup(Familiar, ABC):
 
     @abstractmethod
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
-        """Return this rank's view of a group of these ranks, or None where ``members`` is empty; all ranks call it."""
+        """Return this rank's view of a group of these ranks, or None where ``members``
+        is empty; all ranks call it.
+        """
 
     def _limit(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout
 
-    # -- two ranks ------------------------------------------------------------------------------------------
+    # -- two ranks ---------------------------------------------------------------------
 
     @with_hints
-    def isend(self, array: Array, destination: int, tag: int = 0, *, step: int = 0) -> Request:
+    def isend(
+        self, array: Array, destination: int, tag: int = 0, *, step: int = 0
+    ) -> Request:
         """Start to send an array; return at once.
 
-        Local; the partner is ``destination``, which receives with the same tag. Do not change the array before the
-        request is done. Roughly: ``request = comm.Isend(array, destination, tag)``.
+        Local; the partner is ``destination``, which receives with the same tag. Do not
+        change the array before the request is done. Roughly: ``request =
+        comm.Isend(array, destination, tag)``.
 
         Parameters
         ----------
         array : array
-            Of numbers, with at most 8 axes; its shape and dtype travel along. Arrays of another module than NumPy are
-            accepted only if the group ``takes_device_arrays``.
+            Of numbers, with at most 8 axes; its shape and dtype travel along. Arrays of
+            another module than NumPy are accepted only if the group
+            ``takes_device_arrays``.
         destination : int
             A rank; the sender itself is allowed.
         tag : int
             At least 0. Messages of one sender and one tag arrive in order.
         step : int
-            The number of the sender's call, which the receiver may compare with its own.
+            The number of the sender's call, which the receiver may compare with its
+            own.
 
         Examples
         --------
@@ -204,11 +249,14 @@ class ProcessGroup(Familiar, ABC):
         if not isinstance(array, np.ndarray):
             if not (self.takes_device_arrays and backend.is_array(array)):
                 array = np.asarray(array)
-            backend.synchronise(backend.array_module(array))  # MPI reads the memory at once
+            # MPI reads the memory at once
+            backend.synchronise(backend.array_module(array))
             array = backend.contiguous(array)
         elif not array.flags.c_contiguous:
             array = array.copy()
-        return self._post_send(described(array.dtype, array.shape, step), array, destination, tag)
+        return self._post_send(
+            described(array.dtype, array.shape, step), array, destination, tag
+        )
 
     @with_hints
     def irecv(
@@ -223,8 +271,9 @@ class ProcessGroup(Familiar, ABC):
     ) -> Receive:
         """Start to receive a message; ``wait()`` returns its array.
 
-        Local; nothing is taken before ``wait``, so of several receives with one source and tag, the one waited for
-        first gets the first message. The partner is ``source``, which sends with the same tag.
+        Local; nothing is taken before ``wait``, so of several receives with one source
+        and tag, the one waited for first gets the first message. The partner is
+        ``source``, which sends with the same tag.
 
         Parameters
         ----------
@@ -233,11 +282,13 @@ class ProcessGroup(Familiar, ABC):
         tag : int
             At least 0.
         out : array, optional
-            Filled with the array that arrives, which must have the same shape and dtype.
+            Filled with the array that arrives, which must have the same shape and
+            dtype.
         step : int, optional
             Compared with the sender's.
         what : str or function
-            A description of the message, for errors; a function that returns it is called only then.
+            A description of the message, for errors; a function that returns it is
+            called only then.
         allocate : function
             ``(shape, dtype) -> array`` for the arriving array.
 
@@ -248,20 +299,33 @@ class ProcessGroup(Familiar, ABC):
         >>> def add(group):
         ...     if group.rank > 0:
         ...         return group.send(np.array(10.0 * group.rank), destination=0)
-        ...     return sum(float(request.wait()) for request in [group.irecv(source=1), group.irecv(source=2)])
+        ...     return sum(
+        ...         float(request.wait())
+        ...         for request in [group.irecv(source=1), group.irecv(source=2)]
+        ...     )
         >>> spawn(add, num_ranks=3)
         [30.0, None, None]
         """
         self._check("source", source, tag)
-        expected = Expectation(self.rank, source, tag, out, step, what, allocate, self.world_ranks)
+        expected = Expectation(
+            self.rank, source, tag, out, step, what, allocate, self.world_ranks
+        )
         return Receive(self._take, self._post_receive(expected))
 
     @with_hints
-    def send(self, array: np.ndarray, destination: int, tag: int = 0, *, timeout: float | None = None) -> None:
+    def send(
+        self,
+        array: np.ndarray,
+        destination: int,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+    ) -> None:
         """Send an array and wait until it may be changed again.
 
-        Local; the partner is ``destination``. A large array is only gone once the partner receives it: two ranks that
-        both send first and receive afterwards wait for each other (use :meth:`isend`).
+        Local; the partner is ``destination``. A large array is only gone once the
+        partner receives it: two ranks that both send first and receive afterwards wait
+        for each other (use :meth:`isend`).
 
         Parameters
         ----------
@@ -293,12 +357,18 @@ class ProcessGroup(Familiar, ABC):
 
     @with_hints
     def recv(
-        self, source: int, tag: int = 0, out: np.ndarray | None = None, *, timeout: float | None = None
+        self,
+        source: int,
+        tag: int = 0,
+        out: np.ndarray | None = None,
+        *,
+        timeout: float | None = None,
     ) -> np.ndarray:
         """Wait for an array and return it.
 
-        Local; the partner is ``source``, which sends with the same tag. Shape and dtype come with the message; if
-        ``out`` is given, it must have this shape and dtype, and it is filled.
+        Local; the partner is ``source``, which sends with the same tag. Shape and dtype
+        come with the message; if ``out`` is given, it must have this shape and dtype,
+        and it is filled.
 
         Parameters
         ----------
@@ -338,9 +408,11 @@ class ProcessGroup(Familiar, ABC):
         what: Label = "",
         xp: ModuleType = np,
     ) -> SendChannel:
-        """Return a message that is sent in every step, from one buffer: what ``isend`` sends, with less work.
+        """Return a message that is sent in every step, from one buffer: what ``isend``
+        sends, with less work.
 
-        Local; the partner is ``destination``, which receives with the same tag, by a channel or by ``irecv``.
+        Local; the partner is ``destination``, which receives with the same tag, by a
+        channel or by ``irecv``.
 
         Parameters
         ----------
@@ -352,7 +424,8 @@ class ProcessGroup(Familiar, ABC):
         tag : int
             At least 0.
         what : str or function
-            A description of the message, for errors; a function that returns it is called only then.
+            A description of the message, for errors; a function that returns it is
+            called only then.
         xp : module
             The array module of the buffer.
 
@@ -379,7 +452,9 @@ class ProcessGroup(Familiar, ABC):
         from minipipe.comm.channel import SendChannel, empty
 
         self._check("destination", destination, tag)
-        return self._channel(SendChannel, empty(shape, dtype, xp), destination, tag, what)
+        return self._channel(
+            SendChannel, empty(shape, dtype, xp), destination, tag, what
+        )
 
     def receive_channel(
         self,
@@ -390,10 +465,11 @@ class ProcessGroup(Familiar, ABC):
         what: Label = "",
         xp: ModuleType = np,
     ) -> ReceiveChannel:
-        """Return a message that is received in every step, into one buffer: what ``irecv`` takes, with less work.
+        """Return a message that is received in every step, into one buffer: what
+        ``irecv`` takes, with less work.
 
-        Local; the partner is ``source``, which sends with the same tag, by a channel or by ``isend``. Parameters are as
-        in :meth:`send_channel`.
+        Local; the partner is ``source``, which sends with the same tag, by a channel or
+        by ``isend``. Parameters are as in :meth:`send_channel`.
 
         Examples
         --------
@@ -412,11 +488,15 @@ class ProcessGroup(Familiar, ABC):
         self._check("source", source, tag)
         return self._channel(ReceiveChannel, empty(shape, dtype, xp), source, tag, what)
 
-    # -- all ranks -----------------------------------------------------------------------------------------
+    # -- all ranks ---------------------------------------------------------------------
 
     @with_hints
     def broadcast(
-        self, array: np.ndarray | None = None, root: int = 0, *, what: str = "the broadcast array"
+        self,
+        array: np.ndarray | None = None,
+        root: int = 0,
+        *,
+        what: str = "the broadcast array",
     ) -> np.ndarray:
         """Return the root's array on every rank; on the root a copy of it.
 
@@ -425,7 +505,8 @@ class ProcessGroup(Familiar, ABC):
         Parameters
         ----------
         array : array
-            On the root, the array to send. On other ranks None, or an array of the same shape and dtype to be filled.
+            On the root, the array to send. On other ranks None, or an array of the same
+            shape and dtype to be filled.
         root : int
             A rank.
         what : str
@@ -434,13 +515,19 @@ class ProcessGroup(Familiar, ABC):
         Raises
         ------
         MessageError
-            Codes ``shape`` and ``dtype``, where another rank's array is not like the root's.
+            Codes ``shape`` and ``dtype``, where another rank's array is not like the
+            root's.
 
         Examples
         --------
         >>> import numpy as np
         >>> from minipipe import spawn
-        >>> spawn(lambda group: group.broadcast(np.array([7, 8]) if group.rank == 0 else None).tolist(), num_ranks=3)
+        >>> spawn(
+        ...     lambda group: group.broadcast(
+        ...         np.array([7, 8]) if group.rank == 0 else None
+        ...     ).tolist(),
+        ...     num_ranks=3,
+        ... )
         [[7, 8], [7, 8], [7, 8]]
         """
         self._check("root", root)
@@ -448,14 +535,21 @@ class ProcessGroup(Familiar, ABC):
         if parent is not None:
             array = self.irecv(parent, OwnTag.BROADCAST, array, what=what).wait()
         elif array is None:
-            raise ArgumentError("value", f"broadcast: rank {self.name(root)} is the root and must give an array.")
+            raise ArgumentError(
+                "value",
+                (
+                    f"broadcast: rank {self.name(root)} is the root and must give an "
+                    "array."
+                ),
+            )
         else:
             array = np.array(array)
         finish([self.isend(array, child, OwnTag.BROADCAST) for child in children])
         return array
 
     def tree(self, root: int) -> tuple[int | None, list[int]]:
-        """Return from which rank this one gets what the root broadcasts, None for the root; and to which it sends it.
+        """Return from which rank this one gets what the root broadcasts, None for the
+        root; and to which it sends it.
 
         Local.
 
@@ -476,17 +570,25 @@ class ProcessGroup(Familiar, ABC):
         return parent if place else None, children
 
     def ibroadcast(
-        self, array: np.ndarray | None = None, root: int = 0, *, step: int = 0, what: str = "the broadcast array"
+        self,
+        array: np.ndarray | None = None,
+        root: int = 0,
+        *,
+        step: int = 0,
+        what: str = "the broadcast array",
     ) -> Receive | Given:
-        """Start to broadcast the root's array, and return at once; ``wait()`` of the result returns the array.
+        """Start to broadcast the root's array, and return at once; ``wait()`` of the
+        result returns the array.
 
-        Collective, but no rank waits for another. The root sends to each rank itself. Of several broadcasts under
-        way, earlier ones are taken first, whichever is waited for.
+        Collective, but no rank waits for another. The root sends to each rank itself.
+        Of several broadcasts under way, earlier ones are taken first, whichever is
+        waited for.
 
         Parameters
         ----------
         array : array
-            On the root, the array to send, which ``wait()`` returns; unchanged until then. None on other ranks.
+            On the root, the array to send, which ``wait()`` returns; unchanged until
+            then. None on other ranks.
         root : int
             A rank.
         step : int
@@ -499,14 +601,26 @@ class ProcessGroup(Familiar, ABC):
         >>> import numpy as np
         >>> from minipipe import spawn
         >>> def share(group):
-        ...     first, second = (group.ibroadcast(np.array(n) if group.rank == 1 else None, root=1) for n in (7, 8))
+        ...     first, second = (
+        ...         group.ibroadcast(np.array(n) if group.rank == 1 else None, root=1)
+        ...         for n in (7, 8)
+        ...     )
         ...     return int(second.wait()), int(first.wait())
         >>> spawn(share, num_ranks=2)
         [(8, 7), (8, 7)]
         """
         if self.rank != root:
             self._check("root", root)
-            expected = Expectation(self.rank, root, OwnTag.IBROADCAST, None, step, what, np.empty, self.world_ranks)
+            expected = Expectation(
+                self.rank,
+                root,
+                OwnTag.IBROADCAST,
+                None,
+                step,
+                what,
+                np.empty,
+                self.world_ranks,
+            )
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
                 self.check_open()
@@ -514,24 +628,43 @@ class ProcessGroup(Familiar, ABC):
                     try:
                         first.wait(timeout)
                     except MessageError:
-                        if self._under_way[0] is first:  # not arrived; any other error belongs to that message's wait()
+                        # not arrived; any other error belongs to that message's wait()
+                        if self._under_way[0] is first:
                             raise
                 return self._take(expected, timeout)
 
-            request = Receive(take, self._post_receive(expected), self._under_way.popleft)
+            request = Receive(
+                take, self._post_receive(expected), self._under_way.popleft
+            )
             self._under_way.append(request)
             return request
         if array is None:
-            raise ArgumentError("value", f"ibroadcast: rank {self.name(root)} is the root and must give an array.")
+            raise ArgumentError(
+                "value",
+                (
+                    f"ibroadcast: rank {self.name(root)} is the root and must give an "
+                    "array."
+                ),
+            )
         others = [rank for rank in range(self.size) if rank != root]
-        return Given(array, [self.isend(array, other, OwnTag.IBROADCAST, step=step) for other in others])
+        return Given(
+            array,
+            [
+                self.isend(array, other, OwnTag.IBROADCAST, step=step)
+                for other in others
+            ],
+        )
 
     @property
     def num_under_way(self) -> int:
-        """How many broadcasts were started here and have not arrived, as far as was asked."""
+        """How many broadcasts were started here and have not arrived, as far as was
+        asked.
+        """
         return len(self._under_way)
 
-    def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
+    def all_gather(
+        self, array: np.ndarray, *, what: str = "its part of a gather"
+    ) -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.
 
         Collective.
@@ -546,21 +679,29 @@ class ProcessGroup(Familiar, ABC):
         --------
         >>> import numpy as np
         >>> from minipipe import spawn
-        >>> spawn(lambda group: [len(array) for array in group.all_gather(np.zeros(group.rank))], num_ranks=3)
+        >>> spawn(
+        ...     lambda group: [
+        ...         len(array) for array in group.all_gather(np.zeros(group.rank))
+        ...     ],
+        ...     num_ranks=3,
+        ... )
         [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
         """
         self.check_open()
         own = np.array(array)
-        behind = [own, *exchange(self, own, range(1, self.size), OwnTag.GATHER, what)]  # the nearest first
+        # the nearest first
+        behind = [own, *exchange(self, own, range(1, self.size), OwnTag.GATHER, what)]
         return [behind[(self.rank - rank) % self.size] for rank in range(self.size)]
 
     @with_hints
     def all_reduce(self, array: np.ndarray, operation: str = "sum") -> np.ndarray:
-        """Return the sum (or the elementwise largest) of the arrays of all ranks, on every rank.
+        """Return the sum (or the elementwise largest) of the arrays of all ranks, on
+        every rank.
 
-        Collective. Arrays are added in pairs of neighbouring ranks, then pairs of pairs, always, so the result has the
-        same bits on every rank and in every run: (0 + 1) + 2 of three ranks, (0 + 1) + (2 + 3) of four. Each of n ranks
-        sends 2 (n - 1) / n of the bytes.
+        Collective. Arrays are added in pairs of neighbouring ranks, then pairs of
+        pairs, always, so the result has the same bits on every rank and in every run:
+        (0 + 1) + 2 of three ranks, (0 + 1) + (2 + 3) of four. Each of n ranks sends 2
+        (n - 1) / n of the bytes.
 
         Parameters
         ----------
@@ -577,21 +718,30 @@ class ProcessGroup(Familiar, ABC):
         --------
         >>> import numpy as np
         >>> from minipipe import spawn
-        >>> spawn(lambda group: int(group.all_reduce(np.array(10 * group.rank))), num_ranks=4)
+        >>> spawn(
+        ...     lambda group: int(group.all_reduce(np.array(10 * group.rank))),
+        ...     num_ranks=4,
+        ... )
         [60, 60, 60, 60]
-        >>> spawn(lambda group: int(group.all_reduce(np.array(10 * group.rank), "max")), num_ranks=4)
+        >>> spawn(
+        ...     lambda group: int(group.all_reduce(np.array(10 * group.rank), "max")),
+        ...     num_ranks=4,
+        ... )
         [30, 30, 30, 30]
         """
         from minipipe.parallel.reduction import all_reduce  # which sends over a group
 
         operations = {"sum": np.add, "max": np.maximum}
-        combine = operations[Spec(str, choices=tuple(operations)).check("operation", operation)]
+        combine = operations[
+            Spec(str, choices=tuple(operations)).check("operation", operation)
+        ]
         return all_reduce(self, array, combine)
 
     def barrier(self) -> None:
         """Return once every rank has called this.
 
-        Collective. In round k each rank tells the one 2^k further on, and hears from the one 2^k behind.
+        Collective. In round k each rank tells the one 2^k further on, and hears from
+        the one 2^k behind.
 
         Examples
         --------
@@ -623,7 +773,8 @@ class ProcessGroup(Familiar, ABC):
         Raises
         ------
         ArgumentError
-            Code ``value``, for an invalid color, such as a list with the color of every rank.
+            Code ``value``, for an invalid color, such as a list with the color of every
+            rank.
 
         Examples
         --------
@@ -640,15 +791,24 @@ class ProcessGroup(Familiar, ABC):
             _COLOR.check("color", color)
         mine = -1 if color is None else color
         given = [(int(c), int(k)) for c, k in self.all_gather(np.array([mine, key]))]
-        members = [rank for rank in range(self.size) if given[rank][0] == mine and color is not None]
+        members = [
+            rank
+            for rank in range(self.size)
+            if given[rank][0] == mine and color is not None
+        ]
         members.sort(key=lambda rank: (given[rank][1], rank))
         group = self._subgroup(members, mine)
         if group is not None:
-            group._parent, group.clock_offset, group.world_size = self, self.clock_offset, self.world_size
+            group._parent, group.clock_offset, group.world_size = (
+                self,
+                self.clock_offset,
+                self.world_size,
+            )
         return group
 
     def name(self, rank: int | None = None) -> int:
-        """Return the number in the world of a rank of this group, by default of this one, for messages. Local.
+        """Return the number in the world of a rank of this group, by default of this
+        one, for messages. Local.
 
         Examples
         --------
@@ -659,7 +819,8 @@ class ProcessGroup(Familiar, ABC):
         return self.world_ranks[self.rank if rank is None else rank]
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
-        """Set the program's names for ranks, for messages, by their numbers in the world. Local.
+        """Set the program's names for ranks, for messages, by their numbers in the
+        world. Local.
 
         Examples
         --------
@@ -672,7 +833,8 @@ class ProcessGroup(Familiar, ABC):
         self.activity.roles = dict(roles)
 
     def name_of_program(self) -> str:
-        """Return a name for a program: the same on all ranks, if they make theirs in the same order. Local.
+        """Return a name for a program: the same on all ranks, if they make theirs in
+        the same order. Local.
 
         Examples
         --------
@@ -685,7 +847,8 @@ class ProcessGroup(Familiar, ABC):
         return f"{self._num_programs} of {self.name(0)}-{self.name(self.size - 1)}"
 
     def next_serial(self) -> int:
-        """Return 1, 2, … in successive calls: a number for an object that all ranks make in the same order. Local.
+        """Return 1, 2, … in successive calls: a number for an object that all ranks
+        make in the same order. Local.
 
         Examples
         --------
@@ -697,10 +860,11 @@ class ProcessGroup(Familiar, ABC):
         self._num_serials += 1
         return self._num_serials
 
-    # -- time -----------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Return seconds on a clock that all ranks share, as far as it could be aligned (``clock_offset``).
+        """Return seconds on a clock that all ranks share, as far as it could be aligned
+        (``clock_offset``).
 
         Examples
         --------
@@ -715,8 +879,8 @@ class ProcessGroup(Familiar, ABC):
     def align_clocks(self, rounds: int = 10) -> None:
         """Align the clocks with the clock of rank 0.
 
-        Collective. Each rank asks rank 0 for the time; of several answers the quickest counts, as in Cristian 1989,
-        "Probabilistic clock synchronization".
+        Collective. Each rank asks rank 0 for the time; of several answers the quickest
+        counts, as in Cristian 1989, "Probabilistic clock synchronization".
 
         Examples
         --------
@@ -724,14 +888,19 @@ class ProcessGroup(Familiar, ABC):
         >>> from minipipe import spawn
         >>> def differs(group):
         ...     group.align_clocks()
-        ...     return abs(group.time() - float(group.broadcast(np.array(group.time())))) > 10
+        ...     return (
+        ...         abs(group.time() - float(group.broadcast(np.array(group.time()))))
+        ...         > 10
+        ...     )
         >>> spawn(differs, num_ranks=3)
         [False, False, False]
         """
         if self.rank == 0:
             for rank in range(1, self.size):
                 for _ in range(rounds):
-                    self.irecv(rank, OwnTag.CLOCK, what="a question for the time").wait()
+                    self.irecv(
+                        rank, OwnTag.CLOCK, what="a question for the time"
+                    ).wait()
                     self.isend(np.array(time.perf_counter()), rank, OwnTag.CLOCK).wait()
             return
         best = float("inf")
@@ -744,7 +913,7 @@ class ProcessGroup(Familiar, ABC):
                 best = heard - asked
                 self.clock_offset = answer - (asked + heard) / 2
 
-    # -- the end --------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------
 
     def _check(self, name: str, rank: int, tag: int = 0) -> None:
         """Check that the group is open, and that there is such a rank and such a tag.
@@ -754,11 +923,20 @@ class ProcessGroup(Familiar, ABC):
         RankError
             Code ``out-of-range``.
         """
-        if self.is_closed or self._parent is not None or get_ident() != self.activity.thread:
+        if (
+            self.is_closed
+            or self._parent is not None
+            or get_ident() != self.activity.thread
+        ):
             self.check_open()
         if not 0 <= rank < self.size:
             raise RankError(
-                "out-of-range", f"{name} is {rank}, but the group has {counted(self.size, 'rank')}, counted from 0."
+                "out-of-range",
+                (
+                    f"{name} is {rank}, but the group has "
+                    f"{counted(self.size, 'rank')}, "
+                    "counted from 0."
+                ),
             )
         if tag < 0 and not isinstance(tag, OwnTag):
             raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
@@ -782,7 +960,13 @@ class ProcessGroup(Familiar, ABC):
         if get_ident() != self.activity.thread:
             self.activity.claim()
         if self.is_closed:
-            raise LaunchError("closed", "This group is closed: its with-block has ended, or a rank of it was lost.")
+            raise LaunchError(
+                "closed",
+                (
+                    "This group is closed: its with-block has ended, or a rank of it "
+                    "was lost."
+                ),
+            )
 
     def abort(self, code: int = 1) -> NoReturn:
         """End every rank at once, with an exit code that is not 0.
@@ -796,10 +980,12 @@ class ProcessGroup(Familiar, ABC):
             ...
         SystemExit: 3
         """
-        raise SystemExit(code or 1)  # which spawn() raises again, once all threads have ended
+        # which spawn() raises again, once all threads have ended
+        raise SystemExit(code or 1)
 
     def close(self) -> None:
-        """Release the resources of the group, such as the limit on BLAS threads. Local; may be called twice.
+        """Release the resources of the group, such as the limit on BLAS threads. Local;
+        may be called twice.
 
         Examples
         --------
@@ -816,13 +1002,17 @@ class ProcessGroup(Familiar, ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None:
             explain(error)
         try:
             is_over = error is not None or self.is_closed
-            for request in () if is_over else tuple(self._under_way):  # their results may be read later
+            # their results may be read later
+            for request in () if is_over else tuple(self._under_way):
                 request.wait()
         finally:
             self.close()
@@ -832,18 +1022,26 @@ class ProcessGroup(Familiar, ABC):
 
 
 def exchange(
-    group: ProcessGroup, array: np.ndarray, distances: Iterable[int], tag: OwnTag, what: str
+    group: ProcessGroup,
+    array: np.ndarray,
+    distances: Iterable[int],
+    tag: OwnTag,
+    what: str,
 ) -> list[np.ndarray]:
-    """Send an array to the ranks at some distances ahead; return the arrays of the ranks as far behind, cyclically.
+    """Send an array to the ranks at some distances ahead; return the arrays of the
+    ranks as far behind, cyclically.
 
-    Collective, a round for each distance: a rank sends in the next one when it has received in this one.
+    Collective, a round for each distance: a rank sends in the next one when it has
+    received in this one.
     """
     sends, received = [], []
     try:
         for number, distance in enumerate(distances, 1):
             group.activity.round = number
             sends.append(group.isend(array, (group.rank + distance) % group.size, tag))
-            received.append(group.irecv((group.rank - distance) % group.size, tag, what=what).wait())
+            received.append(
+                group.irecv((group.rank - distance) % group.size, tag, what=what).wait()
+            )
         finish(sends)
     finally:
         group.activity.round = 0

@@ -17,11 +17,15 @@ from minipipe.errors import MessageError
 
 
 class Cancelled(BaseException):
-    """Ends a rank at its next communication after another has failed; not caught by ``except Exception``."""
+    """Ends a rank at its next communication after another has failed; not caught by
+    ``except Exception``.
+    """
 
 
 class Wait(NamedTuple):
-    """A wait: a condition, asked under the switchboard's lock; its description, for errors; and the sender."""
+    """A wait: a condition, asked under the switchboard's lock; its description, for
+    errors; and the sender.
+    """
 
     is_over: Callable[[], bool]
     words: Callable[[], str]
@@ -34,7 +38,9 @@ class Switchboard:
     def __init__(self, num_ranks: int, take_turns: bool) -> None:
         self.changed = threading.Condition()
         # By (group, source, destination, tag); tags below 0 are the library's.
-        self.mailboxes: defaultdict[tuple, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
+        self.mailboxes: defaultdict[tuple, deque[tuple[Header, np.ndarray]]] = (
+            defaultdict(deque)
+        )
         self.waits: dict[int, Wait] = {}
         self.activities = [RankActivity() for _ in range(num_ranks)]
         self.everyone = range(num_ranks)
@@ -55,12 +61,16 @@ class Switchboard:
             self.changed.notify_all()
 
     def letters(self, *box: Any) -> deque[tuple[Header, np.ndarray]]:
-        """Return the contents of a box; only its rank takes messages out, so this needs no lock."""
+        """Return the contents of a box; only its rank takes messages out, so this needs
+        no lock.
+        """
         with self.changed:
             return self.mailboxes[box]
 
     def wait(self, rank: int, wait: Wait, timeout: float) -> None:
-        """Return once the condition holds and, if ranks take turns, it is this one's turn."""
+        """Return once the condition holds and, if ranks take turns, it is this one's
+        turn.
+        """
         patience, activity = Patience(timeout), self.activities[rank]
         activity.claim()
         with self.changed, activity.waiting(patience, wait.peer, wait.words):
@@ -72,25 +82,46 @@ class Switchboard:
                     if self.turn == rank:
                         self._pass_turn()
                         continue
-                    # With turns there is no limit: a rank may be in a debugger. Deadlocks are detected anyway.
+                    # With turns there is no limit: a rank may be in a debugger.
+                    # Deadlocks are detected anyway.
                     if patience.look() and self.turn is None:
-                        began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
+                        began = time.strftime(
+                            "%H:%M:%S", time.localtime(time.time() - timeout)
+                        )
                         who = titled(rank, activity.roles)
-                        sentence = f"Rank {who} has waited {timeout:g} s, since {began}, for {wait.words()}."
-                        reports = [other.report(number) for number, other in enumerate(self.activities)]
-                        raise MessageError("timeout", f"{sentence}\n{verdict(reports, activity.roles)}")
+                        sentence = (
+                            f"Rank {who} has waited {timeout:g} s, since {began}, for "
+                            f"{wait.words()}."
+                        )
+                        reports = [
+                            other.report(number)
+                            for number, other in enumerate(self.activities)
+                        ]
+                        raise MessageError(
+                            "timeout", f"{sentence}\n{verdict(reports, activity.roles)}"
+                        )
                     self.changed.wait(min(patience.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]
 
     def _check_deadlock(self, rank: int) -> None:
         """Raise if all running ranks wait and no condition holds: none ever will."""
-        if self.running - self.waits.keys() or any(wait.is_over() for wait in self.waits.values()):
+        if self.running - self.waits.keys() or any(
+            wait.is_over() for wait in self.waits.values()
+        ):
             return
-        waits = "; ".join(f"rank {r} waits for {wait.words()}" for r, wait in sorted(self.waits.items()))
-        gone = "".join(f"; rank {r} has returned" for r in self.everyone if r not in self.running)
+        waits = "; ".join(
+            f"rank {r} waits for {wait.words()}"
+            for r, wait in sorted(self.waits.items())
+        )
+        gone = "".join(
+            f"; rank {r} has returned" for r in self.everyone if r not in self.running
+        )
         left = "".join(
-            f"; a message from rank {source} to rank {destination} with tag {tag} is never received"
+            (
+                f"; a message from rank {source} to rank {destination} with tag {tag} "
+                "is never received"
+            )
             for (_, source, destination, tag), letters in sorted(self.mailboxes.items())
             if letters and tag >= 0
         )
@@ -100,7 +131,9 @@ class Switchboard:
         """Give the turn to the next rank that can run."""
         assert self.turn is not None
         ranks = sorted(self.running)
-        later = [r for r in ranks if r > self.turn] + [r for r in ranks if r <= self.turn]
+        later = [r for r in ranks if r > self.turn] + [
+            r for r in ranks if r <= self.turn
+        ]
         able = (r for r in later if r not in self.waits or self.waits[r].is_over())
         self.turn = next(able, None if not ranks else ranks[0])
         self.changed.notify_all()

@@ -1,17 +1,22 @@
-"""A rank that is a thread of this process, for notebooks and tests: with real messages, but not fast.
+"""A rank that is a thread of this process, for notebooks and tests: with real messages,
+but not fast.
 
-Threads share the interpreter lock, so two of them run small operations at less than the speed of one.
+Threads share the interpreter lock, so two of them run small operations at less than the
+speed of one.
 
-``process_group.py`` has ``isend``, ``irecv`` and everything else that a rank calls, built on the primitives of each
-kind of group: ``_post_send``, ``_take`` and ``_subgroup``::
+``process_group.py`` has ``isend``, ``irecv`` and everything else that a rank calls,
+built on the primitives of each kind of group: ``_post_send``, ``_take`` and
+``_subgroup``::
 
     isend -> _post_send -> the receiver's mailbox (a copy; done at once)
     irecv -> Receive; its wait -> _take (takes nothing before)
 
-Read these two first. ``message.py`` has the ``Header`` of a message
-and the ``Expectation`` of its receiver; ``switchboard.py`` the mailboxes and the detection of deadlocks.
+Read these two first. ``message.py`` has the ``Header`` of a message and the
+``Expectation`` of its receiver; ``switchboard.py`` the mailboxes and the detection of
+deadlocks.
 
-File 12 of 12 on the first path through the code (README.md): after ``autograd/split.py``.
+File 12 of 12 on the first path through the code (README.md): after
+``autograd/split.py``.
 """
 
 from __future__ import annotations
@@ -34,34 +39,56 @@ class ThreadGroup(ProcessGroup):
     ['<ThreadGroup: rank 0 of 2>', '<ThreadGroup: rank 1 of 2>']
     """
 
-    takes_device_arrays, note = True, "thread ranks share one interpreter: times differ from real ranks"
+    takes_device_arrays, note = (
+        True,
+        "thread ranks share one interpreter: times differ from real ranks",
+    )
 
     def __init__(
-        self, switchboard: Switchboard, members: list[int], rank: int, timeout: float, name: tuple = ()
+        self,
+        switchboard: Switchboard,
+        members: list[int],
+        rank: int,
+        timeout: float,
+        name: tuple = (),
     ) -> None:
         super().__init__(rank, len(members), timeout)
         self._switchboard = switchboard
         self.activity = switchboard.activities[members[rank]]
-        self._members = self.world_ranks = members  # the number of the thread, by rank in this group
+        # the number of the thread, by rank in this group
+        self._members = self.world_ranks = members
         self._name = name  # distinguishes the messages of this group from others
         self._num_splits = 0  # calls of ProcessGroup.split
 
-    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        self._switchboard.post((self._name, self.name(), self.name(destination), tag), header, backend.copy(array))
+    def _post_send(
+        self, header: Header, array: np.ndarray, destination: int, tag: int
+    ) -> Request:
+        self._switchboard.post(
+            (self._name, self.name(), self.name(destination), tag),
+            header,
+            backend.copy(array),
+        )
         return Done()
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         self.check_open()
-        letters = self._switchboard.letters(self._name, self.name(expected.source), self.name(), expected.tag)
-        wait = Wait(lambda: bool(letters), expected.awaited, self._members[expected.source])
+        letters = self._switchboard.letters(
+            self._name, self.name(expected.source), self.name(), expected.tag
+        )
+        wait = Wait(
+            lambda: bool(letters), expected.awaited, self._members[expected.source]
+        )
         self._switchboard.wait(self._members[self.rank], wait, self._limit(timeout))
-        header, array = letters.popleft()  # without the lock: only this rank takes from this box
+        # without the lock: only this rank takes from this box
+        header, array = letters.popleft()
         expected.check(header)
         return array
 
     def has_arrived(self, source: int, tag: int) -> bool:
         """Return whether a message has arrived for which a receive was started."""
-        return bool(self._switchboard.letters(self._name, self.name(source), self.name(), tag))
+        return bool(
+            self._switchboard.letters(self._name, self.name(source), self.name(), tag)
+        )
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         self._num_splits += 1
@@ -69,4 +96,6 @@ class ThreadGroup(ProcessGroup):
             return None
         threads = [self._members[rank] for rank in members]
         name = (*self._name, self._num_splits, color)
-        return ThreadGroup(self._switchboard, threads, members.index(self.rank), self.timeout, name)
+        return ThreadGroup(
+            self._switchboard, threads, members.index(self.rank), self.timeout, name
+        )

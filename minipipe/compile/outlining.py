@@ -7,6 +7,7 @@ parameter, and so do local variables; what is the same in all blocks stays a glo
         v1.dot(p1, t0)
         tanh(t0, v2)
 
+
     forward_0_block(v0, v1, p0)
     forward_0_block(v1, v2, p1)
 """

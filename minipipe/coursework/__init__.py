@@ -1,4 +1,6 @@
-"""Exercises as coursework: the student's copy and its grading. README.md says how they work."""
+"""Exercises as coursework: the student's copy and its grading. README.md says how they
+work.
+"""
 
 from minipipe._lazy import names_on_demand
 

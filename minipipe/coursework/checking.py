@@ -1,21 +1,27 @@
-"""A student's module as seen by tests, functions of plain data in any process; a test, and its result.
+"""A student's module as seen by tests, functions of plain data in any process; a test,
+and its result.
 
-A test runs in the grader's process, the student's code in another. Only calls and values pass between the two, as
-plain data: numbers, text, None, arrays of numbers, and lists of them. So student code cannot replace a comparison, and
-has neither the test nor the expected value. Arguments other than plain data, such as tensors or a schedule, are built
-around the call by a function of the checks that is marked ``remote``::
+A test runs in the grader's process, the student's code in another. Only calls and
+values pass between the two, as plain data: numbers, text, None, arrays of numbers, and
+lists of them. So student code cannot replace a comparison, and has neither the test nor
+the expected value. Arguments other than plain data, such as tensors or a schedule, are
+built around the call by a function of the checks that is marked ``remote``::
 
     @remote
-    def differentiated(task, a, b, gradient):      # runs in the student's process; task is the module
+    def differentiated(
+        task, a, b, gradient
+    ):  # runs in the student's process; task is the module
         x, y = Tensor(a, requires_grad=True), Tensor(b, requires_grad=True)
         result = task.multiply(x, y)
         result.backward(gradient)
         return result.numpy(), x.grad, y.grad
 
-    def test_two_factors(task):                    # runs in the grader
+
+    def test_two_factors(task):  # runs in the grader
         value, *gradients = differentiated(task, a, b, gradient)
 
-Remote functions belong above ``# HIDDEN``: the student's process never gets the rest of the checks.
+Remote functions belong above ``# HIDDEN``: the student's process never gets the rest of
+the checks.
 """
 
 from __future__ import annotations
@@ -37,7 +43,8 @@ from minipipe.coursework.expectations import Unexpected, shown
 from minipipe.errors import CourseworkError, not_copyable
 from minipipe.schedules.action import Action
 
-__tracebackhide__ = True  # pytest shows a student frames of his own files, and none of this one
+# pytest shows a student frames of his own files, and none of this one
+__tracebackhide__ = True
 _DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?bBhHiIqQefd"}
 
 
@@ -47,7 +54,8 @@ class Task:
     Parameters
     ----------
     ask : function
-        A function of the name of a student's function, or of a remote function of the checks, and of its arguments.
+        A function of the name of a student's function, or of a remote function of the
+        checks, and of its arguments.
 
     Examples
     --------
@@ -55,23 +63,31 @@ class Task:
     'rows(2, 3)'
     """
 
-    def __init__(self, ask: Callable[[str | Callable[..., Any], tuple[Any, ...]], Any]) -> None:
+    def __init__(
+        self, ask: Callable[[str | Callable[..., Any], tuple[Any, ...]], Any]
+    ) -> None:
         self._ask = ask
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(self, "its functions run in the student's process", "Copy what they return.")
+        raise not_copyable(
+            self, "its functions run in the student's process", "Copy what they return."
+        )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):  # Python asks for these, such as __deepcopy__; no student's function has such a name
+        # Python asks for these, such as __deepcopy__; no student's function has such a
+        # name
+        if name.startswith("__"):
             raise AttributeError(f"A Task has no {name}.")
         return lambda *given: self._ask(name, given)
 
 
 def remote(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function of the checks that runs in the student's process, with ``task`` the module.
+    """Mark a function of the checks that runs in the student's process, with ``task``
+    the module.
 
-    Arguments and result are plain data. Called with a module instead of a :class:`Task`, it runs in this process.
+    Arguments and result are plain data. Called with a module instead of a
+    :class:`Task`, it runs in this process.
 
     Examples
     --------
@@ -86,13 +102,18 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def asked(task: Any, *given: Any) -> Any:
-        return task._ask(asked, given) if isinstance(task, Task) else function(task, *given)
+        return (
+            task._ask(asked, given)
+            if isinstance(task, Task)
+            else function(task, *given)
+        )
 
     return asked
 
 
 def local_task(module: ModuleType) -> Task:
-    """Return a task that runs in this process, for students' own tests; it also passes only plain data.
+    """Return a task that runs in this process, for students' own tests; it also passes
+    only plain data.
 
     Examples
     --------
@@ -101,18 +122,35 @@ def local_task(module: ModuleType) -> Task:
     >>> local_task(module).rows(3)
     [0, 1, 2]
     """
-    return Task(lambda function, given: unpacked(packed_result(module, function, unpacked(packed(given)))))
+    return Task(
+        lambda function, given: unpacked(
+            packed_result(module, function, unpacked(packed(given)))
+        )
+    )
 
 
-def packed_result(module: ModuleType, function: str | Callable[..., Any], given: Sequence[Any]) -> Any:
+def packed_result(
+    module: ModuleType, function: str | Callable[..., Any], given: Sequence[Any]
+) -> Any:
     """Call a function with plain data, and return its result packed."""
     name = function if isinstance(function, str) else function.__name__
     if isinstance(function, str) and not hasattr(module, name):
-        near = [each for each in get_close_matches(name, vars(module), 1, cutoff=0.5) if not each.startswith("_")]
+        near = [
+            each
+            for each in get_close_matches(name, vars(module), 1, cutoff=0.5)
+            if not each.startswith("_")
+        ]
         guess = f"; is it {near[0]}? Name it {name} again" if near else ""
-        raise Unexpected(name, "a function of this name, as in the original file", f"none{guess}")
-    called = getattr(module, name) if isinstance(function, str) else partial(function, module)
-    call = f"{name}({', '.join(map(shown, given))})"  # before the student's code can change the arguments
+        raise Unexpected(
+            name, "a function of this name, as in the original file", f"none{guess}"
+        )
+    called = (
+        getattr(module, name)
+        if isinstance(function, str)
+        else partial(function, module)
+    )
+    # before the student's code can change the arguments
+    call = f"{name}({', '.join(map(shown, given))})"
     return packed(called(*given), call)
 
 
@@ -137,11 +175,14 @@ def packed(value: Any, what: str = "an argument") -> Any:
         return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, (Sequence, Iterator)) and not isinstance(value, bytes):
         return [packed(item, what) for item in value]
-    raise Unexpected(what, "numbers, text, or lists of them", f"an object {shown(value)}")
+    raise Unexpected(
+        what, "numbers, text, or lists of them", f"an object {shown(value)}"
+    )
 
 
 def unpacked(data: Any) -> Any:
-    """Return the plain data of :func:`packed`; of forged data, raise ValueError, TypeError or KeyError.
+    """Return the plain data of :func:`packed`; of forged data, raise ValueError,
+    TypeError or KeyError.
 
     Examples
     --------
@@ -152,7 +193,11 @@ def unpacked(data: Any) -> Any:
         return [unpacked(item) for item in data]
     if not isinstance(data, dict):
         return data
-    return np.frombuffer(base64.b64decode(data["data"]), _DTYPES[data["dtype"]]).reshape(data["shape"]).copy()
+    return (
+        np.frombuffer(base64.b64decode(data["data"]), _DTYPES[data["dtype"]])
+        .reshape(data["shape"])
+        .copy()
+    )
 
 
 _LONGEST = 4000  # characters of each part of a result
@@ -193,7 +238,9 @@ class Failed(Exception):
     """A call of the student's code failed, in this process or another."""
 
     def __init__(self, outcome: CheckResult) -> None:
-        super().__init__(f"{outcome.reason} ({outcome.where})" if outcome.where else outcome.reason)
+        super().__init__(
+            f"{outcome.reason} ({outcome.where})" if outcome.where else outcome.reason
+        )
         self.outcome = outcome
 
 
@@ -205,9 +252,14 @@ class Late(Ended):
     """The student's process is out of time."""
 
 
-def load(name: str, text: str, path: str | Path = "", names: Mapping[str, Any] | None = None) -> ModuleType:
-    """Return a module with this source text and these initial names; raise the exceptions of the text."""
-    sys.modules[name] = module = ModuleType(name)  # dataclasses look up their module there
+def load(
+    name: str, text: str, path: str | Path = "", names: Mapping[str, Any] | None = None
+) -> ModuleType:
+    """Return a module with this source text and these initial names; raise the
+    exceptions of the text.
+    """
+    # dataclasses look up their module there
+    sys.modules[name] = module = ModuleType(name)
     module.__file__ = str(path or f"{name}.py")
     module.__dict__.update(names or {})
     exec(compile(text, module.__file__, "exec", dont_inherit=True), module.__dict__)
@@ -230,7 +282,9 @@ def load_checks(name: str, text: str) -> ModuleType:
 
 
 def run_test(test: Callable[[Task], object], task: Task) -> CheckResult:
-    """Run one test of a student's task, a function that raises if something is wrong; ``Ended`` propagates."""
+    """Run one test of a student's task, a function that raises if something is wrong;
+    ``Ended`` propagates.
+    """
     try:
         test(task)
     except Failed as failed:
@@ -242,8 +296,12 @@ def run_test(test: Callable[[Task], object], task: Task) -> CheckResult:
     return CheckResult(True)
 
 
-def reply_of(task: ModuleType, function: str | Callable[..., Any], given: Any, text: str) -> dict[str, Any]:
-    """Return the reply to a call: its value, or the result of a test whose call raised this exception."""
+def reply_of(
+    task: ModuleType, function: str | Callable[..., Any], given: Any, text: str
+) -> dict[str, Any]:
+    """Return the reply to a call: its value, or the result of a test whose call raised
+    this exception.
+    """
     try:
         return {"value": packed_result(task, function, unpacked(given))}
     except BaseException as error:
@@ -262,10 +320,24 @@ def value_of(reply: Mapping[str, Any]) -> Any:
         if "outcome" not in reply:
             return unpacked(reply["value"])
         outcome = CheckResult(**{**reply["outcome"], "passed": False})
-        if outcome.reason and all(isinstance(value, type(usual)) for value, usual in zip(outcome, CheckResult(True))):
-            cut: list[Any] = [value[:_LONGEST] if isinstance(value, str) else value for value in outcome]
+        if outcome.reason and all(
+            isinstance(value, type(usual))
+            for value, usual in zip(outcome, CheckResult(True))
+        ):
+            cut: list[Any] = [
+                value[:_LONGEST] if isinstance(value, str) else value
+                for value in outcome
+            ]
             raise Failed(CheckResult(*cut))
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError):
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        MemoryError,
+    ):
         pass
     raise Failed(CheckResult(False, "its process returned an invalid result"))
 
@@ -274,19 +346,40 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
     """Explain an exception to the student, with the path and text of the file."""
     where = _where(error, path, text)
     if isinstance(error, Unexpected):
-        return CheckResult(False, str(error), error.expected, error.got, compared=error.what, drawing=error.drawing)
+        return CheckResult(
+            False,
+            str(error),
+            error.expected,
+            error.got,
+            compared=error.what,
+            drawing=error.drawing,
+        )
     if isinstance(error, NotImplementedError):
-        return CheckResult(False, f"not written yet: {_words(error)}", where=where, is_unwritten=True)
+        return CheckResult(
+            False, f"not written yet: {_words(error)}", where=where, is_unwritten=True
+        )
     if isinstance(error, SystemExit):
-        return CheckResult(False, f"it called sys.exit({shown(error.code)}); return a result instead", where=where)
+        return CheckResult(
+            False,
+            f"it called sys.exit({shown(error.code)}); return a result instead",
+            where=where,
+        )
     if isinstance(error, MemoryError):
-        return CheckResult(False, "it needed more memory than a task may use", where=where)
+        return CheckResult(
+            False, "it needed more memory than a task may use", where=where
+        )
     if isinstance(error, AssertionError):
         return CheckResult(False, _words(error) or "an assertion failed", where=where)
     if isinstance(error, SyntaxError) and error.filename in (path, None):
-        line = f"line {error.lineno}: {(error.text or '').strip()[:_LONGEST_LINE]}" if error.lineno else ""
+        line = (
+            f"line {error.lineno}: {(error.text or '').strip()[:_LONGEST_LINE]}"
+            if error.lineno
+            else ""
+        )
         return CheckResult(False, f"it is not valid Python: {error.msg}", where=line)
-    return CheckResult(False, f"it raised {type(error).__name__}: {_words(error)}", where=where)
+    return CheckResult(
+        False, f"it raised {type(error).__name__}: {_words(error)}", where=where
+    )
 
 
 def _words(error: BaseException) -> str:
@@ -298,7 +391,8 @@ def _words(error: BaseException) -> str:
 
 def _where(error: BaseException, path: str, text: str) -> str:
     """Return the innermost line of the student's file in a traceback."""
-    where, lines = "", text.split("\n")  # traceback.extract_tb would read the file again, in an encoding that it names
+    # traceback.extract_tb would read the file again, in an encoding that it names
+    where, lines = "", text.split("\n")
     for frame, number in walk_tb(error.__traceback__):
         if frame.f_code.co_filename == path and number <= len(lines):
             where = f"line {number}: {lines[number - 1].strip()[:_LONGEST_LINE]}"

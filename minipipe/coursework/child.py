@@ -1,10 +1,13 @@
-"""The processes that run one student's file: ``python -m minipipe.coursework.child``, started by ``process.py``.
+"""The processes that run one student's file: ``python -m minipipe.coursework.child``,
+started by ``process.py``.
 
-Standard input has a line of JSON with the job, and then a line for each call. Replies go to the original standard
-output, which is moved to another descriptor before the student's code is loaded; standard output and error then both
-carry what the student prints.
+Standard input has a line of JSON with the job, and then a line for each call. Replies
+go to the original standard output, which is moved to another descriptor before the
+student's code is loaded; standard output and error then both carry what the student
+prints.
 
-This process has no test, no expected value and no secret: student code that changes it can only return other values.
+This process has no test, no expected value and no secret: student code that changes it
+can only return other values.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)
     _import_packages()
-    with limit_blas_threads(1):  # before the process is contained, and cannot list its libraries
+    # before the process is contained, and cannot list its libraries
+    with limit_blas_threads(1):
         _answer(job, replies)
     os._exit(0)  # without waiting for threads
 
@@ -44,7 +48,8 @@ def main() -> None:
 def _answer(job: dict[str, Any], replies: int) -> None:
     """Contain the process, and write each event to ``replies``."""
     for event in contained(job, lambda: _run(job)):
-        for stream in (sys.stdout, sys.stderr):  # before the reply: after the last one the process is killed
+        # before the reply: after the last one the process is killed
+        for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         line = json.dumps(event).encode() + b"\n"
@@ -53,10 +58,12 @@ def _answer(job: dict[str, Any], replies: int) -> None:
 
 
 def _import_packages() -> None:
-    """Import the packages of minipipe, which load their contents later, and the modules beside them that tasks use.
+    """Import the packages of minipipe, which load their contents later, and the modules
+    beside them that tasks use.
 
-    An installed minipipe contains solutions, so its folder cannot be listed once the process is contained. Then Python
-    finds what is in the packages, but no further package.
+    An installed minipipe contains solutions, so its folder cannot be listed once the
+    process is contained. Then Python finds what is in the packages, but no further
+    package.
     """
     for found in iter_modules(minipipe.__path__):
         if found.ispkg or found.name in ("pytree", "tensor", "testing"):
@@ -64,30 +71,41 @@ def _import_packages() -> None:
 
 
 def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Load the remote functions of the checks, inspect the student's file, load it, and answer calls."""
+    """Load the remote functions of the checks, inspect the student's file, load it, and
+    answer calls.
+    """
     calls, nothing = os.fdopen(os.dup(0), "rb"), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # input() raises at once instead of blocking
     checks = load(f"checks_of_{job['task']}", job["checks"])
     watch_everything()
-    content, given = base64.b64decode(job["content"]), [(module, name) for module, name in job["given"]]
+    content, given = (
+        base64.b64decode(job["content"]),
+        [(module, name) for module, name in job["given"]],
+    )
     file, flags = Path(f"{job['task']}.py"), list[str]()
     file.write_bytes(content)
     try:
         text = decode_source(content)
     except (SyntaxError, UnicodeError, LookupError) as error:
-        yield {"outcome": CheckResult(False, f"it is not valid Python: {error}")._asdict()}
+        yield {
+            "outcome": CheckResult(False, f"it is not valid Python: {error}")._asdict()
+        }
         return
     try:
         flags += findings(ast.parse(text, str(file)), given)
         yield {"flags": flags}  # before any of the student's code has run
-        task = load(job["task"], text, file, {"__builtins__": guarded_builtins(given, flags)})
+        task = load(
+            job["task"], text, file, {"__builtins__": guarded_builtins(given, flags)}
+        )
     except BaseException as error:
         yield {"outcome": outcome_of(error, str(file), text)._asdict(), "flags": flags}
         return
     yield {"loaded": True, "flags": flags}
     for line in calls:
         call = json.loads(line)
-        function = getattr(checks, call["function"]) if call["is_remote"] else call["function"]
+        function = (
+            getattr(checks, call["function"]) if call["is_remote"] else call["function"]
+        )
         yield {**reply_of(task, function, call["given"], text), "flags": flags}
 
 

@@ -1,4 +1,6 @@
-"""The lateness of a submission, from recorded times, never from a clock or the date of a file."""
+"""The lateness of a submission, from recorded times, never from a clock or the date of
+a file.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,18 @@ class Handed(NamedTuple):
     student: str | None = None
 
     def days_late(self, name: str, deadline: datetime | None) -> int:
-        """Return the days from the deadline to a submission; a started day counts whole."""
+        """Return the days from the deadline to a submission; a started day counts
+        whole.
+        """
         due = deadline or self.due
         if due is None:
-            raise ArgumentError("value", "--late-factor needs a deadline: add --deadline TIME.")
+            raise ArgumentError(
+                "value", "--late-factor needs a deadline: add --deadline TIME."
+            )
         if (time := self.times.get(name, self.times.get(""))) is None:
-            raise ArgumentError("value", f"The file of --times has no line for {quoted(name)}; add one.")
+            raise ArgumentError(
+                "value", f"The file of --times has no line for {quoted(name)}; add one."
+            )
         return max(0, -((due - time) // _DAY))
 
 
@@ -53,13 +61,18 @@ def moment(text: str) -> datetime:
         time = None
     if time is None or time.tzinfo is None:
         raise ArgumentError(
-            "value", f"{quoted(text)} is not a time; expected a time with its zone, such as 2026-11-30T23:59:00+01:00."
+            "value",
+            (
+                f"{quoted(text)} is not a time; expected a time with its zone, such as "
+                "2026-11-30T23:59:00+01:00."
+            ),
         )
     return time
 
 
 def read_times(path: str | Path) -> Handed:
-    """Read the times of submissions: CSV lines ``submission,time``, or Gradescope's ``submission_metadata.json``.
+    """Read the times of submissions: CSV lines ``submission,time``, or Gradescope's
+    ``submission_metadata.json``.
 
     Raises
     ------
@@ -76,13 +89,25 @@ def read_times(path: str | Path) -> Handed:
         raise FileError.of(path, error.message, "damaged") from None
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None:
-        raise ArgumentError("value", f"A line of {named} is {quoted(','.join(wrong))}; expected `submission,time`.")
+        raise ArgumentError(
+            "value",
+            (
+                f"A line of {named} is {quoted(','.join(wrong))}; expected "
+                "`submission,time`."
+            ),
+        )
     if rows and rows[0][1].strip() == "time":
         del rows[0]
     times: dict[str, datetime] = {}
     for name, time in rows:
         if name.strip() in times:
-            raise ArgumentError("value", f"{named} has two times for {quoted(name.strip())}; keep one line for each.")
+            raise ArgumentError(
+                "value",
+                (
+                    f"{named} has two times for {quoted(name.strip())}; keep one line "
+                    "for each."
+                ),
+            )
         times[name.strip()] = moment(time)
     return Handed(times)
 
@@ -91,9 +116,18 @@ def _of_gradescope(text: str, path: str | Path) -> Handed:
     try:
         data = json_value(parse_json(text), dict, "it")
         due = json_value(data["assignment"], dict, "assignment").get("due_date")
-        users = sorted(json_value(user["email"], str, "email") for user in json_value(data["users"], list, "users"))
+        users = sorted(
+            json_value(user["email"], str, "email")
+            for user in json_value(data["users"], list, "users")
+        )
         handed = moment(json_value(data["created_at"], str, "created_at"))
     except (KeyError, ArgumentError) as error:
         why = f"it lacks {error}" if isinstance(error, KeyError) else error.message
-        raise FileError.of(path, f"it is not Gradescope's metadata ({why})", "damaged") from None
-    return Handed({"": handed}, None if due is None else moment(str(due)), users[0] if users else None)
+        raise FileError.of(
+            path, f"it is not Gradescope's metadata ({why})", "damaged"
+        ) from None
+    return Handed(
+        {"": handed},
+        None if due is None else moment(str(due)),
+        users[0] if users else None,
+    )

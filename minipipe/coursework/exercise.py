@@ -1,10 +1,13 @@
-"""An exercise: one file with statement, solution and stub, and beside it one with tests and wrong answers.
+"""An exercise: one file with statement, solution and stub, and beside it one with tests
+and wrong answers.
 
-``tutorials/exercises/README.md`` has every rule; :meth:`Exercise.check` refuses a file that breaks one.
+``tutorials/exercises/README.md`` has every rule; :meth:`Exercise.check` refuses a file
+that breaks one.
 
-``tutorials/exercises/05_bubble.py`` runs as the solution. Its docstring is the statement: the first line is ``05 title:
-subject.``, and a paragraph begins with ``Lesson 05``, the lesson of the exercise. Markers enclose the part that the
-student does not get, and its replacement::
+``tutorials/exercises/05_bubble.py`` runs as the solution. Its docstring is the
+statement: the first line is ``05 title: subject.``, and a paragraph begins with
+``Lesson 05``, the lesson of the exercise. Markers enclose the part that the student
+does not get, and its replacement::
 
     # SOLUTION
     return (num_ranks - 1) / (num_microbatches + num_ranks - 1)
@@ -14,22 +17,25 @@ student does not get, and its replacement::
 
 The student may import from minipipe only what the stub imports.
 
-``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, worth one point each. They run in the
-grader; ``task`` calls the student's functions in another process, with plain data (``checking.py``). Functions marked
-``remote`` run in the student's process, whose code can forge their results: compare lengths as well. The first
-paragraph of a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint, and ``Points: 2`` its points, if
-not one. Only the instructor has the part after the line ``# HIDDEN``: tests with other numbers; ``WRONG_ANSWERS``,
-tuples of (why it is tempting, text of the solution, its replacement); and optionally ``VARIANTS``, groups of
-alternatives, each a tuple of texts. The first alternative has texts of the two files; another one replaces it for a
-student whose name draws it::
+``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, worth one
+point each. They run in the grader; ``task`` calls the student's functions in another
+process, with plain data (``checking.py``). Functions marked ``remote`` run in the
+student's process, whose code can forge their results: compare lengths as well. The
+first paragraph of a docstring is the meaning of the test, a paragraph ``Hint: …`` its
+hint, and ``Points: 2`` its points, if not one. Only the instructor has the part after
+the line ``# HIDDEN``: tests with other numbers; ``WRONG_ANSWERS``, tuples of (why it is
+tempting, text of the solution, its replacement); and optionally ``VARIANTS``, groups of
+alternatives, each a tuple of texts. The first alternative has texts of the two files;
+another one replaces it for a student whose name draws it::
 
     VARIANTS = [
         [("random.Random(1)",), ("random.Random(7)",)],
         [("4 ranks and 8 microbatches", "3/11"), ("3 ranks and 6 microbatches", "2/8")],
     ]
 
-A puzzle has, above ``# HIDDEN``, ``LEVELS``: by number n a :class:`minipipe.coursework.Level`, whose schedule the
-student's function ``level_n()`` returns as text; see ``leaderboard.py``.
+A puzzle has, above ``# HIDDEN``, ``LEVELS``: by number n a
+:class:`minipipe.coursework.Level`, whose schedule the student's function ``level_n()``
+returns as text; see ``leaderboard.py``.
 """
 
 from __future__ import annotations
@@ -53,18 +59,26 @@ from unicodedata import normalize
 from minipipe.errors import CourseworkError, quoted
 from minipipe.io import read_text
 
-_MARKED = re.compile(r"^ *# SOLUTION\n(.*?)^ *# STUB\n(.*?)^ *# END\n", re.DOTALL | re.MULTILINE)
+_MARKED = re.compile(
+    r"^ *# SOLUTION\n(.*?)^ *# STUB\n(.*?)^ *# END\n", re.DOTALL | re.MULTILINE
+)
 _MARKER = re.compile(r"^ *# (SOLUTION|STUB|END|HIDDEN)$", re.MULTILINE)
 _HIDDEN = re.compile(r"^# HIDDEN\n", re.MULTILINE)
 _KEYS = ("Hint: ", "Points: ")  # of paragraphs in the docstring of a test
 _LONGEST = 1 << 20  # bytes of a file
 _HERE = Path(__file__).resolve().parent
-# A wheel has the exercises beside this file (setup.py); a clone has them among the lessons.
-_OWN = next(filter(Path.is_dir, [_HERE / "exercises"]), _HERE.parent.parent / "tutorials" / "exercises")
+# A wheel has the exercises beside this file (setup.py); a clone has them among the
+# lessons.
+_OWN = next(
+    filter(Path.is_dir, [_HERE / "exercises"]),
+    _HERE.parent.parent / "tutorials" / "exercises",
+)
 
 
 class Test(NamedTuple):
-    """A test of an exercise, worth one point, or the number in a paragraph ``Points: 2.5``."""
+    """A test of an exercise, worth one point, or the number in a paragraph ``Points:
+    2.5``.
+    """
 
     name: str
     meaning: str
@@ -119,11 +133,18 @@ class Exercise:
 
     @cached_property
     def stub(self) -> str:
-        """The student's file: the solution without the marked parts, with the uncommented stubs in their place."""
-        text = _MARKED.sub(lambda found: re.sub(r"^( *)# ?", r"\1", found[2], flags=re.MULTILINE), self.solution)
+        """The student's file: the solution without the marked parts, with the
+        uncommented stubs in their place.
+        """
+        text = _MARKED.sub(
+            lambda found: re.sub(r"^( *)# ?", r"\1", found[2], flags=re.MULTILINE),
+            self.solution,
+        )
         if text == self.solution or _MARKER.search(text):
             how = "each on a line of its own, in turn"
-            raise self._broken(f"it needs the lines # SOLUTION, # STUB and # END, {how}")
+            raise self._broken(
+                f"it needs the lines # SOLUTION, # STUB and # END, {how}"
+            )
         return text
 
     @property
@@ -136,7 +157,9 @@ class Exercise:
         """The tests that the student gets."""
         parts = _HIDDEN.split(self.checks)
         if len(parts) != 2:
-            raise self._broken(f"its checks need one line # HIDDEN; there are {len(parts) - 1}")
+            raise self._broken(
+                f"its checks need one line # HIDDEN; there are {len(parts) - 1}"
+            )
         return parts[0].rstrip() + "\n"
 
     @cached_property
@@ -148,26 +171,49 @@ class Exercise:
         try:
             groups = ast.literal_eval(node.value)
             sizes = [{len(texts) for texts in group} for group in groups]
-            is_text = all(isinstance(text, str) and text for group in groups for texts in group for text in texts)
-            is_so = is_text and all(len(group) > 1 and len(size) == 1 for group, size in zip(groups, sizes))
+            is_text = all(
+                isinstance(text, str) and text
+                for group in groups
+                for texts in group
+                for text in texts
+            )
+            is_so = is_text and all(
+                len(group) > 1 and len(size) == 1 for group, size in zip(groups, sizes)
+            )
         except (ValueError, TypeError, RecursionError):
             is_so = False
         if not is_so:
-            how = "write groups, each a list of two or more tuples with equally many texts: [[('3',), ('5',)]]"
-            raise self._broken(f"VARIANTS of its checks, line {node.lineno}, are not lists of tuples of texts; {how}")
+            how = (
+                "write groups, each a list of two or more tuples with equally many "
+                "texts: [[('3',), ('5',)]]"
+            )
+            raise self._broken(
+                f"VARIANTS of its checks, line {node.lineno}, are not lists of "
+                f"tuples of texts; {how}"
+            )
         return groups
 
     @property
     def _variants_node(self) -> ast.Assign | None:
-        assigned = (node for node in ast.parse(self.checks).body if isinstance(node, ast.Assign))
-        return next((node for node in assigned if ast.unparse(node.targets[0]) == "VARIANTS"), None)
+        assigned = (
+            node for node in ast.parse(self.checks).body if isinstance(node, ast.Assign)
+        )
+        return next(
+            (node for node in assigned if ast.unparse(node.targets[0]) == "VARIANTS"),
+            None,
+        )
 
     def drawn_by(self, student: str) -> list[int]:
-        """Return, by group of ``VARIANTS``, the alternative that a name draws, in any case and encoding."""
+        """Return, by group of ``VARIANTS``, the alternative that a name draws, in any
+        case and encoding.
+        """
         name = normalize("NFC", student.strip()).casefold()
         found = []
         for number, group in enumerate(self.variants):
-            drawn = blake2b(f"{name}\0{self.name}\0{number}".encode("utf-8", "replace"), digest_size=8).digest()
+            drawn = blake2b(
+                f"{name}\0{self.name}\0{number}".encode("utf-8", "replace"),
+                digest_size=8,
+            ).digest()
             found.append(int.from_bytes(drawn) % len(group))
         return found
 
@@ -178,13 +224,22 @@ class Exercise:
             texts |= zip(group[0], group[drawn], strict=True)
         if not texts:
             return self
-        any_of = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
-        solution, checks = (any_of.sub(lambda found: texts[found[0]], text) for text in (self.solution, self.checks))
+        any_of = re.compile(
+            "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+        )
+        solution, checks = (
+            any_of.sub(lambda found: texts[found[0]], text)
+            for text in (self.solution, self.checks)
+        )
         return replace(self, solution=solution, checks=checks)
 
     def all_drawn(self) -> Iterator[str]:
         """Yield names that together draw each alternative."""
-        left = {(number, index) for number, group in enumerate(self.variants) for index in range(len(group))}
+        left = {
+            (number, index)
+            for number, group in enumerate(self.variants)
+            for index in range(len(group))
+        }
         for student in map("student {}".format, count()):
             if not left:
                 return
@@ -201,78 +256,152 @@ class Exercise:
     def tests(self) -> tuple[Test, ...]:
         """Every test, the visible ones first."""
         last_visible = self.visible_checks.count("\n")
-        functions = [node for node in ast.parse(self.checks).body if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node
+            for node in ast.parse(self.checks).body
+            if isinstance(node, ast.FunctionDef)
+        ]
         return tuple(
-            Test(node.name, *_said(ast.get_docstring(node) or ""), is_hidden=node.lineno > last_visible)
+            Test(
+                node.name,
+                *_said(ast.get_docstring(node) or ""),
+                is_hidden=node.lineno > last_visible,
+            )
             for node in functions
             if node.name.startswith("test_")
         )
 
-    # -- rules ---------------------------------------------------------------------------------------------------------
+    # -- rules -------------------------------------------------------------------------
 
     def _broken(self, what: str) -> CourseworkError:
         return CourseworkError("damaged", f"{self.name}: {what}.")
 
     def check(self) -> None:
-        """Raise ``CourseworkError`` with code ``damaged`` for a rule that one of the files breaks."""
-        for what, text in (("it", self.solution), ("its stub", self.stub), ("its file of checks", self.checks)):
+        """Raise ``CourseworkError`` with code ``damaged`` for a rule that one of the
+        files breaks.
+        """
+        for what, text in (
+            ("it", self.solution),
+            ("its stub", self.stub),
+            ("its file of checks", self.checks),
+        ):
             try:
                 ast.parse(text)
             except SyntaxError as error:
-                raise self._broken(f"{what} is not valid Python: line {error.lineno}, {error.msg}") from None
-            except (ValueError, RecursionError, MemoryError):  # a NUL, before Python 3.12; the parser's stack
-                raise self._broken(f"{what} is not valid Python: it has a NUL, or is nested too deeply") from None
+                raise self._broken(
+                    f"{what} is not valid Python: line {error.lineno}, {error.msg}"
+                ) from None
+            # a NUL, before Python 3.12; the parser's stack
+            except (ValueError, RecursionError, MemoryError):
+                raise self._broken(
+                    f"{what} is not valid Python: it has a NUL, or is nested too deeply"
+                ) from None
         number, first = self.name.partition("_")[0], self.statement.partition("\n")[0]
         if not re.match(rf"{number} [^:]+: .", first):
-            raise self._broken(f"its docstring begins with {quoted(first)}; expected '{number} title: its subject.'")
+            raise self._broken(
+                f"its docstring begins with {quoted(first)}; expected '{number} "
+                "title: its subject.'"
+            )
         _ = self.lesson
-        kept = [line for found in _MARKED.finditer(self.solution) for line in found[2].splitlines() if line.strip()]
-        if wrong := next((line.strip() for line in kept if not line.lstrip().startswith("#")), None):
+        kept = [
+            line
+            for found in _MARKED.finditer(self.solution)
+            for line in found[2].splitlines()
+            if line.strip()
+        ]
+        if wrong := next(
+            (line.strip() for line in kept if not line.lstrip().startswith("#")), None
+        ):
             how = "expected comments, which become the student's code"
             raise self._broken(f"between # STUB and # END is {quoted(wrong)}; {how}")
         self._check_tests()
         self._check_variants()
 
     def _check_tests(self) -> None:
-        last_visible, names = self.visible_checks.count("\n"), [test.name for test in self.tests]
+        last_visible, names = (
+            self.visible_checks.count("\n"),
+            [test.name for test in self.tests],
+        )
         if not names:
-            raise self._broken("its checks have no test; expected functions test_…(task)")
-        for node in (node for node in ast.parse(self.checks).body if isinstance(node, ast.FunctionDef)):
-            is_remote = any(ast.unparse(each).endswith("remote") for each in node.decorator_list)
+            raise self._broken(
+                "its checks have no test; expected functions test_…(task)"
+            )
+        for node in (
+            node
+            for node in ast.parse(self.checks).body
+            if isinstance(node, ast.FunctionDef)
+        ):
+            is_remote = any(
+                ast.unparse(each).endswith("remote") for each in node.decorator_list
+            )
             if is_remote and node.lineno > last_visible:
                 where = "below # HIDDEN, which no student's process gets; move it above"
-                raise self._broken(f"{node.name} of its checks is marked @remote {where}")
+                raise self._broken(
+                    f"{node.name} of its checks is marked @remote {where}"
+                )
             if node.name not in names:
                 continue
             if names.count(node.name) > 1:
-                raise self._broken(f"its checks have two tests {node.name}, of which Python keeps one; rename one")
+                raise self._broken(
+                    f"its checks have two tests {node.name}, of which Python keeps "
+                    "one; rename one"
+                )
             if [each.arg for each in node.args.args] != ["task"]:
-                raise self._broken(f"{node.name}({ast.unparse(node.args)}) has the wrong arguments; expected task")
+                raise self._broken(
+                    f"{node.name}({ast.unparse(node.args)}) has the wrong "
+                    "arguments; expected task"
+                )
             if not ast.get_docstring(node):
-                raise self._broken(f"{node.name} has no docstring; its first paragraph says what the test means")
+                raise self._broken(
+                    f"{node.name} has no docstring; its first paragraph says what "
+                    "the test means"
+                )
 
     def _check_variants(self) -> None:
-        """Refuse variants whose first alternative is not in the files: another would change nothing."""
+        """Refuse variants whose first alternative is not in the files: another would
+        change nothing.
+        """
         if not self.variants or (node := self._variants_node) is None:
             return
         lines = self.checks.splitlines()
-        files = "\n".join([self.solution, *lines[: node.lineno - 1], *lines[node.end_lineno :]])
-        wrong = next((text for group in self.variants for text in group[0] if text not in files), None)
+        files = "\n".join(
+            [self.solution, *lines[: node.lineno - 1], *lines[node.end_lineno :]]
+        )
+        wrong = next(
+            (text for group in self.variants for text in group[0] if text not in files),
+            None,
+        )
         if wrong is not None:
-            how = "the first alternative of a group has texts of the two files, letter for letter"
-            raise self._broken(f"VARIANTS have {quoted(wrong)}, which does not occur in its files; {how}")
+            how = (
+                "the first alternative of a group has texts of the two files, letter "
+                "for letter"
+            )
+            raise self._broken(
+                f"VARIANTS have {quoted(wrong)}, which does not occur in its files; "
+                f"{how}"
+            )
 
 
 def _said(docstring: str) -> tuple[str, str, float]:
     """Return the first paragraph of a docstring, the hint, and the points."""
     paragraphs = [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")]
-    hints, points = ([each.removeprefix(key) for each in paragraphs if each.startswith(key)] for key in _KEYS)
+    hints, points = (
+        [each.removeprefix(key) for each in paragraphs if each.startswith(key)]
+        for key in _KEYS
+    )
     try:
         weight = float(points[0]) if points else 1.0
     except ValueError:
         weight = inf
     if not 0 < weight < inf:
-        raise CourseworkError("damaged", f"A test says 'Points: {points[0]}'; expected a number above 0, such as 2.5.")
+        raise CourseworkError(
+            "damaged",
+            (
+                f"A test says 'Points: {points[0]}'; expected a number above 0, "
+                "such as "
+                "2.5."
+            ),
+        )
     return paragraphs[0], " ".join(hints), weight
 
 
@@ -297,10 +426,12 @@ def find_source(given: str | Path | None = None) -> Path:
         Code ``not-found``.
     """
     source = _OWN if given is None else Path(given)
-    if not (os.path.isdir(source) and any(source.glob("[0-9][0-9]_*.py"))):  # glob raises for names that are too long
+    # glob raises for names that are too long
+    if not (os.path.isdir(source) and any(source.glob("[0-9][0-9]_*.py"))):
         raise CourseworkError(
             "not-found",
-            f"There are no exercises in {quoted(str(source), 200)}; expected files such as 05_bubble.py. Without "
+            f"There are no exercises in {quoted(str(source), 200)}; expected files "
+            "such as 05_bubble.py. Without "
             "--source, minipipe's exercises are used.",
         )
     return source
@@ -311,23 +442,31 @@ def _text_of(path: Path) -> str:
 
 
 def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
-    """Read all exercises of a directory, in order; with a student, they have the numbers that the name draws.
+    """Read all exercises of a directory, in order; with a student, they have the
+    numbers that the name draws.
 
     Raises
     ------
     CourseworkError
-        Codes ``not-found``, if the checks of an exercise are missing, and ``damaged``, if a file breaks a rule.
+        Codes ``not-found``, if the checks of an exercise are missing, and ``damaged``,
+        if a file breaks a rule.
     FileError
     """
     exercises = []
     for path in sorted(source.glob("[0-9][0-9]_*.py")):
         checks = source / "checks" / path.name
         if not checks.is_file():
-            raise CourseworkError("not-found", f"'{path}' has no tests: '{checks}' is missing.")
+            raise CourseworkError(
+                "not-found", f"'{path}' has no tests: '{checks}' is missing."
+            )
         found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
         found.check()
         exercises.append(found)
-    return exercises if student is None else [exercise.for_student(student) for exercise in exercises]
+    return (
+        exercises
+        if student is None
+        else [exercise.for_student(student) for exercise in exercises]
+    )
 
 
 def named(exercises: Iterable[Exercise], name: str) -> Exercise:
@@ -341,13 +480,20 @@ def named(exercises: Iterable[Exercise], name: str) -> Exercise:
     by_name = {exercise.name: exercise for exercise in exercises}
     if name in by_name:
         return by_name[name]
-    near = [known for known in by_name if name and name in known] or get_close_matches(name, by_name, 1)
+    near = [known for known in by_name if name and name in known] or get_close_matches(
+        name, by_name, 1
+    )
     guess = f" Did you mean {near[0]}?" if near else ""
-    raise CourseworkError("name", f"There is no task {name!r}.{guess} The tasks are {', '.join(by_name)}.")
+    raise CourseworkError(
+        "name", f"There is no task {name!r}.{guess} The tasks are {', '.join(by_name)}."
+    )
 
 
-def chosen_of(exercises: Sequence[Exercise], only: str | Iterable[str] | None) -> list[Exercise]:
-    """Return the exercises with one or several names, each once, in their own order; all if none is named.
+def chosen_of(
+    exercises: Sequence[Exercise], only: str | Iterable[str] | None
+) -> list[Exercise]:
+    """Return the exercises with one or several names, each once, in their own order;
+    all if none is named.
 
     Raises
     ------
@@ -356,7 +502,12 @@ def chosen_of(exercises: Sequence[Exercise], only: str | Iterable[str] | None) -
 
     Examples
     --------
-    >>> [exercise.name for exercise in chosen_of(exercises_in(find_source()), ["05_bubble", "01_multiply"])]
+    >>> [
+    ...     exercise.name
+    ...     for exercise in chosen_of(
+    ...         exercises_in(find_source()), ["05_bubble", "01_multiply"]
+    ...     )
+    ... ]
     ['01_multiply', '05_bubble']
     """
     if only is None:
@@ -366,7 +517,7 @@ def chosen_of(exercises: Sequence[Exercise], only: str | Iterable[str] | None) -
     return [exercise for exercise in exercises if exercise.name in wanted]
 
 
-# -- the student's copy ---------------------------------------------------------------------------------------------
+# -- the student's copy ----------------------------------------------------------------
 
 _CONFTEST = '''"""Gives each test its task: `test_05_bubble.py` gets `05_bubble.py`, which `import` cannot name."""
 
@@ -382,7 +533,8 @@ def task(request):
     return local_task(import_module(request.path.stem.removeprefix("test_")))
 '''
 
-# With a configuration file, pytest takes this directory as the root, independent of the current directory.
+# With a configuration file, pytest takes this directory as the root, independent of the
+# current directory.
 _PYTEST_INI = """[pytest]
 pythonpath = .
 addopts = --tb=short
@@ -390,9 +542,13 @@ addopts = --tb=short
 
 
 def write_coursework(
-    directory: str | Path, *, source: str | Path | None = None, student: str | None = None
+    directory: str | Path,
+    *,
+    source: str | Path | None = None,
+    student: str | None = None,
 ) -> list[Path]:
-    """Write the student's copy of the exercises; the same exercises give the same bytes.
+    """Write the student's copy of the exercises; the same exercises give the same
+    bytes.
 
     Parameters
     ----------
@@ -420,7 +576,9 @@ def write_coursework(
     ...     [path.name for path in write_coursework(folder)][:4]
     ['README.md', 'conftest.py', 'pytest.ini', '01_multiply.py']
     """
-    copies = _copies(exercises_in(find_source(source), student), student, is_own=source is not None)
+    copies = _copies(
+        exercises_in(find_source(source), student), student, is_own=source is not None
+    )
     directory = Path(directory)
     try:
         _check_is_empty(directory)
@@ -437,18 +595,29 @@ def write_coursework(
 
 
 def _check_is_empty(directory: Path) -> None:
-    found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    found = (
+        sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    )
     if found:
         raise CourseworkError(
             "unwritable",
-            f"'{directory}' is not empty ({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no file is "
-            "overwritten. Give a new directory; to restart one task, copy its file from there.",
+            f"'{directory}' is not empty "
+            f"({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no "
+            "file is "
+            "overwritten. Give a new directory; to restart one task, copy its file "
+            "from there.",
         )
 
 
-def _copies(exercises: Sequence[Exercise], student: str | None, is_own: bool) -> dict[str, str]:
+def _copies(
+    exercises: Sequence[Exercise], student: str | None, is_own: bool
+) -> dict[str, str]:
     """Return the text of each file of the student's copy, by its name."""
-    copies = {"README.md": _readme(exercises, student, is_own), "conftest.py": _CONFTEST, "pytest.ini": _PYTEST_INI}
+    copies = {
+        "README.md": _readme(exercises, student, is_own),
+        "conftest.py": _CONFTEST,
+        "pytest.ini": _PYTEST_INI,
+    }
     for exercise in exercises:
         copies[f"{exercise.name}.py"] = exercise.stub
         copies[f"test_{exercise.name}.py"] = exercise.visible_checks
@@ -464,15 +633,23 @@ def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) ->
     rows = []
     for exercise in exercises:
         hidden = total(test.weight for test in exercise.tests if test.is_hidden)
-        rows.append(f"| {exercise.name} | {exercise.points} | {hidden} | {exercise.lesson} | {exercise.subject} |")
-    first, own = exercises[0].name, "" if student is None else f" --student {quote(student)}"
+        rows.append(
+            f"| {exercise.name} | {exercise.points} | {hidden} | {exercise.lesson} "
+            f"| {exercise.subject} |"
+        )
+    first, own = (
+        exercises[0].name,
+        "" if student is None else f" --student {quote(student)}",
+    )
     commands = {
         "pip install pytest": "once: the next two need it",
         "python -m pytest .": "all visible tests",
         f"python -m pytest test_{first}.py": "visible tests of one task",
     }
     if not is_own:  # a student has no others
-        commands |= {f"minipipe grade .{own}": "all tests, also hidden ones, and points"}
+        commands |= {
+            f"minipipe grade .{own}": "all tests, also hidden ones, and points"
+        }
         commands |= {f"minipipe grade .{own} --only {first}": "all tests of one task"}
     width, graded = max(map(len, commands)), _WITH_SOURCE if is_own else _WITHOUT
     if own and not is_own:
@@ -480,7 +657,9 @@ def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) ->
     text = (files("minipipe.coursework") / "student.md").read_text("utf-8")
     return text.format(
         first=first,
-        commands="\n".join(f"    {command:{width}}    {what}" for command, what in commands.items()),
+        commands="\n".join(
+            f"    {command:{width}}    {what}" for command, what in commands.items()
+        ),
         graded=graded,
         rows="\n".join(rows),
         points=total(exercise.points for exercise in exercises),

@@ -1,7 +1,8 @@
-"""Assertions for tests of exercises, whose errors name the call, the expected value and the actual one.
+"""Assertions for tests of exercises, whose errors name the call, the expected value and
+the actual one.
 
-All raise :class:`Unexpected`, an AssertionError that pytest shows as well. They check the type first: an object that
-claims to equal everything does not pass.
+All raise :class:`Unexpected`, an AssertionError that pytest shows as well. They check
+the type first: an object that claims to equal everything does not pass.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.verifier import verify
 
-__tracebackhide__ = True  # pytest shows a student frames of his own files, and none of this one
+# pytest shows a student frames of his own files, and none of this one
+__tracebackhide__ = True
 _LONGEST = 400
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # differs in each run
-_WORDS: dict[type, str] = {Real: "a number", np.ndarray: "an array", str: "text", bool: "True or False"}
+_WORDS: dict[type, str] = {
+    Real: "a number",
+    np.ndarray: "an array",
+    str: "text",
+    bool: "True or False",
+}
 _PLAIN = (bool, int, float, str, bytes, range, type(None), Action)
 
 
@@ -43,7 +50,10 @@ class Unexpected(AssertionError):
     """
 
     def __init__(self, what: str, expected: str, got: str, drawing: str = "") -> None:
-        super().__init__(f"{what}: expected {expected}, got {got}" + (f"\n\n{drawing}\n" if drawing else ""))
+        super().__init__(
+            f"{what}: expected {expected}, got {got}"
+            + (f"\n\n{drawing}\n" if drawing else "")
+        )
         self.what, self.expected, self.got, self.drawing = what, expected, got, drawing
 
     def __reduce__(self) -> tuple[type[Unexpected], tuple[str, ...]]:
@@ -69,8 +79,14 @@ def expect_type(got: object, kind: type | tuple[type, ...], what: str) -> None:
     >>> expect_type([1], (list, tuple), "rows(1, 1)")
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    names = " or ".join(_WORDS.get(each, f"a value of type {each.__name__}") for each in kinds)
-    how = ", as from a function that ends without `return`" if got is None else f" of type {type(got).__name__}"
+    names = " or ".join(
+        _WORDS.get(each, f"a value of type {each.__name__}") for each in kinds
+    )
+    how = (
+        ", as from a function that ends without `return`"
+        if got is None
+        else f" of type {type(got).__name__}"
+    )
     expect_that(isinstance(got, kind), what, names, f"{shown(got)}{how}")
 
 
@@ -82,14 +98,19 @@ def expect_sequence(got: Any, what: str) -> list[Any]:
     >>> expect_sequence((rank for rank in range(2)), "ranks")
     [0, 1]
     """
-    is_sequence = isinstance(got, (Sequence, Iterator)) and not isinstance(got, (str, bytes))
+    is_sequence = isinstance(got, (Sequence, Iterator)) and not isinstance(
+        got, (str, bytes)
+    )
     is_sequence = is_sequence or (isinstance(got, np.ndarray) and got.ndim > 0)
-    expect_that(is_sequence, what, "a list", f"{shown(got)} of type {type(got).__name__}")
+    expect_that(
+        is_sequence, what, "a list", f"{shown(got)} of type {type(got).__name__}"
+    )
     return got.tolist() if isinstance(got, np.ndarray) else list(got)
 
 
 def expect_equal(got: object, expected: object, what: str) -> None:
-    """Expect a plain value: a number, a string, or a sequence of those; lists and tuples are equal.
+    """Expect a plain value: a number, a string, or a sequence of those; lists and
+    tuples are equal.
 
     Examples
     --------
@@ -101,11 +122,14 @@ def expect_equal(got: object, expected: object, what: str) -> None:
     """
     wanted, value = _plain(expected, what), _plain(got, what)
     if value != wanted:
-        raise Unexpected(what, shown(expected), _first_difference(value, wanted) or shown(got))
+        raise Unexpected(
+            what, shown(expected), _first_difference(value, wanted) or shown(got)
+        )
 
 
 def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) -> None:
-    """Expect a number or array of the same shape, within a tolerance relative to the largest value, at least 1.
+    """Expect a number or array of the same shape, within a tolerance relative to the
+    largest value, at least 1.
 
     Examples
     --------
@@ -116,7 +140,12 @@ def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) ->
     else:
         expect_type(got, np.ndarray, what)
     value, wanted = np.asarray(got), np.asarray(expected)
-    expect_that(value.shape == wanted.shape, what, f"the shape {wanted.shape}", f"the shape {value.shape}")
+    expect_that(
+        value.shape == wanted.shape,
+        what,
+        f"the shape {wanted.shape}",
+        f"the shape {value.shape}",
+    )
     allowed = tolerance * max(1.0, float(np.abs(wanted).max(initial=0.0)))
     is_near = np.abs(value - wanted) <= allowed  # False for nan
     if not is_near.all():
@@ -131,20 +160,38 @@ def expect_bits(got: Any, expected: np.ndarray, what: str) -> None:
     >>> expect_bits(np.ones(2), np.array([1.0, 1.0]), "the gradient")
     """
     expect_type(got, np.ndarray, what)
-    expect_that(got.dtype == expected.dtype, what, f"the dtype {expected.dtype}", f"the dtype {got.dtype}")
-    expect_that(got.shape == expected.shape, what, f"the shape {expected.shape}", f"the shape {got.shape}")
+    expect_that(
+        got.dtype == expected.dtype,
+        what,
+        f"the dtype {expected.dtype}",
+        f"the dtype {got.dtype}",
+    )
+    expect_that(
+        got.shape == expected.shape,
+        what,
+        f"the shape {expected.shape}",
+        f"the shape {got.shape}",
+    )
     if got.tobytes() != expected.tobytes():
-        raise _unexpected_element(f"{what}, bit for bit", got, expected, got != expected)
+        raise _unexpected_element(
+            f"{what}, bit for bit", got, expected, got != expected
+        )
 
 
-def _unexpected_element(what: str, got: np.ndarray, expected: np.ndarray, is_wrong: np.ndarray) -> Unexpected:
+def _unexpected_element(
+    what: str, got: np.ndarray, expected: np.ndarray, is_wrong: np.ndarray
+) -> Unexpected:
     """Return the error with the first wrong element and their number."""
     places = np.argwhere(is_wrong)
     if got.ndim == 0 or not len(places):  # the sign of a zero
         return Unexpected(what, shown(expected), shown(got))
     place = tuple(map(int, places[0]))
     element = f"{what}, element {list(place)}"
-    return Unexpected(element, f"{expected[place]}", f"{got[place]}; {len(places)} of {got.size} elements are wrong")
+    return Unexpected(
+        element,
+        f"{expected[place]}",
+        f"{got[place]}; {len(places)} of {got.size} elements are wrong",
+    )
 
 
 def expect_at_most(got: Any, limit: float, what: str) -> None:
@@ -158,7 +205,9 @@ def expect_at_most(got: Any, limit: float, what: str) -> None:
     expect_that(bool(got <= limit), what, f"at most {limit:g}", f"{got:g}")
 
 
-def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | None = None) -> None:
+def expect_legal(
+    schedule: Any, what: str, memory_limit: int | Sequence[int] | None = None
+) -> None:
     """Expect a legal schedule, within a memory limit in (stage, microbatch) pairs.
 
     Examples
@@ -184,25 +233,45 @@ def shown(value: object) -> str:
     """
     try:
         if isinstance(value, np.ndarray):
-            text = np.array2string(value, precision=8, separator=", ", threshold=20, edgeitems=3)
+            text = np.array2string(
+                value, precision=8, separator=", ", threshold=20, edgeitems=3
+            )
         elif isinstance(value, Action):
             text = str(value)
-        elif isinstance(value, (list, tuple)) and value and all(isinstance(item, Action) for item in value):
+        elif (
+            isinstance(value, (list, tuple))
+            and value
+            and all(isinstance(item, Action) for item in value)
+        ):
             text = " ".join(map(str, value))
         else:
             text = _ADDRESS.sub(">", repr(value))
     except Exception as error:
-        return f"an object of type {type(value).__name__} whose repr raises {type(error).__name__}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({counted(len(text), 'character')})"
+        return (
+            f"an object of type {type(value).__name__} whose repr raises "
+            f"{type(error).__name__}"
+        )
+    return (
+        text
+        if len(text) <= _LONGEST
+        else f"{text[:_LONGEST]}… ({counted(len(text), 'character')})"
+    )
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Return a value with lists for sequences and Python's numbers for NumPy's; refuse other objects."""
+    """Return a value with lists for sequences and Python's numbers for NumPy's; refuse
+    other objects.
+    """
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (list, tuple):
         return [_plain(item, what) for item in value]
-    expect_that(type(value) in _PLAIN, what, "numbers, text, or lists of them", f"an object {shown(value)}")
+    expect_that(
+        type(value) in _PLAIN,
+        what,
+        "numbers, text, or lists of them",
+        f"an object {shown(value)}",
+    )
     return value
 
 
@@ -213,4 +282,6 @@ def _first_difference(got: Any, expected: Any) -> str | None:
     if len(got) != len(expected):
         return f"{counted(len(got), 'item')} instead of {len(expected)}: {shown(got)}"
     at = next(i for i, (one, other) in enumerate(zip(got, expected)) if one != other)
-    return f"{shown(got[at])} instead of {shown(expected[at])} at index {at}: {shown(got)}"
+    return (
+        f"{shown(got[at])} instead of {shown(expected[at])} at index {at}: {shown(got)}"
+    )

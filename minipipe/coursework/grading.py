@@ -1,7 +1,9 @@
-"""Grading: the instructor's tests run in this process, and each task in its own contained processes.
+"""Grading: the instructor's tests run in this process, and each task in its own
+contained processes.
 
-README.md describes the containment and its limits. Results are compared in the grader's process. A student's process
-gets the student's file, the visible checks, and each call as plain data (:mod:`minipipe.coursework.checking`).
+README.md describes the containment and its limits. Results are compared in the grader's
+process. A student's process gets the student's file, the visible checks, and each call
+as plain data (:mod:`minipipe.coursework.checking`).
 """
 
 from __future__ import annotations
@@ -15,8 +17,23 @@ from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any
 
-from minipipe.coursework.checking import CheckResult, Ended, Failed, Late, Task, load_checks, run_test
-from minipipe.coursework.exercise import Exercise, Test, chosen_of, exercises_in, find_source, total
+from minipipe.coursework.checking import (
+    CheckResult,
+    Ended,
+    Failed,
+    Late,
+    Task,
+    load_checks,
+    run_test,
+)
+from minipipe.coursework.exercise import (
+    Exercise,
+    Test,
+    chosen_of,
+    exercises_in,
+    find_source,
+    total,
+)
 from minipipe.coursework.leaderboard import Entry, entries_of, levels_in
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess, Students
 from minipipe.coursework.sandbox import Containment, weakest
@@ -25,11 +42,20 @@ from minipipe.errors import CourseworkError, FileError, counted
 from minipipe.io import printable_lines
 from minipipe.specs import Spec
 
-_TIME_LIMIT = Spec(float, above=0, expected="seconds, more than 0", error=CourseworkError, code="timeout")
+_TIME_LIMIT = Spec(
+    float,
+    above=0,
+    expected="seconds, more than 0",
+    error=CourseworkError,
+    code="timeout",
+)
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
 
-OF_ANOTHER = "the numbers of its statement are not the graded ones; --variants or --student selects them"
+OF_ANOTHER = (
+    "the numbers of its statement are not the graded ones; --variants or --student "
+    "selects them"
+)
 _LATE = "it was stopped after {:g} s; is there an endless loop, or far too much to try?"
 _NOT_REACHED = "not reached: an earlier test used up the time"
 _KEPT = "details of hidden tests are not shown"
@@ -53,7 +79,8 @@ class TaskReport:
     containment : Containment, optional
         None if the student's code was not run.
     flags : tuple of str
-        Names that the task does not give, each with its line; see :mod:`minipipe.coursework.imports`.
+        Names that the task does not give, each with its line; see
+        :mod:`minipipe.coursework.imports`.
     entries : tuple of Entry
         The legal schedules of a puzzle, for a leaderboard.
     is_of_another : bool
@@ -62,7 +89,11 @@ class TaskReport:
     Examples
     --------
     >>> exercise = exercises_in(find_source(None))[4]
-    >>> print(TaskReport(exercise, tuple((test, CheckResult(True)) for test in exercise.tests)))
+    >>> print(
+    ...     TaskReport(
+    ...         exercise, tuple((test, CheckResult(True)) for test in exercise.tests)
+    ...     )
+    ... )
     05_bubble               7 of  7  done
     """
 
@@ -93,8 +124,12 @@ class TaskReport:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the file is still the stub, or every test reached an unwritten part."""
-        return self.is_as_given or all(result.is_unwritten for _, result in self.outcomes)
+        """Whether the file is still the stub, or every test reached an unwritten
+        part.
+        """
+        return self.is_as_given or all(
+            result.is_unwritten for _, result in self.outcomes
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return one of the ``tasks`` of :meth:`Report.as_json`."""
@@ -130,47 +165,88 @@ class TaskReport:
         }
 
     def without_hidden(self) -> TaskReport:
-        """Return the report without texts that reveal hidden tests, such as the output of the student's code."""
+        """Return the report without texts that reveal hidden tests, such as the output
+        of the student's code.
+        """
         shown = [(test, result) for test, result in self.outcomes if not test.is_hidden]
-        for number, (test, result) in enumerate((each for each in self.outcomes if each[0].is_hidden), 1):
+        for number, (test, result) in enumerate(
+            (each for each in self.outcomes if each[0].is_hidden), 1
+        ):
             kept = CheckResult(result.passed, "" if result.passed else _KEPT)
             shown.append((Test(f"hidden_{number}", "", "", test.weight, True), kept))
         return replace(self, outcomes=tuple(shown), output="", flags=())
 
     def __str__(self) -> str:
-        verdict = "done" if self.passed else "not started" if self.is_untouched else self.problem
-        lines = [f"{self.exercise.name:22} {self.points:2} of {self.possible:2}  {verdict}".rstrip()]
+        verdict = (
+            "done"
+            if self.passed
+            else "not started"
+            if self.is_untouched
+            else self.problem
+        )
+        lines = [
+            (
+                f"{self.exercise.name:22} {self.points:2} of {self.possible:2}  "
+                f"{verdict}"
+            ).rstrip()
+        ]
         if self.is_of_another:
             lines.append(f"    {OF_ANOTHER}")
         if self.flags:
-            found = wrap(f"names not allowed in this task: {'; '.join(self.flags)}", _WIDTH)
+            found = wrap(
+                f"names not allowed in this task: {'; '.join(self.flags)}", _WIDTH
+            )
             lines += [indent(line, "    ") for line in found]
         if not (self.passed or self.is_untouched or self.problem):
-            lines += [_failure(test, result) for test, result in self.outcomes if not result.passed]
+            lines += [
+                _failure(test, result)
+                for test, result in self.outcomes
+                if not result.passed
+            ]
         if self.output and not self.passed:
-            lines.append(indent(f"\nIt printed:\n{indent(self.output.rstrip(), '  ')}", "    "))
-        return printable_lines("\n".join(lines).expandtabs())  # control characters would steer a terminal
+            lines.append(
+                indent(f"\nIt printed:\n{indent(self.output.rstrip(), '  ')}", "    ")
+            )
+        # control characters would steer a terminal
+        return printable_lines("\n".join(lines).expandtabs())
 
 
 def _failure(test: Test, result: CheckResult) -> str:
     """Return the meaning of a test, its failure, and the hint."""
-    lines = [f"\n{test.name}{' (hidden)' if test.is_hidden else ''}", *wrap(test.meaning, _WIDTH)]
+    lines = [
+        f"\n{test.name}{' (hidden)' if test.is_hidden else ''}",
+        *wrap(test.meaning, _WIDTH),
+    ]
     lines += [indent(line, "  ") for line in _reason(result)]
     lines += [f"  {result.where}"] if result.where else []
-    lines += [indent(line, "  ") for line in wrap(f"Hint: {test.hint}", _WIDTH)] if test.hint else []
+    lines += (
+        [indent(line, "  ") for line in wrap(f"Hint: {test.hint}", _WIDTH)]
+        if test.hint
+        else []
+    )
     return indent("\n".join(lines), "    ")
 
 
 def _reason(result: CheckResult) -> list[str]:
-    """Return the expected value above the actual one; or the sentence, if nothing was compared."""
+    """Return the expected value above the actual one; or the sentence, if nothing was
+    compared.
+    """
     if result.compared:
         values = [*_aligned("expected", result.expected), *_aligned("got", result.got)]
-        return [*result.compared.rstrip().splitlines(), *values, *result.drawing.splitlines()]
+        return [
+            *result.compared.rstrip().splitlines(),
+            *values,
+            *result.drawing.splitlines(),
+        ]
     return [line for part in result.reason.splitlines() for line in wrap(part, _WIDTH)]
 
 
 def _aligned(word: str, text: str) -> list[str]:
-    first, *others = [line for part in text.rstrip().splitlines() for line in wrap(part, _WIDTH - 11) or [""]]
+    first, *others = [
+        line
+        for part in text.rstrip().splitlines()
+        for line in wrap(part, _WIDTH - 11) or [""]
+    ]
     return [f"  {word:8} {first}", *(f"{'':11}{line}" for line in others)]
 
 
@@ -222,13 +298,17 @@ class Report:
 
     @property
     def next(self) -> Exercise | None:
-        """The task of the earliest lesson that is not done, or else the following one."""
+        """The task of the earliest lesson that is not done, or else the following
+        one.
+        """
         left = [task.exercise for task in self.tasks if not task.passed]
         return min(left, key=lambda exercise: exercise.lesson, default=self.following)
 
     @property
     def containment(self) -> Containment | None:
-        """The layers common to all tasks, and everything that any task could reach; None if none was run."""
+        """The layers common to all tasks, and everything that any task could reach;
+        None if none was run.
+        """
         return weakest(task.containment for task in self.tasks)
 
     @property
@@ -237,9 +317,11 @@ class Report:
         return all(task.passed for task in self.tasks)
 
     def without_hidden(self) -> Report:
-        """Return the report for a student who must not see hidden tests: for each, only whether it passed.
+        """Return the report for a student who must not see hidden tests: for each, only
+        whether it passed.
 
-        It omits the output of the code and the flags, because both can reveal the arguments of hidden tests.
+        It omits the output of the code and the flags, because both can reveal the
+        arguments of hidden tests.
         """
         return replace(self, tasks=tuple(task.without_hidden() for task in self.tasks))
 
@@ -287,15 +369,24 @@ class Report:
 
     def __str__(self) -> str:
         done = sum(task.passed for task in self.tasks)
-        lines = [*map(str, self.tasks), "", *([str(self.containment)] if self.containment else [])]
+        lines = [
+            *map(str, self.tasks),
+            "",
+            *([str(self.containment)] if self.containment else []),
+        ]
         if self.next:
-            lines.append(f"next: {self.next.name} (lesson {self.next.lesson}), {self.next.subject}")
+            lines.append(
+                f"next: {self.next.name} (lesson {self.next.lesson}), "
+                f"{self.next.subject}"
+            )
         if self.days_late:
             lines.append(
-                f"days late: {self.days_late}, times {self.late_factor:g} per day: {counted(self.score, 'point')}"
+                f"days late: {self.days_late}, times {self.late_factor:g} per day: "
+                f"{counted(self.score, 'point')}"
             )
         lines.append(
-            f"{self.points} of {counted(self.possible, 'point')}, {done} of {counted(len(self.tasks), 'task')} done"
+            f"{self.points} of {counted(self.possible, 'point')}, {done} of "
+            f"{counted(len(self.tasks), 'task')} done"
         )
         return "\n".join(lines)
 
@@ -317,8 +408,9 @@ def grade(
     Parameters
     ----------
     directory : str or Path
-        A directory that :func:`minipipe.coursework.write_coursework` wrote, a zip archive of it, or the file of one
-        task in it, to grade only that task. It is read and never written.
+        A directory that :func:`minipipe.coursework.write_coursework` wrote, a zip
+        archive of it, or the file of one task in it, to grade only that task. It is
+        read and never written.
     source : str or Path, optional
         The directory with solutions and tests; by default minipipe's own.
     only : str or iterable of str, optional
@@ -333,7 +425,8 @@ def grade(
     late_factor : float
         The factor on the points for each day of lateness, from 0 to 1.
     links : bool
-        Whether the directory may be a symbolic link; False if students could have made it.
+        Whether the directory may be a symbolic link; False if students could have made
+        it.
 
     Returns
     -------
@@ -362,10 +455,24 @@ def grade(
     chosen = chosen_of(exercises, only)
     submission = open_submission(directory, files_of(exercises), links=links)
     with ThreadPoolExecutor(workers) as pool, Students() as students:
-        tasks = tuple(pool.map(lambda exercise: _grade_task(submission, exercise, time_limit, students), chosen))
+        tasks = tuple(
+            pool.map(
+                lambda exercise: _grade_task(
+                    submission, exercise, time_limit, students
+                ),
+                chosen,
+            )
+        )
     by_lesson = sorted(exercises, key=lambda exercise: (exercise.lesson, exercise.name))
     later = by_lesson[1 + max(map(by_lesson.index, chosen)) :]
-    return Report(str(directory), tasks, submission.name, days_late, late_factor, later[0] if later else None)
+    return Report(
+        str(directory),
+        tasks,
+        submission.name,
+        days_late,
+        late_factor,
+        later[0] if later else None,
+    )
 
 
 def files_of(exercises: Collection[Exercise]) -> list[str]:
@@ -373,30 +480,52 @@ def files_of(exercises: Collection[Exercise]) -> list[str]:
     return [f"{exercise.name}.py" for exercise in exercises]
 
 
-def not_graded(path: str | Path, name: str, exercises: Collection[Exercise], problem: str) -> Report:
-    """Return the report on a submission that could not be graded: no points, and why."""
-    return Report(str(path), tuple(_untested(exercise, problem) for exercise in exercises), name)
+def not_graded(
+    path: str | Path, name: str, exercises: Collection[Exercise], problem: str
+) -> Report:
+    """Return the report on a submission that could not be graded: no points, and
+    why.
+    """
+    return Report(
+        str(path), tuple(_untested(exercise, problem) for exercise in exercises), name
+    )
 
 
 def _untested(exercise: Exercise, problem: str) -> TaskReport:
-    return TaskReport(exercise, tuple((test, CheckResult(False, problem)) for test in exercise.tests), problem)
+    return TaskReport(
+        exercise,
+        tuple((test, CheckResult(False, problem)) for test in exercise.tests),
+        problem,
+    )
 
 
-def _grade_task(submission: Submission, exercise: Exercise, time_limit: float, students: Students) -> TaskReport:
+def _grade_task(
+    submission: Submission, exercise: Exercise, time_limit: float, students: Students
+) -> TaskReport:
     file = f"{exercise.name}.py"
     if file not in submission.files:
-        return _untested(exercise, f"{file} is missing{_renamed(file, submission.files)}")
+        return _untested(
+            exercise, f"{file} is missing{_renamed(file, submission.files)}"
+        )
     try:
-        # The student chose the file's kind and target, and it is read with the grader's rights.
-        return grade_text(exercise, submission.read(file), time_limit, submission.path, students)
+        # The student chose the file's kind and target, and it is read with the grader's
+        # rights.
+        return grade_text(
+            exercise, submission.read(file), time_limit, submission.path, students
+        )
     except FileError as error:
         return _untested(exercise, error.message)
 
 
 def grade_text(
-    exercise: Exercise, content: bytes, time_limit: float, directory: Path, students: Students
+    exercise: Exercise,
+    content: bytes,
+    time_limit: float,
+    directory: Path,
+    students: Students,
 ) -> TaskReport:
-    """Run all tests of a task. A crash fails only the test in which it happened; after the time limit no test runs.
+    """Run all tests of a task. A crash fails only the test in which it happened; after
+    the time limit no test runs.
 
     Parameters
     ----------
@@ -415,14 +544,18 @@ def grade_text(
     answers: dict[str, str] = {}
     runs: list[StudentProcess] = []
     problem, deadline = "", time.monotonic() + time_limit
-    while (left := [test.name for test in exercise.tests if test.name not in results]) and not problem:
+    while (
+        left := [test.name for test in exercise.tests if test.name not in results]
+    ) and not problem:
         seconds = max(0.0, deadline - time.monotonic())
         runs.append(StudentProcess(exercise, content, seconds, directory, students))
         try:
             with runs[-1] as student:
                 student.load()
                 for name in left:
-                    results[name] = run_test(getattr(checks, name), Task(_noting(answers, student.ask)))
+                    results[name] = run_test(
+                        getattr(checks, name), Task(_noting(answers, student.ask))
+                    )
         except (Failed, Ended) as error:
             reason = _LATE.format(time_limit) if isinstance(error, Late) else str(error)
             if not (results or runs[-1].is_loaded):
@@ -435,19 +568,26 @@ def grade_text(
     text = content.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     return TaskReport(
         exercise,
-        tuple((test, CheckResult(False, problem) if problem else results[test.name]) for test in exercise.tests),
+        tuple(
+            (test, CheckResult(False, problem) if problem else results[test.name])
+            for test in exercise.tests
+        ),
         problem,
         "".join(run.output for run in runs)[:LONGEST_OUTPUT],
         text == exercise.stub,
         weakest(run.containment for run in runs),
         tuple(dict.fromkeys(flag for run in runs for flag in run.flags)),
         tuple(entries_of("", levels_in(checks), answers)),
-        bool(exercise.variants) and exercise.title in text and exercise.statement not in text,
+        bool(exercise.variants)
+        and exercise.title in text
+        and exercise.statement not in text,
     )
 
 
 def _noting(answers: dict[str, str], ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``ask`` wrapped to record, by name, the texts that functions without arguments return."""
+    """Return ``ask`` wrapped to record, by name, the texts that functions without
+    arguments return.
+    """
 
     def asked(function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
         value = ask(function, given)
@@ -460,6 +600,15 @@ def _noting(answers: dict[str, str], ask: Callable[..., Any]) -> Callable[..., A
 
 def _renamed(missing: str, files: Collection[str]) -> str:
     """Return a guess at the new name of a missing file."""
-    files, own = [file for file in files if not file.startswith("test_")], missing[:-3].partition("_")[2]
-    near = [name for name in files if own in name] or get_close_matches(missing, files, 1, cutoff=0.8)
-    return f"; is it {near[0]}? Name it {missing} again" if near else "; each task stays in the file it came in"
+    files, own = (
+        [file for file in files if not file.startswith("test_")],
+        missing[:-3].partition("_")[2],
+    )
+    near = [name for name in files if own in name] or get_close_matches(
+        missing, files, 1, cutoff=0.8
+    )
+    return (
+        f"; is it {near[0]}? Name it {missing} again"
+        if near
+        else "; each task stays in the file it came in"
+    )

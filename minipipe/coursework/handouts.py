@@ -1,4 +1,6 @@
-"""Exercises on paper: a page for students, and one with solutions for the instructor; as HTML, printed as PDF."""
+"""Exercises on paper: a page for students, and one with solutions for the instructor;
+as HTML, printed as PDF.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _PATIENCE = 120.0  # seconds to print
 
 
 def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
-    """Return a page with statements, stubs and visible tests, or with solutions, all tests, hints and wrong answers.
+    """Return a page with statements, stubs and visible tests, or with solutions, all
+    tests, hints and wrong answers.
 
     Examples
     --------
@@ -34,22 +37,34 @@ def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
     True
     """
     title = "Coursework: solutions, for the instructor" if solutions else "Coursework"
-    body = "\n".join(line for exercise in exercises for line in _section(exercise, solutions))
-    page = (files("minipipe.coursework") / "templates" / "handout.html").read_text("utf-8")
+    body = "\n".join(
+        line for exercise in exercises for line in _section(exercise, solutions)
+    )
+    page = (files("minipipe.coursework") / "templates" / "handout.html").read_text(
+        "utf-8"
+    )
     return page.replace("@title@", escaped(title)).replace("@body@", body)
 
 
 def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
     hidden = total(test.weight for test in exercise.tests if test.is_hidden)
     about = (
-        f"{exercise.name}.py · lesson {exercise.lesson} · {counted(exercise.points, 'point')}, {hidden} of them hidden"
+        f"{exercise.name}.py · lesson {exercise.lesson} · "
+        f"{counted(exercise.points, 'point')}, {hidden} of them hidden"
     )
-    yield f'<section><h2>{escaped(exercise.title)}</h2><p class="about">{escaped(about)}</p>'
+    yield (
+        f"<section><h2>{escaped(exercise.title)}</h2><p "
+        f'class="about">{escaped(about)}</p>'
+    )
     yield from _prose(exercise.statement.partition("\n")[2])
     yield f"<h3>{'Solution' if solutions else 'The file'}</h3>"
     yield _code(_after_docstring(exercise.answer if solutions else exercise.stub))
     yield "<h3>Tests</h3><ul>"
-    yield from (_test(test, solutions) for test in exercise.tests if solutions or not test.is_hidden)
+    yield from (
+        _test(test, solutions)
+        for test in exercise.tests
+        if solutions or not test.is_hidden
+    )
     yield "</ul>"
     if solutions:
         yield "<h3>Wrong answers, and why they are tempting</h3>"
@@ -61,9 +76,15 @@ def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
 
 def _prose(text: str) -> Iterator[str]:
     for paragraph in text.strip("\n").split("\n\n"):
-        for is_code, group in groupby(paragraph.split("\n"), lambda line: line.startswith("    ")):
+        for is_code, group in groupby(
+            paragraph.split("\n"), lambda line: line.startswith("    ")
+        ):
             lines = list(group)
-            yield _code("\n".join(line[4:] for line in lines)) if is_code else f"<p>{_inline(' '.join(lines))}</p>"
+            yield (
+                _code("\n".join(line[4:] for line in lines))
+                if is_code
+                else f"<p>{_inline(' '.join(lines))}</p>"
+            )
 
 
 def _inline(text: str) -> str:
@@ -81,9 +102,16 @@ def _after_docstring(text: str) -> str:
 
 def _test(test: Test, solutions: bool) -> str:
     points = "" if test.weight == 1 else f" {counted(total([test.weight]), 'point')}."
-    hint = f' <span class="hint">Hint: {_inline(test.hint)}</span>' if solutions and test.hint else ""
+    hint = (
+        f' <span class="hint">Hint: {_inline(test.hint)}</span>'
+        if solutions and test.hint
+        else ""
+    )
     hidden = " (hidden)" if test.is_hidden else ""
-    return f"<li><code>{escaped(test.name)}</code>{hidden}: {_inline(test.meaning)}{points}{hint}</li>"
+    return (
+        f"<li><code>{escaped(test.name)}</code>{hidden}: "
+        f"{_inline(test.meaning)}{points}{hint}</li>"
+    )
 
 
 def as_pdf(page: str) -> bytes:
@@ -98,16 +126,33 @@ def as_pdf(page: str) -> bytes:
     if browser is None:
         how = "install it, or write a .html file and print that from any browser"
         raise CourseworkError(
-            "not-found", f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is here; {how}."
+            "not-found",
+            (
+                f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is "
+                f"here; {how}."
+            ),
         )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, printed = Path(folder, "page.html"), Path(folder, "page.pdf")
         source.write_text(page, "utf-8")
-        words = [browser, "--headless", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={folder}/profile"]
-        words += ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # root has no other way
+        words = [
+            browser,
+            "--headless",
+            "--disable-gpu",
+            "--no-pdf-header-footer",
+            f"--user-data-dir={folder}/profile",
+        ]
+        # root has no other way
+        words += (
+            ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        )
         words += [f"--print-to-pdf={printed}", source.as_uri()]
-        done = subprocess.run(words, capture_output=True, timeout=_PATIENCE, check=False)
+        done = subprocess.run(
+            words, capture_output=True, timeout=_PATIENCE, check=False
+        )
         if done.returncode or not printed.exists():
             last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise CourseworkError("not-found", f"{browser} printed no PDF: {last[:500]}")
+            raise CourseworkError(
+                "not-found", f"{browser} printed no PDF: {last[:500]}"
+            )
         return read_bytes(printed)

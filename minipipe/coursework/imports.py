@@ -1,8 +1,10 @@
-"""The names that a task may use: from minipipe, only the names that its file already imports.
+"""The names that a task may use: from minipipe, only the names that its file already
+imports.
 
-The library contains solutions of its exercises. The imports of the student's copy therefore define the allowed names.
-Other imports of minipipe are refused when they run, and reported to the instructor. Names that are useful only to
-circumvent the refusal are also reported. Pasting the library's source into a file is not detected.
+The library contains solutions of its exercises. The imports of the student's copy
+therefore define the allowed names. Other imports of minipipe are refused when they run,
+and reported to the instructor. Names that are useful only to circumvent the refusal are
+also reported. Pasting the library's source into a file is not detected.
 """
 
 from __future__ import annotations
@@ -13,11 +15,41 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 _WAYS_AROUND = {
-    *("__builtins__", "__closure__", "__code__", "__globals__", "__import__", "__loader__", "__spec__", "eval", "exec"),
-    *("__subclasses__", "_current_frames", "_getframe", "f_back", "f_globals", "f_locals", "sys.modules", "tb_frame"),
+    *(
+        "__builtins__",
+        "__closure__",
+        "__code__",
+        "__globals__",
+        "__import__",
+        "__loader__",
+        "__spec__",
+        "eval",
+        "exec",
+    ),
+    *(
+        "__subclasses__",
+        "_current_frames",
+        "_getframe",
+        "f_back",
+        "f_globals",
+        "f_locals",
+        "sys.modules",
+        "tb_frame",
+    ),
 }
 _MODULES_AROUND = {
-    *("_ctypes", "builtins", "ctypes", "gc", "importlib", "inspect", "marshal", "pkgutil", "runpy", "zipimport")
+    *(
+        "_ctypes",
+        "builtins",
+        "ctypes",
+        "gc",
+        "importlib",
+        "inspect",
+        "marshal",
+        "pkgutil",
+        "runpy",
+        "zipimport",
+    )
 }
 
 Given = Collection[tuple[str, str]]
@@ -28,63 +60,97 @@ def given_names(stub: str) -> list[tuple[str, str]]:
 
     Examples
     --------
-    >>> given_names("import numpy as np\\nfrom minipipe.tensor import Tensor, record\\n")
+    >>> given_names(
+    ...     "import numpy as np\\nfrom minipipe.tensor import Tensor, record\\n"
+    ... )
     [('minipipe.tensor', 'Tensor'), ('minipipe.tensor', 'record')]
     """
-    return [(module, name) for _, module, name in _imports(ast.parse(stub)) if module.partition(".")[0] == "minipipe"]
+    return [
+        (module, name)
+        for _, module, name in _imports(ast.parse(stub))
+        if module.partition(".")[0] == "minipipe"
+    ]
 
 
 def findings(tree: ast.Module, given: Given) -> list[str]:
-    """Return the names in a student's file that its task does not allow, each with its line.
+    """Return the names in a student's file that its task does not allow, each with its
+    line.
 
     Examples
     --------
-    >>> findings(ast.parse("from minipipe import schedules\\nimport gc\\nsys.modules\\n"), [("minipipe", "Tensor")])
+    >>> findings(
+    ...     ast.parse("from minipipe import schedules\\nimport gc\\nsys.modules\\n"),
+    ...     [("minipipe", "Tensor")],
+    ... )
     ['line 1: minipipe.schedules', 'line 2: gc', 'line 3: sys.modules']
     """
-    found = [(line, _name(module, name)) for line, module, name in _imports(tree) if _is_refused(module, name, given)]
+    found = [
+        (line, _name(module, name))
+        for line, module, name in _imports(tree)
+        if _is_refused(module, name, given)
+    ]
     for node in ast.walk(tree):
         found += [(node.lineno, used) for used in _used(node) if used in _WAYS_AROUND]  # type: ignore[attr-defined]
     return [f"line {line}: {what}" for line, what in sorted(set(found))]
 
 
 def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
-    """Return builtins for a student's module, whose ``import`` refuses names that the task does not allow.
+    """Return builtins for a student's module, whose ``import`` refuses names that the
+    task does not allow.
 
-    Refused names that are not among the findings, because the text hides them, are appended to ``found``.
+    Refused names that are not among the findings, because the text hides them, are
+    appended to ``found``.
     """
 
-    def guarded(name: str, of: Any = None, within: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+    def guarded(
+        name: str,
+        of: Any = None,
+        within: Any = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> Any:
         for wanted in fromlist or ("",):
             if _is_refused(name, wanted, given):
                 refused = _name(name, wanted)
                 if not any(finding.endswith(f": {refused}") for finding in found):
                     found.append(f"when it ran: {refused}")
-                raise ImportError(f"{refused} is not allowed in this task; use the names that its file already imports")
+                raise ImportError(
+                    f"{refused} is not allowed in this task; use the names that its "
+                    "file already imports"
+                )
         return builtins.__import__(name, of, within, fromlist, level)
 
     return {**vars(builtins), "__import__": guarded}
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the module and the name of each import; the name is empty if the module itself is bound."""
+    """Yield the line, the module and the name of each import; the name is empty if the
+    module itself is bound.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.lineno, node.module or "", alias.name) for alias in node.names)
+            yield from (
+                (node.lineno, node.module or "", alias.name) for alias in node.names
+            )
 
 
 def _used(node: ast.AST) -> tuple[str, ...]:
     """Return the name in a node; for an attribute, also the name with its object."""
     if isinstance(node, ast.Attribute):
-        return node.attr, f"{node.value.id if isinstance(node.value, ast.Name) else ''}.{node.attr}"
+        return (
+            node.attr,
+            f"{node.value.id if isinstance(node.value, ast.Name) else ''}.{node.attr}",
+        )
     return (node.id,) if isinstance(node, ast.Name) else ()
 
 
 def _is_refused(module: str, name: str, given: Given) -> bool:
     top = module.partition(".")[0]
-    is_around = top in _MODULES_AROUND or not _WAYS_AROUND.isdisjoint((name, _name(module, name)))
+    is_around = top in _MODULES_AROUND or not _WAYS_AROUND.isdisjoint(
+        (name, _name(module, name))
+    )
     return is_around or (top == "minipipe" and (module, name) not in given)
 
 

@@ -1,8 +1,10 @@
-"""A leaderboard: for each student and level of a puzzle the best schedule, and how far it is above the proved bound.
+"""A leaderboard: for each student and level of a puzzle the best schedule, and how far
+it is above the proved bound.
 
-Results of a student's process, and files, are not trusted: each schedule that is read or written here is checked,
-simulated and bounded again, for the level that the exercise has for this student. The name of the student cannot be
-checked, so keep the file in a place that students cannot write to.
+Results of a student's process, and files, are not trusted: each schedule that is read
+or written here is checked, simulated and bounded again, for the level that the exercise
+has for this student. The name of the student cannot be checked, so keep the file in a
+place that students cannot write to.
 """
 
 from __future__ import annotations
@@ -19,8 +21,23 @@ from typing import Any, NamedTuple
 
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import Exercise
-from minipipe.errors import ArgumentError, CourseworkError, FileError, ScheduleError, counted, quoted
-from minipipe.io import MOST_JSON, json_value, parse_json, printable, read_text, text_table, write_whole
+from minipipe.errors import (
+    ArgumentError,
+    CourseworkError,
+    FileError,
+    ScheduleError,
+    counted,
+    quoted,
+)
+from minipipe.io import (
+    MOST_JSON,
+    json_value,
+    parse_json,
+    printable,
+    read_text,
+    text_table,
+    write_whole,
+)
 from minipipe.schedules.action_table import Schedule, describe_sizes
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.simulation.costs import Costs
@@ -34,7 +51,8 @@ _FORMAT = "minipipe leaderboard"
 
 
 class Level(NamedTuple):
-    """A level of a puzzle, with a stage on each rank. The checks of a puzzle list them in ``LEVELS``, by number.
+    """A level of a puzzle, with a stage on each rank. The checks of a puzzle list them
+    in ``LEVELS``, by number.
 
     Attributes
     ----------
@@ -43,7 +61,8 @@ class Level(NamedTuple):
     memory_limit : int
         The most (stage, microbatch) pairs that a rank may hold.
     par : float
-        The shortest makespan, as given in the statement. A leaderboard uses the largest bound known to the package.
+        The shortest makespan, as given in the statement. A leaderboard uses the largest
+        bound known to the package.
 
     Examples
     --------
@@ -58,16 +77,26 @@ class Level(NamedTuple):
     par: float
 
     def __str__(self) -> str:
-        workload = self.costs.workload(range(self.num_ranks), self.num_microbatches, self.memory_limit)
-        times = (workload.forward, workload.backward_input, workload.backward_weight, workload.message[:-1])
+        workload = self.costs.workload(
+            range(self.num_ranks), self.num_microbatches, self.memory_limit
+        )
+        times = (
+            workload.forward,
+            workload.backward_input,
+            workload.backward_weight,
+            workload.message[:-1],
+        )
         figures = (":".join(f"{time:g}" for time in each) for each in times)
-        about = ", ".join(f"{name} {each}" for name, each in zip(("F", "I", "W", "messages"), figures))
+        about = ", ".join(
+            f"{name} {each}" for name, each in zip(("F", "I", "W", "messages"), figures)
+        )
         sizes = describe_sizes(self.num_ranks, self.num_ranks, self.num_microbatches)
         return f"{sizes}, {about}, at most {counted(self.memory_limit, 'pair')}"
 
 
 class Entry(NamedTuple):
-    """A schedule for a level, checked, with its makespan and the largest bound that is known.
+    """A schedule for a level, checked, with its makespan and the largest bound that is
+    known.
 
     Attributes
     ----------
@@ -90,12 +119,28 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, student: str, name: str, level: Level, text: str) -> Entry:
-        """Return the entry for a schedule, or raise ``ScheduleError`` if it does not solve the level."""
+        """Return the entry for a schedule, or raise ``ScheduleError`` if it does not
+        solve the level.
+        """
         schedule = Schedule.from_text(text, name=name)
-        workload = level.costs.workload(range(level.num_ranks), level.num_microbatches, level.memory_limit)
-        check_answer(split_backward(schedule), workload)  # the same order of work: a bound has no whole backwards
-        makespan, bound = simulate(schedule, level.costs).makespan, known_bound(workload, Objective.MAKESPAN)
-        return cls(student, name, str(level), schedule.to_text(), makespan, bound.value, bound.name)
+        workload = level.costs.workload(
+            range(level.num_ranks), level.num_microbatches, level.memory_limit
+        )
+        # the same order of work: a bound has no whole backwards
+        check_answer(split_backward(schedule), workload)
+        makespan, bound = (
+            simulate(schedule, level.costs).makespan,
+            known_bound(workload, Objective.MAKESPAN),
+        )
+        return cls(
+            student,
+            name,
+            str(level),
+            schedule.to_text(),
+            makespan,
+            bound.value,
+            bound.name,
+        )
 
     @property
     def gap(self) -> float:
@@ -108,24 +153,41 @@ class Entry(NamedTuple):
 
 
 def levels_in(checks: ModuleType) -> dict[str, Level]:
-    """Return the levels of a puzzle by the names of the functions that return their schedules; else an empty dict."""
-    return {f"level_{number}": level for number, level in getattr(checks, "LEVELS", {}).items()}
+    """Return the levels of a puzzle by the names of the functions that return their
+    schedules; else an empty dict.
+    """
+    return {
+        f"level_{number}": level
+        for number, level in getattr(checks, "LEVELS", {}).items()
+    }
 
 
-def entries_of(student: str, levels: Mapping[str, Level], answers: Mapping[str, str]) -> Iterator[Entry]:
-    """Yield the entries of a student for schedules that solve their levels; the tests report the other ones."""
+def entries_of(
+    student: str, levels: Mapping[str, Level], answers: Mapping[str, str]
+) -> Iterator[Entry]:
+    """Yield the entries of a student for schedules that solve their levels; the tests
+    report the other ones.
+    """
     for name in filter(answers.__contains__, levels):
         with suppress(ScheduleError):
             yield Entry.of(student, name, levels[name], answers[name])
 
 
 def schedules_in(tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the schedules by level in the tasks of a report, :meth:`minipipe.coursework.Report.as_json`."""
-    return {entry["level"]: entry["schedule"] for task in tasks for entry in task["leaderboard"]}
+    """Return the schedules by level in the tasks of a report,
+    :meth:`minipipe.coursework.Report.as_json`.
+    """
+    return {
+        entry["level"]: entry["schedule"]
+        for task in tasks
+        for entry in task["leaderboard"]
+    }
 
 
 def best_of(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the best entry of each student for each level, the first of equal ones, by student and level."""
+    """Return the best entry of each student for each level, the first of equal ones, by
+    student and level.
+    """
     best: dict[tuple[str, str], Entry] = {}
     for entry in entries:
         key = entry.student, entry.level
@@ -134,7 +196,7 @@ def best_of(entries: Iterable[Entry]) -> list[Entry]:
     return [best[key] for key in sorted(best)]
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 class Leaderboard:
@@ -154,12 +216,23 @@ class Leaderboard:
         Code ``name``: if there is no puzzle, or more than one.
     """
 
-    def __init__(self, path: Path, exercises: Iterable[Exercise], variants: bool) -> None:
+    def __init__(
+        self, path: Path, exercises: Iterable[Exercise], variants: bool
+    ) -> None:
         puzzles = [exercise for exercise in exercises if _levels_of(exercise, None)]
         if len(puzzles) != 1:
-            found = " and ".join(exercise.name for exercise in puzzles) or "none of the tasks"
-            how = "Choose one with --only" if puzzles else "The checks of a puzzle have LEVELS"
-            raise CourseworkError("name", f"A leaderboard is for one puzzle; {found} has levels. {how}.")
+            found = (
+                " and ".join(exercise.name for exercise in puzzles)
+                or "none of the tasks"
+            )
+            how = (
+                "Choose one with --only"
+                if puzzles
+                else "The checks of a puzzle have LEVELS"
+            )
+            raise CourseworkError(
+                "name", f"A leaderboard is for one puzzle; {found} has levels. {how}."
+            )
         self._path, self._exercise, self._variants = path, puzzles[0], variants
         self._named = quoted(str(path), 200)
 
@@ -178,10 +251,18 @@ class Leaderboard:
             Code ``damaged``, also if its values do not fit a schedule.
         """
         try:
-            found = json_value(parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it")
+            found = json_value(
+                parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it"
+            )
             if found["format"] != _FORMAT:
-                raise ArgumentError("value", f"its format is {quoted(found['format'])}, expected {_FORMAT!r}")
-            told = [json_value(each, dict, "an entry") for each in json_value(found["entries"], list, "entries")]
+                raise ArgumentError(
+                    "value",
+                    f"its format is {quoted(found['format'])}, expected {_FORMAT!r}",
+                )
+            told = [
+                json_value(each, dict, "an entry")
+                for each in json_value(found["entries"], list, "entries")
+            ]
             for each in told:
                 for name in ("student", "level", "asked", "schedule"):
                     json_value(each[name], str, name)
@@ -190,25 +271,45 @@ class Leaderboard:
             raise
         except (KeyError, ArgumentError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
-            raise FileError("damaged", f"{self._named} cannot be read as a leaderboard: {what}. {_REMEDY}.") from None
+            raise FileError(
+                "damaged",
+                f"{self._named} cannot be read as a leaderboard: {what}. {_REMEDY}.",
+            ) from None
         if other != self._exercise.name:
-            graded = f"but {self._exercise.name} is graded. Use one file for each puzzle."
-            raise CourseworkError("name", f"{self._named} belongs to {quoted(other)}, {graded}")
+            graded = (
+                f"but {self._exercise.name} is graded. Use one file for each puzzle."
+            )
+            raise CourseworkError(
+                "name", f"{self._named} belongs to {quoted(other)}, {graded}"
+            )
         return [self._checked(each) for each in told]
 
     def _checked(self, told: Mapping[str, Any]) -> Entry:
-        """Return an entry with the figures computed here, if they agree with the file."""
+        """Return an entry with the figures computed here, if they agree with the
+        file.
+        """
         level = self.levels(told["student"]).get(told["level"])
-        which = f"{self._named} has an entry of {quoted(told['student'])} for {quoted(told['level'])}"
+        which = (
+            f"{self._named} has an entry of {quoted(told['student'])} for "
+            f"{quoted(told['level'])}"
+        )
         if level is None or str(level) != told["asked"]:
-            how = "Give the --source and the --variants with which it was written, or another file"
+            how = (
+                "Give the --source and the --variants with which it was written, or "
+                "another file"
+            )
             own = "there is no such level" if level is None else f"that is {level}"
-            raise CourseworkError("name", f"{which}: {quoted(told['asked'], 200)}. Here {own}. {how}.")
+            raise CourseworkError(
+                "name", f"{which}: {quoted(told['asked'], 200)}. Here {own}. {how}."
+            )
         try:
             entry = Entry.of(told["student"], told["level"], level, told["schedule"])
         except ScheduleError as error:
             said = error.problems[0].message
-            raise FileError("damaged", f"{which}, whose schedule is not a solution: {said} {_REMEDY}.") from None
+            raise FileError(
+                "damaged",
+                f"{which}, whose schedule is not a solution: {said} {_REMEDY}.",
+            ) from None
         for name, value in entry.as_json().items():
             if told.get(name) != value:
                 said = f"whose {name} is {quoted(told.get(name))}; here it is {value}"
@@ -216,16 +317,27 @@ class Leaderboard:
         return entry
 
     def add(self, answers: Iterable[tuple[str, Mapping[str, str]]]) -> list[Entry]:
-        """Add the schedules of students by level, and return the best of all. Raises the errors of reading.
+        """Add the schedules of students by level, and return the best of all. Raises
+        the errors of reading.
 
-        The file is replaced as a whole. Processes that add to files of one folder wait for each other, so that no entry
-        is lost; on Windows they do not wait.
+        The file is replaced as a whole. Processes that add to files of one folder wait
+        for each other, so that no entry is lost; on Windows they do not wait.
         """
-        new = [entry for student, own in answers for entry in entries_of(student, self.levels(student), own)]
+        new = [
+            entry
+            for student, own in answers
+            for entry in entries_of(student, self.levels(student), own)
+        ]
         with _alone_in(self._path.absolute().parent):
-            entries = best_of([*(self.read() if os.path.lexists(self._path) else []), *new])
+            entries = best_of(
+                [*(self.read() if os.path.lexists(self._path) else []), *new]
+            )
             told = [entry.as_json() for entry in entries]
-            content = {"format": _FORMAT, "puzzle": self._exercise.name, "entries": told}
+            content = {
+                "format": _FORMAT,
+                "puzzle": self._exercise.name,
+                "entries": told,
+            }
             write_whole(self._path, json.dumps(content, indent=1) + "\n")
         return entries
 
@@ -241,7 +353,9 @@ def _levels_of(exercise: Exercise, student: str | None) -> dict[str, Level]:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder, because a lock on a file would be lost when the file is replaced."""
+    """Hold a lock on a folder, because a lock on a file would be lost when the file is
+    replaced.
+    """
     try:
         import fcntl
     except ImportError:
@@ -250,7 +364,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise FileError("unwritable", f"{quoted(str(folder))} cannot be opened: {error.strerror}.") from None
+        raise FileError(
+            "unwritable", f"{quoted(str(folder))} cannot be opened: {error.strerror}."
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -258,7 +374,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------
 
 
 class Standing(NamedTuple):
@@ -285,12 +401,17 @@ def standings(entries: Iterable[Entry]) -> list[Standing]:
     Examples
     --------
     >>> level = Level(1, 1, Costs(), 1, 3)
-    >>> entries = [Entry.of(student, "level_1", level, "0F0 0B0") for student in ("ada", "bob")]
+    >>> entries = [
+    ...     Entry.of(student, "level_1", level, "0F0 0B0") for student in ("ada", "bob")
+    ... ]
     >>> [standing[:2] for standing in standings(entries)]
     [(1, 'ada'), (1, 'bob')]
     """
     by_student = groupby(best_of(entries), key=lambda entry: entry.student)
-    found = [Standing(0, student, {entry.level: entry for entry in own}) for student, own in by_student]
+    found = [
+        Standing(0, student, {entry.level: entry for entry in own})
+        for student, own in by_student
+    ]
     worths = sorted(each.worth for each in found)
     placed = [each._replace(place=worths.index(each.worth) + 1) for each in found]
     return sorted(placed)
@@ -299,7 +420,11 @@ def standings(entries: Iterable[Entry]) -> list[Standing]:
 def standings_as_json(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return the students in order, as plain data."""
     return [
-        {**each._asdict(), "mean_gap": each.gap, "entries": [entry.as_json() for entry in each.entries.values()]}
+        {
+            **each._asdict(),
+            "mean_gap": each.gap,
+            "entries": [entry.as_json() for entry in each.entries.values()],
+        }
         for each in standings(entries)
     ]
 
@@ -310,7 +435,15 @@ def as_text(entries: Iterable[Entry]) -> str:
     Examples
     --------
     >>> level = Level(2, 2, Costs(), 2, 7)
-    >>> print(as_text([Entry.of("ada", "level_1", level, "0F0 0F1 0B0 0B1 \\n 1F0 1B0 1F1 1B1")]))
+    >>> print(
+    ...     as_text(
+    ...         [
+    ...             Entry.of(
+    ...                 "ada", "level_1", level, "0F0 0F1 0B0 0B1 \\n 1F0 1B0 1F1 1B1"
+    ...             )
+    ...         ]
+    ...     )
+    ... )
     place  student  level_1  mean gap
         1  ada          9/7    28.6 %
     makespan/bound; bounds by work (level_1)
@@ -320,14 +453,33 @@ def as_text(entries: Iterable[Entry]) -> str:
     rows = [("place", "student", *levels, "mean gap")]
     for standing in standings(entries):
         own = (standing.entries.get(level) for level in levels)
-        cells = (f"{entry.makespan:g}/{entry.bound:g}" if entry else "" for entry in own)
-        rows.append((str(standing.place), printable(standing.student), *cells, f"{100 * standing.gap:.1f} %"))
+        cells = (
+            f"{entry.makespan:g}/{entry.bound:g}" if entry else "" for entry in own
+        )
+        rows.append(
+            (
+                str(standing.place),
+                printable(standing.student),
+                *cells,
+                f"{100 * standing.gap:.1f} %",
+            )
+        )
     proofs: dict[str, dict[str, None]] = {}
     for entry in entries:
         proofs.setdefault(entry.bound_by, {})[entry.level] = None
-    said = ", ".join(f"{_proof(name)} ({', '.join(proved)})" for name, proved in proofs.items())
-    return f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; bounds by {said or 'none yet'}"
+    said = ", ".join(
+        f"{_proof(name)} ({', '.join(proved)})" for name, proved in proofs.items()
+    )
+    return (
+        f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; "
+        "bounds by "
+        f"{said or 'none yet'}"
+    )
 
 
 def _proof(bound_by: str) -> str:
-    return "the gallery, which records that they were proved" if bound_by == GALLERY else bound_by
+    return (
+        "the gallery, which records that they were proved"
+        if bound_by == GALLERY
+        else bound_by
+    )

@@ -1,4 +1,6 @@
-"""Processes for one student's file, seen from the grader: start them, call functions, end all descendants."""
+"""Processes for one student's file, seen from the grader: start them, call functions,
+end all descendants.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,37 @@ _LONGEST_REPLY = 8 << 20  # bytes, including unsolicited ones
 _MOST_FLAGS, _LONGEST_FLAG = 20, 200
 _ATOMIC = getattr(select, "PIPE_BUF", 1 << 30)
 _LAYERS = LAYERS  # to try; a test removes some
-_PATIENCE = 5.0  # seconds for the supervisor to end all processes of a task, which takes milliseconds
+# seconds for the supervisor to end all processes of a task, which takes milliseconds
+_PATIENCE = 5.0
 # The rest of the grader's environment may hold secrets.
 _KEPT = (
-    *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP"),
-    # These select the code of products and sums, and so the last bits, which tests compare with the grader's.
-    *("OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES"),
+    *(
+        "PATH",
+        "LANG",
+        "LC_ALL",
+        "LD_LIBRARY_PATH",
+        "DYLD_LIBRARY_PATH",
+        "SYSTEMROOT",
+        "TEMP",
+    ),
+    # These select the code of products and sums, and so the last bits, which tests
+    # compare with the grader's.
+    *(
+        "OPENBLAS_CORETYPE",
+        "MKL_CBWR",
+        "BLIS_ARCH_TYPE",
+        "NPY_DISABLE_CPU_FEATURES",
+        "NPY_ENABLE_CPU_FEATURES",
+    ),
 )
 
 
 class Students:
-    """The student's processes that run now, as a context manager: an exception in its block, such as Ctrl-C, ends them.
+    """The student's processes that run now, as a context manager: an exception in its
+    block, such as Ctrl-C, ends them.
 
-    Other threads wait for their replies. Without this, a pool of such threads would wait until all time limits.
+    Other threads wait for their replies. Without this, a pool of such threads would
+    wait until all time limits.
     """
 
     def __init__(self) -> None:
@@ -54,7 +74,8 @@ class Students:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._are_over = True  # before the loop, so that a process that is being started also ends
+            # before the loop, so that a process that is being started also ends
+            self._are_over = True
             for process in self._running.copy():
                 process.give_up()
 
@@ -70,7 +91,8 @@ class Students:
 
 
 class StudentProcess:
-    """Processes with one student's file, as a context manager that ends them and all their descendants.
+    """Processes with one student's file, as a context manager that ends them and all
+    their descendants.
 
     Parameters
     ----------
@@ -96,7 +118,14 @@ class StudentProcess:
     is_loaded : bool
     """
 
-    def __init__(self, exercise: Exercise, content: bytes, seconds: float, directory: Path, students: Students) -> None:
+    def __init__(
+        self,
+        exercise: Exercise,
+        content: bytes,
+        seconds: float,
+        directory: Path,
+        students: Students,
+    ) -> None:
         self._students = students
         self.containment: Containment | None = None
         self.flags: dict[str, None] = {}
@@ -117,7 +146,9 @@ class StudentProcess:
 
     def __enter__(self) -> Self:
         # Files of the student may be impossible to delete; grading goes on without.
-        self._folder = tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="grade-", ignore_cleanup_errors=True
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "minipipe.coursework.child"],
             stdin=subprocess.PIPE,
@@ -139,31 +170,47 @@ class StudentProcess:
         self._folder.cleanup()
 
     def give_up(self) -> None:
-        """Let the thread that waits for a reply raise ``Late`` at once, and so end the processes."""
+        """Let the thread that waits for a reply raise ``Late`` at once, and so end the
+        processes.
+        """
         self._deadline = -math.inf
         self._replies.close()
 
     def load(self) -> None:
-        """Load the student's file; raise ``Failed`` with its exception, or ``Ended``."""
+        """Load the student's file; raise ``Failed`` with its exception, or
+        ``Ended``.
+        """
         self._give(self._job)
         value_of({"value": None, **self._reply("loaded")})
         self.is_loaded = True
 
     def ask(self, function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Call a function of the student, or a remote function of the checks; raise as :meth:`load`."""
+        """Call a function of the student, or a remote function of the checks; raise as
+        :meth:`load`.
+        """
         name = function if isinstance(function, str) else function.__name__
-        self._give({"function": name, "is_remote": callable(function), "given": packed(given)})
+        self._give(
+            {"function": name, "is_remote": callable(function), "given": packed(given)}
+        )
         return value_of(self._reply("value"))
 
     def _give(self, message: dict[str, Any]) -> None:
         """Write a line to the process, which may never read it."""
         assert self._process.stdin is not None
-        stream, line = self._process.stdin.fileno(), json.dumps(message).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # it has exited; _reply finds the exit status
+        stream, line = (
+            self._process.stdin.fileno(),
+            json.dumps(message).encode() + b"\n",
+        )
+        # it has exited; _reply finds the exit status
+        with contextlib.suppress(BrokenPipeError):
             while line:
-                if sys.platform != "win32" and not select.select([], [stream], [], self._seconds_left())[1]:
+                if (
+                    sys.platform != "win32"
+                    and not select.select([], [stream], [], self._seconds_left())[1]
+                ):
                     raise Late
-                line = line[os.write(stream, line[:_ATOMIC]) :]  # this much fits into the pipe, so it does not block
+                # this much fits into the pipe, so it does not block
+                line = line[os.write(stream, line[:_ATOMIC]) :]
 
     def _seconds_left(self) -> float:
         return min(
@@ -176,7 +223,9 @@ class StudentProcess:
             line = self._replies.line(self._seconds_left())
             if line is None:
                 raise Ended(self._ending or _ending(self._exit_code()))
-            with contextlib.suppress(ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            with contextlib.suppress(
+                ValueError, TypeError, AttributeError, ArithmeticError, RecursionError
+            ):
                 event: Any = json.loads(line)
                 self._note(event)
                 if awaited in event or "outcome" in event:
@@ -189,7 +238,9 @@ class StudentProcess:
             raise Late from None
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Store the data that accompany replies. The first containment counts: the student's code has not yet run."""
+        """Store the data that accompany replies. The first containment counts: the
+        student's code has not yet run.
+        """
         if self.containment is None and "contained" in event:
             self.containment = Containment(*map(tuple, event["contained"]))
         for flag in event.get("flags", ())[: _MOST_FLAGS - len(self.flags)]:
@@ -199,25 +250,45 @@ class StudentProcess:
 
 
 def _environment(folder: str, directory: Path) -> dict[str, str]:
-    """Return a small environment that finds minipipe but no module of the student, with one BLAS thread."""
+    """Return a small environment that finds minipipe but no module of the student, with
+    one BLAS thread.
+    """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     package = str(Path(__file__).resolve().parent.parent.parent)
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    # An entry within the student's folder would be imported from before the process is contained.
-    paths = [package, *(path for path in given if not Path(path).resolve().is_relative_to(directory.resolve()))]
+    # An entry within the student's folder would be imported from before the process is
+    # contained.
+    paths = [
+        package,
+        *(
+            path
+            for path in given
+            if not Path(path).resolve().is_relative_to(directory.resolve())
+        ),
+    ]
     own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": os.pathsep.join(paths)}
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
-    return {**kept, **own, **python, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return {
+        **kept,
+        **own,
+        **python,
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 class _Reader:
-    """Reads a stream to its end, so that its writer never blocks, and keeps up to ``limit`` bytes not yet taken."""
+    """Reads a stream to its end, so that its writer never blocks, and keeps up to
+    ``limit`` bytes not yet taken.
+    """
 
     def __init__(self, stream: IO[bytes] | None, limit: int) -> None:
         assert stream is not None
         self._kept, self._is_open = bytearray(), True
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._read, args=(stream, limit), daemon=True)
+        self._thread = threading.Thread(
+            target=self._read, args=(stream, limit), daemon=True
+        )
         self._thread.start()
 
     def _read(self, stream: IO[bytes], limit: int) -> None:
@@ -235,9 +306,13 @@ class _Reader:
             self._changed.notify()
 
     def line(self, seconds: float) -> bytes | None:
-        """Take the next line, or None at the end of the stream; raise ``Late`` if none arrives in time."""
+        """Take the next line, or None at the end of the stream; raise ``Late`` if none
+        arrives in time.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: b"\n" in self._kept or not self._is_open, seconds):
+            if not self._changed.wait_for(
+                lambda: b"\n" in self._kept or not self._is_open, seconds
+            ):
                 raise Late
             end = self._kept.find(b"\n") + 1
             taken = bytes(self._kept[:end])
@@ -245,7 +320,9 @@ class _Reader:
         return taken or None
 
     def text(self) -> str:
-        """Return the kept bytes, without waiting for a process that left its group and holds the other end."""
+        """Return the kept bytes, without waiting for a process that left its group and
+        holds the other end.
+        """
         self._thread.join(2.0)
         return bytes(self._kept).decode("utf-8", "replace")
 
@@ -271,4 +348,6 @@ def _ending(code: int) -> str:
         return "it used more processor time than a task may; is there an endless loop?"
     if code < 0:
         return f"it crashed ({signal.strsignal(-code)})"
-    return f"it ended the whole process, with exit status {code}; return a result instead"
+    return (
+        f"it ended the whole process, with exit status {code}; return a result instead"
+    )

@@ -1,11 +1,14 @@
-"""Reports as tables and files for other programs: CSV, JUnit XML, Gradescope's results.json.
+"""Reports as tables and files for other programs: CSV, JUnit XML, Gradescope's
+results.json.
 
-All take reports as plain data (:meth:`Report.as_json <minipipe.coursework.Report.as_json>`). Names of folders and
-output of students' code are untrusted text: a spreadsheet must not run it, and it must not break the XML.
+All take reports as plain data (:meth:`Report.as_json
+<minipipe.coursework.Report.as_json>`). Names of folders and output of students' code
+are untrusted text: a spreadsheet must not run it, and it must not break the XML.
 
 References
 ----------
-Gradescope, Autograder Specifications, section Output format. The JUnit format of Apache Ant's ``junitreport``.
+Gradescope, Autograder Specifications, section Output format. The JUnit format of Apache
+Ant's ``junitreport``.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from minipipe.io import escaped, printable, printable_lines, text_table
 
 Data = dict[str, Any]
 _LONGEST_REMARK = 120  # characters, in a table for a terminal
-_FORMULAS = ("=", "+", "-", "@")  # first characters of a cell that a spreadsheet computes
+# first characters of a cell that a spreadsheet computes
+_FORMULAS = ("=", "+", "-", "@")
 
 
 def as_table(reports: Sequence[Data]) -> str:
@@ -31,12 +35,20 @@ def as_table(reports: Sequence[Data]) -> str:
 
     Examples
     --------
-    >>> report = {"points": 3, "possible": 4, "score": 3, "containment": None, "tasks": []}
+    >>> report = {
+    ...     "points": 3,
+    ...     "possible": 4,
+    ...     "score": 3,
+    ...     "containment": None,
+    ...     "tasks": [],
+    ... }
     >>> print(as_table([{"submission": "ada", **report}]))
     submission  points  of  score  done  remarks
     ada              3   4      3     0
     """
-    rows: list[tuple[str, ...]] = [("submission", "points", "of", "score", "done", "remarks")]
+    rows: list[tuple[str, ...]] = [
+        ("submission", "points", "of", "score", "done", "remarks")
+    ]
     is_long = False
     for report in reports:
         tasks = report["tasks"]
@@ -44,20 +56,34 @@ def as_table(reports: Sequence[Data]) -> str:
         done = sum(task["passed"] for task in tasks)
         remarks = _remarks(tasks)
         is_long |= len(remarks) > _LONGEST_REMARK
-        said = remarks if len(remarks) <= _LONGEST_REMARK else f"{remarks[: _LONGEST_REMARK - 2]} …"
-        rows.append((printable(report["submission"]), *map(str, figures), str(done), said))
+        said = (
+            remarks
+            if len(remarks) <= _LONGEST_REMARK
+            else f"{remarks[: _LONGEST_REMARK - 2]} …"
+        )
+        rows.append(
+            (printable(report["submission"]), *map(str, figures), str(done), said)
+        )
     found = [report["containment"] for report in reports if report["containment"]]
-    contained = weakest(Containment(tuple(each["layers"]), tuple(each["exposed"])) for each in found)
-    notes = ["… is in full in the report of --csv"] * is_long + ([f"\n{contained}"] if contained else [])
+    contained = weakest(
+        Containment(tuple(each["layers"]), tuple(each["exposed"])) for each in found
+    )
+    notes = ["… is in full in the report of --csv"] * is_long + (
+        [f"\n{contained}"] if contained else []
+    )
     return "\n".join([text_table(rows, right={1, 2, 3, 4}), *notes])
 
 
 def _remarks(tasks: Sequence[Data]) -> str:
-    """Return the problem that all tasks share, or the tasks with a problem or a flag."""
+    """Return the problem that all tasks share, or the tasks with a problem or a
+    flag.
+    """
     said = {task["task"]: "; ".join(_remarks_of(task)) for task in tasks}
     if len(set(said.values())) == 1:
         return printable(next(iter(said.values())))
-    return printable("; ".join(f"{task}: {words}" for task, words in said.items() if words))
+    return printable(
+        "; ".join(f"{task}: {words}" for task, words in said.items() if words)
+    )
 
 
 def _remarks_of(task: Data) -> Iterator[str]:
@@ -74,8 +100,20 @@ def as_csv(reports: Sequence[Data]) -> str:
 
     Examples
     --------
-    >>> task = {"task": "05_bubble", "points": 2, "flags": ["line 3: gc"], "problem": "", "is_of_another": False}
-    >>> report = {"points": 2, "possible": 7, "days_late": 0, "score": 2, "tasks": [task]}
+    >>> task = {
+    ...     "task": "05_bubble",
+    ...     "points": 2,
+    ...     "flags": ["line 3: gc"],
+    ...     "problem": "",
+    ...     "is_of_another": False,
+    ... }
+    >>> report = {
+    ...     "points": 2,
+    ...     "possible": 7,
+    ...     "days_late": 0,
+    ...     "score": 2,
+    ...     "tasks": [task],
+    ... }
     >>> print(as_csv([{"submission": "=cmd", **report}]), end="")
     submission,05_bubble,points,possible,days late,score,remarks
     '=cmd,2,2,7,0,2,uses names that are not allowed: line 3: gc
@@ -83,11 +121,20 @@ def as_csv(reports: Sequence[Data]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     tasks = [task["task"] for task in reports[0]["tasks"]] if reports else []
-    writer.writerow(["submission", *tasks, "points", "possible", "days late", "score", "remarks"])
+    writer.writerow(
+        ["submission", *tasks, "points", "possible", "days late", "score", "remarks"]
+    )
     for report in reports:
         points = [task["points"] for task in report["tasks"]]
         figures = [report[key] for key in ("points", "possible", "days_late", "score")]
-        writer.writerow([_cell(report["submission"]), *points, *figures, _cell(_remarks(report["tasks"]))])
+        writer.writerow(
+            [
+                _cell(report["submission"]),
+                *points,
+                *figures,
+                _cell(_remarks(report["tasks"])),
+            ]
+        )
     return stream.getvalue()
 
 
@@ -97,7 +144,8 @@ def _cell(text: str) -> str:
 
 
 def as_junit(reports: Sequence[Data]) -> str:
-    """Return JUnit XML: a suite for each submission, a case for each test, without times, which would differ.
+    """Return JUnit XML: a suite for each submission, a case for each test, without
+    times, which would differ.
 
     Examples
     --------
@@ -111,11 +159,22 @@ def as_junit(reports: Sequence[Data]) -> str:
         tests = [(task, test) for task in report["tasks"] for test in task["tests"]]
         failed = sum(not test["passed"] for _, test in tests)
         name = escaped(report["submission"])
-        lines.append(f'  <testsuite name="{name}" tests="{len(tests)}" failures="{failed}" errors="0" skipped="0">')
+        lines.append(
+            f'  <testsuite name="{name}" tests="{len(tests)}" failures="{failed}" '
+            'errors="0" skipped="0">'
+        )
         for task, test in tests:
-            case = f'    <testcase classname="{escaped(task["task"])}" name="{escaped(test["test"])}"'
-            failure = f'<failure message="{escaped(test["reason"])}">{_xml(_words(test))}</failure>'
-            lines.append(f"{case}/>" if test["passed"] else f"{case}>{failure}</testcase>")
+            case = (
+                f'    <testcase classname="{escaped(task["task"])}" '
+                f'name="{escaped(test["test"])}"'
+            )
+            failure = (
+                "<failure "
+                f'message="{escaped(test["reason"])}">{_xml(_words(test))}</failure>'
+            )
+            lines.append(
+                f"{case}/>" if test["passed"] else f"{case}>{failure}</testcase>"
+            )
         lines.append("  </testsuite>")
     return "\n".join([*lines, "</testsuites>", ""])
 
@@ -126,32 +185,62 @@ def _xml(text: str) -> str:
 
 def _words(test: Data) -> str:
     """Return the text of a failed test for the student."""
-    said = [test["meaning"], test["reason"], test["where"], test["hint"] and f"Hint: {test['hint']}"]
+    said = [
+        test["meaning"],
+        test["reason"],
+        test["where"],
+        test["hint"] and f"Hint: {test['hint']}",
+    ]
     return printable_lines("\n".join(filter(None, said)))
 
 
 def as_gradescope(report: Data) -> str:
-    """Return Gradescope's ``results.json``: hidden tests, prints and flags are visible to instructors alone.
+    """Return Gradescope's ``results.json``: hidden tests, prints and flags are visible
+    to instructors alone.
 
-    The gaps of a puzzle, in percent, are for the assignment's leaderboard, if it has one.
+    The gaps of a puzzle, in percent, are for the assignment's leaderboard, if it has
+    one.
 
     Examples
     --------
-    >>> json.loads(as_gradescope({"score": 0, "points": 0, "possible": 1, "days_late": 0, "tasks": [], "next": None}))
+    >>> json.loads(
+    ...     as_gradescope(
+    ...         {
+    ...             "score": 0,
+    ...             "points": 0,
+    ...             "possible": 1,
+    ...             "days_late": 0,
+    ...             "tasks": [],
+    ...             "next": None,
+    ...         }
+    ...     )
+    ... )
     {'score': 0, 'output': '0 of 1 point', 'stdout_visibility': 'hidden', 'tests': []}
     """
-    late = f"; days late: {report['days_late']}, so {report['score']} count" if report["days_late"] else ""
+    late = (
+        f"; days late: {report['days_late']}, so {report['score']} count"
+        if report["days_late"]
+        else ""
+    )
     following = f"\nnext: {report['next']}" if report["next"] else ""
     data = {
         "score": report["score"],
-        "output": f"{report['points']} of {counted(report['possible'], 'point')}{late}{following}",
+        "output": (
+            f"{report['points']} of "
+            f"{counted(report['possible'], 'point')}{late}{following}"
+        ),
         "stdout_visibility": "hidden",
         "tests": [entry for task in report["tasks"] for entry in _entries(task)],
     }
     entries = [entry for task in report["tasks"] for entry in task["leaderboard"]]
     if entries:
-        gaps = ((f"{entry['level']}: % above the bound", round(100 * entry["gap"], 1)) for entry in entries)
-        data["leaderboard"] = [{"name": name, "value": value, "order": "asc"} for name, value in gaps]
+        gaps = (
+            (f"{entry['level']}: % above the bound", round(100 * entry["gap"], 1))
+            for entry in entries
+        )
+        data["leaderboard"] = [
+            {"name": name, "value": value, "order": "asc"} for name, value in gaps
+        ]
     return json.dumps(data, indent=1) + "\n"
 
 
@@ -167,11 +256,20 @@ def _entries(task: Data) -> Iterator[Data]:
             "visibility": "hidden" if test["hidden"] else "visible",
         }
     for what, found in _for_instructors(task):
-        entry = {"name": f"{task['task']} {what}", "output": printable_lines(found), "output_format": "text"}
+        entry = {
+            "name": f"{task['task']} {what}",
+            "output": printable_lines(found),
+            "output_format": "text",
+        }
         yield {**entry, "score": 0, "max_score": 0, "visibility": "hidden"}
 
 
 def _for_instructors(task: Data) -> Iterable[tuple[str, str]]:
-    """Return names used and output printed by the student's code, which can reveal hidden tests."""
-    found = {"uses names that are not allowed": "\n".join(task["flags"]), "printed": task["output"]}
+    """Return names used and output printed by the student's code, which can reveal
+    hidden tests.
+    """
+    found = {
+        "uses names that are not allowed": "\n".join(task["flags"]),
+        "printed": task["output"],
+    }
     return [(what, text) for what, text in found.items() if text]

@@ -1,22 +1,26 @@
-"""Containing student code: the tree of its processes, and the rights that the process with the code gives up.
+"""Containing student code: the tree of its processes, and the rights that the process
+with the code gives up.
 
 ::
 
     grader ── supervisor ── process 0 ── process 1 ── process 2      with namespaces; 1 is the first process in them
                     └─────────────────────────────── process 2      without
 
-Only process 2 runs the student's code. Orphans are adopted by process 1, whose exit ends every process of the
-namespace, or by the supervisor, which ends them one by one. The supervisor also ends everything when its standard input
-closes: the grader closes it at the time limit, and the system closes it when the grader exits.
+Only process 2 runs the student's code. Orphans are adopted by process 1, whose exit
+ends every process of the namespace, or by the supervisor, which ends them one by one.
+The supervisor also ends everything when its standard input closes: the grader closes it
+at the time limit, and the system closes it when the grader exits.
 
-Namespaces carry the containment if the system grants them. If it does not (in most containers, an ordinary user
-may not create any), Landlock alone hides the files, and for root a user of its own protects the grader's processes.
-Other systems than Linux have only limits. There the process that the grader started runs the student's code.
+Namespaces carry the containment if the system grants them. If it does not (in most
+containers, an ordinary user may not create any), Landlock alone hides the files, and
+for root a user of its own protects the grader's processes. Other systems than Linux
+have only limits. There the process that the grader started runs the student's code.
 
 References
 ----------
-The Linux manual: namespaces(7), user_namespaces(7), pid_namespaces(7), pivot_root(2), mount_setattr(2). The Linux
-kernel, Documentation/userspace-api/landlock.rst: calls, rights, and the rights that each version (ABI) knows.
+The Linux manual: namespaces(7), user_namespaces(7), pid_namespaces(7), pivot_root(2),
+mount_setattr(2). The Linux kernel, Documentation/userspace-api/landlock.rst: calls,
+rights, and the rights that each version (ABI) knows.
 """
 
 from __future__ import annotations
@@ -33,7 +37,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minipipe.comm.job.system_calls import adopt_orphans, call, end_descendants, end_with_parent, give_up_privileges
+from minipipe.comm.job.system_calls import (
+    adopt_orphans,
+    call,
+    end_descendants,
+    end_with_parent,
+    give_up_privileges,
+)
 
 try:
     import resource
@@ -58,7 +68,9 @@ MEMORY = "any amount of memory"
 EVERYTHING = (FILES, PROCESSES, NETWORK, DISK, NUMBER, ESCAPE)
 
 MOST_ADDRESSES = 4 << 30
-"""Bytes of virtual memory of a process; threads and libraries reserve far more than they touch."""
+"""Bytes of virtual memory of a process; threads and libraries reserve far more than
+they touch.
+"""
 MOST_BYTES = 64 << 20
 """Bytes of a file; of all files together, if a task has its own file system."""
 MOST_PROCESSES = 128
@@ -74,7 +86,8 @@ class Containment(NamedTuple):
     layers : tuple of str
         The members of ``LAYERS`` in force.
     exposed : tuple of str
-        Resources that student code could still reach or use; empty if the layers close everything.
+        Resources that student code could still reach or use; empty if the layers close
+        everything.
 
     Examples
     --------
@@ -92,22 +105,34 @@ class Containment(NamedTuple):
         said = f"contained by {', '.join(self.layers) or 'a process of its own alone'}"
         if self.exposed:
             reach = ", ".join(self.exposed)
-            said += f"\nwarning: student code could reach {reach}; grade in a container or a virtual machine"
+            said += (
+                f"\nwarning: student code could reach {reach}; grade in a container or "
+                "a virtual machine"
+            )
         return said
 
 
 def weakest(each: Iterable[Containment | None]) -> Containment | None:
-    """Return the layers that all have in common, and everything that any exposes; None if no code was run.
+    """Return the layers that all have in common, and everything that any exposes; None
+    if no code was run.
 
     Examples
     --------
-    >>> weakest([Containment(("Landlock", "limits"), ()), Containment(("limits",), ("the network",)), None])
+    >>> weakest(
+    ...     [
+    ...         Containment(("Landlock", "limits"), ()),
+    ...         Containment(("limits",), ("the network",)),
+    ...         None,
+    ...     ]
+    ... )
     Containment(layers=('limits',), exposed=('the network',))
     """
     every = [one for one in each if one is not None]
     if not every:
         return None
-    layers = [layer for layer in every[0].layers if all(layer in one.layers for one in every)]
+    layers = [
+        layer for layer in every[0].layers if all(layer in one.layers for one in every)
+    ]
     exposed = dict.fromkeys(what for one in every for what in one.exposed)
     return Containment(tuple(layers), tuple(exposed))
 
@@ -119,27 +144,35 @@ _REFUSED = 77  # the exit status of a process that the system refused namespaces
 _LOOK = 10  # milliseconds between looks at a child
 
 WITHOUT_USER = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
-"""New namespaces of mounts, host name, messages, processes and network; root may create them."""
+"""New namespaces of mounts, host name, messages, processes and network; root may create
+them.
+"""
 WITH_USER = WITHOUT_USER | 0x10000000
-"""Also a new namespace of users, in which any user may create the others, if the system allows it."""
+"""Also a new namespace of users, in which any user may create the others, if the system
+allows it.
+"""
 
 
 def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
-    """Contain student code as well as this system can, run it, and yield the events for the grader.
+    """Contain student code as well as this system can, run it, and yield the events for
+    the grader.
 
-    The generator returns in several processes: each forked process leaves it like the one that called it.
+    The generator returns in several processes: each forked process leaves it like the
+    one that called it.
 
     Parameters
     ----------
     job : dict
-        ``layers`` that may be used; ``source`` and ``directory`` to hide; ``seconds`` of processor time.
+        ``layers`` that may be used; ``source`` and ``directory`` to hide; ``seconds``
+        of processor time.
     run : function
         Runs the student's code, in process 2 alone; its events are passed on.
 
     Yields
     ------
     dict
-        ``{"contained": …}``, the events of ``run``, and ``{"ended": …}``, the exit code of process 2.
+        ``{"contained": …}``, the events of ``run``, and ``{"ended": …}``, the exit code
+        of process 2.
     """
     if sys.platform != "linux":
         layers, beyond = ((LIMITS,), ()) if _limit(job["seconds"]) else ((), (MEMORY,))
@@ -161,17 +194,23 @@ def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
 
 
 def _attempts(layers: list[str]) -> list[int | None]:
-    """Return the namespaces to ask for, in turn until the system grants them; the last is none."""
+    """Return the namespaces to ask for, in turn until the system grants them; the last
+    is none.
+    """
     if NAMESPACES not in layers:
         return [None]
     return [*([WITHOUT_USER] if os.geteuid() == 0 else []), WITH_USER, None]
 
 
-def _in_child(job: dict[str, Any], flags: int | None, run: Callable[[], Events]) -> Events:
+def _in_child(
+    job: dict[str, Any], flags: int | None, run: Callable[[], Events]
+) -> Events:
     """Continue as process 0, 1 and 2, or as process 2 at once."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory: kill this, not the grader
-    user = _FIRST_USER + os.getpid()  # a number from outside the namespace: inside, all tasks have the same
+        # out of memory: kill this, not the grader
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    # a number from outside the namespace: inside, all tasks have the same
+    user = _FIRST_USER + os.getpid()
     readable = readable_paths(Path(job["source"]), Path(job["directory"]))
     end_with_parent()
     if flags is not None:
@@ -184,9 +223,12 @@ def _in_child(job: dict[str, Any], flags: int | None, run: Callable[[], Events])
 
 
 def _wait(child: int) -> int:
-    """Return a child's exit code, or SIGKILL's once the grader closes standard input; reap adopted orphans."""
+    """Return a child's exit code, or SIGKILL's once the grader closes standard input;
+    reap adopted orphans.
+    """
     closed = select.poll()
-    closed.register(sys.stdin.fileno(), 0)  # only its end: calls are read by the student's process
+    # only its end: calls are read by the student's process
+    closed.register(sys.stdin.fileno(), 0)
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == child:
@@ -195,13 +237,18 @@ def _wait(child: int) -> int:
             return -signal.SIGKILL
 
 
-# -- restricting process 2 ----------------------------------------------------------------------------------------
+# -- restricting process 2 -------------------------------------------------------------
 
 
 def _restrict(
-    layers: Sequence[str], seconds: float, readable: Sequence[Path], flags: int | None, user: int
+    layers: Sequence[str],
+    seconds: float,
+    readable: Sequence[Path],
+    flags: int | None,
+    user: int,
 ) -> Containment:
-    """Put the layers in force for this process and its descendants, and return those that the system granted.
+    """Put the layers in force for this process and its descendants, and return those
+    that the system granted.
 
     Parameters
     ----------
@@ -222,13 +269,17 @@ def _restrict(
     if _limit(seconds):
         granted.add(LIMITS)
     others = 0 if granted & {NAMESPACES, USER} else _threads_of_this_user()
-    has_bounded_number = os.geteuid() != 0 and not _refused({"NPROC": others + MOST_PROCESSES})
+    has_bounded_number = os.geteuid() != 0 and not _refused(
+        {"NPROC": others + MOST_PROCESSES}
+    )
     give_up_privileges()
     abi = _landlock(readable) if LANDLOCK in layers else 0
     if abi:
         granted.add(LANDLOCK)
     exposed = _exposed(granted, abi) + ([] if has_bounded_number else [NUMBER])
-    return Containment(tuple(layer for layer in LAYERS if layer in granted), tuple(exposed))
+    return Containment(
+        tuple(layer for layer in LAYERS if layer in granted), tuple(exposed)
+    )
 
 
 def _exposed(granted: set[str], abi: int) -> list[str]:
@@ -242,15 +293,19 @@ def _exposed(granted: set[str], abi: int) -> list[str]:
 
 
 def _becomes(user: int, readable: Sequence[Path]) -> bool:
-    """Become a user that owns only the current directory, if permitted, and if that user could still import.
+    """Become a user that owns only the current directory, if permitted, and if that
+    user could still import.
 
-    Root needs it in namespaces too: the kernel does not limit the number of root's processes.
+    Root needs it in namespaces too: the kernel does not limit the number of root's
+    processes.
     """
     try:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.seteuid(user)
-        can_read = all(os.access(path, os.R_OK, effective_ids=True) for path in readable)
+        can_read = all(
+            os.access(path, os.R_OK, effective_ids=True) for path in readable
+        )
         os.seteuid(0)
         if can_read:
             os.chown(".", user, user)
@@ -260,13 +315,21 @@ def _becomes(user: int, readable: Sequence[Path]) -> bool:
     return can_read
 
 
-# -- limits, which descendants inherit --------------------------------------------------------------------------------
+# -- limits, which descendants inherit -------------------------------------------------
 
 
 def _limit(seconds: float) -> bool:
-    """Limit this process, without core files; return whether memory and processor time (in seconds) are limited."""
+    """Limit this process, without core files; return whether memory and processor time
+    (in seconds) are limited.
+    """
     cpu = math.ceil(seconds) + 1
-    wanted = {"AS": MOST_ADDRESSES, "CPU": cpu, "FSIZE": MOST_BYTES, "NOFILE": _OPEN_FILES, "CORE": 0}
+    wanted = {
+        "AS": MOST_ADDRESSES,
+        "CPU": cpu,
+        "FSIZE": MOST_BYTES,
+        "NOFILE": _OPEN_FILES,
+        "CORE": 0,
+    }
     return _refused(wanted).isdisjoint(("AS", "CPU"))
 
 
@@ -275,12 +338,18 @@ def _threads_of_this_user() -> int:
     count, user = 0, os.geteuid()
     for process in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has exited meanwhile
-            count += len(os.listdir(f"/proc/{process}/task")) if Path("/proc", process).stat().st_uid == user else 0
+            count += (
+                len(os.listdir(f"/proc/{process}/task"))
+                if Path("/proc", process).stat().st_uid == user
+                else 0
+            )
     return count
 
 
 def _refused(wanted: Mapping[str, int]) -> set[str]:
-    """Set limits by name, and return the names of those that the system lacks or refuses."""
+    """Set limits by name, and return the names of those that the system lacks or
+    refuses.
+    """
     if resource is None:
         return set(wanted)
     refused = set()
@@ -295,18 +364,27 @@ def _refused(wanted: Mapping[str, int]) -> set[str]:
     return refused
 
 
-# -- namespaces: a root directory, processes and a network of its own -------------------------------------------------
+# -- namespaces: a root directory, processes and a network of its own ------------------
 
-_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 2, 4, 4096, 16384, 1 << 18, 2
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = (
+    2,
+    4,
+    4096,
+    16384,
+    1 << 18,
+    2,
+)
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _READ_ONLY_NOSUID_NODEV = 0b111
 
 
 def _born_in_namespaces(flags: int, readable: list[Path]) -> int:
-    """Return process 2's number in process 1, and 0 in process 2; process 0 waits here, and exits.
+    """Return process 2's number in process 1, and 0 in process 2; process 0 waits here,
+    and exits.
 
-    A process enters a new namespace of processes only by being born in it, so there are two forks: after the first,
-    process 1 builds the root directory, after the second, process 2 runs the code.
+    A process enters a new namespace of processes only by being born in it, so there are
+    two forks: after the first, process 1 builds the root directory, after the second,
+    process 2 runs the code.
     """
     folder = os.getcwd()
     try:
@@ -323,7 +401,9 @@ def _born_in_namespaces(flags: int, readable: list[Path]) -> int:
 
 
 def _enter(flags: int) -> None:
-    """Give this process new namespaces, and its future children one of processes; the user stays the same."""
+    """Give this process new namespaces, and its future children one of processes; the
+    user stays the same.
+    """
     user, group = os.geteuid(), os.getegid()
     call("unshare", flags)
     if flags == WITH_USER:
@@ -333,17 +413,37 @@ def _enter(flags: int) -> None:
 
 
 def _replace_root(folder: str, readable: Iterable[Path]) -> None:
-    """Replace the root directory by one with files to read, and one small directory in memory to write: ``folder``."""
+    """Replace the root directory by one with files to read, and one small directory in
+    memory to write: ``folder``.
+    """
     os.umask(0o022)
     call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     _mount_memory(folder, "size=1m,mode=755")
     for path in readable:
-        call("mount", os.fsencode(path), os.fsencode(_place_for(path, folder)), None, _MS_BIND | _MS_REC, None)
-    # Their places before the root becomes read-only, their mounts after it: the attribute also excludes devices.
-    devices = {os.fsencode(path): os.fsencode(_place_for(path, folder)) for path in _devices()}
+        call(
+            "mount",
+            os.fsencode(path),
+            os.fsencode(_place_for(path, folder)),
+            None,
+            _MS_BIND | _MS_REC,
+            None,
+        )
+    # Their places before the root becomes read-only, their mounts after it: the
+    # attribute also excludes devices.
+    devices = {
+        os.fsencode(path): os.fsencode(_place_for(path, folder)) for path in _devices()
+    }
     own = _place_for(Path(folder), folder)
     attributes = struct.pack("=4Q", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
-    call("syscall", _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(folder), _AT_RECURSIVE, attributes, len(attributes))
+    call(
+        "syscall",
+        _MOUNT_SETATTR,
+        _AT_FDCWD,
+        os.fsencode(folder),
+        _AT_RECURSIVE,
+        attributes,
+        len(attributes),
+    )
     for device, place in devices.items():
         call("mount", device, place, None, _MS_BIND, None)
     _mount_memory(own, f"size={MOST_BYTES},nr_inodes=4096,mode=700")
@@ -354,7 +454,14 @@ def _replace_root(folder: str, readable: Iterable[Path]) -> None:
 
 
 def _mount_memory(place: str, options: str) -> None:
-    call("mount", b"tmpfs", os.fsencode(place), b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode())
+    call(
+        "mount",
+        b"tmpfs",
+        os.fsencode(place),
+        b"tmpfs",
+        _MS_NOSUID | _MS_NODEV,
+        options.encode(),
+    )
 
 
 def _place_for(path: Path, root: str) -> str:
@@ -368,7 +475,7 @@ def _place_for(path: Path, root: str) -> str:
     return str(place)
 
 
-# -- Landlock: the same files, without namespaces -------------------------------------------------------------------
+# -- Landlock: the same files, without namespaces --------------------------------------
 
 _TCP_ABI = 4  # the first version that refuses TCP; it refuses no other protocol
 _SIGNALS_ABI = 6  # the first version that refuses signals to processes outside
@@ -383,10 +490,11 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 
 def _landlock(readable: Iterable[Path]) -> int:
-    """Let this process read and run some files, and change only the current directory; return the ABI, or 0.
+    """Let this process read and run some files, and change only the current directory;
+    return the ABI, or 0.
 
-    It also gives up TCP, abstract sockets and signals to processes outside, as far as the kernel can refuse them.
-    Capabilities must be given up before.
+    It also gives up TCP, abstract sockets and signals to processes outside, as far as
+    the kernel can refuse them. Capabilities must be given up before.
     """
     try:
         abi = call("syscall", _CREATE, None, 0, _VERSION)
@@ -396,7 +504,8 @@ def _landlock(readable: Iterable[Path]) -> int:
         rules = struct.pack(f"={len(attributes)}Q", *attributes)
         ruleset = call("syscall", _CREATE, rules, len(rules), 0)
         try:
-            own = filter(Path.exists, [Path("/proc/self/maps")])  # where threadpoolctl looks for BLAS
+            # where threadpoolctl looks for BLAS
+            own = filter(Path.exists, [Path("/proc/self/maps")])
             for path in (*readable, *own):
                 _allow(ruleset, path, _EXECUTE | _READ_FILE | _READ_DIR)
             for path in (Path.cwd(), *_devices()):
@@ -412,37 +521,69 @@ def _landlock(readable: Iterable[Path]) -> int:
 def _allow(ruleset: int, path: Path, rights: int) -> None:
     beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        allowed = rights if stat.S_ISDIR(os.fstat(beneath).st_mode) else rights & _ON_FILES
-        call("syscall", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", allowed, beneath), 0)
+        allowed = (
+            rights if stat.S_ISDIR(os.fstat(beneath).st_mode) else rights & _ON_FILES
+        )
+        call(
+            "syscall",
+            _ADD_RULE,
+            ruleset,
+            _RULE_PATH_BENEATH,
+            struct.pack("=Qi", allowed, beneath),
+            0,
+        )
     finally:
         os.close(beneath)
 
 
-# -- readable files: Python, its packages and system libraries, but no exercise and no submission -------------------
+# -- readable files: Python, its packages and system libraries, but no exercise and no
+# submission
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CLONE = _PACKAGE.parent
 _OF_A_PREFIX = ("bin", "lib", "lib64", "pyvenv.cfg")
 _OF_THE_SYSTEM = (
-    *("/bin", "/lib", "/lib32", "/lib64", "/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec"),
-    *("/usr/local/bin", "/usr/local/lib", "/usr/share/zoneinfo", "/nix/store", "/gnu/store"),
+    *(
+        "/bin",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/usr/bin",
+        "/usr/lib",
+        "/usr/lib32",
+        "/usr/lib64",
+        "/usr/libexec",
+    ),
+    *(
+        "/usr/local/bin",
+        "/usr/local/lib",
+        "/usr/share/zoneinfo",
+        "/nix/store",
+        "/gnu/store",
+    ),
     *("/etc/ld.so.cache", "/etc/alternatives"),
 )
 
 
 def _devices() -> list[Path]:
-    return [path for name in ("null", "zero", "full", "random", "urandom") if (path := Path("/dev", name)).exists()]
+    return [
+        path
+        for name in ("null", "zero", "full", "random", "urandom")
+        if (path := Path("/dev", name)).exists()
+    ]
 
 
 def readable_paths(source: Path, directory: Path) -> list[Path]:
-    """Return the files and directories that a task may read, none of them beneath another.
+    """Return the files and directories that a task may read, none of them beneath
+    another.
 
     Parameters
     ----------
     source : Path
-        The directory with the solutions. The repository around it is hidden as a whole, since its history holds them
-        as well. minipipe's own solutions, which an installed package contains, are also hidden; in a clone only the
-        package is readable.
+        The directory with the solutions. The repository around it is hidden as a whole,
+        since its history holds them as well. minipipe's own solutions, which an
+        installed package contains, are also hidden; in a clone only the package is
+        readable.
     directory : Path
         The student's directory; directories of other students may be beside it.
     """
@@ -451,10 +592,20 @@ def readable_paths(source: Path, directory: Path) -> list[Path]:
     solutions = {inside: inside, _CLONE: _CLONE / "tutorials" / "exercises"}
     own = [place for place, exercises in solutions.items() if exercises.is_dir()]
     repositories = {_repository(source.resolve()), *own}
-    python = [Path(prefix, part) for prefix in (sys.prefix, sys.base_prefix) for part in _OF_A_PREFIX]
-    imports = [path for path in map(Path, filter(None, sys.path)) if not _is_beneath(path.resolve(), repositories)]
+    python = [
+        Path(prefix, part)
+        for prefix in (sys.prefix, sys.base_prefix)
+        for part in _OF_A_PREFIX
+    ]
+    imports = [
+        path
+        for path in map(Path, filter(None, sys.path))
+        if not _is_beneath(path.resolve(), repositories)
+    ]
     found = set()
-    for path in filter(Path.exists, [*map(Path, _OF_THE_SYSTEM), *python, *imports, _PACKAGE]):
+    for path in filter(
+        Path.exists, [*map(Path, _OF_THE_SYSTEM), *python, *imports, _PACKAGE]
+    ):
         real = path.resolve()
         parts = [] if real == students else without(real, [*repositories, students])
         found |= {path, real} if parts == [real] else set(parts)
@@ -462,7 +613,8 @@ def readable_paths(source: Path, directory: Path) -> list[Path]:
 
 
 def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
-    """Return a path, or, if it contains hidden ones, its other contents without symbolic links.
+    """Return a path, or, if it contains hidden ones, its other contents without
+    symbolic links.
 
     Examples
     --------
@@ -472,7 +624,11 @@ def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
     hidden = [each for each in hidden if path in each.parents]
     if not hidden:
         return [path]
-    others = [other for other in path.iterdir() if other not in hidden and not other.is_symlink()]
+    others = [
+        other
+        for other in path.iterdir()
+        if other not in hidden and not other.is_symlink()
+    ]
     return [part for other in others for part in without(other, hidden)]
 
 
@@ -481,4 +637,6 @@ def _is_beneath(path: Path, directories: set[Path]) -> bool:
 
 
 def _repository(path: Path) -> Path:
-    return next((place for place in (path, *path.parents) if (place / ".git").exists()), path)
+    return next(
+        (place for place in (path, *path.parents) if (place / ".git").exists()), path
+    )

@@ -1,7 +1,8 @@
-"""Several submissions, each graded by a separate process, ``python -m minipipe.coursework.several``, started here.
+"""Several submissions, each graded by a separate process, ``python -m
+minipipe.coursework.several``, started here.
 
-A student's code can then at worst end the grading of that student. A report is returned as the plain data of
-:meth:`Report.as_json <minipipe.coursework.Report.as_json>`.
+A student's code can then at worst end the grading of that student. A report is returned
+as the plain data of :meth:`Report.as_json <minipipe.coursework.Report.as_json>`.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ def grade_all(
     hide_hidden: bool = False,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Grade submissions in parallel, and return their reports as data, in the order given.
+    """Grade submissions in parallel, and return their reports as data, in the order
+    given.
 
     Parameters
     ----------
     paths : iterable of str or Path
-        Directories and zip archives; a folder without tasks stands for the submissions in it, by name.
+        Directories and zip archives; a folder without tasks stands for the submissions
+        in it, by name.
     jobs : int, optional
         How many are graded at once; by default the number of processors.
     of_each : function, optional
-        Maps the name of a submission to its further options. It is called for all before any is graded.
+        Maps the name of a submission to its further options. It is called for all
+        before any is graded.
     hide_hidden : bool
         Whether the reports leave out the details of hidden tests.
     **options
@@ -57,24 +61,41 @@ def grade_all(
     """
     exercises = exercises_in(find_source(options.get("source")))
     for exercise in chosen_of(exercises, options.get("only")):
-        load_checks(exercise.name, exercise.checks)  # their errors are no fault of a submission
+        # their errors are no fault of a submission
+        load_checks(exercise.name, exercise.checks)
     given = list(map(Path, paths))
     found = submissions_in(given, files_of(exercises))
     names = list(map(name_of, found))
     for name in names:
         if names.count(name) > 1:
-            both = " and ".join(f"'{path}'" for path, each in zip(found, names) if each == name)
-            raise CourseworkError("not-found", f"{both} have the same name, {name}; points are listed by name.")
-    common = {**options, "hide_hidden": hide_hidden, "workers": 2 if len(found) == 1 else 1}
+            both = " and ".join(
+                f"'{path}'" for path, each in zip(found, names) if each == name
+            )
+            raise CourseworkError(
+                "not-found",
+                f"{both} have the same name, {name}; points are listed by name.",
+            )
+    common = {
+        **options,
+        "hide_hidden": hide_hidden,
+        "workers": 2 if len(found) == 1 else 1,
+    }
     asked = [
-        {**common, **of_each(name), "directory": str(path), "name": name, "links": path in given}
+        {
+            **common,
+            **of_each(name),
+            "directory": str(path),
+            "name": name,
+            "links": path in given,
+        }
         for path, name in zip(found, names)
     ]
     graders = _Graders()
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         try:
             return list(pool.map(graders.grade, asked))
-        except BaseException:  # such as Ctrl-C; the pool waits for all that it has begun
+        # such as Ctrl-C; the pool waits for all that it has begun
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             graders.end()
             raise
@@ -94,7 +115,9 @@ class _Graders:
             process.kill()
 
     def grade(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Grade one submission in a separate process; a crash costs the points of this submission only."""
+        """Grade one submission in a separate process; a crash costs the points of this
+        submission only.
+        """
         given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
         with _started() as process:
             self._running.add(process)
@@ -105,13 +128,20 @@ class _Graders:
         if process.returncode == 0:
             return json.loads(out)
         last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return _report(job, f"the grader ended with exit status {process.returncode}: {printable(last[:500])}")
+        return _report(
+            job,
+            (
+                f"the grader ended with exit status {process.returncode}: "
+                f"{printable(last[:500])}"
+            ),
+        )
 
 
 def _started() -> subprocess.Popen:
     paths = filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__],  # -P: the current directory may be a student's
+        # -P: the current directory may be a student's
+        [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -121,19 +151,28 @@ def _started() -> subprocess.Popen:
 
 def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
     """Grade one submission in this process, or report its problem."""
-    options = {key: value for key, value in job.items() if key not in ("name", "hide_hidden")}
+    options = {
+        key: value for key, value in job.items() if key not in ("name", "hide_hidden")
+    }
     try:
         if problem:
             raise CourseworkError("not-found", problem)
         report = grade(**options)
     except (CourseworkError, FileError) as error:
         exercises = exercises_in(find_source(job.get("source")))
-        report = not_graded(job["directory"], job["name"], chosen_of(exercises, job.get("only")), error.message)
+        report = not_graded(
+            job["directory"],
+            job["name"],
+            chosen_of(exercises, job.get("only")),
+            error.message,
+        )
     return (report.without_hidden() if job["hide_hidden"] else report).as_json()
 
 
 def main() -> None:
-    """Grade the submission that standard input describes, and end with the process that asks."""
+    """Grade the submission that standard input describes, and end with the process that
+    asks.
+    """
     job = json.load(sys.stdin)
     end_with(job.pop("parent"))  # the student's process then ends by itself
     print(json.dumps(_report(job)))

@@ -1,6 +1,8 @@
-"""A student's files, in a folder or a zip archive, read as bytes of bounded size; nothing is unpacked or followed.
+"""A student's files, in a folder or a zip archive, read as bytes of bounded size;
+nothing is unpacked or followed.
 
-The kind of a path is determined with ``os.path``, because the methods of ``Path`` raise if a name is too long.
+The kind of a path is determined with ``os.path``, because the methods of ``Path`` raise
+if a name is too long.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ LONGEST_FILE = 1 << 20
 """Bytes of a student's file; the solutions have 5,000 at most."""
 
 LONGEST_ARCHIVE = 8 << 20
-"""Bytes of a zip archive: its list of members, which is parsed as a whole, is no longer."""
+"""Bytes of a zip archive: its list of members, which is parsed as a whole, is no
+longer.
+"""
 
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others take as much memory as the archive asks for
+# others take as much memory as the archive asks for
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Folder:
@@ -43,30 +48,53 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, name_of(path)
-        self.files = sorted(entry for entry in os.listdir(path) if entry.endswith(".py"))
+        self.files = sorted(
+            entry for entry in os.listdir(path) if entry.endswith(".py")
+        )
 
     def read(self, file: str) -> bytes:
-        """Return the content of a file, with the grader's rights; raise ``FileError``."""
+        """Return the content of a file, with the grader's rights; raise
+        ``FileError``.
+        """
         return read_bytes(self.path / file, LONGEST_FILE, pipes=False, links=False)
 
 
 class Archive:
-    """A zip archive with the same files, in one of its folders; attributes as in :class:`Folder`."""
+    """A zip archive with the same files, in one of its folders; attributes as in
+    :class:`Folder`.
+    """
 
     def __init__(self, path: Path, tasks: Collection[str]) -> None:
         self.path, self.name = path, name_of(path)
         content = read_bytes(path, LONGEST_ARCHIVE, pipes=False, links=False)
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(content))
-        except Exception as error:  # a forged archive may cause any exception in zipfile
+        # a forged archive may cause any exception in zipfile
+        except Exception as error:
             raise self._damaged(f"it is not a zip archive ({error})") from None
-        members = [each for each in self._zip.infolist() if not each.filename.startswith("__MACOSX/")]
-        folders = sorted({_folder(each) for each in members if PurePosixPath(each.filename).name in tasks})
+        members = [
+            each
+            for each in self._zip.infolist()
+            if not each.filename.startswith("__MACOSX/")
+        ]
+        folders = sorted(
+            {
+                _folder(each)
+                for each in members
+                if PurePosixPath(each.filename).name in tasks
+            }
+        )
         if len(folders) > 1:
             raise self._damaged(
-                f"tasks are in {' and in '.join(quoted(each) for each in folders[:2])}; keep one folder"
+                "tasks are in "
+                f"{' and in '.join(quoted(each) for each in folders[:2])}; keep one "
+                "folder"
             )
-        found = [(PurePosixPath(each.filename).name, each) for each in members if _folder(each) in folders]
+        found = [
+            (PurePosixPath(each.filename).name, each)
+            for each in members
+            if _folder(each) in folders
+        ]
         self._members = dict(found)
         self.files = sorted(name for name, _ in found if name.endswith(".py"))
         if len(self._members) < len(found):
@@ -75,17 +103,27 @@ class Archive:
     def read(self, file: str) -> bytes:
         """Return the content of a file; raise ``FileError``."""
         member = self._members[file]
-        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
+        if (
+            stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG)
+            or member.is_dir()
+        ):
             raise FileError.of(self.path, f"{file} is not a regular file")
         if member.compress_type not in _METHODS or member.flag_bits & 1:
-            raise self._damaged(f"{file} is encrypted, or compressed by another method than deflate")
+            raise self._damaged(
+                f"{file} is encrypted, or compressed by another method than deflate"
+            )
         try:
             with self._zip.open(member) as stream:
-                content = stream.read(LONGEST_FILE + 1)  # whatever size the list of members claims
+                # whatever size the list of members claims
+                content = stream.read(LONGEST_FILE + 1)
         except Exception as error:
             raise self._damaged(f"{file} is damaged ({error})") from None
         if len(content) > LONGEST_FILE:
-            raise FileError.of(self.path, f"{file} has more than {LONGEST_FILE:,} bytes, the limit", "too-large")
+            raise FileError.of(
+                self.path,
+                f"{file} has more than {LONGEST_FILE:,} bytes, the limit",
+                "too-large",
+            )
         return content
 
     def _damaged(self, reason: str) -> FileError:
@@ -112,11 +150,14 @@ def name_of(path: Path) -> str:
     >>> name_of(Path("class/ada.zip")), name_of(Path("class/ada/."))
     ('ada', 'ada')
     """
-    name = os.path.basename(os.path.abspath(path))  # of the link itself, not of its target
+    # of the link itself, not of its target
+    name = os.path.basename(os.path.abspath(path))
     return name[:-4] if is_archive(path) else name
 
 
-def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -> Submission:
+def open_submission(
+    path: Path, tasks: Collection[str], *, links: bool = True
+) -> Submission:
     """Open a folder or an archive that holds at least one of the tasks' files.
 
     Parameters
@@ -125,7 +166,8 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
     tasks : collection of str
         The names of the tasks' files, in order.
     links : bool
-        Whether the path may be a symbolic link; False if somebody else has filled the folder around it.
+        Whether the path may be a symbolic link; False if somebody else has filled the
+        folder around it.
 
     Raises
     ------
@@ -142,28 +184,55 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
         submission = Folder(path)
     else:
         if os.path.exists(path):
-            what, how = f"'{path}' is a file", "name its directory, a zip archive, or the file of a task"
+            what, how = (
+                f"'{path}' is a file",
+                "name its directory, a zip archive, or the file of a task",
+            )
         else:
-            what, how = f"There is no directory '{path}'", f"`minipipe coursework {path}` writes one"
+            what, how = (
+                f"There is no directory '{path}'",
+                f"`minipipe coursework {path}` writes one",
+            )
         raise CourseworkError("not-found", f"{what}; {how}.")
     if not set(tasks).intersection(submission.files):
-        around = [*sorted(filter(Path.is_dir, path.iterdir())), path.absolute().parent] if path.is_dir() else []
-        right = next((place for place in around if any(os.path.lexists(place / file) for file in tasks)), None)
-        where = f"'{right}' does: grade that" if right else "`minipipe coursework DIR` writes a directory that does"
+        around = (
+            [*sorted(filter(Path.is_dir, path.iterdir())), path.absolute().parent]
+            if path.is_dir()
+            else []
+        )
+        right = next(
+            (
+                place
+                for place in around
+                if any(os.path.lexists(place / file) for file in tasks)
+            ),
+            None,
+        )
+        where = (
+            f"'{right}' does: grade that"
+            if right
+            else "`minipipe coursework DIR` writes a directory that does"
+        )
         first, *_, last = [*tasks] * 2
-        raise CourseworkError("not-found", f"'{path}' holds none of {first} … {last}; {where}.")
+        raise CourseworkError(
+            "not-found", f"'{path}' holds none of {first} … {last}; {where}."
+        )
     return submission
 
 
 def directories_of(
-    paths: Iterable[str | Path], tasks: Collection[str], only: str | Iterable[str] | None
+    paths: Iterable[str | Path],
+    tasks: Collection[str],
+    only: str | Iterable[str] | None,
 ) -> tuple[list[Path], str | Iterable[str] | None]:
-    """Return paths with the directory in place of each file of a task, and the tasks that are to be graded.
+    """Return paths with the directory in place of each file of a task, and the tasks
+    that are to be graded.
 
     Raises
     ------
     CourseworkError
-        Code ``not-found``: a file is combined with names of tasks, or with a path that has other tasks.
+        Code ``not-found``: a file is combined with names of tasks, or with a path that
+        has other tasks.
 
     Examples
     --------
@@ -181,15 +250,20 @@ def directories_of(
     if not named:
         return given, only
     if only is not None:
-        raise CourseworkError("not-found", f"The file names its task, {min(named)}; leave --only out.")
+        raise CourseworkError(
+            "not-found", f"The file names its task, {min(named)}; leave --only out."
+        )
     if any(own != named for own in files.values()):
         how = "name the same files of each, or directories with --only"
-        raise CourseworkError("not-found", f"All submissions need the same selection of tasks; {how}.")
+        raise CourseworkError(
+            "not-found", f"All submissions need the same selection of tasks; {how}."
+        )
     return list(files), sorted(named)
 
 
 def submissions_in(paths: Iterable[str | Path], tasks: Collection[str]) -> list[Path]:
-    """Return the submissions among paths; a folder that holds none of the tasks stands for those in it, by name.
+    """Return the submissions among paths; a folder that holds none of the tasks stands
+    for those in it, by name.
 
     Examples
     --------
@@ -199,10 +273,18 @@ def submissions_in(paths: Iterable[str | Path], tasks: Collection[str]) -> list[
     found = []
     for path in map(Path, paths):
         inside = []
-        if os.path.isdir(path) and not any(os.path.lexists(path / file) for file in tasks):
-            inside = sorted(each for each in path.iterdir() if each.is_dir() or is_archive(each))
+        if os.path.isdir(path) and not any(
+            os.path.lexists(path / file) for file in tasks
+        ):
+            inside = sorted(
+                each for each in path.iterdir() if each.is_dir() or is_archive(each)
+            )
             inside = [each for each in inside if not each.name.startswith(".")]
-        found += inside if any(map(is_archive, inside)) or _any_holds(inside, tasks) else [path]
+        found += (
+            inside
+            if any(map(is_archive, inside)) or _any_holds(inside, tasks)
+            else [path]
+        )
     return found
 
 

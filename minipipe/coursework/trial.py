@@ -1,4 +1,6 @@
-"""A trial of exercises: whether solutions pass, and stubs and wrong answers fail, with any drawn numbers."""
+"""A trial of exercises: whether solutions pass, and stubs and wrong answers fail, with
+any drawn numbers.
+"""
 
 from __future__ import annotations
 
@@ -40,31 +42,50 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
     Raises
     ------
     CourseworkError
-        Code ``damaged``, if one has another form, or replaces a text that the solution does not have.
+        Code ``damaged``, if one has another form, or replaces a text that the solution
+        does not have.
     """
     found = getattr(load_checks(exercise.name, exercise.checks), "WRONG_ANSWERS", [])
     for number, each in enumerate(found):
-        is_so = isinstance(each, tuple) and len(each) == 3 and all(isinstance(text, str) for text in each)
-        wrong = "" if is_so and each[1] in exercise.solution else quoted(each[1] if is_so else each, 120)
+        is_so = (
+            isinstance(each, tuple)
+            and len(each) == 3
+            and all(isinstance(text, str) for text in each)
+        )
+        wrong = (
+            ""
+            if is_so and each[1] in exercise.solution
+            else quoted(each[1] if is_so else each, 120)
+        )
         if wrong:
             how = "expected (why it is tempting, text of the solution, its replacement)"
             what = f"{'the solution has no' if is_so else 'it is'} {wrong}; {how}"
-            raise CourseworkError("damaged", f"{exercise.name}: WRONG_ANSWERS[{number}]: {what}.")
+            raise CourseworkError(
+                "damaged", f"{exercise.name}: WRONG_ANSWERS[{number}]: {what}."
+            )
     return found
 
 
 def _texts(exercise: Exercise) -> Iterator[tuple[str, str, bool | None]]:
-    """Yield each file with its description, and whether all tests must pass, or none; None for some."""
+    """Yield each file with its description, and whether all tests must pass, or none;
+    None for some.
+    """
     yield "its solution", exercise.answer, True
     yield "its stub", exercise.stub, False
     for why, old, new in wrong_answers(exercise):
-        yield f"the wrong answer {quoted(why, 120)}", exercise.solution.replace(old, new), None
+        yield (
+            f"the wrong answer {quoted(why, 120)}",
+            exercise.solution.replace(old, new),
+            None,
+        )
 
 
 def _problem(report: TaskReport, passes: bool | None) -> str:
     passed = [test.name for test, result in report.outcomes if result.passed]
     if passes and not report.passed:
-        failed = next((test, result) for test, result in report.outcomes if not result.passed)
+        failed = next(
+            (test, result) for test, result in report.outcomes if not result.passed
+        )
         return f"fails {failed[0].name}: {failed[1].reason}"
     if passes is False and passed:
         return f"passes {passed[0]}"
@@ -72,18 +93,32 @@ def _problem(report: TaskReport, passes: bool | None) -> str:
 
 
 def try_exercises(exercises: Iterable[Exercise], time_limit: float) -> list[Tried]:
-    """Grade each solution, stub and wrong answer, with numbers of enough students that each alternative is drawn."""
+    """Grade each solution, stub and wrong answer, with numbers of enough students that
+    each alternative is drawn.
+    """
     files = []
     for exercise in exercises:
         names = list(exercise.all_drawn())
-        drawn = [(f", as {name!r} draws it", exercise.for_student(name)) for name in names] or [("", exercise)]
-        files += [(own, f"{what}{by}", text, passes) for by, own in drawn for what, text, passes in _texts(own)]
+        drawn = [
+            (f", as {name!r} draws it", exercise.for_student(name)) for name in names
+        ] or [("", exercise)]
+        files += [
+            (own, f"{what}{by}", text, passes)
+            for by, own in drawn
+            for what, text, passes in _texts(own)
+        ]
 
     def tried(exercise: Exercise, what: str, text: str, passes: bool | None) -> Tried:
-        report = grade_text(exercise, text.encode(), time_limit, Path(nowhere), students)
+        report = grade_text(
+            exercise, text.encode(), time_limit, Path(nowhere), students
+        )
         return Tried(exercise.name, what, _problem(report, passes))
 
-    with TemporaryDirectory() as nowhere, ThreadPoolExecutor(cpu_count()) as pool, Students() as students:
+    with (
+        TemporaryDirectory() as nowhere,
+        ThreadPoolExecutor(cpu_count()) as pool,
+        Students() as students,
+    ):
         return list(pool.map(tried, *zip(*files)))
 
 
@@ -92,7 +127,14 @@ def as_text(tried: Iterable[Tried]) -> str:
 
     Examples
     --------
-    >>> print(as_text([Tried("05_bubble", "its solution", ""), Tried("05_bubble", "its stub", "passes test_two")]))
+    >>> print(
+    ...     as_text(
+    ...         [
+    ...             Tried("05_bubble", "its solution", ""),
+    ...             Tried("05_bubble", "its stub", "passes test_two"),
+    ...         ]
+    ...     )
+    ... )
     05_bubble  2 files tried
         its stub passes test_two
     unexpected results: 1 of 2 files
@@ -104,5 +146,9 @@ def as_text(tried: Iterable[Tried]) -> str:
         lines.append(f"{task}  {counted(len(own), 'file')} tried")
         lines += [f"    {each.what} {each.problem}" for each in own if each.problem]
     total = f"unexpected results: {len(wrong)} of {counted(len(tried), 'file')}"
-    said = total if wrong else "solutions pass all tests, stubs none, and each wrong answer fails"
+    said = (
+        total
+        if wrong
+        else "solutions pass all tests, stubs none, and each wrong answer fails"
+    )
     return "\n".join([*map(printable, lines), said])

@@ -1,4 +1,6 @@
-"""Real data: handwritten digits shipped with the package, a text shipped with Python, and batches of any data."""
+"""Real data: handwritten digits shipped with the package, a text shipped with Python,
+and batches of any data.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,19 @@ from minipipe.hints import names_of, with_hints
 from minipipe.pytree import flattened, rebuilt
 from minipipe.specs import COUNT, INDEX, Spec
 
-__all__ = ["Alphabet", "Share", "batches", "load_digits", "load_text", "num_batches", "split_examples", "text_windows"]
+__all__ = [
+    "Alphabet",
+    "Share",
+    "batches",
+    "load_digits",
+    "load_text",
+    "num_batches",
+    "split_examples",
+    "text_windows",
+]
 __getattr__ = names_of(__name__, __all__)
 
-# -- batches --------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------
 
 Examples = tuple[np.ndarray, np.ndarray]
 
@@ -62,7 +73,8 @@ def split_examples(
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
-    """Return the number of batches of at most ``batch_size`` samples that :func:`batches` makes.
+    """Return the number of batches of at most ``batch_size`` samples that
+    :func:`batches` makes.
 
     Parameters
     ----------
@@ -94,28 +106,31 @@ def batches(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the examples in a random order, batch after batch; every example once.
 
-    The sizes of the batches differ by at most one, so there is no small last batch. At each call, a pipeline checks
-    that all ranks drew the same batch last.
+    The sizes of the batches differ by at most one, so there is no small last batch. At
+    each call, a pipeline checks that all ranks drew the same batch last.
 
     Parameters
     ----------
-    inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays; or None
-        They are read when a batch is drawn; the batch has copies of its rows. If an array is in a file,
-        ``numpy.load(path, mmap_mode="r")``, only these rows are read.
+    inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays;
+    or None
+        They are read when a batch is drawn; the batch has copies of its rows. If an
+        array is in a file, ``numpy.load(path, mmap_mode="r")``, only these rows are
+        read.
     batch_size : int
         The largest number of samples in a batch.
     seed, epoch : int
         The order depends on both, and is the same on every rank.
     needs : (bool, bool)
-        Whether this rank needs inputs, and targets: ``pipeline.needs``. Arrays that it does not need are not read; the
-        batch has None for them.
+        Whether this rank needs inputs, and targets: ``pipeline.needs``. Arrays that it
+        does not need are not read; the batch has None for them.
     num_samples : int, optional
         The number of samples, if this rank has neither inputs nor targets.
     start : int
         The number of batches to skip, which were used before the epoch was interrupted.
     only_share : bool
-        Whether to read only the rows of each batch that this rank's replica of a pipeline takes, according to the
-        pipeline's ``needs``. The rows are a :class:`minipipe.Share`, which :meth:`minipipe.Pipeline.step` takes.
+        Whether to read only the rows of each batch that this rank's replica of a
+        pipeline takes, according to the pipeline's ``needs``. The rows are a
+        :class:`minipipe.Share`, which :meth:`minipipe.Pipeline.step` takes.
 
     Examples
     --------
@@ -123,18 +138,31 @@ def batches(
     [4, 3, 3]
     >>> list(batches(None, None, batch_size=4, num_samples=8))
     [(None, None), (None, None)]
-    >>> [len(x) for x, y in batches(np.zeros((10, 2)), np.zeros(10), batch_size=4, start=1)]
+    >>> [
+    ...     len(x)
+    ...     for x, y in batches(np.zeros((10, 2)), np.zeros(10), batch_size=4, start=1)
+    ... ]
     [3, 3]
     """
     for name, value in (("seed", seed), ("epoch", epoch), ("start", start)):
         INDEX.check(f"batches: {name}", value)
     given = [flattened(part) for part in (inputs, targets) if part is not None]
-    lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [num_samples or 0]
+    lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [
+        num_samples or 0
+    ]
     if not given and num_samples is None:
-        raise ArgumentError("value", "batches: there are neither inputs nor targets here; give num_samples.")
+        raise ArgumentError(
+            "value",
+            "batches: there are neither inputs nor targets here; give num_samples.",
+        )
     if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
-        message = f"The inputs and targets have {lengths} samples, and num_samples is {num_samples}"
-        raise ArgumentError("value", f"batches: {message}; expected one number, at least 1.")
+        message = (
+            f"The inputs and targets have {lengths} samples, and num_samples is "
+            f"{num_samples}"
+        )
+        raise ArgumentError(
+            "value", f"batches: {message}; expected one number, at least 1."
+        )
     order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
     parts = np.array_split(order, num_batches(lengths[0], batch_size))
     for position, part in list(enumerate(parts))[start:]:
@@ -149,15 +177,22 @@ def batches(
 def _rows(given: Any, part: np.ndarray, rows: slice | None) -> Any:
     leaves, form = flattened(given)
     own = part if rows is None else part[rows]
-    found = rebuilt(form, [np.asarray(leaf)[own] if isinstance(leaf, list) else leaf[own] for leaf in leaves])
+    found = rebuilt(
+        form,
+        [
+            np.asarray(leaf)[own] if isinstance(leaf, list) else leaf[own]
+            for leaf in leaves
+        ],
+    )
     return found if rows is None else Share(found, rows, len(part))
 
 
 class Share:
-    """The rows of the inputs or targets of a batch that one rank reads if a pipeline has replicas.
+    """The rows of the inputs or targets of a batch that one rank reads if a pipeline
+    has replicas.
 
-    It records which rows of the batch they are, so that no rank can mistake them for others. ``pipeline.needs.share``
-    tells which rows a rank needs.
+    It records which rows of the batch they are, so that no rank can mistake them for
+    others. ``pipeline.needs.share`` tells which rows a rank needs.
 
     Parameters
     ----------
@@ -181,16 +216,26 @@ class Share:
     def __init__(self, value: Any, rows: slice, num_samples: int) -> None:
         self.value, self.rows = value, rows
         self.num_samples = COUNT.check("Share: num_samples", num_samples)
-        is_whole = isinstance(rows, slice) and type(rows.start) is type(rows.stop) is int and rows.step in (None, 1)
+        is_whole = (
+            isinstance(rows, slice)
+            and type(rows.start) is type(rows.stop) is int
+            and rows.step in (None, 1)
+        )
         if not is_whole or not 0 <= rows.start < rows.stop <= num_samples:
-            message = f"Share: rows is {rows!r:.60}; expected slice(start, stop) with rows within 0 to {num_samples}."
+            message = (
+                f"Share: rows is {rows!r:.60}; expected slice(start, stop) with rows "
+                f"within 0 to {num_samples}."
+            )
             raise ArgumentError("value", message)
 
     def __repr__(self) -> str:
-        return f"Share(rows {self.rows.start} to {self.rows.stop - 1} of {self.num_samples})"
+        return (
+            f"Share(rows {self.rows.start} to {self.rows.stop - 1} of "
+            f"{self.num_samples})"
+        )
 
 
-# -- digits: digits.md names the source and the licence ---------------------------------------------------------
+# -- digits: digits.md names the source and the licence --------------------------------
 
 _SHAPE = (1797, 65)  # images, and their pixels and labels
 _MOST = 3 * _SHAPE[0] * _SHAPE[1]  # characters: numbers up to 16, each with its comma
@@ -209,11 +254,13 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     Raises
     ------
     FileError
-        Code ``damaged``, if the file of the installed package is not the one that was shipped.
+        Code ``damaged``, if the file of the installed package is not the one that was
+        shipped.
 
     References
     ----------
-    Alpaydin and Kaynak 1998, "Optical recognition of handwritten digits", UCI Machine Learning Repository, CC BY 4.0.
+    Alpaydin and Kaynak 1998, "Optical recognition of handwritten digits", UCI Machine
+    Learning Repository, CC BY 4.0.
 
     Examples
     --------
@@ -222,28 +269,38 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     ((1797, 8, 8), 0)
     """
     table = _table((files("minipipe.data") / "digits.csv.gz").read_bytes())
-    return (table[:, :64] / 16).astype(np.float32).reshape(-1, 8, 8), table[:, 64].copy()
+    return (table[:, :64] / 16).astype(np.float32).reshape(-1, 8, 8), table[
+        :, 64
+    ].copy()
 
 
 def _table(content: bytes) -> np.ndarray:
-    """Return the numbers in the file, at most ``_MOST`` characters of them: compressed, it could hold anything."""
+    """Return the numbers in the file, at most ``_MOST`` characters of them: compressed,
+    it could hold anything.
+    """
     gzip = zlib.decompressobj(wbits=31)
     with suppress(zlib.error, ValueError):
         text = gzip.decompress(content, _MOST + 1).decode("ascii")
         if text and gzip.eof:  # zlib compares the checksum at the end
-            table = np.loadtxt(text.splitlines(), delimiter=",", dtype=np.int64, ndmin=2)
+            table = np.loadtxt(
+                text.splitlines(), delimiter=",", dtype=np.int64, ndmin=2
+            )
             if table.shape == _SHAPE:
                 return table
-    raise FileError("damaged", "digits.csv.gz of this package is damaged; install minipipe again.")
+    raise FileError(
+        "damaged", "digits.csv.gz of this package is damaged; install minipipe again."
+    )
 
 
-# -- text -----------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------
 
 
 def load_text() -> str:
-    """Return the reference of the Python language that ``help()`` shows, about half a million characters.
+    """Return the reference of the Python language that ``help()`` shows, about half a
+    million characters.
 
-    It is read from the Python that runs this (``pydoc_data.topics``), so another version of Python has another text.
+    It is read from the Python that runs this (``pydoc_data.topics``), so another
+    version of Python has another text.
 
     Examples
     --------
@@ -271,7 +328,9 @@ class Alphabet:
 
     def __init__(self, text: str) -> None:
         self.characters = "".join(sorted(set(text)))
-        self._numbers = {character: number for number, character in enumerate(self.characters)}
+        self._numbers = {
+            character: number for number, character in enumerate(self.characters)
+        }
 
     def __len__(self) -> int:
         return len(self.characters)
@@ -286,8 +345,16 @@ class Alphabet:
         """
         unknown = sorted(set(text) - set(self.characters))
         if unknown:
-            raise ArgumentError("value", f"{unknown[0]!r} is not in this alphabet of {len(self)}: {self.characters!r}.")
-        return np.array([self._numbers[character] for character in text], dtype=np.int64)
+            raise ArgumentError(
+                "value",
+                (
+                    f"{unknown[0]!r} is not in this alphabet of {len(self)}: "
+                    f"{self.characters!r}."
+                ),
+            )
+        return np.array(
+            [self._numbers[character] for character in text], dtype=np.int64
+        )
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Return the text of these numbers."""
@@ -297,7 +364,8 @@ class Alphabet:
 def text_windows(
     numbers: np.ndarray, context: int, num_windows: int, key: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return windows of a text from random places, and for each position the character that follows.
+    """Return windows of a text from random places, and for each position the character
+    that follows.
 
     Parameters
     ----------
@@ -315,7 +383,9 @@ def text_windows(
 
     Examples
     --------
-    >>> inputs, targets = text_windows(np.arange(100), context=3, num_windows=2, key=(0, 1))
+    >>> inputs, targets = text_windows(
+    ...     np.arange(100), context=3, num_windows=2, key=(0, 1)
+    ... )
     >>> bool((targets == inputs + 1).all()), inputs.shape
     (True, (2, 3))
     """
@@ -329,7 +399,8 @@ def text_windows(
     return numbers[places], numbers[places + 1]
 
 
-# -- draws: if one rank reads the inputs and another the targets, both must draw the same batch ------------------
+# -- draws: if one rank reads the inputs and another the targets, both must draw the
+# same batch
 
 _last_draw: ContextVar[int | None] = ContextVar("last_draw", default=None)
 
@@ -340,7 +411,8 @@ def note_draw(*key: Any) -> None:
 
 
 def take_last_draw() -> int | None:
-    """Return a number for the batch drawn last in this thread; None if there was none since the last call.
+    """Return a number for the batch drawn last in this thread; None if there was none
+    since the last call.
 
     Examples
     --------

@@ -3,4 +3,10 @@
 from minipipe.execution.objective import BatchLoss, PendingLoss
 from minipipe.execution.samples import Microbatches, Replicated, split_microbatches
 
-__all__ = ["BatchLoss", "Microbatches", "PendingLoss", "Replicated", "split_microbatches"]
+__all__ = [
+    "BatchLoss",
+    "Microbatches",
+    "PendingLoss",
+    "Replicated",
+    "split_microbatches",
+]

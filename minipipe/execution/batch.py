@@ -1,4 +1,6 @@
-"""One batch, as far as a rank has it, and the results that its microbatches make together."""
+"""One batch, as far as a rank has it, and the results that its microbatches make
+together.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,17 @@ class Batch:
     sizes : tuple of int
         The numbers of samples of its microbatches.
     inputs : sequence of Payload or None
-        By microbatch, if this rank has the first stage; ``ABSENT`` for those that only other replicas have.
+        By microbatch, if this rank has the first stage; ``ABSENT`` for those that only
+        other replicas have.
     objective : BatchObjective
-        Processes the outputs on the last stage; if this rank has that stage, it also holds the targets.
+        Processes the outputs on the last stage; if this rank has that stage, it also
+        holds the targets.
     step : int
-        The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
-        are noticed.
+        The number of this call of step, evaluate or predict. It travels with every
+        message, so that ranks out of step are noticed.
     training_step : int
-        Counts the steps that were taken before; random numbers in the model depend on it, and on the seed.
+        Counts the steps that were taken before; random numbers in the model depend on
+        it, and on the seed.
     seed : int
     is_cut : bool
         Whether it came as microbatches.
@@ -44,7 +49,8 @@ class Batch:
     form_of_inputs : int
         A number for the shapes and dtypes of the inputs, the same on all ranks.
     form : object
-        The same object for batches that differ only by their numbers; None if that is not known.
+        The same object for batches that differ only by their numbers; None if that is
+        not known.
     """
 
     call: str
@@ -66,16 +72,19 @@ class Batch:
 
     @property
     def arrays(self) -> list[Array]:
-        """The memory of the inputs and targets that this rank has; microbatches are views of it."""
+        """The memory of the inputs and targets that this rank has; microbatches are
+        views of it.
+        """
         read = self.inputs, self.objective.targets
         parts = [part for given in read for part in (given or ())]
         buffers = [buffer_of(array) for part in parts for array in part.arrays]
         return [*{id(buffer): buffer for buffer in buffers}.values()]
 
-    # -- results, in NumPy's memory --------------------------------------------------------------------------
+    # -- results, in NumPy's memory ----------------------------------------------------
 
     def outputs(self) -> Payload | None:
-        """Return the outputs of the batch, if the objective has any; see :meth:`returned`.
+        """Return the outputs of the batch, if the objective has any; see
+        :meth:`returned`.
 
         Raises
         ------
@@ -99,14 +108,17 @@ class Batch:
         return concatenated(parts)
 
     def returned(self, outputs: Payload) -> Any:
-        """Return the outputs of the batch as a user gets them: an array, a pytree, or microbatches of those."""
+        """Return the outputs of the batch as a user gets them: an array, a pytree, or
+        microbatches of those.
+        """
         return Microbatches(outputs.rebuilt()) if self.is_cut else outputs.rebuilt()
 
     def input_gradients(self, by_microbatch: dict[int, Payload]) -> Any:
-        """Take out the gradients of the inputs, and return them as the same pytree as the inputs.
+        """Take out the gradients of the inputs, and return them as the same pytree as
+        the inputs.
 
-        They are None for whole numbers. Gradients of a replicated array are added up in ascending order of
-        microbatches.
+        They are None for whole numbers. Gradients of a replicated array are added up in
+        ascending order of microbatches.
 
         Parameters
         ----------
@@ -149,8 +161,10 @@ def _check_shapes(parts: Sequence[Payload], sizes: Sequence[int]) -> None:
     expected = [[(n, *shape[1:]) for shape in shapes[0]] for n in sizes]
     if shapes != expected:
         message = (
-            f"The outputs of the microbatches have shapes {shapes}, which do not form one "
-            "array (samples, ...); pass the batch as minipipe.Microbatches to get microbatches."
+            f"The outputs of the microbatches have shapes {shapes}, which do not "
+            "form one "
+            "array (samples, ...); pass the batch as minipipe.Microbatches to get "
+            "microbatches."
         )
         raise TensorError("shape", message)
 

@@ -1,11 +1,28 @@
-"""The schedule of a plan, from a name, a file or a table, for a number of ranks and of replicas."""
+"""The schedule of a plan, from a name, a file or a table, for a number of ranks and of
+replicas.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from minipipe.errors import ArgumentError, Code, RankError, ScheduleError, counted, misuse
-from minipipe.schedules import REGISTRY, Program, Schedule, build, data_parallel, read_schedule, verify
+from minipipe.errors import (
+    ArgumentError,
+    Code,
+    RankError,
+    ScheduleError,
+    counted,
+    misuse,
+)
+from minipipe.schedules import (
+    REGISTRY,
+    Program,
+    Schedule,
+    build,
+    data_parallel,
+    read_schedule,
+    verify,
+)
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.placement import check_counts, neighbouring_placement
@@ -21,19 +38,28 @@ def _resolved(
     num_microbatches: int | None,
     chunks_per_rank: int | None,
 ) -> Schedule | Program:
-    """Return the schedule, from its name or file if necessary, after checking that the numbers fit it."""
-    if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))):
+    """Return the schedule, from its name or file if necessary, after checking that the
+    numbers fit it.
+    """
+    if isinstance(schedule, Path) or (
+        isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))
+    ):
         schedule = read_schedule(schedule)
     if not isinstance(schedule, Schedule | Program):
         if num_ranks is None:
-            message = f"The schedule {schedule!r} needs a number of ranks: Plan(model, {schedule!r}, num_ranks=4)."
+            message = (
+                f"The schedule {schedule!r} needs a number of ranks: Plan(model, "
+                f"{schedule!r}, num_ranks=4)."
+            )
             raise RankError("wrong-number", message)
         return build(schedule, num_ranks, num_microbatches, chunks_per_rank)
     if num_ranks not in (None, schedule.num_ranks):
         raise RankError(
             "wrong-number",
-            f"{schedule.name} is made for {counted(schedule.num_ranks, 'rank')}, but there are {num_ranks}. "
-            f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make the schedule for {num_ranks}.",
+            f"{schedule.name} is made for {counted(schedule.num_ranks, 'rank')}, "
+            f"but there are {num_ranks}. "
+            f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make "
+            f"the schedule for {num_ranks}.",
         )
     chunks = schedule.num_stages / schedule.num_ranks
     for name, given, own in (
@@ -41,7 +67,10 @@ def _resolved(
         ("chunks_per_rank", chunks_per_rank, chunks),
     ):
         if given not in (None, own):
-            raise misuse(f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out.")
+            raise misuse(
+                f"{name} is {given}, but the schedule {schedule.name} has {own:g}; "
+                f"leave {name} out."
+            )
     return schedule
 
 
@@ -58,13 +87,21 @@ def replicated(
     if replicas == 1 and (not found.has_replicas or REDUCE_GRAD in found.kinds):
         return found
     if isinstance(found, Program):
-        message = f"{found.name} has sends and receives; replicas need only its computations: schedule.schedule."
+        message = (
+            f"{found.name} has sends and receives; replicas need only its "
+            "computations: "
+            "schedule.schedule."
+        )
         raise ScheduleError.of(Code.TYPE, message)
     verify(found)
     if not found.is_forward_only:
         return data_parallel(found, replicas)
     p, m = found.num_ranks, found.num_microbatches
-    ways = [tuple(d * p + rank for rank in way) for d in range(replicas) for way in pipelines_of(found)]
+    ways = [
+        tuple(d * p + rank for rank in way)
+        for d in range(replicas)
+        for way in pipelines_of(found)
+    ]
     return forward_only_through(ways, replicas * m, replicas * p)
 
 
@@ -73,19 +110,26 @@ def ranks_of_each(num_ranks: int, replicas: int) -> int:
     COUNT.check("replicas", replicas)
     if num_ranks % replicas:
         given = counted(num_ranks, "rank")
-        message = f"{given} cannot be divided among {replicas} replicas, each with equally many ranks."
-        raise RankError("wrong-number", f"{message} Start {replicas} times as many ranks as a replica has.")
+        message = (
+            f"{given} cannot be divided among {replicas} replicas, each with equally "
+            "many ranks."
+        )
+        raise RankError(
+            "wrong-number",
+            f"{message} Start {replicas} times as many ranks as a replica has.",
+        )
     return num_ranks // replicas
 
 
 def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
-    """Return the number of blocks of microbatches whose gradients are summed separately: one per replica by default.
+    """Return the number of blocks of microbatches whose gradients are summed
+    separately: one per replica by default.
 
     Raises
     ------
     ArgumentError
-        Code ``value``, if the replicas of some stage cannot have equally many, or if the blocks of a replica would
-        not add up in separate pairs.
+        Code ``value``, if the replicas of some stage cannot have equally many, or if
+        the blocks of a replica would not add up in separate pairs.
     """
     replicas = [len(schedule.ranks_of(stage)) for stage in range(schedule.num_stages)]
     if given is None:
@@ -95,48 +139,73 @@ def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
         of_each = blocks // n
         if blocks % n or (n > 1 and of_each & (of_each - 1)):
             message = (
-                f"gradient_blocks is {blocks}, for {counted(n, 'replica')}; expected 1, 2, 4, 8 … blocks for each."
+                f"gradient_blocks is {blocks}, for {counted(n, 'replica')}; "
+                "expected 1, "
+                "2, 4, 8 … blocks for each."
             )
             raise ArgumentError("value", message)
     return blocks
 
 
 def schedule_of_modules(
-    num_modules: int, num_ranks: int, schedule: str | Path | Schedule | Program | None, num_microbatches: int | None
+    num_modules: int,
+    num_ranks: int,
+    schedule: str | Path | Schedule | Program | None,
+    num_microbatches: int | None,
 ) -> Schedule | Program:
     """Return the schedule argument, or the default, with a stage for each module."""
     if num_modules < 1:
-        raise RankError("wrong-number", "There is no module; expected at least one for the stages of the pipeline.")
+        raise RankError(
+            "wrong-number",
+            "There is no module; expected at least one for the stages of the pipeline.",
+        )
     chunks = -(-num_modules // num_ranks)
     if schedule is None:
         schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
     schedule = spelled(schedule)
     if isinstance(schedule, str) and schedule in REGISTRY:
-        num_microbatches = NUM_MICROBATCHES if num_microbatches is None else num_microbatches
+        num_microbatches = (
+            NUM_MICROBATCHES if num_microbatches is None else num_microbatches
+        )
         built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
         if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
-            return spread_stages(build(schedule, num_ranks, num_microbatches, 1), num_modules)
+            return spread_stages(
+                build(schedule, num_ranks, num_microbatches, 1), num_modules
+            )
         return first_stages(built, num_modules)
     resolved = _resolved(schedule, num_ranks, num_microbatches, None)
     if resolved.num_stages != num_modules:
         raise RankError(
             "wrong-number",
-            f"{resolved.name} on {counted(num_ranks, 'rank')} has {counted(resolved.num_stages, 'stage')}; "
+            f"{resolved.name} on {counted(num_ranks, 'rank')} has "
+            f"{counted(resolved.num_stages, 'stage')}; "
             f"expected as many modules, not {num_modules}.",
         )
     return resolved
 
 
-def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int) -> Schedule:
+def _built(
+    name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int
+) -> Schedule:
     """Build a named schedule; an error speaks of modules."""
     check_counts(num_ranks, num_microbatches)
     takes_chunks = takes(name, "chunks_per_rank")
     try:
-        return build(name, num_ranks, num_microbatches, chunks if takes_chunks or chunks > 1 else None)
+        return build(
+            name,
+            num_ranks,
+            num_microbatches,
+            chunks if takes_chunks or chunks > 1 else None,
+        )
     except ScheduleError as error:
-        fits = f"{num_ranks + 1} to {2 * num_ranks}" if takes_chunks else f"at most {num_ranks}"
+        fits = (
+            f"{num_ranks + 1} to {2 * num_ranks}"
+            if takes_chunks
+            else f"at most {num_ranks}"
+        )
         message = (
-            f"{counted(num_modules, 'module')} on {counted(num_ranks, 'rank')} are up to {chunks} on a rank. "
+            f"{counted(num_modules, 'module')} on {counted(num_ranks, 'rank')} are "
+            f"up to {chunks} on a rank. "
             f"{error.problems[0].message} Expected {fits} modules."
         )
         raise RankError("wrong-number", message) from None

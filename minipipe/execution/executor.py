@@ -1,11 +1,13 @@
-"""The executor: runs one rank's row on real tensors and real messages. It decides no order.
+"""The executor: runs one rank's row on real tensors and real messages. It decides no
+order.
 
-File 5 of 12 on the first path through the code (README.md):
-after ``schedules/analysis/lowering.py``, before ``execution/stage.py``. Begin at ``forward``, then return to ``run``.
-Not on the path: a ``Batch`` has this rank's inputs and targets, and the ``objective``, which is the loss with the
-weight of each microbatch; a ``Payload`` has the arrays of a value, which of them require a gradient, and the structure
-of their pytree (None for one array); a ``Record`` is the result of a run, and ``activity`` the position of the rank,
-for error messages.
+File 5 of 12 on the first path through the code (README.md): after
+``schedules/analysis/lowering.py``, before ``execution/stage.py``. Begin at ``forward``,
+then return to ``run``. Not on the path: a ``Batch`` has this rank's inputs and targets,
+and the ``objective``, which is the loss with the weight of each microbatch; a
+``Payload`` has the arrays of a value, which of them require a gradient, and the
+structure of their pytree (None for one array); a ``Record`` is the result of a run, and
+``activity`` the position of the rank, for error messages.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
 
 Handler = Callable[..., Any]
-"""Runs the actions of a kind. Its parameters are the executor, the action, and the values that it needs, by their names
-in ``core/nouns.py``; the last may have defaults, for values that do not exist. :func:`gives` names what it returns."""
+"""Runs the actions of a kind. Its parameters are the executor, the action, and the
+values that it needs, by their names in ``core/nouns.py``; the last may have defaults,
+for values that do not exist. :func:`gives` names what it returns."""
 
 Handlers = Mapping[str, Handler]
 """Handlers by kind of action."""
@@ -43,7 +46,8 @@ Handlers = Mapping[str, Handler]
 _ROLES = {"out": "x", "grad out": "g", "back": "graph", "rebuilt": "graph"}
 """A value by another name, for handlers."""
 
-# The executor is an argument: a step that closed over it would keep all parameters alive after their last use.
+# The executor is an argument: a step that closed over it would keep all parameters
+# alive after their last use.
 Step = Callable[["Executor"], None]
 
 
@@ -56,14 +60,18 @@ class Pending:
 
 
 class Background(Protocol):
-    """Work that goes on between the actions of a rank, such as a gradient all-reduce."""
+    """Work that goes on between the actions of a rank, such as a gradient
+    all-reduce.
+    """
 
     def advance(self) -> None:
         """Do what can be done now, without waiting for anything."""
 
 
 class Observer(Protocol):
-    """Observes a run: its memory, its times on a core, its values. A run without observers pays nothing for them."""
+    """Observes a run: its memory, its times on a core, its values. A run without
+    observers pays nothing for them.
+    """
 
     def begin(self, executor: Executor, action: Action) -> None:
         """Note that an action begins."""
@@ -73,19 +81,21 @@ class Observer(Protocol):
 
 
 class Executor:
-    """Runs one rank's row on its stages. Holds no reference to a batch after its run and its sends have completed.
+    """Runs one rank's row on its stages. Holds no reference to a batch after its run
+    and its sends have completed.
 
-    Each action is bound once to the handler of its kind, and to the values that this kind takes and gives by its
-    declaration (``core/values.py``): a list of functions, which every batch runs. A value is kept from the action that
-    gives it until the one that takes it; neighbouring stages on this rank hand over without a message. A RECV gives a
-    pending message, for which the action that takes it waits; a SEND is finished at the end of the run, or of the next
-    one. Rank 1 holds stages 1 and 2::
+    Each action is bound once to the handler of its kind, and to the values that this
+    kind takes and gives by its declaration (``core/values.py``): a list of functions,
+    which every batch runs. A value is kept from the action that gives it until the one
+    that takes it; neighbouring stages on this rank hand over without a message. A RECV
+    gives a pending message, for which the action that takes it waits; a SEND is
+    finished at the end of the run, or of the next one. Rank 1 holds stages 1 and 2::
 
         rank 0    0F3 --[1]--> values --[2] SEND----.
         rank 1                                      `--> [3] RECV --> values --[4]--> 1F3 --[1]--> values --[4]--> 2F3
 
-    [1] keeps what an action gives; [2] sends a value; [3] gives a message that is still to come; [4] takes a value out,
-    or waits for it. The tags are repeated at the code.
+    [1] keeps what an action gives; [2] sends a value; [3] gives a message that is still
+    to come; [4] takes a value out, or waits for it. The tags are repeated at the code.
 
     Parameters
     ----------
@@ -101,18 +111,21 @@ class Executor:
     observers : sequence of Observer
         Of every run.
     run_schedule : function, optional
-        ``(executor, steps)``: runs the schedule of a batch in another way than step by step.
+        ``(executor, steps)``: runs the schedule of a batch in another way than step by
+        step.
 
     Attributes
     ----------
     call, batch : object, Batch
         The argument of the current run, and its batch.
     graphs : dict of int to dict
-        By stage and value (of ``core/values.py``), what its microbatches have kept for their backwards.
+        By stage and value (of ``core/values.py``), what its microbatches have kept for
+        their backwards.
     background : list of Background
         Work that goes on after each action.
     early : dict of Value to Request
-        Messages that have come before their RECV: an earlier attempt to run the row took them.
+        Messages that have come before their RECV: an earlier attempt to run the row
+        took them.
     bindings : list of Binding
         The row, with handlers and values.
     actions : sequence of Action
@@ -145,53 +158,85 @@ class Executor:
         self.stages = stages
         self.group = group
         self.xp = xp
-        self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
+        self.allocate = (
+            xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
+        )
         self.graphs: dict[int, dict[Any, Any]] = {stage: {} for stage in stages}
         self.background: list[Background] = []
         self.early: dict[Value, Any] = {}
         self._name = group.name_of_program()
-        self._sent_at = partial(_sent_at, [_schedule_of(row) for row in program.actions])
+        self._sent_at = partial(
+            _sent_at, [_schedule_of(row) for row in program.actions]
+        )
         row = program.numbered[group.rank]
-        self._row, self.actions = _schedule_of(program.actions[group.rank]), _schedule_of(row)
+        self._row, self.actions = (
+            _schedule_of(program.actions[group.rank]),
+            _schedule_of(row),
+        )
         self._values: dict[Any, Any] = {}  # all but the graphs
         messages = (action for action in self.actions if action.kind.is_communication)
         self.routes = {action: Route.of(program, action) for action in messages}
         self._observers, self._run_schedule = observers, run_schedule
         handlers = HANDLERS if handlers is None else handlers
-        self._parameters = {handler: [*inspect.signature(handler).parameters][2:] for handler in {*handlers.values()}}
-        self.bindings = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
+        self._parameters = {
+            handler: [*inspect.signature(handler).parameters][2:]
+            for handler in {*handlers.values()}
+        }
+        self.bindings = [
+            self._bound(handlers, *numbered) for numbered in enumerate(row)
+        ]
         steps = [self._step(binding) for binding in self.bindings]
-        begin = next((i for i, action in enumerate(row) if not action.kind.declaration.of_rank), len(row))
+        begin = next(
+            (i for i, action in enumerate(row) if not action.kind.declaration.of_rank),
+            len(row),
+        )
         end = begin + len(self.actions)
-        self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
+        self._before, self._steps, self._after = (
+            steps[:begin],
+            steps[begin:end],
+            steps[end:],
+        )
         self._sends: list[Request] = []  # not finished
         self._thread = get_ident()  # of the current run
         self._forget()
 
-    def run(self, call: Any, *observers: Observer, finishes_sends: bool = True) -> Record:
-        """Run the row once. Collective: every rank runs its own, and exchanges messages with neighbouring stages.
+    def run(
+        self, call: Any, *observers: Observer, finishes_sends: bool = True
+    ) -> Record:
+        """Run the row once. Collective: every rank runs its own, and exchanges messages
+        with neighbouring stages.
 
-        Sends that do not have to finish now finish, at the latest, at the end of the next run.
+        Sends that do not have to finish now finish, at the latest, at the end of the
+        next run.
 
         Parameters
         ----------
         call : Batch or object
-            The batch; or, if the row begins with a handshake, the arguments of which that makes a batch.
+            The batch; or, if the row begins with a handshake, the arguments of which
+            that makes a batch.
         *observers : Observer
             Of the schedule in this run.
         finishes_sends : bool
         """
-        steps, observers, earlier = self._steps, (*self._observers, *observers), (self.call, self.batch)
+        steps, observers, earlier = (
+            self._steps,
+            (*self._observers, *observers),
+            (self.call, self.batch),
+        )
         self.is_observed = bool(observers)
         if observers:
-            steps = [_observed(step, action, observers) for step, action in zip(steps, self.actions)]
+            steps = [
+                _observed(step, action, observers)
+                for step, action in zip(steps, self.actions)
+            ]
         self.call = self.batch = call
         try:
             for step in self._before:
                 step(self)
             self._thread = get_ident()
         except BaseException:
-            self.call, self.batch = earlier  # of a run in another thread, which is a reason for a refusal
+            # of a run in another thread, which is a reason for a refusal
+            self.call, self.batch = earlier
             raise
         try:
             with self.schedule():
@@ -207,7 +252,9 @@ class Executor:
             self._forget()
 
     def repeat(self, batch: Any, compute: Callable[[Executor], None]) -> Record:
-        """Run a batch by a function that needs no modes, and whose handshake is over. Collective like a run."""
+        """Run a batch by a function that needs no modes, and whose handshake is over.
+        Collective like a run.
+        """
         self.call = self.batch = batch
         self._thread = get_ident()
         try:
@@ -229,11 +276,15 @@ class Executor:
 
     @property
     def is_running(self) -> bool:
-        """Whether a run of this thread has begun and not ended: a layer or a metric asks."""
+        """Whether a run of this thread has begun and not ended: a layer or a metric
+        asks.
+        """
         return self.call is not None and self._thread == get_ident()
 
     def schedule(self) -> Running:
-        """Run the schedule of a batch inside this block. An error gets a note of the place, and leaves no gradients."""
+        """Run the schedule of a batch inside this block. An error gets a note of the
+        place, and leaves no gradients.
+        """
         return Running(self)
 
     def begin_schedule(self) -> RandomKey:
@@ -251,7 +302,8 @@ class Executor:
         if (action := self.group.activity.current) is not None:
             error.add_note(
                 f"on rank {self.group.name()}, stage {action.stage}, microbatch "
-                f"{action.microbatch}, action {action} of {self.program.name}, step {self.batch.step}"
+                f"{action.microbatch}, action {action} of {self.program.name}, step "
+                f"{self.batch.step}"
             )
 
     def advance(self) -> None:
@@ -270,7 +322,9 @@ class Executor:
 
     def send(self, array: Any, destination: int, tag: int) -> None:
         """Send a message, to be finished at the end of a run."""
-        self._sends.append(self.group.isend(array, destination, tag, step=self.batch.step))
+        self._sends.append(
+            self.group.isend(array, destination, tag, step=self.batch.step)
+        )
 
     def _forget(self) -> None:
         self.record = Record()
@@ -279,33 +333,48 @@ class Executor:
         for kept in (self._values, self.early, *self.graphs.values()):
             kept.clear()
 
-    # -- binding --------------------------------------------------------------------------------------------
+    # -- binding -----------------------------------------------------------------------
 
     def _bound(self, handlers: Handlers, position: int, action: Action) -> Binding:
         """Return an action with its handler and values."""
         handler = handlers.get(action.kind)
         if handler is None:
-            message = f"{action} has no handler here: this run has no {action.kind.declaration.words}"
-            raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
+            message = (
+                f"{action} has no handler here: this run has no "
+                f"{action.kind.declaration.words}"
+            )
+            raise ScheduleError.of(
+                Code.NAME, f"{message}. Run the schedule without such actions."
+            )
         takes, given = self._values_of(position)
         names = self._parameters[handler]
         taken = [name for name in names if name in takes]
-        assert taken == names[: len(taken)], f"{handler} has a parameter without a value before others: {names}"
+        assert taken == names[: len(taken)], (
+            f"{handler} has a parameter without a value before others: {names}"
+        )
         returned = getattr(handler, "gives", ())
         return Binding(
             action,
             handler,
             takes=[takes[name] for name in taken],
-            gives=[(place, given[name]) for place, name in enumerate(returned) if name in given],
+            gives=[
+                (place, given[name])
+                for place, name in enumerate(returned)
+                if name in given
+            ],
             is_only=len(returned) == 1,
         )
 
     def _step(self, binding: Binding) -> Step:
-        """Return the function that runs an action with the values that it takes, and keeps those that it gives."""
+        """Return the function that runs an action with the values that it takes, and
+        keeps those that it gives.
+        """
         action, handler, _, _, is_only = binding
         stage, is_timed = action.stage, binding.is_timed
         wanted = [(self._dict_of(value), value) for value in binding.takes]
-        kept_ones = [(place, self._dict_of(value), value) for place, value in binding.gives]
+        kept_ones = [
+            (place, self._dict_of(value), value) for place, value in binding.gives
+        ]
         now = perf_counter if self.xp is np else partial(_time_on, self.xp)
 
         def step(executor: Executor) -> None:
@@ -335,17 +404,29 @@ class Executor:
         assert numbers is not None  # the program is legal
         found = []
         for part in (numbers.takes, numbers.gives):
-            # Gradients of several microbatches have been added up already; of several sums, the last is the latest.
-            found.append({_ROLES.get(value.name, value.name): value for value in map(flow.value_of, part)})
+            # Gradients of several microbatches have been added up already; of several
+            # sums, the last is the latest.
+            found.append(
+                {
+                    _ROLES.get(value.name, value.name): value
+                    for value in map(flow.value_of, part)
+                }
+            )
         return found
 
     def _dict_of(self, value: Any) -> dict[Any, Any]:
         noun = NOUNS[value.name]
-        return self.graphs[value.stage] if noun.keeps_weights and not noun.is_away else self._values
+        return (
+            self.graphs[value.stage]
+            if noun.keeps_weights and not noun.is_away
+            else self._values
+        )
 
 
 class Running:
-    """The block in which a schedule runs: with or without a graph, and with its random numbers."""
+    """The block in which a schedule runs: with or without a graph, and with its random
+    numbers.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -365,7 +446,8 @@ class Running:
 
 
 class Binding(NamedTuple):
-    """An action of a row with its handler, and the values of `core/values.py` that it takes and gives.
+    """An action of a row with its handler, and the values of `core/values.py` that it
+    takes and gives.
 
     Attributes
     ----------
@@ -399,7 +481,9 @@ def _time_on(xp: ModuleType) -> float:
 
 
 def gives(*names: str) -> Callable[[Handler], Handler]:
-    """Name the values that a handler gives: it returns the only one, or a tuple of all."""
+    """Name the values that a handler gives: it returns the only one, or a tuple of
+    all.
+    """
 
     def named(handler: Handler) -> Handler:
         handler.gives = names  # type: ignore[attr-defined]
@@ -409,7 +493,9 @@ def gives(*names: str) -> Callable[[Handler], Handler]:
 
 
 def and_then(handler: Handler, note: Callable[[Executor, Action], None]) -> Handler:
-    """Return a handler that runs another one, and then a function of the executor and the action."""
+    """Return a handler that runs another one, and then a function of the executor and
+    the action.
+    """
 
     @wraps(handler)
     def run(executor: Executor, action: Action, *values: Any) -> Any:
@@ -432,11 +518,13 @@ def _observed(step: Step, action: Action, observers: Sequence[Observer]) -> Step
     return run
 
 
-# -- computing --------------------------------------------------------------------------------------------------------
+# -- computing -------------------------------------------------------------------------
 
 
 @gives("x", "graph")
-def forward(executor: Executor, action: Action, x: Payload | None = None) -> tuple[Payload | None, Any]:
+def forward(
+    executor: Executor, action: Action, x: Payload | None = None
+) -> tuple[Payload | None, Any]:
     """Run an F; on the last stage, with its loss."""
     stage, k = executor.stages[action.stage], action.microbatch
     received = executor.batch.input(k) if x is None else x
@@ -447,7 +535,9 @@ def forward(executor: Executor, action: Action, x: Payload | None = None) -> tup
 
 
 @gives("g")
-def backward(executor: Executor, action: Action, graph: Any, g: Payload | None = None) -> Payload:
+def backward(
+    executor: Executor, action: Action, graph: Any, g: Payload | None = None
+) -> Payload:
     """Run a B."""
     stage, k = executor.stages[action.stage], action.microbatch
     gradient = stage.backward(k, graph, g)
@@ -457,7 +547,9 @@ def backward(executor: Executor, action: Action, graph: Any, g: Payload | None =
 
 
 @gives("g", "rest")
-def backward_input(executor: Executor, action: Action, graph: Any, g: Payload | None = None) -> tuple[Payload, Any]:
+def backward_input(
+    executor: Executor, action: Action, graph: Any, g: Payload | None = None
+) -> tuple[Payload, Any]:
     """Run an I."""
     stage, k = executor.stages[action.stage], action.microbatch
     gradient, rest = stage.backward_input(k, graph, g)
@@ -471,7 +563,7 @@ def backward_weight(executor: Executor, action: Action, rest: Any) -> None:
     executor.stages[action.stage].backward_weight(action.microbatch, rest)
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 
 class Received(Pending):
@@ -480,14 +572,20 @@ class Received(Pending):
     def __init__(self, executor: Executor, route: Route) -> None:
         self._value, self._record, self._xp = route.value, executor.record, executor.xp
         self.request = executor.early.pop(route.value, None) or executor.group.irecv(
-            route.peer, route.tag, step=executor.batch.step, what=route.words, allocate=executor.allocate
+            route.peer,
+            route.tag,
+            step=executor.batch.step,
+            what=route.words,
+            allocate=executor.allocate,
         )
 
     def wait(self) -> Payload:
         """Return the value, and note the times of the message."""
         awaited_from = perf_counter()
         message = self.request.wait()
-        self._record.received[self._value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
+        self._record.received[self._value] = Receipt(
+            awaited_from, perf_counter(), backend.num_bytes(message)
+        )
         return Payload.from_message(message, self._xp)
 
 
@@ -501,7 +599,9 @@ class Route(NamedTuple):
 
     @classmethod
     def of(cls, program: Program, action: Action) -> Route:
-        """Return the route of a SEND or RECV. The tag numbers consuming stage, microbatch and direction."""
+        """Return the route of a SEND or RECV. The tag numbers consuming stage,
+        microbatch and direction.
+        """
         value = Value.carried_by(action)
         pair = value.consumer_stage * program.num_microbatches + value.microbatch
         tag = 2 * pair + (value.direction is Direction.BACKWARD)
@@ -547,7 +647,9 @@ HANDLERS: Handlers = {
     RECV_F: receive_activation,
     RECV_B: receive_gradient,
 }
-"""The handlers that any run needs. Others are in ``sums.py``, ``offloading.py`` and ``versions.py``."""
+"""The handlers that any run needs. Others are in ``sums.py``, ``offloading.py`` and
+``versions.py``.
+"""
 
 
 def _schedule_of(row: Sequence[Action]) -> Sequence[Action]:
@@ -556,6 +658,10 @@ def _schedule_of(row: Sequence[Action]) -> Sequence[Action]:
 
 
 def _sent_at(rows: Sequence[Sequence[Action]], action: Action) -> int | None:
-    """Return at which position of another rank's actions the value that an action consumes is sent."""
+    """Return at which position of another rank's actions the value that an action
+    consumes is sent.
+    """
     value = Value.consumed_by(action)
-    return next((row.index(value.send) for row in rows if value and value.send in row), None)
+    return next(
+        (row.index(value.send) for row in rows if value and value.send in row), None
+    )

@@ -1,7 +1,9 @@
-"""The results of the last stage for a microbatch (loss, metrics, outputs), and the loss of the batch.
+"""The results of the last stage for a microbatch (loss, metrics, outputs), and the loss
+of the batch.
 
-Training, evaluation, prediction and measuring differ by their objective alone. A gradient
-from outside is a loss as well: the sum of the products of outputs and gradients.
+Training, evaluation, prediction and measuring differ by their objective alone. A
+gradient from outside is a loss as well: the sum of the products of outputs and
+gradients.
 """
 
 from __future__ import annotations
@@ -30,17 +32,20 @@ from minipipe.tensor import Tensor, record
 Loss = Callable[[Any, Any], Tensor]
 Weight = Callable[[Any], float]
 Metric = Callable[[Any, Any], Any]
-Exchange = Callable[[list[float | None]], list[float]]  # of the weights of all microbatches
+# of the weights of all microbatches
+Exchange = Callable[[list[float | None]], list[float]]
 Where = bool | Literal["everywhere"]
 
 
 class BatchObjective:
-    """The results that a call requests from the last stage, which is called for each microbatch.
+    """The results that a call requests from the last stage, which is called for each
+    microbatch.
 
     Parameters
     ----------
     loss : function, optional
-        ``(outputs, targets) -> Tensor`` with one element. Without it, only the outputs are computed.
+        ``(outputs, targets) -> Tensor`` with one element. Without it, only the outputs
+        are computed.
     loss_weight : function, optional
         ``targets -> number``, instead of the loss' own ``weight``.
     metrics : mapping of str to function, optional
@@ -106,22 +111,33 @@ class BatchObjective:
     @property
     def is_for_outputs(self) -> bool:
         """Whether the outputs alone are of interest."""
-        return self._loss is None and bool(self.where) and not self.metrics and self.is_whole
+        return (
+            self._loss is None
+            and bool(self.where)
+            and not self.metrics
+            and self.is_whole
+        )
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank has all outputs, without a comparison of values with other ranks."""
+        """Whether this rank has all outputs, without a comparison of values with other
+        ranks.
+        """
         return self._division is None or self._division.is_certain
 
     @property
     def is_given(self) -> bool:
-        """Whether the gradient of the outputs is an argument. Then the loss itself has no meaning."""
+        """Whether the gradient of the outputs is an argument. Then the loss itself has
+        no meaning.
+        """
         return isinstance(self._loss, GivenGradient)
 
     @property
     def needs_targets(self) -> bool:
         """Whether targets are required."""
-        return self.has_loss and not (isinstance(self._loss, GivenGradient) and self._loss.is_function)
+        return self.has_loss and not (
+            isinstance(self._loss, GivenGradient) and self._loss.is_function
+        )
 
     @property
     def noun(self) -> str:
@@ -132,31 +148,56 @@ class BatchObjective:
     def alike(self) -> dict[str, float | None]:
         """Numbers, by name, that must be equal on all ranks."""
         is_everywhere = self.where == "everywhere"
-        asked = crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
-        alike: dict[str, float | None] = {"request for metrics and outputs": asked, "scale": self.scale}
-        if self._division is not None and not self._division.is_certain:  # ranks send each other their outputs
+        asked = (
+            crc32(repr((is_everywhere, *self.metrics)).encode())
+            if is_everywhere or self.metrics
+            else 0
+        )
+        alike: dict[str, float | None] = {
+            "request for metrics and outputs": asked,
+            "scale": self.scale,
+        }
+        # ranks send each other their outputs
+        if self._division is not None and not self._division.is_certain:
             alike["request for outputs"] = bool(self.where)
         return alike
 
-    def begin(self, sizes: Sequence[int], targets: Sequence[Payload] | None, exchange: Exchange | None = None) -> None:
-        """Take the sizes of the microbatches of a batch, and its targets; exchange weights with other ranks.
+    def begin(
+        self,
+        sizes: Sequence[int],
+        targets: Sequence[Payload] | None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Take the sizes of the microbatches of a batch, and its targets; exchange
+        weights with other ranks.
 
-        Collective among the ranks of the last stage if there is an ``exchange`` function.
+        Collective among the ranks of the last stage if there is an ``exchange``
+        function.
         """
         self.targets, self._num_samples = targets, sum(sizes)
         self._shares = []
         if self._loss is not None:
-            self._shares = shares(sizes, self._loss, self._loss_weight, targets, exchange)
+            self._shares = shares(
+                sizes, self._loss, self._loss_weight, targets, exchange
+            )
 
-    def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
-        """Return the loss of a microbatch, if there is one, and its seed: the gradient with which backward begins."""
+    def __call__(
+        self, microbatch: int, outputs: Bundle | WithLosses
+    ) -> tuple[Tensor | None, float]:
+        """Return the loss of a microbatch, if there is one, and its seed: the gradient
+        with which backward begins.
+        """
         return self.of(microbatch, outputs, None)
 
     def of(
         self, microbatch: int, outputs: Bundle | WithLosses, arrays: list[Any] | None
     ) -> tuple[Tensor | None, float]:
-        """Return the loss and its seed, with these arrays as the targets if there are any."""
-        outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
+        """Return the loss and its seed, with these arrays as the targets if there are
+        any.
+        """
+        outputs, auxiliary = (
+            outputs if isinstance(outputs, WithLosses) else (outputs, None)
+        )
         targets = None if self.targets is None else self.targets[microbatch]
         if targets is not None and arrays is not None:
             targets = targets._replace(arrays=arrays)
@@ -164,24 +205,41 @@ class BatchObjective:
             self._note(microbatch, outputs, targets)
         if self._loss is None:
             return None, 0.0
-        given = None if targets is None else targets.rebuilt([record(array) for array in targets.arrays])
+        given = (
+            None
+            if targets is None
+            else targets.rebuilt([record(array) for array in targets.arrays])
+        )
         if self._division is not None:
             self._division.check_whole(outputs)
             outputs = self._division.marked(outputs)
         loss = self._loss(outputs, given)
         if not isinstance(loss, Tensor) or loss.size != 1:
-            found = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise TensorError("shape", f"The loss must be a tensor with one element, the mean; it is {found}.")
+            found = (
+                f"a tensor of shape {loss.shape}"
+                if isinstance(loss, Tensor)
+                else type(loss).__name__
+            )
+            raise TensorError(
+                "shape",
+                f"The loss must be a tensor with one element, the mean; it is {found}.",
+            )
         if self._division is not None:
             self._division.check_loss(backend.to_numpy(loss.data).item())
         if auxiliary is not None:
-            if isinstance(self._loss, GivenGradient):  # a sum; an auxiliary loss is a mean over the batch all the same
-                auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
+            # a sum; an auxiliary loss is a mean over the batch all the same
+            if isinstance(self._loss, GivenGradient):
+                auxiliary = auxiliary * (
+                    tensors_in(outputs)[0].shape[0] / self._num_samples
+                )
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
-        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())  # read outside the captured computation
+        # read outside the captured computation
+        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())
 
     def note(self, microbatch: int, loss: float) -> float:
-        """Note the loss of a microbatch; return the gradient with which its backward begins."""
+        """Note the loss of a microbatch; return the gradient with which its backward
+        begins.
+        """
         self.losses[microbatch] = loss
         return self._shares[microbatch] * self.scale
 
@@ -192,35 +250,53 @@ class BatchObjective:
             arrays = self._division.whole(outputs)
         arrays = list(map(backend.contiguous, arrays))
         if self.where:
-            self.outputs[microbatch] = Payload(arrays, [True] * len(arrays), rebuilt(outputs, [None] * len(arrays)))
+            self.outputs[microbatch] = Payload(
+                arrays, [True] * len(arrays), rebuilt(outputs, [None] * len(arrays))
+            )
         if not self.metrics:
             return
         given = rebuilt(outputs, list(map(_to_read, arrays)))
-        wanted = None if targets is None else targets.rebuilt(list(map(_to_read, targets.arrays)))
+        wanted = (
+            None
+            if targets is None
+            else targets.rebuilt(list(map(_to_read, targets.arrays)))
+        )
         self._measured[microbatch] = [
-            _measured(f"the metric {name!r}", metric(given, wanted)) for name, metric in self.metrics.items()
+            _measured(f"the metric {name!r}", metric(given, wanted))
+            for name, metric in self.metrics.items()
         ]
 
     def alone(self) -> BatchObjective:
-        """Return the same loss for the same batch, without metrics and outputs, to be computed once more."""
+        """Return the same loss for the same batch, without metrics and outputs, to be
+        computed once more.
+        """
         twin = copy(self)
         twin.metrics, twin.where, twin.losses = {}, False, {}
         twin._division = None  # a rank that computes again compares nothing with others
         return twin
 
     def found(self) -> dict[str, Any]:
-        """Return the results for the microbatches of this rank, as a tree for :meth:`take` of another replica."""
+        """Return the results for the microbatches of this rank, as a tree for
+        :meth:`take` of another replica.
+        """
         outputs = [(k, payload.to_message()) for k, payload in self.outputs.items()]
-        return {"losses": [*self.losses.items()], "measured": [*self._measured.items()], "outputs": outputs}
+        return {
+            "losses": [*self.losses.items()],
+            "measured": [*self._measured.items()],
+            "outputs": outputs,
+        }
 
     def take(self, found: Mapping[str, Any]) -> None:
         """Add the results of another replica for its microbatches."""
         self.losses.update(found["losses"])
         self._measured.update(found["measured"])
-        self.outputs.update((k, Payload.from_message(message)) for k, message in found["outputs"])
+        self.outputs.update(
+            (k, Payload.from_message(message)) for k, message in found["outputs"]
+        )
 
     def numbers(self, *others: float) -> list[float]:
-        """Return the losses of the batch and of its microbatches, its metrics and other numbers.
+        """Return the losses of the batch and of its microbatches, its metrics and other
+        numbers.
 
         The sums ascend through the microbatches, in whatever order these were computed.
         """
@@ -228,36 +304,55 @@ class BatchObjective:
         losses = []
         for k in order:
             losses.append(self.losses[k])
-            # A microbatch that does not count may have a loss that is not a number, such as a mean over nothing.
+            # A microbatch that does not count may have a loss that is not a number,
+            # such as a mean over nothing.
             if self._shares[k]:
                 total += self._shares[k] * self.losses[k]
         metrics = []
         for i in range(len(self.metrics)):
-            metrics.append(self._mean([(*self._measured[k][i], self._shares[k]) for k in order]))
+            metrics.append(
+                self._mean([(*self._measured[k][i], self._shares[k]) for k in order])
+            )
         return [total, *losses, *metrics, *others]
 
     @staticmethod
     def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:
-        """Return the mean of a metric by its weights or, without any, the sum weighted as the loss."""
+        """Return the mean of a metric by its weights or, without any, the sum weighted
+        as the loss.
+        """
         if all(weight is None for _, weight, _ in found):
             return added(value * share for value, _, share in found if share)
         weighted = [(value, weight) for value, weight, _ in found if weight]
         total = added(weight for _, weight in weighted)
-        return added(value * weight for value, weight in weighted) / total if total else nan
+        return (
+            added(value * weight for value, weight in weighted) / total
+            if total
+            else nan
+        )
 
 
 def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
-    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
-        message = f"metrics is {metrics!r:.60}; expected a dict of functions, such as {{'accuracy': accuracy}}."
+    if metrics is not None and not (
+        isinstance(metrics, Mapping) and all(map(callable, metrics.values()))
+    ):
+        message = (
+            f"metrics is {metrics!r:.60}; expected a dict of functions, such as "
+            "{'accuracy': accuracy}."
+        )
         raise ArgumentError("type", message)
     if outputs not in (True, False, "everywhere"):
-        raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
+        raise ArgumentError(
+            "value", f"outputs is {outputs!r}; expected True, False or 'everywhere'."
+        )
     hint = "Give its value: scale=scale.value." if hasattr(scale, "value") else ""
-    Spec(int | float | np.number, expected="a number", advice=hint, code="type").check("scale", scale)
+    Spec(int | float | np.number, expected="a number", advice=hint, code="type").check(
+        "scale", scale
+    )
 
 
 def added(numbers: Iterable[float]) -> float:
-    """Return the sum, from left to right. Python's ``sum`` compensates for rounding since 3.12, so its bits differ.
+    """Return the sum, from left to right. Python's ``sum`` compensates for rounding
+    since 3.12, so its bits differ.
 
     Examples
     --------
@@ -270,16 +365,26 @@ def added(numbers: Iterable[float]) -> float:
 def _beside(tensor: Tensor, given: Any) -> Tensor:
     """Return the argument as a constant in the module and the dtype of a tensor."""
     array, own = Tensor(given).data, tensor.data
-    return record(backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype)))
+    return record(
+        backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype))
+    )
 
 
 def _measured(name: str, found: Any) -> tuple[float, float | None]:
-    """Return the result of a metric, or of another function of a microbatch, and its weight, if any."""
-    value, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    """Return the result of a metric, or of another function of a microbatch, and its
+    weight, if any.
+    """
+    value, weight = (
+        found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    )
     try:
         return float(value), None if weight is None else float(weight)
     except (TypeError, ValueError):
-        kind = f"an array of shape {np.shape(value)}" if hasattr(value, "shape") else type(found).__name__
+        kind = (
+            f"an array of shape {np.shape(value)}"
+            if hasattr(value, "shape")
+            else type(found).__name__
+        )
         message = f"{name} must be a number; for a microbatch it is {kind}."
         raise TensorError("shape", f"{message[0].upper()}{message[1:]}") from None
 
@@ -297,21 +402,24 @@ def shares(
     targets: Sequence[Payload] | None,
     exchange: Exchange | None = None,
 ) -> list[float]:
-    """Return each microbatch's weight in the loss of the batch: by its own weight or, without one, by its samples.
+    """Return each microbatch's weight in the loss of the batch: by its own weight or,
+    without one, by its samples.
 
     Parameters
     ----------
     sizes : sequence of int
         The numbers of samples of the microbatches.
     loss : function
-        May have a method ``weight(targets)``, the number of items in its mean, and a ``reduction``: if that is
-        ``"sum"``, each weight is 1.
+        May have a method ``weight(targets)``, the number of items in its mean, and a
+        ``reduction``: if that is ``"sum"``, each weight is 1.
     weight : function, optional
         Replaces the loss' own weight.
     targets : sequence of Payload, optional
-        The targets of each microbatch; None on other ranks. Not needed if the loss is a sum, or has no weight.
+        The targets of each microbatch; None on other ranks. Not needed if the loss is a
+        sum, or has no weight.
     exchange : function, optional
-        Takes the weights of this rank, with None for the others, and returns all weights.
+        Takes the weights of this rank, with None for the others, and returns all
+        weights.
 
     Raises
     ------
@@ -332,16 +440,26 @@ def shares(
     weight = weight or getattr(loss, "weight", None)
     if targets is None or not callable(weight) or _weighs_by_size(weight, targets):
         return list(_shares_of_sizes(tuple(sizes)))
-    weights = [None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets]
-    return _shared_out(exchange(weights) if exchange else [x for x in weights if x is not None])
+    weights = [
+        None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets
+    ]
+    return _shared_out(
+        exchange(weights) if exchange else [x for x in weights if x is not None]
+    )
 
 
 def _weighed(found: Any) -> float:
-    return found if type(found) in (int, float) else _measured("the weight of a loss", found)[0]
+    return (
+        found
+        if type(found) in (int, float)
+        else _measured("the weight of a loss", found)[0]
+    )
 
 
 def _weighs_by_size(weight: Weight, targets: Sequence[Payload]) -> bool:
-    """Return whether weights are known to be in proportion to the numbers of samples: all these have equal items."""
+    """Return whether weights are known to be in proportion to the numbers of samples:
+    all these have equal items.
+    """
     if not getattr(weight, "weighs_items", False) or not isinstance(targets, Cut):
         return False
     return targets.whole.treedef is None and targets.whole.arrays[0].size > 0
@@ -356,14 +474,19 @@ def _shared_out(weights: Sequence[float]) -> list[float]:
     total = added(weights)
     if not (min(weights) >= 0 and 0 < total < inf):  # NaN is in no range
         message = (
-            f"The targets of this batch count {[*weights]}, by microbatch; expected at least 0, and not 0 for all."
+            f"The targets of this batch count {[*weights]}, by microbatch; expected at "
+            "least 0, and not 0 for all."
         )
-        raise MicrobatchError("value", f"{message} Is everything ignored, or the loss_weight not a number?")
+        raise MicrobatchError(
+            "value",
+            f"{message} Is everything ignored, or the loss_weight not a number?",
+        )
     return [w / total for w in weights]
 
 
 class GivenGradient:
-    """A loss with a prescribed gradient: the sum of the products of the outputs and their gradients.
+    """A loss with a prescribed gradient: the sum of the products of the outputs and
+    their gradients.
 
     Parameters
     ----------
@@ -387,52 +510,90 @@ class GivenGradient:
         """Return the sum of the products, of shape ()."""
         tensors, total = tensors_in(outputs), None
         if self._function is not None:
-            gradients = self._function(rebuilt(outputs, [_to_read(tensor.data) for tensor in tensors]))
+            gradients = self._function(
+                rebuilt(outputs, [_to_read(tensor.data) for tensor in tensors])
+            )
         leaves = leaves_like(outputs, gradients)
-        if self.is_function:  # which may fill the same arrays again, for a microbatch that comes before this backward
+        # which may fill the same arrays again, for a microbatch that comes before this
+        # backward
+        if self.is_function:
             leaves = list(map(copied, leaves))
-        arrays = [None if leaf is None else _beside(tensor, leaf) for leaf, tensor in zip(leaves, tensors)]
+        arrays = [
+            None if leaf is None else _beside(tensor, leaf)
+            for leaf, tensor in zip(leaves, tensors)
+        ]
         shapes = [None if array is None else array.shape for array in arrays]
         expected = [tensor.shape for tensor in tensors]
         if any(shape not in (None, own) for shape, own in zip(shapes, expected)):
-            message = f"The outputs of a microbatch have shapes {expected}; the gradients have {shapes}."
+            message = (
+                f"The outputs of a microbatch have shapes {expected}; the gradients "
+                f"have {shapes}."
+            )
             raise TensorError(
-                "shape", f"{message} Expected one for each, of the same shape (or None, from a function)."
+                "shape",
+                (
+                    f"{message} Expected one for each, of the same shape (or "
+                    "None, from "
+                    "a function)."
+                ),
             )
         for array, tensor in zip(arrays, tensors):
             if array is not None:
                 product = (tensor * array).sum()
                 total = product if total is None else total + product
         if total is None:
-            raise TensorError("missing", "No gradient was given for any output; expected at least one.")
+            raise TensorError(
+                "missing",
+                "No gradient was given for any output; expected at least one.",
+            )
         return total
 
 
-# -- the loss of a batch ----------------------------------------------------------------------------------------------
+# -- the loss of a batch ---------------------------------------------------------------
 
 
 class BatchLoss(float, Familiar):
-    """The loss of a batch: a float, with the other results of the call. The numbers are the same on every rank.
+    """The loss of a batch: a float, with the other results of the call. The numbers are
+    the same on every rank.
 
     Attributes
     ----------
     losses : tuple of float
         The loss of each microbatch.
     metrics : dict of str to float
-        Over the microbatches, the means by the weights of the losses; sums, if the loss is a sum.
+        Over the microbatches, the means by the weights of the losses; sums, if the loss
+        is a sum.
     outputs : array of shape (samples, ...), pytree, or None
-        As :meth:`minipipe.Pipeline.predict` returns them, on the ranks that receive them.
+        As :meth:`minipipe.Pipeline.predict` returns them, on the ranks that receive
+        them.
 
     Examples
     --------
     >>> import numpy as np
     >>> from minipipe import Pipeline, nn, spawn
     >>> def train(group):
-    ...     model = nn.Sequential(nn.Identity(), nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0)))
+    ...     model = nn.Sequential(
+    ...         nn.Identity(),
+    ...         nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0)),
+    ...     )
     ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
-    ...     error = {"largest error": lambda outputs, targets: np.abs(outputs - targets).max()}
-    ...     loss = pipeline.step(np.array([[1.0, 1.0], [2.0, 2.0]]), np.zeros((2, 1)), outputs=True, metrics=error)
-    ...     return loss, loss.losses, loss.metrics, None if loss.outputs is None else loss.outputs.tolist()
+    ...     error = {
+    ...         "largest error": lambda outputs, targets: np.abs(
+    ...             outputs - targets
+    ...         ).max()
+    ...     }
+    ...     loss = pipeline.step(
+    ...         np.array([[1.0, 1.0], [2.0, 2.0]]),
+    ...         np.zeros((2, 1)),
+    ...         outputs=True,
+    ...         metrics=error,
+    ...     )
+    ...     return (
+    ...         loss,
+    ...         loss.losses,
+    ...         loss.metrics,
+    ...         None if loss.outputs is None else loss.outputs.tolist(),
+    ...     )
     >>> for result in spawn(train, num_ranks=2):
     ...     print(result)
     (10.0, (4.0, 16.0), {'largest error': 3.0}, None)
@@ -444,10 +605,18 @@ class BatchLoss(float, Familiar):
     outputs: Any
 
     def __new__(
-        cls, loss: float, losses: Iterable[float] = (), metrics: Mapping[str, float] | None = None, outputs: Any = None
+        cls,
+        loss: float,
+        losses: Iterable[float] = (),
+        metrics: Mapping[str, float] | None = None,
+        outputs: Any = None,
     ) -> BatchLoss:
         found = super().__new__(cls, loss)
-        found.losses, found.metrics, found.outputs = tuple(losses), dict(metrics or {}), outputs
+        found.losses, found.metrics, found.outputs = (
+            tuple(losses),
+            dict(metrics or {}),
+            outputs,
+        )
         return found
 
     def item(self) -> float:
@@ -455,23 +624,40 @@ class BatchLoss(float, Familiar):
         return float(self)
 
     @classmethod
-    def read(cls, numbers: list[float], num_microbatches: int, metrics: Iterable[str], outputs: Any) -> BatchLoss:
-        """Return the loss from the array of :meth:`BatchObjective.numbers`, for the metrics that all ranks request."""
-        (loss, *losses), values = numbers[: 1 + num_microbatches], numbers[1 + num_microbatches :]
+    def read(
+        cls,
+        numbers: list[float],
+        num_microbatches: int,
+        metrics: Iterable[str],
+        outputs: Any,
+    ) -> BatchLoss:
+        """Return the loss from the array of :meth:`BatchObjective.numbers`, for the
+        metrics that all ranks request.
+        """
+        (loss, *losses), values = (
+            numbers[: 1 + num_microbatches],
+            numbers[1 + num_microbatches :],
+        )
         return cls(loss, losses, dict(zip(metrics, values)), outputs)
 
 
 class PendingLoss(Familiar):
     """The mean loss of a step, in flight from the rank that computed it.
 
-    ``wait()`` and ``float()`` wait for it; to print it does not. It cannot be compared or added before it is a number.
+    ``wait()`` and ``float()`` wait for it; to print it does not. It cannot be compared
+    or added before it is a number.
 
     Examples
     --------
     >>> import numpy as np
     >>> from minipipe import Pipeline, nn, spawn
     >>> def train(group):
-    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
+    ...     pipeline = Pipeline(
+    ...         nn.Sequential(nn.Linear(2, 1)),
+    ...         group,
+    ...         loss=nn.MSELoss(),
+    ...         num_microbatches=2,
+    ...     )
     ...     loss = pipeline.step(np.ones((4, 2)), np.ones((4, 1)), wait=False)
     ...     print(loss)
     ...     return float(loss) == loss.wait() > 0
@@ -486,7 +672,9 @@ class PendingLoss(Familiar):
         self._value: BatchLoss | None = None
 
     def wait(self) -> BatchLoss:
-        """Return the loss, the same on every rank. Losses of earlier steps arrive before it."""
+        """Return the loss, the same on every rank. Losses of earlier steps arrive
+        before it.
+        """
         if self._value is None and self._receive is not None:
             self._value = self._receive()
             self._receive = None  # which has the batch
@@ -501,12 +689,15 @@ class PendingLoss(Familiar):
     def _refuse(self, *_: object) -> NoReturn:
         raise ArgumentError(
             "type",
-            f"The loss of step {self._step} may not have arrived yet; float(loss) waits for it and is a number. "
+            f"The loss of step {self._step} may not have arrived yet; float(loss) "
+            "waits for it and is a number. "
             "To sum several: sum(map(float, losses)).",
         )
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __round__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = (
+        __rtruediv__
+    ) = __round__ = _refuse
     __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
@@ -516,4 +707,8 @@ class PendingLoss(Familiar):
         return format(float(self), spec) if spec else str(self)
 
     def __repr__(self) -> str:
-        return f"<loss of step {self._step}, pending: float() waits>" if self._value is None else repr(self._value)
+        return (
+            f"<loss of step {self._step}, pending: float() waits>"
+            if self._value is None
+            else repr(self._value)
+        )

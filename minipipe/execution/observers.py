@@ -1,4 +1,6 @@
-"""Neighbouring W computed together; and observers of an executor: a journal on standard error, a meter of bytes."""
+"""Neighbouring W computed together; and observers of an executor: a journal on standard
+error, a meter of bytes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ Graphs = list[Any]  # Node or WeightWork: the roots of graphs
 
 
 class StackedWeights:
-    """Lets the last of several neighbouring W of a stage compute the weight gradients of all of them.
+    """Lets the last of several neighbouring W of a stage compute the weight gradients
+    of all of them.
 
     Parameters
     ----------
@@ -63,16 +66,24 @@ class StackedWeights:
 
 def handlers_of(row: Sequence[Action]) -> Handlers:
     """Return the handlers of a training row, which may recompute and offload."""
-    return Offloading().handlers(HANDLERS) if any(kind in (R, O, L) for _, kind, _ in row) else HANDLERS
+    return (
+        Offloading().handlers(HANDLERS)
+        if any(kind in (R, O, L) for _, kind, _ in row)
+        else HANDLERS
+    )
 
 
 def journal() -> tuple[Observer, ...]:
-    """Return the observers that ``MINIPIPE_DEBUG`` requests: a :class:`Journal`, or none."""
+    """Return the observers that ``MINIPIPE_DEBUG`` requests: a :class:`Journal`, or
+    none.
+    """
     return () if os.environ.get("MINIPIPE_DEBUG", "0") in ("", "0") else (Journal(),)
 
 
 class Journal:
-    """Writes a line to standard error as each action begins: the last line of a rank is its current action."""
+    """Writes a line to standard error as each action begins: the last line of a rank is
+    its current action.
+    """
 
     def begin(self, executor: Executor, action: Action) -> None:
         """Write a line in one call, so that lines of several ranks do not mix."""
@@ -86,7 +97,8 @@ class Journal:
 
 
 class MemoryMeter:
-    """Measures the bytes held by this rank's stages during one run. Slow: it walks through every graph.
+    """Measures the bytes held by this rank's stages during one run. Slow: it walks
+    through every graph.
 
     Parameters
     ----------
@@ -96,15 +108,17 @@ class MemoryMeter:
     Attributes
     ----------
     held_bytes : dict of Action to (int, int)
-        By computation, the bytes that its stage held after it, and the most during a recomputation (0 if it did not
-        recompute).
+        By computation, the bytes that its stage held after it, and the most during a
+        recomputation (0 if it did not recompute).
     """
 
     def __init__(self, not_counted: Sequence[Array] | None = None) -> None:
         self.held_bytes: dict[Action, tuple[int, int]] = {}
         self._not_counted = not_counted
         self._held: dict[int, int] = {}  # bytes, by stage
-        self._recomputed = 0  # the most bytes that the current action's stage held while it recomputed something
+        # the most bytes that the current action's stage held while it recomputed
+        # something
+        self._recomputed = 0
 
     def begin(self, executor: Executor, action: Action) -> None:
         """Observe what a backward recomputes."""
@@ -112,18 +126,27 @@ class MemoryMeter:
             self._not_counted = executor.batch.arrays
         if action.kind in _BACKWARD:
             stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
-            own = next(held for value, held in graphs.items() if value.microbatch == action.microbatch)
+            own = next(
+                held
+                for value, held in graphs.items()
+                if value.microbatch == action.microbatch
+            )
             self.observe(stage, own.graph, lambda: roots_of(graphs.values()))
 
     def end(self, executor: Executor, action: Action) -> None:
         """Measure the bytes after a computation; the record gets them as well."""
         if not action.kind.is_communication and action.kind not in _WITHOUT_TIME:
             stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
-            self.held_bytes[action], of_rank = self.measure(action, stage, roots_of(graphs.values()))
+            self.held_bytes[action], of_rank = self.measure(
+                action, stage, roots_of(graphs.values())
+            )
             executor.record.memory.append(of_rank)
 
-    def observe(self, stage: Stage, graph: Graphs, others: Callable[[], Graphs]) -> None:
-        """Note the bytes held by a stage whenever the backward of a graph recomputes a part of it.
+    def observe(
+        self, stage: Stage, graph: Graphs, others: Callable[[], Graphs]
+    ) -> None:
+        """Note the bytes held by a stage whenever the backward of a graph recomputes a
+        part of it.
 
         Parameters
         ----------
@@ -140,20 +163,31 @@ class MemoryMeter:
 
         observe_recomputation(graph, note)
 
-    def measure(self, action: Action, stage: Stage, held: Graphs) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the bytes held after an action, and at most while it ran: by its stage, and by all stages.
+    def measure(
+        self, action: Action, stage: Stage, held: Graphs
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the bytes held after an action, and at most while it ran: by its
+        stage, and by all stages.
 
-        For its stage, the second is 0 if nothing was recomputed. An array that two stages hold counts for both.
+        For its stage, the second is 0 if nothing was recomputed. An array that two
+        stages hold counts for both.
         """
         before = self._held.get(action.stage, 0)
         after = self._held[action.stage] = self._bytes_of(held, stage)
         recomputed, self._recomputed = self._recomputed, 0
         others = sum(self._held.values()) - after
-        return (after, recomputed), (others + after, others + max(before, after, recomputed))
+        return (after, recomputed), (
+            others + after,
+            others + max(before, after, recomputed),
+        )
 
     def _bytes_of(self, graphs: Iterable[Any], stage: Stage) -> int:
-        """Return the bytes that graphs of a stage hold, without parameters and the batch itself."""
-        return held_bytes(graphs, [*persistent_arrays(stage.module), *(self._not_counted or ())])
+        """Return the bytes that graphs of a stage hold, without parameters and the
+        batch itself.
+        """
+        return held_bytes(
+            graphs, [*persistent_arrays(stage.module), *(self._not_counted or ())]
+        )
 
 
 def roots_of(held: Iterable[Any]) -> Graphs:

@@ -1,8 +1,10 @@
-"""Whether a tensor-parallel rank has all of a model's outputs, and which losses are legal for them.
+"""Whether a tensor-parallel rank has all of a model's outputs, and which losses are
+legal for them.
 
-A head that is divided among ranks leaves each of them a part of the scores, which looks like whole scores of fewer
-classes. A loss for the other kind computes a wrong number without an error. The last layers determine the kind; if
-custom code comes last, the values on the ranks determine it.
+A head that is divided among ranks leaves each of them a part of the scores, which looks
+like whole scores of fewer classes. A loss for the other kind computes a wrong number
+without an error. The last layers determine the kind; if custom code comes last, the
+values on the ranks determine it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ import numpy as np
 from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.errors import ModelError, TensorError
-from minipipe.functional.distributed import DistributedTensor, are_same, check_same, check_scores, marked
+from minipipe.functional.distributed import (
+    DistributedTensor,
+    are_same,
+    check_same,
+    check_scores,
+    marked,
+)
 from minipipe.functional.parallel import gathered
 from minipipe.nn import (
     AuxiliaryLoss,
@@ -82,13 +90,16 @@ class OutputDivision:
         return self.division is Division.WHOLE
 
     def marked(self, outputs: Bundle) -> Bundle:
-        """Return the outputs of a microbatch as its loss takes them: a loss of the other kind refuses the mark."""
+        """Return the outputs of a microbatch as its loss takes them: a loss of the
+        other kind refuses the mark.
+        """
         if not isinstance(outputs, Tensor) or self.division is Division.UNKNOWN:
             return outputs
         return marked(outputs, self.group, is_whole=self.division is Division.WHOLE)
 
     def check_whole(self, outputs: Bundle) -> None:
-        """Refuse outputs that differ from rank to rank, for a loss of whole ones. Collective, unless they are known.
+        """Refuse outputs that differ from rank to rank, for a loss of whole ones.
+        Collective, unless they are known.
 
         A loss of parts checks them itself.
 
@@ -99,12 +110,16 @@ class OutputDivision:
         """
         if self.division is not Division.UNKNOWN or self.taken is not Division.WHOLE:
             return
-        message = f"The outputs differ on the {self.group.size} tensor-parallel ranks, but the loss takes"
+        message = (
+            f"The outputs differ on the {self.group.size} tensor-parallel ranks, but "
+            "the loss takes"
+        )
         for tensor in tensors_in(outputs):
             check_same(tensor.data, self.group, f"{message} whole ones. {_TO_GATHER}")
 
     def check_loss(self, loss: float) -> None:
-        """Refuse losses of a microbatch that differ from rank to rank, which a custom function computed of parts.
+        """Refuse losses of a microbatch that differ from rank to rank, which a custom
+        function computed of parts.
 
         Collective, unless outputs or loss are known.
 
@@ -116,38 +131,52 @@ class OutputDivision:
         if self.is_certain or self.taken is not Division.UNKNOWN:
             return
         if not are_same(np.array([loss]), self.group):
-            message = f"The tensor-parallel ranks have other losses than {loss} for a microbatch; expected one loss."
+            message = (
+                f"The tensor-parallel ranks have other losses than {loss} for a "
+                "microbatch; expected one loss."
+            )
             raise TensorError("divided", f"{message} {_TO_GATHER}")
 
     def whole(self, outputs: Bundle) -> list[Array]:
-        """Return the arrays of outputs, concatenated from all ranks. Collective, unless they are known as whole.
+        """Return the arrays of outputs, concatenated from all ranks. Collective, unless
+        they are known as whole.
 
         Raises
         ------
         TensorError
-            Code ``divided``, if this rank may have parts of some outputs but it is unknown of which; and if it has
-            whole outputs, and the loss is for parts.
+            Code ``divided``, if this rank may have parts of some outputs but it is
+            unknown of which; and if it has whole outputs, and the loss is for parts.
         """
         arrays = [tensor.data for tensor in tensors_in(outputs)]
         is_part = isinstance(outputs, DistributedTensor) and not outputs.is_whole
         if isinstance(outputs, Tensor) and (self.are_parts or is_part):
-            # Custom code may have gathered them already; concatenated again, each class would occur twice.
+            # Custom code may have gathered them already; concatenated again, each class
+            # would occur twice.
             if self.division is Division.UNKNOWN:
                 check_scores("ParallelCrossEntropyLoss", outputs, self.group)
             return [gathered(arrays[0], self.group)[0]]
-        if not self.is_certain and not all(are_same(array, self.group) for array in arrays):
-            message = "The tensor-parallel ranks have different outputs, but metrics take whole ones."
+        if not self.is_certain and not all(
+            are_same(array, self.group) for array in arrays
+        ):
+            message = (
+                "The tensor-parallel ranks have different outputs, but metrics take "
+                "whole ones."
+            )
             raise TensorError("divided", f"{message} {_TO_GATHER}")
         return arrays
 
 
-def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDivision | None:
-    """Return how the outputs of a model are divided; None without tensor-parallel ranks. Local.
+def output_division(
+    model: Sequential, loss: Any, grid: Grid | None
+) -> OutputDivision | None:
+    """Return how the outputs of a model are divided; None without tensor-parallel
+    ranks. Local.
 
     Raises
     ------
     ModelError
-        Code ``loss``: the loss is for whole outputs and the last layer leaves each rank a part; or the reverse.
+        Code ``loss``: the loss is for whole outputs and the last layer leaves each rank
+        a part; or the reverse.
 
     Examples
     --------
@@ -164,18 +193,44 @@ def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDi
     if group is None:
         return None
     if takes_parts and list(loss.group.world_ranks) != list(group.world_ranks):
-        message = f"ParallelCrossEntropyLoss has the ranks {list(loss.group.world_ranks)}, but the layers are divided"
+        message = (
+            f"ParallelCrossEntropyLoss has the ranks {list(loss.group.world_ranks)}, "
+            "but the layers are divided"
+        )
         raise ModelError(
-            "loss", f"{message} among {list(group.world_ranks)}; give it the group of the layers, grid.tensor."
+            "loss",
+            (
+                f"{message} among {list(group.world_ranks)}; give it the group of the "
+                "layers, grid.tensor."
+            ),
         )
     if takes_parts and division is Division.WHOLE:
-        message = f"ParallelCrossEntropyLoss takes a part of the scores from each of {loss.group.size} ranks, and after"
-        message += f" {model.flat_layers[-1].brief()} every rank of the group has all of them. Take CrossEntropyLoss,"
-        raise ModelError("loss", f"{message} or nn.ColumnParallelLinear(nn.Linear(…), grid.tensor) as last layer.")
+        message = (
+            "ParallelCrossEntropyLoss takes a part of the scores from each of "
+            f"{loss.group.size} ranks, and after"
+        )
+        message += (
+            f" {model.flat_layers[-1].brief()} every rank of the group has all "
+            "of them. "
+            "Take CrossEntropyLoss,"
+        )
+        raise ModelError(
+            "loss",
+            (
+                f"{message} or nn.ColumnParallelLinear(nn.Linear(…), grid.tensor) as "
+                "last layer."
+            ),
+        )
     takes_whole = is_exactly(loss, CrossEntropyLoss, MSELoss)
     if takes_whole and division is Division.PART:
-        message = f"{type(loss).__name__} takes whole outputs, and after {model.flat_layers[-1].brief()} each of"
-        message += f" {group.size} ranks has a part of them. Take ParallelCrossEntropyLoss(grid.tensor), or give the"
+        message = (
+            f"{type(loss).__name__} takes whole outputs, and after "
+            f"{model.flat_layers[-1].brief()} each of"
+        )
+        message += (
+            f" {group.size} ranks has a part of them. Take "
+            "ParallelCrossEntropyLoss(grid.tensor), or give the"
+        )
         raise ModelError("loss", f"{message} last layer gather=True.")
     taken = Division.UNKNOWN
     if takes_parts or takes_whole:
@@ -192,13 +247,17 @@ def check_given_gradient(division: OutputDivision | None) -> None:
     """
     if division is not None and division.are_parts:
         message = (
-            "forward_backward() takes the gradient of whole outputs, and after the last layer each rank has a part"
+            "forward_backward() takes the gradient of whole outputs, and after "
+            "the last "
+            "layer each rank has a part"
         )
         raise ModelError("loss", f"{message}; give that layer gather=True.")
 
 
 def _sharing(parameter: Parameter) -> list[ProcessGroup]:
-    """Return the group whose ranks have a part of a parameter each, along an axis; replicas do not count."""
+    """Return the group whose ranks have a part of a parameter each, along an axis;
+    replicas do not count.
+    """
     owner = parameter.owner
     if not isinstance(owner, ShardedParameter):
         return []
@@ -209,7 +268,9 @@ def _sharing(parameter: Parameter) -> list[ProcessGroup]:
 def _after(
     layers: Iterable[Module], division: Division, group: ProcessGroup | None
 ) -> tuple[Division, ProcessGroup | None]:
-    """Return which part a rank has after some layers, from the part before them and the group that divided it."""
+    """Return which part a rank has after some layers, from the part before them and the
+    group that divided it.
+    """
     for layer in layers:
         if is_exactly(layer, Sequential):
             division, group = _after(layer.flat_layers, division, group)
@@ -219,18 +280,26 @@ def _after(
             division, group = _after([layer.layer], division, group)
         elif is_exactly(layer, ColumnParallelLinear):
             group = layer.shard.group
-            division = Division.WHOLE if layer.gather or group.size == 1 else Division.PART
+            division = (
+                Division.WHOLE if layer.gather or group.size == 1 else Division.PART
+            )
         elif is_exactly(layer, RowParallelLinear):
             division = Division.WHOLE
-        elif not is_exactly(layer, Identity, Dropout, AuxiliaryLoss, Take, *ELEMENTWISE):
+        elif not is_exactly(
+            layer, Identity, Dropout, AuxiliaryLoss, Take, *ELEMENTWISE
+        ):
             keeps = division is Division.WHOLE and _returns_whole(layer)
             division = Division.WHOLE if keeps else Division.UNKNOWN
     return division, group
 
 
 def _returns_whole(layer: Module) -> bool:
-    """Return whether a layer turns whole values into whole values: layers with whole parameters, and minipipe's."""
+    """Return whether a layer turns whole values into whole values: layers with whole
+    parameters, and minipipe's.
+    """
     if is_exactly(layer, On):
         return _after([layer.layer], Division.WHOLE, None)[0] is Division.WHOLE
-    is_known = type(layer).__module__.partition(".")[0] == "minipipe" and is_exactly(layer, type(layer))
+    is_known = type(layer).__module__.partition(".")[0] == "minipipe" and is_exactly(
+        layer, type(layer)
+    )
     return is_known or not any(map(_sharing, layer.parameters()))

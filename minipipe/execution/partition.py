@@ -9,11 +9,14 @@ from itertools import accumulate, pairwise
 from minipipe.errors import ArgumentError, PartitionError, counted
 from minipipe.specs import COUNT, Spec
 
-_COST = Spec(float, minimum=0, expected="a finite number, at least 0", error=PartitionError)
+_COST = Spec(
+    float, minimum=0, expected="a finite number, at least 0", error=PartitionError
+)
 
 
 def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
-    """Divide layers among stages by number; if the division leaves a remainder, the first stages get one more.
+    """Divide layers among stages by number; if the division leaves a remainder, the
+    first stages get one more.
 
     Parameters
     ----------
@@ -40,14 +43,18 @@ def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
     return [range(start, end) for start, end in zip([0, *ends], ends)]
 
 
-def partition_by_cost(costs: Sequence[float], num_stages: int, placement: Sequence[int] | None = None) -> list[range]:
+def partition_by_cost(
+    costs: Sequence[float], num_stages: int, placement: Sequence[int] | None = None
+) -> list[range]:
     """Divide layers among stages so that the most expensive rank costs least.
 
-    With one stage on each rank the result is the exact optimum, and the most even of the optimal partitions (the least
-    sum of squares of the stages' costs, then of their numbers of layers). "Close a stage once it has its part of the
-    cost" can be twice as bad; this is dynamic programming over stage boundaries, O(layers^2 stages). If a rank has
-    several stages, their sum counts: see :func:`minipipe.execution.partition.smallest_largest_rank` for the distance
-    from the optimum.
+    With one stage on each rank the result is the exact optimum, and the most even of
+    the optimal partitions (the least sum of squares of the stages' costs, then of their
+    numbers of layers). "Close a stage once it has its part of the cost" can be twice as
+    bad; this is dynamic programming over stage boundaries, O(layers^2 stages). If a
+    rank has several stages, their sum counts: see
+    :func:`minipipe.execution.partition.smallest_largest_rank` for the distance from the
+    optimum.
 
     Parameters
     ----------
@@ -55,7 +62,8 @@ def partition_by_cost(costs: Sequence[float], num_stages: int, placement: Sequen
         Cost of each layer, in any unit, at least 0.
     num_stages : int
     placement : sequence of int, optional
-        The rank of each stage, such as ``schedule.placement``; by default each stage is on a separate rank.
+        The rank of each stage, such as ``schedule.placement``; by default each stage is
+        on a separate rank.
 
     Returns
     -------
@@ -83,11 +91,15 @@ def partition_by_cost(costs: Sequence[float], num_stages: int, placement: Sequen
 
 
 def partition_by_stage_cost(
-    costs: Sequence[Sequence[float]], num_stages: int, placement: Sequence[int] | None = None
+    costs: Sequence[Sequence[float]],
+    num_stages: int,
+    placement: Sequence[int] | None = None,
 ) -> list[range]:
-    """Divide layers among stages if the cost of a layer depends on the stage, as its memory does.
+    """Divide layers among stages if the cost of a layer depends on the stage, as its
+    memory does.
 
-    Parameters, result and errors are as in :func:`partition_by_cost`, except that ``costs`` has a row for each stage.
+    Parameters, result and errors are as in :func:`partition_by_cost`, except that
+    ``costs`` has a row for each stage.
 
     Examples
     --------
@@ -101,7 +113,9 @@ def partition_by_stage_cost(
         given, expected = counted(len(placement), "rank"), counted(num_stages, "stage")
         message = f"The placement has {given}; expected one for each of {expected}."
         raise ArgumentError("value", message)
-    return smallest_largest_rank(costs, range(num_stages) if placement is None else placement)
+    return smallest_largest_rank(
+        costs, range(num_stages) if placement is None else placement
+    )
 
 
 def partition_of(
@@ -111,17 +125,19 @@ def partition_of(
     partition: Sequence[range] | None = None,
     layer_costs: Sequence[float] | None = None,
 ) -> list[range]:
-    """Return the flat layers of each stage: as requested, or so that the cost of the largest rank is minimal.
+    """Return the flat layers of each stage: as requested, or so that the cost of the
+    largest rank is minimal.
 
-    A partition and costs may count the layers of the model, in which a nested sequence is one layer, or the flat
-    layers.
+    A partition and costs may count the layers of the model, in which a nested sequence
+    is one layer, or the flat layers.
 
     Parameters
     ----------
     sizes : sequence of int
         How many flat layers each layer of the model has.
     numbers : sequence of float
-        How many parameters each flat layer has; these are balanced unless layer_costs is passed.
+        How many parameters each flat layer has; these are balanced unless layer_costs
+        is passed.
     placement : sequence of int
         The rank of each stage.
     partition : sequence of range, optional
@@ -136,27 +152,42 @@ def partition_of(
     --------
     A model of two sequences, with one flat layer and three.
 
-    >>> partition_of([1, 3], [5, 1, 1, 1], (0, 1)), partition_of([1, 3], [5, 1, 1, 1], (0, 1), layer_costs=[1, 1])
+    >>> (
+    ...     partition_of([1, 3], [5, 1, 1, 1], (0, 1)),
+    ...     partition_of([1, 3], [5, 1, 1, 1], (0, 1), layer_costs=[1, 1]),
+    ... )
     ([range(0, 1), range(1, 4)], [range(0, 1), range(1, 4)])
     """
     num_flat, num_stages = len(numbers), len(placement)
     if partition is not None:
         parts = list(partition)
-        is_of_model = bool(parts) and isinstance(parts[-1], range) and parts[-1].stop == len(sizes) < num_flat
-        parts = check_partition(parts, len(sizes) if is_of_model else num_flat, num_stages)
+        is_of_model = (
+            bool(parts)
+            and isinstance(parts[-1], range)
+            and parts[-1].stop == len(sizes) < num_flat
+        )
+        parts = check_partition(
+            parts, len(sizes) if is_of_model else num_flat, num_stages
+        )
     else:
         costs = list(numbers if layer_costs is None else layer_costs)
         if len(costs) not in (num_flat, len(sizes)):
             given, expected = counted(len(costs), "value"), counted(num_flat, "layer")
             message = f"layer_costs has {given}; expected one for each of {expected}."
             raise PartitionError("value", message)
-        parts, is_of_model = partition_by_cost(costs, num_stages, placement), len(costs) != num_flat
+        parts, is_of_model = (
+            partition_by_cost(costs, num_stages, placement),
+            len(costs) != num_flat,
+        )
     starts = [0, *accumulate(sizes)] if is_of_model else range(num_flat + 1)
     return [range(starts[part.start], starts[part.stop]) for part in parts]
 
 
-def check_partition(partition: Sequence[range], num_layers: int, num_stages: int) -> list[range]:
-    """Return an explicit partition, after checking that it covers every layer once, in order.
+def check_partition(
+    partition: Sequence[range], num_layers: int, num_stages: int
+) -> list[range]:
+    """Return an explicit partition, after checking that it covers every layer once, in
+    order.
 
     Raises
     ------
@@ -171,15 +202,19 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
     minipipe.errors.PartitionError: [range(0, 2), range(3, 4)] does not divide layers 0 to 3 into 2 stages; ...
     """
     parts = list(partition)
-    fits = len(parts) == num_stages and all(isinstance(part, range) and part and part.step == 1 for part in parts)
+    fits = len(parts) == num_stages and all(
+        isinstance(part, range) and part and part.step == 1 for part in parts
+    )
     if fits:
         starts, ends = [part.start for part in parts], [part.stop for part in parts]
         fits = starts == [0, *ends[:-1]] and ends[-1] == num_layers
     if not fits:
         raise PartitionError(
             "value",
-            f"{parts} does not divide layers 0 to {num_layers - 1} into {counted(num_stages, 'stage')}; expected "
-            "one range for each stage, none empty, each beginning where the one before ends.",
+            f"{parts} does not divide layers 0 to {num_layers - 1} into "
+            f"{counted(num_stages, 'stage')}; expected "
+            "one range for each stage, none empty, each beginning where the one "
+            "before ends.",
         )
     return parts
 
@@ -189,29 +224,33 @@ def _check_counts(num_layers: int, num_stages: int) -> None:
     if num_layers < num_stages:
         raise PartitionError(
             "too-few",
-            f"{counted(num_layers, 'layer')} cannot make {counted(num_stages, 'stage')}, each of at least "
+            f"{counted(num_layers, 'layer')} cannot make "
+            f"{counted(num_stages, 'stage')}, each of at least "
             "one layer. Use a deeper model, "
             "fewer ranks, or a schedule with fewer stages on each.",
         )
 
 
-# -- searches for stage boundaries, over numbers alone ----------------------------------------------------------------
+# -- searches for stage boundaries, over numbers alone ---------------------------------
 
 
 Costs = Sequence[Sequence[float]]  # by stage, the cost that each layer has there
-_Way = tuple[tuple[float, ...], tuple[int, ...]]  # the cost of each rank so far, and the stage boundaries
+# the cost of each rank so far, and the stage boundaries
+_Way = tuple[tuple[float, ...], tuple[int, ...]]
 
 
 def smallest_largest_stage(costs: Costs) -> list[range]:
     """Return the partition whose most expensive stage costs least: the exact optimum.
 
-    Ties go to the most even partition: the least sum of squares of the stages' costs, then of their numbers of layers.
-    Dynamic programming over stage boundaries, O(layers^2 stages).
+    Ties go to the most even partition: the least sum of squares of the stages' costs,
+    then of their numbers of layers. Dynamic programming over stage boundaries,
+    O(layers^2 stages).
 
     Parameters
     ----------
     costs : sequence of sequence of float
-        The cost of each layer on each stage, in a row per stage, at least 0. No fewer layers than stages.
+        The cost of each layer on each stage, in a row per stage, at least 0. No fewer
+        layers than stages.
 
     Examples
     --------
@@ -223,15 +262,19 @@ def smallest_largest_stage(costs: Costs) -> list[range]:
 
 
 def smallest_largest_rank(costs: Costs, placement: Sequence[int]) -> list[range]:
-    """Return a partition in which the rank whose stages cost most costs least; a rank may have several stages.
+    """Return a partition in which the rank whose stages cost most costs least; a rank
+    may have several stages.
 
-    For each stage and number of assigned layers, the search keeps candidates: the stage boundaries and the cost of each
-    rank so far. If candidates agree in the costs of the ranks with stages to come, only the most even one is kept. With
-    one stage on each rank a single candidate is left, and the result is exact. In general the candidates multiply
-    (dividing layers between two alternating ranks solves a subset sum), so only the ``40,000 / (layers stages)`` most
-    even ones are kept, at least 4. The result is exact as long as there are no more, such as for 12 layers in 6 stages.
-    It is never worse than :func:`smallest_largest_stage`, so its cost is at most the optimum times the number of stages
-    on a rank. Among equally good partitions it prefers even ones.
+    For each stage and number of assigned layers, the search keeps candidates: the stage
+    boundaries and the cost of each rank so far. If candidates agree in the costs of the
+    ranks with stages to come, only the most even one is kept. With one stage on each
+    rank a single candidate is left, and the result is exact. In general the candidates
+    multiply (dividing layers between two alternating ranks solves a subset sum), so
+    only the ``40,000 / (layers stages)`` most even ones are kept, at least 4. The
+    result is exact as long as there are no more, such as for 12 layers in 6 stages. It
+    is never worse than :func:`smallest_largest_stage`, so its cost is at most the
+    optimum times the number of stages on a rank. Among equally good partitions it
+    prefers even ones.
 
     Parameters
     ----------
@@ -242,7 +285,8 @@ def smallest_largest_rank(costs: Costs, placement: Sequence[int]) -> list[range]
 
     Examples
     --------
-    The first and the last stage are on one rank: together they get as much as the two in between.
+    The first and the last stage are on one rank: together they get as much as the two
+    in between.
 
     >>> smallest_largest_rank([[6, 1, 1, 1, 1, 1, 1]] * 4, placement=(0, 1, 1, 0))
     [range(0, 1), range(1, 2), range(2, 6), range(6, 7)]
@@ -254,21 +298,34 @@ def smallest_largest_rank(costs: Costs, placement: Sequence[int]) -> list[range]
     first = _loads(before, placement, partition)
     num_layers, num_stages = len(before[0]) - 1, len(placement)
     num_kept = max(4, 40_000 // (num_layers * num_stages))
-    ways: dict[int, list[_Way]] = {0: [((0,) * (max(placement) + 1), (0,))]}  # by number of layers used up
-    for rest, rank, sums in zip(reversed(range(num_stages)), placement, before):  # rest: the number of stages to come
+    # by number of layers used up
+    ways: dict[int, list[_Way]] = {0: [((0,) * (max(placement) + 1), (0,))]}
+    # rest: the number of stages to come
+    for rest, rank, sums in zip(reversed(range(num_stages)), placement, before):
         ends = range(1 if rest else num_layers, num_layers - rest + 1)
         longer = _with_a_stage(ways, sums, rank, ends, max(first))
         later = sorted(set(placement[num_stages - rest :]))
-        ways = {end: _most_even_ways(found, later, num_kept) for end, found in longer.items()}
+        ways = {
+            end: _most_even_ways(found, later, num_kept)
+            for end, found in longer.items()
+        }
     loads, cuts = ways[num_layers][0] if num_layers in ways else (first, ())
     is_better = _unevenness(loads) < _unevenness(first)
-    return [range(start, end) for start, end in pairwise(cuts)] if is_better else partition
+    return (
+        [range(start, end) for start, end in pairwise(cuts)] if is_better else partition
+    )
 
 
 def _with_a_stage(
-    ways: dict[int, list[_Way]], sums: Sequence[float], rank: int, ends: range, limit: float
+    ways: dict[int, list[_Way]],
+    sums: Sequence[float],
+    rank: int,
+    ends: range,
+    limit: float,
 ) -> dict[int, list[_Way]]:
-    """Return the ways with one more stage, on a rank, without those that exceed the limit."""
+    """Return the ways with one more stage, on a rank, without those that exceed the
+    limit.
+    """
     longer: dict[int, list[_Way]] = {}
     for start, found in ways.items():
         for loads, cuts in found:
@@ -282,7 +339,9 @@ def _with_a_stage(
 
 
 def _most_even_ways(ways: list[_Way], ranks: Sequence[int], count: int) -> list[_Way]:
-    """Return the most even candidates, one of those that agree for the ranks with stages to come."""
+    """Return the most even candidates, one of those that agree for the ranks with
+    stages to come.
+    """
     kept: dict[tuple[float, ...], _Way] = {}
     for loads, cuts in sorted(ways, key=lambda way: _unevenness(way[0])):
         kept.setdefault(tuple(loads[rank] for rank in ranks), (loads, cuts))
@@ -292,11 +351,15 @@ def _most_even_ways(ways: list[_Way], ranks: Sequence[int], count: int) -> list[
 
 
 def _unevenness(loads: Sequence[float]) -> tuple[float, float]:
-    """Return the criteria for a partition: the cost of the most expensive rank, and the sum of squares."""
+    """Return the criteria for a partition: the cost of the most expensive rank, and the
+    sum of squares.
+    """
     return max(loads), sum(load * load for load in loads)
 
 
-def _loads(before: Costs, placement: Sequence[int], partition: Sequence[range]) -> list[float]:
+def _loads(
+    before: Costs, placement: Sequence[int], partition: Sequence[range]
+) -> list[float]:
     """Return the cost of each rank."""
     loads = [0.0] * (max(placement) + 1)
     for stage, part in enumerate(partition):
@@ -312,12 +375,15 @@ def _sums_before(costs: Costs) -> list[list[float]]:
 def _least_limit(before: Costs) -> float:
     """Return the least possible cost of the most expensive stage."""
     num_layers = len(before[0]) - 1
-    best = [math.inf] * (num_layers + 1)  # best[i]: for the first i layers in the stages so far
+    # best[i]: for the first i layers in the stages so far
+    best = [math.inf] * (num_layers + 1)
     best[0] = 0
     for closed, sums in enumerate(before):
         for end in range(num_layers, -1, -1):
             starts = range(closed, end)
-            best[end] = min((max(best[i], sums[end] - sums[i]) for i in starts), default=math.inf)
+            best[end] = min(
+                (max(best[i], sums[end] - sums[i]) for i in starts), default=math.inf
+            )
     return best[num_layers]
 
 
@@ -327,14 +393,18 @@ def _most_even(before: Costs, limit: float) -> list[range]:
     worst = (math.inf, math.inf)
     best: list[tuple[float, float]] = [(0, 0)] + [worst] * num_layers
     cuts: list[list[int]] = []
-    for closed, sums in enumerate(before):  # how many stages are complete, each with at least one layer
+    # how many stages are complete, each with at least one layer
+    for closed, sums in enumerate(before):
         new, cut = [worst] * (num_layers + 1), [0] * (num_layers + 1)
         for end in range(closed + 1, num_layers + 1):
             for start in range(end - 1, closed - 1, -1):
                 cost = sums[end] - sums[start]
                 if cost > limit:
                     break
-                squares = (best[start][0] + cost * cost, best[start][1] + (end - start) ** 2)
+                squares = (
+                    best[start][0] + cost * cost,
+                    best[start][1] + (end - start) ** 2,
+                )
                 if squares < new[end]:  # on a tie the earlier stages get more layers
                     new[end], cut[end] = squares, start
         best = new

@@ -1,8 +1,9 @@
-"""The pytree of one microbatch, in a batch or between two stages: arrays, or tuples, lists and dicts of them.
+"""The pytree of one microbatch, in a batch or between two stages: arrays, or tuples,
+lists and dicts of them.
 
-A payload describes itself (shapes, dtypes, names, and which gradients are needed), so ranks agree on nothing
-beforehand. A single array of real numbers travels unchanged; anything else is packed into one array of bytes, behind a
-description in JSON.
+A payload describes itself (shapes, dtypes, names, and which gradients are needed), so
+ranks agree on nothing beforehand. A single array of real numbers travels unchanged;
+anything else is packed into one array of bytes, behind a description in JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from minipipe.pytree import Bundle, rebuilt, tensors_in
 
 
 class Payload(NamedTuple):
-    """The pytree of one microbatch: inputs or targets, activations between two stages, or gradients of them.
+    """The pytree of one microbatch: inputs or targets, activations between two stages,
+    or gradients of them.
 
     Attributes
     ----------
@@ -30,9 +32,11 @@ class Payload(NamedTuple):
     requires_grad : list of bool
         For each array, whether its gradient is used.
     treedef : tuple, list, dict or None
-        The structure of their pytree, nested or not, with None for each array; None for a single one.
+        The structure of their pytree, nested or not, with None for each array; None for
+        a single one.
     replicated : frozenset of int
-        In a batch, the positions of arrays that every microbatch gets; they have no samples. It is not sent.
+        In a batch, the positions of arrays that every microbatch gets; they have no
+        samples. It is not sent.
     """
 
     arrays: list[Any]
@@ -49,13 +53,17 @@ class Payload(NamedTuple):
         return cls(arrays, requires_grad, rebuilt(value, [None] * len(tensors)))
 
     def rebuilt(self, items: list[Any] | None = None) -> Any:
-        """Return the arrays, or other items instead of them, as the pytree of this payload."""
+        """Return the arrays, or other items instead of them, as the pytree of this
+        payload.
+        """
         return rebuilt(self.treedef, self.arrays if items is None else items)
 
-    # -- in flight -----------------------------------------------------------------------------------------
+    # -- in flight ---------------------------------------------------------------------
 
     def to_message(self, may_be_on_device: bool = False) -> Array:
-        """Return the payload as one array, in NumPy's memory unless a single one may stay elsewhere."""
+        """Return the payload as one array, in NumPy's memory unless a single one may
+        stay elsewhere.
+        """
         first, arrays, parts = self.arrays[0], list[np.ndarray](), list[Any]()
         if self.treedef is None and self._is_plain(first):
             is_here = may_be_on_device or type(first) is np.ndarray
@@ -67,10 +75,14 @@ class Payload(NamedTuple):
                 arrays.append(backend.to_numpy(array))
                 parts.append((backend.dtype_name(arrays[-1].dtype), array.shape))
         requires_grad = tuple(self.requires_grad)
-        return join(_written(_as_lists(self.treedef), requires_grad, tuple(parts)), arrays)
+        return join(
+            _written(_as_lists(self.treedef), requires_grad, tuple(parts)), arrays
+        )
 
     def _is_plain(self, array: Array | None) -> bool:
-        """Return whether an array needs no description. Bytes do: they would be taken for a packed payload."""
+        """Return whether an array needs no description. Bytes do: they would be taken
+        for a packed payload.
+        """
         if type(array) is np.ndarray and array.dtype.kind == "f":  # like most of them
             return self.requires_grad[0]
         if array is None or backend.numpy_dtype(array.dtype) == np.uint8:
@@ -79,7 +91,9 @@ class Payload(NamedTuple):
 
     @classmethod
     def from_message(cls, message: Array, xp: ModuleType = np) -> Payload:
-        """Return the payload that was sent, its arrays in a module; in NumPy's they are views of the message."""
+        """Return the payload that was sent, its arrays in a module; in NumPy's they are
+        views of the message.
+        """
         if type(message) is np.ndarray and message.dtype.kind == "f" and xp is np:
             return cls([message], [True])  # like most of them
         if backend.numpy_dtype(message.dtype) != np.uint8:
@@ -91,7 +105,8 @@ class Payload(NamedTuple):
         return cls(arrays, list(requires_grad), _as_treedef(treedef))
 
 
-# Payloads of one stage boundary are alike, so each description is written and read once.
+# Payloads of one stage boundary are alike, so each description is written and read
+# once.
 @lru_cache(maxsize=256)
 def _written(treedef: tuple | None, requires_grad: tuple, parts: tuple) -> bytes:
     return json.dumps([treedef, requires_grad, parts]).encode()

@@ -1,6 +1,8 @@
-"""The plan: which layers of a model are on which stage, on which rank, and which ranks share a parameter.
+"""The plan: which layers of a model are on which stage, on which rank, and which ranks
+share a parameter.
 
-A plan can be inspected without any ranks, before it runs. A :class:`minipipe.Pipeline` is a plan, a group and stages.
+A plan can be inspected without any ranks, before it runs. A :class:`minipipe.Pipeline`
+is a plan, a group and stages.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ModelError, TensorError, counted
-from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
+from minipipe.execution.choosing import (
+    checked_blocks,
+    ranks_of_each,
+    replicated,
+    schedule_of_modules,
+)
 from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
 from minipipe.execution.sliced import SlicedStage, check_sliceable
@@ -32,7 +39,8 @@ from minipipe.schedules import REGISTRY, Program, Schedule, freeze_stages, lower
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
 
-# The features of schedules that pipelines run; there is no handler for a kind that a program has declared.
+# The features of schedules that pipelines run; there is no handler for a kind that a
+# program has declared.
 _RUN = (
     "replicas",
     "slices",
@@ -40,7 +48,10 @@ _RUN = (
     "recompute",
     "overlap",
 )
-_HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
+_HEAD, _ON_THE_RIGHT = (
+    ("layer", "", "stage", "rank", "parameters", "bytes"),
+    {0, 2, 3, 4, 5},
+)
 
 
 class Plan:
@@ -53,8 +64,9 @@ class Plan:
     model : Sequential
         The layers. A stage boundary may lie between any two.
     schedule : str, Path, Schedule or Program
-        A name in ``schedules.REGISTRY``, in any case, a file (``.csv`` or ``.txt``), or a custom Schedule, with or
-        without its sends and receives. It runs exactly as written.
+        A name in ``schedules.REGISTRY``, in any case, a file (``.csv`` or ``.txt``), or
+        a custom Schedule, with or without its sends and receives. It runs exactly as
+        written.
     num_ranks : int, optional
         Needed for a named schedule; other schedules set it themselves.
     num_microbatches : int, optional
@@ -62,17 +74,20 @@ class Plan:
     chunks_per_rank : int, optional
         Stages on each rank, for schedules that take it.
     partition : list of range, optional
-        The layers of each stage; by default the most parameters on one rank are as few as possible.
+        The layers of each stage; by default the most parameters on one rank are as few
+        as possible.
     layer_costs : sequence of float, optional
         Costs to balance, one for each layer, instead of numbers of parameters.
     inputs_require_grad : bool
         Whether every step also computes the gradients of the inputs.
     replicas : int
-        Copies of the pipeline, each with its part of a batch: ``num_microbatches`` microbatches each. The ranks are
-        divided among them. A Schedule argument describes one replica.
+        Copies of the pipeline, each with its part of a batch: ``num_microbatches``
+        microbatches each. The ranks are divided among them. A Schedule argument
+        describes one replica.
     gradient_blocks : int, optional
-        Blocks of microbatches whose gradients are summed separately, and then in pairs: one for each replica by
-        default. With as many blocks, other numbers of replicas have the same bits; each replica has a power of two.
+        Blocks of microbatches whose gradients are summed separately, and then in pairs:
+        one for each replica by default. With as many blocks, other numbers of replicas
+        have the same bits; each replica has a power of two.
 
     Attributes
     ----------
@@ -80,15 +95,17 @@ class Plan:
     program : Program
         The lowered schedule, which the ranks run.
     schedule : Schedule
-        Its computations. If parameters are frozen, a stage that trains none has no W, and stages before the first
-        stage that trains have no backward. A model without frozen parameters runs its schedule exactly as written, and
-        so does any model if the inputs require gradients.
+        Its computations. If parameters are frozen, a stage that trains none has no W,
+        and stages before the first stage that trains have no backward. A model without
+        frozen parameters runs its schedule exactly as written, and so does any model if
+        the inputs require gradients.
     partition : tuple of range
         The layers of each stage.
     placement : tuple of int or tuple
         The rank of each stage, or the ranks of its replicas.
     pipelines : tuple of tuple of int
-        By pipeline, the rank of each stage: one, or as many as a microbatch has ways through the replicas.
+        By pipeline, the rank of each stage: one, or as many as a microbatch has ways
+        through the replicas.
     inputs_require_grad : bool
 
     Raises
@@ -99,7 +116,13 @@ class Plan:
     Examples
     --------
     >>> from minipipe import Plan, nn
-    >>> print(Plan(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), "1f1b", num_ranks=2))
+    >>> print(
+    ...     Plan(
+    ...         nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
+    ...         "1f1b",
+    ...         num_ranks=2,
+    ...     )
+    ... )
     layer                  stage  rank  parameters  bytes
         0  Linear(64, 32)      0     0       2,080  8,320
         1  ReLU()              0     0           0      0
@@ -133,26 +156,56 @@ class Plan:
     ) -> None:
         check_model(model)
         schedule = spelled(schedule)
-        given = replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
+        given = replicated(
+            schedule, num_ranks, num_microbatches, chunks_per_rank, replicas
+        )
         verify(given)
         given.check_known("a Pipeline", *_RUN)
         pipelines = tuple(pipelines_of(given))
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
-        numbers = [sum(prod(p.whole_shape) for p in layer.parameters()) for layer in model.flat_layers]
-        parts = tuple(partition_of(sizes, numbers, pipelines[0], partition, layer_costs))
+        numbers = [
+            sum(prod(p.whole_shape) for p in layer.parameters())
+            for layer in model.flat_layers
+        ]
+        parts = tuple(
+            partition_of(sizes, numbers, pipelines[0], partition, layer_costs)
+        )
         tied = model.tied()
         _check_in_layers(model, tied)
-        is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
-        is_any_frozen = not inputs_require_grad and not all(p.requires_grad for p in model.parameters())
-        frozen = [stage for stage in range(len(parts)) if is_any_frozen and not is_trained[stage]]
+        is_trained = [
+            any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts
+        ]
+        is_any_frozen = not inputs_require_grad and not all(
+            p.requires_grad for p in model.parameters()
+        )
+        frozen = [
+            stage
+            for stage in range(len(parts))
+            if is_any_frozen and not is_trained[stage]
+        ]
         _check_frozen(given, parts, is_trained, inputs_require_grad)
-        vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
-        vars(self).update(inputs_require_grad=bool(inputs_require_grad), pipelines=pipelines)
-        vars(self).update(gradient_blocks=checked_blocks(gradient_blocks, given), replicas=replicas)
-        vars(self).update(built_as=schedule if isinstance(schedule, str) and schedule in REGISTRY else None)
+        vars(self).update(
+            model=model,
+            program=lower(freeze_stages(given, frozen)),
+            partition=parts,
+            _tied=tied,
+        )
+        vars(self).update(
+            inputs_require_grad=bool(inputs_require_grad), pipelines=pipelines
+        )
+        vars(self).update(
+            gradient_blocks=checked_blocks(gradient_blocks, given), replicas=replicas
+        )
+        vars(self).update(
+            built_as=schedule
+            if isinstance(schedule, str) and schedule in REGISTRY
+            else None
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")
+        raise AttributeError(
+            f"A plan cannot be changed; make another one with the {name} that you want."
+        )
 
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
@@ -169,13 +222,15 @@ class Plan:
     ) -> Plan:
         """Return a plan with a stage for each module.
 
-        A named schedule is built with as many chunks on each rank as the fullest rank needs. In a straight schedule the
-        modules are spread over the ranks, neighbours together; in others the stages beyond the modules are left out.
+        A named schedule is built with as many chunks on each rank as the fullest rank
+        needs. In a straight schedule the modules are spread over the ranks, neighbours
+        together; in others the stages beyond the modules are left out.
 
         Parameters
         ----------
         modules : sequence of Module
-            Any number, at least one. With fewer modules than ranks, the last ranks hold none.
+            Any number, at least one. With fewer modules than ranks, the last ranks hold
+            none.
         num_ranks : int
         schedule : str, Path, Schedule or Program, optional
             By default 1F1B, in its interleaved form if ranks hold several modules.
@@ -188,14 +243,31 @@ class Plan:
         Raises
         ------
         RankError
-            Code ``wrong-number``, when there is no module, or a custom schedule has another number of stages.
+            Code ``wrong-number``, when there is no module, or a custom schedule has
+            another number of stages.
         """
         schedule = spelled(schedule)
-        resolved = schedule_of_modules(len(modules), ranks_of_each(num_ranks, replicas), schedule, num_microbatches)
-        parts, model = [range(i, i + 1) for i in range(len(modules))], Sequential(*modules)
+        resolved = schedule_of_modules(
+            len(modules), ranks_of_each(num_ranks, replicas), schedule, num_microbatches
+        )
+        parts, model = (
+            [range(i, i + 1) for i in range(len(modules))],
+            Sequential(*modules),
+        )
         needs = inputs_require_grad
-        plan = cls(model, resolved, num_ranks=num_ranks, partition=parts, inputs_require_grad=needs, replicas=replicas)
-        if isinstance(schedule, str) and schedule in REGISTRY and len(modules) * replicas == num_ranks:
+        plan = cls(
+            model,
+            resolved,
+            num_ranks=num_ranks,
+            partition=parts,
+            inputs_require_grad=needs,
+            replicas=replicas,
+        )
+        if (
+            isinstance(schedule, str)
+            and schedule in REGISTRY
+            and len(modules) * replicas == num_ranks
+        ):
             vars(plan).update(built_as=schedule)
         return plan
 
@@ -205,19 +277,25 @@ class Plan:
         return self.program.schedule
 
     def program_of_run(self, num_microbatches: int) -> Program:
-        """Return the program of a run in which weights are updated, with a total number of microbatches.
+        """Return the program of a run in which weights are updated, with a total number
+        of microbatches.
 
-        A table is the schedule of its run; a named schedule is built for the number of microbatches.
+        A table is the schedule of its run; a named schedule is built for the number of
+        microbatches.
         """
         if self.built_as is None or num_microbatches == self.program.num_microbatches:
             return self.program
         n = self.replicas
-        table = replicated(self.built_as, self.program.num_ranks, num_microbatches // n, None, n)
+        table = replicated(
+            self.built_as, self.program.num_ranks, num_microbatches // n, None, n
+        )
         verify(table)
         return lower(freeze_stages(table, self.schedule.frozen))
 
     def is_stashed(self, stash: bool | None) -> bool:
-        """Return whether a run keeps the weights of a forward for its backward: by default, except for PACI by name."""
+        """Return whether a run keeps the weights of a forward for its backward: by
+        default, except for PACI by name.
+        """
         return self.built_as != "paci" if stash is None else bool(stash)
 
     @property
@@ -233,11 +311,15 @@ class Plan:
     @cached_property
     def stage_of_layer(self) -> tuple[int, ...]:
         """The stage of each layer."""
-        return tuple(stage for stage, layers in enumerate(self.partition) for _ in layers)
+        return tuple(
+            stage for stage, layers in enumerate(self.partition) for _ in layers
+        )
 
     @property
     def layers(self) -> list[Module]:
-        """The flat layers, between which a stage boundary may lie: a sequence in the model counts as its layers."""
+        """The flat layers, between which a stage boundary may lie: a sequence in the
+        model counts as its layers.
+        """
         return self._tied.flat_layers
 
     def part(self, stage: int) -> Sequential:
@@ -246,13 +328,23 @@ class Plan:
 
     @property
     def owners(self) -> dict[str, int]:
-        """By name of a parameter, the first rank that has it; for a shared one, the rank of the first layer with it."""
-        return {name: self.pipelines[0][next(iter(stages.values()))] for name, stages in self.uses.items()}
+        """By name of a parameter, the first rank that has it; for a shared one, the
+        rank of the first layer with it.
+        """
+        return {
+            name: self.pipelines[0][next(iter(stages.values()))]
+            for name, stages in self.uses.items()
+        }
 
     @property
     def uses(self) -> dict[str, dict[int, int]]:
-        """By name of a parameter, its uses, each with its stage, in the order of the layers."""
-        names = {id(parameter.owner): name for name, parameter in self.model.named_parameters()}
+        """By name of a parameter, its uses, each with its stage, in the order of the
+        layers.
+        """
+        names = {
+            id(parameter.owner): name
+            for name, parameter in self.model.named_parameters()
+        }
         found: dict[str, dict[int, int]] = {name: {} for name in names.values()}
         for layer, stage in zip(self.layers, self.stage_of_layer):
             for parameter in parameters_of(layer):
@@ -261,7 +353,8 @@ class Plan:
 
     @property
     def shared(self) -> dict[str, dict[int, dict[int, int]]]:
-        """By name of a parameter that several stages share: by use, for each rank that has the parameter, a rank.
+        """By name of a parameter that several stages share: by use, for each rank that
+        has the parameter, a rank.
 
         That rank has the use, and is the rank itself or one of its pipeline.
         """
@@ -274,7 +367,11 @@ class Plan:
                     for use, rank in ranks.items():
                         users[use].setdefault(holder, rank)
                         users[use][rank] = rank
-            if any(holder != source for sources in users.values() for holder, source in sources.items()):
+            if any(
+                holder != source
+                for sources in users.values()
+                for holder, source in sources.items()
+            ):
                 found[name] = users
         return found
 
@@ -289,7 +386,10 @@ class Plan:
                 own.setdefault(rank, {}).setdefault(replica, []).append(stage)
         return {
             rank: "; ".join(
-                f"replica {replica}, stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+                (
+                    f"replica {replica}, stage{'s' * (len(stages) > 1)} "
+                    f"{', '.join(map(str, stages))}"
+                )
                 for replica, stages in sorted(parts.items())
             )
             for rank, parts in own.items()
@@ -299,7 +399,10 @@ class Plan:
     def description(self) -> dict[str, Any]:
         """Values, by name, that must be equal on all ranks."""
         return {
-            "replicas": max(len(self.program.ranks_of(stage)) for stage in range(self.schedule.num_stages)),
+            "replicas": max(
+                len(self.program.ranks_of(stage))
+                for stage in range(self.schedule.num_stages)
+            ),
             "schedule": str(self.program).splitlines(),
             "partition": self.partition,
             "inputs_require_grad": self.inputs_require_grad,
@@ -308,12 +411,20 @@ class Plan:
 
     @cached_property
     def dtypes(self) -> dict[str, Any]:
-        """The dtypes of floating inputs and targets: the dtypes of the first and the last parameter.
+        """The dtypes of floating inputs and targets: the dtypes of the first and the
+        last parameter.
 
         If parameters are in half precision, targets are float32, as losses are.
         """
-        dtypes = [parameter.dtype for parameter in self.model.parameters()] or [np.dtype(np.float32)]
-        return {"inputs": dtypes[0], "targets": np.dtype(np.float32) if backend.is_half(dtypes[-1]) else dtypes[-1]}
+        dtypes = [parameter.dtype for parameter in self.model.parameters()] or [
+            np.dtype(np.float32)
+        ]
+        return {
+            "inputs": dtypes[0],
+            "targets": np.dtype(np.float32)
+            if backend.is_half(dtypes[-1])
+            else dtypes[-1],
+        }
 
     def memory(
         self,
@@ -323,19 +434,22 @@ class Plan:
         recompute: bool = False,
         stash: bool | None = None,
     ) -> Any:
-        """Return how much memory each rank will take in a training step, before anything is allocated.
+        """Return how much memory each rank will take in a training step, before
+        anything is allocated.
 
-        Local; no messages. Parameters, gradients and the optimiser's state follow from shapes. The memory of one
-        microbatch is measured; the number of microbatches that a rank holds at once follows from the schedule. For
-        microbatches of the measured size, the bytes of activations are exactly the bytes that graphs keep alive. For a
-        schedule that updates weights itself, the result is the memory of a run, and of a long one if the schedule is a
-        name.
+        Local; no messages. Parameters, gradients and the optimiser's state follow from
+        shapes. The memory of one microbatch is measured; the number of microbatches
+        that a rank holds at once follows from the schedule. For microbatches of the
+        measured size, the bytes of activations are exactly the bytes that graphs keep
+        alive. For a schedule that updates weights itself, the result is the memory of a
+        run, and of a long one if the schedule is a name.
 
         Parameters
         ----------
         layers : MeasuredLayers
-            Measured for this model, with the loss, by :func:`minipipe.measure_layers`. One measurement serves any plan
-            with microbatches of that size; its ``num_microbatches`` counts the microbatches of all replicas.
+            Measured for this model, with the loss, by :func:`minipipe.measure_layers`.
+            One measurement serves any plan with microbatches of that size; its
+            ``num_microbatches`` counts the microbatches of all replicas.
         optimiser : function, optional
             ``parameters -> Optimiser``, such as ``optim.Adam``.
         recompute : bool
@@ -346,38 +460,58 @@ class Plan:
         Returns
         -------
         MemoryPrediction
-            A :class:`RankMemory <minipipe.tuning.RankMemory>` for each rank, in bytes. It prints as a table.
+            A :class:`RankMemory <minipipe.tuning.RankMemory>` for each rank, in bytes.
+            It prints as a table.
 
         Raises
         ------
         ArgumentError
-            Codes ``type`` and ``value``: layers that are not measured, or not of this model.
+            Codes ``type`` and ``value``: layers that are not measured, or not of this
+            model.
 
         Notes
         -----
-        Not counted: the batch, temporary arrays of one operation, copies of gradients that ranks with shared parameters
-        exchange, Python, NumPy and MPI themselves, about 60 MB for each process, and memory that the allocator keeps.
+        Not counted: the batch, temporary arrays of one operation, copies of gradients
+        that ranks with shared parameters exchange, Python, NumPy and MPI themselves,
+        about 60 MB for each process, and memory that the allocator keeps.
 
         Examples
         --------
         >>> import numpy as np
         >>> from minipipe import Plan, measure_layers, nn, optim
         >>> model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-        >>> layers = measure_layers(model, np.ones((80, 64)), np.ones((80, 10)), nn.MSELoss(), num_microbatches=8)
-        >>> print(Plan(model, "1f1b", num_ranks=2, num_microbatches=8).memory(layers, optimiser=optim.Adam))
+        >>> layers = measure_layers(
+        ...     model,
+        ...     np.ones((80, 64)),
+        ...     np.ones((80, 10)),
+        ...     nn.MSELoss(),
+        ...     num_microbatches=8,
+        ... )
+        >>> print(
+        ...     Plan(model, "1f1b", num_ranks=2, num_microbatches=8).memory(
+        ...         layers, optimiser=optim.Adam
+        ...     )
+        ... )
         rank  parameters  gradients  optimiser  activations  messages  sums  versions  total bytes
            0       8,320      8,320     16,640        2,560     1,280     0         0       37,120
            1       1,320      1,320      2,640        1,680     1,280     0         0        8,240
         """
         if not callable(getattr(layers, "memory", None)):
-            message = f"The layers are of type {type(layers).__name__}; expected the result of minipipe.measure_layers."
+            message = (
+                f"The layers are of type {type(layers).__name__}; expected the result "
+                "of minipipe.measure_layers."
+            )
             raise ArgumentError("type", message)
-        return layers.memory(self, optimiser=optimiser, recompute=recompute, stash=stash)
+        return layers.memory(
+            self, optimiser=optimiser, recompute=recompute, stash=stash
+        )
 
-    # -- as a table -----------------------------------------------------------------------------------------
+    # -- as a table --------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"<Plan {self.schedule.describe()}, {counted(len(self.layers), 'layer')}>"
+        return (
+            f"<Plan {self.schedule.describe()}, {counted(len(self.layers), 'layer')}>"
+        )
 
     def __str__(self) -> str:
         return text_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
@@ -395,9 +529,23 @@ class Plan:
         for stage, layers in enumerate(self.partition):
             for i in layers:
                 layer = rows[i]
-                size, nbytes = layer.num_parameters, sum(p.nbytes for p in layer.parameters())
-                mark = "" if not size or any(p.requires_grad for p in layer.parameters()) else ", frozen"
-                yield str(i), layer.brief() + mark, str(stage), self._home(stage), f"{size:,}", f"{nbytes:,}"
+                size, nbytes = (
+                    layer.num_parameters,
+                    sum(p.nbytes for p in layer.parameters()),
+                )
+                mark = (
+                    ""
+                    if not size or any(p.requires_grad for p in layer.parameters())
+                    else ", frozen"
+                )
+                yield (
+                    str(i),
+                    layer.brief() + mark,
+                    str(stage),
+                    self._home(stage),
+                    f"{size:,}",
+                    f"{nbytes:,}",
+                )
                 total_size, total_bytes = total_size + size, total_bytes + nbytes
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
@@ -414,56 +562,87 @@ def check_model(model: Any) -> None:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
             "type",
-            f"A pipeline partitions an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
-            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+            "A pipeline partitions an nn.Sequential between its layers; this model "
+            f"is {type(model).__name__}{own}. "
+            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], "
+            "group, …).",
         )
 
 
 def _check_in_layers(model: Sequential, tied: Sequential) -> None:
-    """Refuse parameters that are attributes of a sequence and of none of its layers: no stage would have them."""
-    in_layers = {id(parameter.owner) for layer in tied.flat_layers for parameter in parameters_of(layer)}
-    beside = [name for name, parameter in model.named_parameters() if id(parameter.owner) not in in_layers]
+    """Refuse parameters that are attributes of a sequence and of none of its layers: no
+    stage would have them.
+    """
+    in_layers = {
+        id(parameter.owner)
+        for layer in tied.flat_layers
+        for parameter in parameters_of(layer)
+    }
+    beside = [
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter.owner) not in in_layers
+    ]
     if beside:
-        message = f"{', '.join(beside)} of {type(model).__name__} belongs to none of its layers, which are all that a"
-        message += " pipeline computes. Make it an attribute of a layer with a forward that uses it."
+        message = (
+            f"{', '.join(beside)} of {type(model).__name__} belongs to none of its "
+            "layers, which are all that a"
+        )
+        message += (
+            " pipeline computes. Make it an attribute of a layer with a forward that "
+            "uses it."
+        )
         raise ModelError("unsupported", message)
 
 
 def _check_frozen(
-    given: Schedule | Program, parts: Sequence[range], is_trained: Sequence[bool], inputs_require_grad: bool
+    given: Schedule | Program,
+    parts: Sequence[range],
+    is_trained: Sequence[bool],
+    inputs_require_grad: bool,
 ) -> None:
-    """Refuse a schedule whose frozen stages are trained, or have to return a gradient."""
+    """Refuse a schedule whose frozen stages are trained, or have to return a
+    gradient.
+    """
     for stage in sorted(given.frozen):
         if is_trained[stage]:
             raise ModelError(
                 "frozen",
-                f"The schedule has stage {stage} frozen, but parameters of its layers are trained. Freeze them: "
-                f"model[{parts[stage].start}].freeze() and so on; or give a schedule without freeze_stages.",
+                f"The schedule has stage {stage} frozen, but parameters of its "
+                "layers are trained. Freeze them: "
+                f"model[{parts[stage].start}].freeze() and so on; or give a "
+                "schedule without freeze_stages.",
             )
     if inputs_require_grad and given.frozen and given.first_backward_stage > 0:
         raise ModelError(
             "frozen",
-            "inputs_require_grad=True needs a backward on every stage, but the first stages of the schedule are "
+            "inputs_require_grad=True needs a backward on every stage, but the "
+            "first stages of the schedule are "
             "frozen. Give it without freeze_stages.",
         )
 
 
-# -- its stages on a rank ---------------------------------------------------------------------------------------------
+# -- its stages on a rank --------------------------------------------------------------
 
 
 class HalfStage(Stage):
-    """A stage of a model in half precision, whose gradients may overflow: a loss scale notices, NumPy does not warn."""
+    """A stage of a model in half precision, whose gradients may overflow: a loss scale
+    notices, NumPy does not warn.
+    """
 
     backward = backend.quietly(Stage.backward)
     backward_input = backend.quietly(Stage.backward_input)
     backward_weight = backend.quietly(Stage.backward_weight)
 
 
-def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np) -> dict[int, Stage]:
-    """Return the stages of a rank. Only their layers are copied, including existing values.
+def build_stages(
+    plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np
+) -> dict[int, Stage]:
+    """Return the stages of a rank. Only their layers are copied, including existing
+    values.
 
-    Parameters without values are filled from the seed and their names in the whole model. A parameter that several of
-    these stages share remains one parameter.
+    Parameters without values are filled from the seed and their names in the whole
+    model. A parameter that several of these stages share remains one parameter.
 
     Parameters
     ----------
@@ -472,14 +651,21 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
     rank : int
     seed : int
     recompute : bool
-        Whether stages keep only their inputs between forward and backward, and compute their activations again.
+        Whether stages keep only their inputs between forward and backward, and compute
+        their activations again.
     xp : module
         The array module that holds their parameters.
     """
-    names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
-    has_losses = any(isinstance(module, AuxiliaryLoss) for module in plan.model.modules())
+    names = {
+        id(parameter.owner): name for name, parameter in plan.model.named_parameters()
+    }
+    has_losses = any(
+        isinstance(module, AuxiliaryLoss) for module in plan.model.modules()
+    )
     copies: dict = {}  # of everything that was copied, by the identity of the original
-    is_half = any(backend.is_half(parameter.dtype) for parameter in plan.model.parameters())
+    is_half = any(
+        backend.is_half(parameter.dtype) for parameter in plan.model.parameters()
+    )
     kind, stages = HalfStage if is_half else Stage, {}
     if plan.schedule.num_slices > 1:
         check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)
@@ -489,19 +675,29 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
         try:
             module = copy.deepcopy(part, copies)
         except TensorError as error:  # a result that a layer keeps
-            raise ModelError("not-copyable", f"A layer of stage {index} cannot be copied: {error}") from None
+            raise ModelError(
+                "not-copyable", f"A layer of stage {index} cannot be copied: {error}"
+            ) from None
         except TypeError as error:  # an open file, a lock
             what = f"A layer of stage {index} cannot be copied: {error}"
-            raise ModelError("not-copyable", f"{what}. Open files and the like when they are used.") from None
+            raise ModelError(
+                "not-copyable", f"{what}. Open files and the like when they are used."
+            ) from None
         module._note_filled()
-        parameters: dict[str, Parameter] = {names[id(p.owner)]: copies[id(p)] for p in part.parameters()}
+        parameters: dict[str, Parameter] = {
+            names[id(p.owner)]: copies[id(p)] for p in part.parameters()
+        }
         for name, parameter in parameters.items():
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
         row = plan.schedule.numbered[rank]
-        forward: Callable = Recompute(module) if recompute else recomputing(module, row, index)
+        forward: Callable = (
+            Recompute(module) if recompute else recomputing(module, row, index)
+        )
         if has_losses:
-            forward = carrying_losses(forward, index == 0, index == plan.schedule.num_stages - 1)
+            forward = carrying_losses(
+                forward, index == 0, index == plan.schedule.num_stages - 1
+            )
         stages[index] = kind(module, index, plan.schedule, parameters, forward)
     return stages

@@ -1,4 +1,6 @@
-"""Results of one run of a program on a rank: gradients of the inputs, times, and memory held."""
+"""Results of one run of a program on a rank: gradients of the inputs, times, and memory
+held.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,17 @@ class Record:
     input_gradients : dict of int to Payload
         By microbatch, on the rank of the first stage.
     ran : list of (float, float, int)
-        Start and end of every computation of this rank's row, and the microbatches that its stage held after it.
+        Start and end of every computation of this rank's row, and the microbatches that
+        its stage held after it.
     memory : list of (int, int)
-        The bytes that all stages held after each computation, and at most while it ran, if a ``MemoryMeter`` observed.
+        The bytes that all stages held after each computation, and at most while it ran,
+        if a ``MemoryMeter`` observed.
     sent : dict of Value to float
         When each SEND began.
     received : dict of Value to Receipt
     sums : dict of Action to list of float
-        By REDUCE_GRAD, when this rank came to it, when the sum was there, and the bytes of the gradients.
+        By REDUCE_GRAD, when this rank came to it, when the sum was there, and the bytes
+        of the gradients.
     begun, left : float
         When the program called the step, and had it back.
     """
@@ -50,8 +55,12 @@ class Record:
     left: float = 0.0
 
     def share_time_of_last(self, count: int) -> None:
-        """Give each of the last computations an equal part of their time: the very last did the work of all."""
+        """Give each of the last computations an equal part of their time: the very last
+        did the work of all.
+        """
         together = self.ran[-count:]
         start, end = together[0][0], together[-1][1]
         times = [start + (end - start) * i / count for i in range(count + 1)]
-        self.ran[-count:] = [(*part, held) for part, (_, _, held) in zip(pairwise(times), together)]
+        self.ran[-count:] = [
+            (*part, held) for part, (_, _, held) in zip(pairwise(times), together)
+        ]

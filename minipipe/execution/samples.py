@@ -1,4 +1,6 @@
-"""A batch as a user passes it, and as one list of pytrees: one pytree for each microbatch."""
+"""A batch as a user passes it, and as one list of pytrees: one pytree for each
+microbatch.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ from minipipe.pytree import flattened, rebuilt
 from minipipe.specs import COUNT
 from minipipe.tensor import Tensor, record
 
-# -- what a user passes -----------------------------------------------------------------------------------------------
+# -- what a user passes ----------------------------------------------------------------
 
 
 class Replicated:
-    """An array or a number in a batch that is not divided: every microbatch gets all of it.
+    """An array or a number in a batch that is not divided: every microbatch gets all of
+    it.
 
     Parameters
     ----------
@@ -49,15 +52,17 @@ class Replicated:
 
 
 class Microbatches:
-    """A batch as microbatches: each is an array or a pytree, of any length and number of samples.
+    """A batch as microbatches: each is an array or a pytree, of any length and number
+    of samples.
 
-    Both inputs and targets of a step must be given so, with as many parts as the schedule has microbatches.
+    Both inputs and targets of a step must be given so, with as many parts as the
+    schedule has microbatches.
 
     Parameters
     ----------
     parts : iterable of array, or of tuple, list or dict of arrays
-        The arrays of a list or tuple are used as they are. Those of any other iterable are copied, because a generator
-        may fill one array again and again.
+        The arrays of a list or tuple are used as they are. Those of any other iterable
+        are copied, because a generator may fill one array again and again.
 
     Raises
     ------
@@ -72,7 +77,12 @@ class Microbatches:
     >>> from minipipe import Microbatches, Pipeline, init_process_group, nn
     >>> x = Microbatches([np.ones((2, 5, 4)), np.ones((3, 7, 4)), np.ones((1, 9, 4))])
     >>> with init_process_group() as group:
-    ...     pipeline = Pipeline(nn.Sequential(nn.Identity()), group, loss=nn.MSELoss(), num_microbatches=3)
+    ...     pipeline = Pipeline(
+    ...         nn.Sequential(nn.Identity()),
+    ...         group,
+    ...         loss=nn.MSELoss(),
+    ...         num_microbatches=3,
+    ...     )
     ...     pipeline.step(x, x)
     0.0
     """
@@ -80,7 +90,10 @@ class Microbatches:
     def __init__(self, parts: Iterable[Any]) -> None:
         if is_array(parts) or isinstance(parts, str | dict | Tensor):
             kind = type(parts).__name__
-            raise MicrobatchError("wrong-number", f"Microbatches takes a list of microbatches; this is one {kind}.")
+            raise MicrobatchError(
+                "wrong-number",
+                f"Microbatches takes a list of microbatches; this is one {kind}.",
+            )
         self.parts = read_ahead(parts, copied)
 
     def __len__(self) -> int:
@@ -97,10 +110,11 @@ class Microbatches:
 
 
 def read_ahead(items: Iterable[Any], copy: Callable[[Any], Any]) -> list[Any]:
-    """Return all items of an iterable; copies of them, unless it is a list or tuple, which has them all already.
+    """Return all items of an iterable; copies of them, unless it is a list or tuple,
+    which has them all already.
 
-    A generator may return one array each time, with other values, so each item is copied before the next is read. So
-    may the iterator of a subclass of list.
+    A generator may return one array each time, with other values, so each item is
+    copied before the next is read. So may the iterator of a subclass of list.
 
     Examples
     --------
@@ -116,7 +130,9 @@ def read_ahead(items: Iterable[Any], copy: Callable[[Any], Any]) -> list[Any]:
 
 
 def copied(given: Any) -> Any:
-    """Return inputs or targets, of a batch or of a microbatch, with copies of their arrays."""
+    """Return inputs or targets, of a batch or of a microbatch, with copies of their
+    arrays.
+    """
     if isinstance(given, Microbatches):
         return Microbatches([copied(part) for part in given.parts])
     if isinstance(given, Share):
@@ -133,13 +149,15 @@ def copied(given: Any) -> Any:
     return backend.copy(given) if is_array(given) else given
 
 
-# -- what it becomes --------------------------------------------------------------------------------------------------
+# -- what it becomes -------------------------------------------------------------------
 
 
 class Samples(NamedTuple):
-    """Inputs or targets of a batch, as far as this rank has them: a list of pytrees, with consecutive samples.
+    """Inputs or targets of a batch, as far as this rank has them: a list of pytrees,
+    with consecutive samples.
 
-    A whole batch is one pytree. A :class:`Share` is one between two that are ``ABSENT``.
+    A whole batch is one pytree. A :class:`Share` is one between two that are
+    ``ABSENT``.
 
     Attributes
     ----------
@@ -147,8 +165,8 @@ class Samples(NamedTuple):
     sizes : tuple of int
         The numbers of samples of the parts.
     layout : int
-        A number that inputs and targets have in common on all ranks: 0 for a whole batch, ``OF_SHARES``, or an odd one
-        for microbatches of these sizes.
+        A number that inputs and targets have in common on all ranks: 0 for a whole
+        batch, ``OF_SHARES``, or an odd one for microbatches of these sizes.
 
     Examples
     --------
@@ -174,7 +192,11 @@ class Samples(NamedTuple):
     @property
     def form(self) -> int:
         """A number for the shapes and dtypes of all arrays."""
-        return crc32(repr([[(a.shape, str(a.dtype)) for a in part.arrays] for part in self.parts]).encode())
+        return crc32(
+            repr(
+                [[(a.shape, str(a.dtype)) for a in part.arrays] for part in self.parts]
+            ).encode()
+        )
 
     @property
     def rows(self) -> slice:
@@ -184,7 +206,9 @@ class Samples(NamedTuple):
         return slice(0, self.num_samples)
 
     def cut(self, sizes: tuple[int, ...]) -> Sequence[Payload]:
-        """Return the microbatches of these sizes, as views; ``ABSENT`` for one that is not here as a whole."""
+        """Return the microbatches of these sizes, as views; ``ABSENT`` for one that is
+        not here as a whole.
+        """
         if sizes == self.sizes:
             return self.parts
         rows = rows_of(sizes)
@@ -229,7 +253,9 @@ def _divided(part: Payload) -> list[Array]:
 
 
 def _view(part: Payload, *where: Any) -> Payload:
-    """Return some of the samples, or of their positions; replicated arrays stay as they are."""
+    """Return some of the samples, or of their positions; replicated arrays stay as they
+    are.
+    """
     arrays, replicated = part.arrays, part.replicated
     if replicated:
         views = [a if i in replicated else a[where] for i, a in enumerate(arrays)]
@@ -249,7 +275,8 @@ def samples(
     xp: ModuleType | None = None,
     requires_grad: bool = False,
 ) -> Samples:
-    """Return inputs or targets: an array, a pytree of arrays with equally many samples, or microbatches of these.
+    """Return inputs or targets: an array, a pytree of arrays with equally many samples,
+    or microbatches of these.
 
     Parameters
     ----------
@@ -288,24 +315,36 @@ def samples(
 
 
 def samples_of_share(given: Share, name: str, *how: Any) -> Samples:
-    """Return the rows of the inputs or targets that this rank has; parameters and errors are as in :func:`samples`.
+    """Return the rows of the inputs or targets that this rank has; parameters and
+    errors are as in :func:`samples`.
 
     Examples
     --------
-    >>> samples_of_share(Share(np.ones((4, 2)), slice(4, 8), num_samples=9), "inputs").sizes
+    >>> samples_of_share(
+    ...     Share(np.ones((4, 2)), slice(4, 8), num_samples=9), "inputs"
+    ... ).sizes
     (4, 4, 1)
     """
     own, rows = samples(given.value, name, *how), given.rows
     size = rows.stop - rows.start
     if own.is_cut or own.num_samples != size:
-        message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
-        raise MicrobatchError("wrong-number", f"{message}; expected arrays with {size}.")
+        message = (
+            f"The {name} are given as {given}, with "
+            f"{counted(own.num_samples, 'sample')}"
+        )
+        raise MicrobatchError(
+            "wrong-number", f"{message}; expected arrays with {size}."
+        )
     sizes = rows.start, size, given.num_samples - rows.stop
     return Samples([ABSENT, *own.parts, ABSENT], sizes, OF_SHARES)
 
 
-def _pytree(given: Any, name: str, dtype: Any, xp: ModuleType | None, requires_grad: bool) -> Payload:
-    """Return an array, or a pytree of arrays with equally many samples, in a dtype and a module."""
+def _pytree(
+    given: Any, name: str, dtype: Any, xp: ModuleType | None, requires_grad: bool
+) -> Payload:
+    """Return an array, or a pytree of arrays with equally many samples, in a dtype and
+    a module.
+    """
     if type(given) is np.ndarray and xp is np and given.ndim:
         kind = given.dtype.kind
         if given.dtype is dtype or kind in "iu":  # as it is, like most batches
@@ -314,7 +353,11 @@ def _pytree(given: Any, name: str, dtype: Any, xp: ModuleType | None, requires_g
     arrays, replicated = list[Array](), set[int]()
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Microbatches):
-            message = f"The {name} contain Microbatches; expected arrays, or one Microbatches of all arrays."
+            message = (
+                f"The {name} contain Microbatches; expected arrays, or one "
+                "Microbatches "
+                "of all arrays."
+            )
             raise MicrobatchError("wrong-number", message)
         if isinstance(leaf, Replicated):
             replicated.add(i)
@@ -341,16 +384,23 @@ def _check_lengths(part: Payload, name: str) -> None:
     if problem:
         message = f"The {name} are {problem}; expected arrays of shape (samples, ...)"
         if part.treedef is not None:
-            message += "; write minipipe.Replicated(number) for one that all microbatches get"
+            message += (
+                "; write minipipe.Replicated(number) for one that all microbatches get"
+            )
         raise TensorError("shape", f"{message}.")
     lengths = [array.shape[0] for array in divided]
     if len(set(lengths)) > 1:
-        message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
+        message = (
+            f"The arrays of the {name} have {lengths} samples; expected the "
+            "same number "
+            "in each."
+        )
         raise MicrobatchError("wrong-number", message)
 
 
 def as_given(part: Payload) -> Any:
-    """Return an array or a pytree as a user would pass it: replicated arrays are marked.
+    """Return an array or a pytree as a user would pass it: replicated arrays are
+    marked.
 
     Examples
     --------
@@ -363,16 +413,20 @@ def as_given(part: Payload) -> Any:
     return part.rebuilt(arrays)
 
 
-# -- into microbatches ------------------------------------------------------------------------------------------------
+# -- into microbatches -----------------------------------------------------------------
 
 
-def into_slices(given: Samples, name: str, num_sequences: int, num_slices: int) -> Samples:
-    """Cut a batch into microbatches of sequences, and each of those along its second axis into slices.
+def into_slices(
+    given: Samples, name: str, num_sequences: int, num_slices: int
+) -> Samples:
+    """Cut a batch into microbatches of sequences, and each of those along its second
+    axis into slices.
 
     Parameters
     ----------
     given : Samples
-        Arrays of shape (samples, positions, ...); or microbatches, which are already slices.
+        Arrays of shape (samples, positions, ...); or microbatches, which are already
+        slices.
     name : str
         For errors.
     num_sequences, num_slices : int
@@ -389,8 +443,10 @@ def into_slices(given: Samples, name: str, num_sequences: int, num_slices: int) 
     lengths = {a.shape[1] if a.ndim > 1 else 0 for a in _divided(whole)}
     if len(lengths) > 1 or min(lengths) < num_slices:
         message = (
-            f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, "
-            f"at least {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
+            f"The {name} have {sorted(lengths)} positions on their second axis; "
+            "expected one number, "
+            f"at least {num_slices}, to divide sequences into "
+            f"{counted(num_slices, 'slice')}."
         )
         raise MicrobatchError("wrong-number", message)
     columns = split_microbatches(lengths.pop(), num_slices)
@@ -401,7 +457,8 @@ def into_slices(given: Samples, name: str, num_sequences: int, num_slices: int) 
 
 
 def sizes_of(num_samples: int, count: int, *given: Samples) -> tuple[int, ...]:
-    """Return the sizes of the microbatches: as the batch came if it is cut already, or else equal ones.
+    """Return the sizes of the microbatches: as the batch came if it is cut already, or
+    else equal ones.
 
     Raises
     ------
@@ -411,15 +468,21 @@ def sizes_of(num_samples: int, count: int, *given: Samples) -> tuple[int, ...]:
     for own in given:
         if own.is_cut and len(own.sizes) != count:
             n = len(own.sizes)
-            message = f"The batch is given as {counted(n, 'microbatch')}, but the schedule has {count}."
-            raise MicrobatchError("wrong-number", f"{message} Give num_microbatches={n} to the pipeline.")
+            message = (
+                f"The batch is given as {counted(n, 'microbatch')}, but the schedule "
+                f"has {count}."
+            )
+            raise MicrobatchError(
+                "wrong-number", f"{message} Give num_microbatches={n} to the pipeline."
+            )
         if own.is_cut:
             return own.sizes
     return even_sizes(num_samples, count)
 
 
 def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
-    """Divide samples among microbatches: sizes differ by at most one, none is empty, nothing is dropped.
+    """Divide samples among microbatches: sizes differ by at most one, none is empty,
+    nothing is dropped.
 
     Parameters
     ----------
@@ -454,11 +517,14 @@ def even_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:
     >>> even_sizes(8, 3)
     (3, 3, 2)
     """
-    COUNT._replace(error=MicrobatchError, code="out-of-range").check("num_microbatches", num_microbatches)
+    COUNT._replace(error=MicrobatchError, code="out-of-range").check(
+        "num_microbatches", num_microbatches
+    )
     if num_samples < num_microbatches:
         raise MicrobatchError(
             "too-few",
-            f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
+            f"A batch of {counted(num_samples, 'sample')} cannot make "
+            f"{counted(num_microbatches, 'microbatch')}, "
             "each of at least one. Use larger batches or fewer microbatches.",
         )
     return tuple(map(len, partition_evenly(num_samples, num_microbatches)))

@@ -1,12 +1,14 @@
 """Slices of sequences: a stage that computes a sequence slice by slice.
 
-Keys and values pass from slice to slice on the rank of the stage, and their gradients come back in reverse::
+Keys and values pass from slice to slice on the rank of the stage, and their gradients
+come back in reverse::
 
     slice 0   F ── keys, values ──.──────────.       B <── gradients of keys and values ──.──────────.
     slice 1                       '──> F ────|──.               .── B <───────────────────|──.       |
     slice 2                                  '──'──> F B ───────'─────────────────────────'──'───────'
 
-A later slice's graph takes them as inputs, like the values of the stage before; in their own slice they are results.
+A later slice's graph takes them as inputs, like the values of the stage before; in
+their own slice they are results.
 """
 
 from __future__ import annotations
@@ -33,23 +35,48 @@ from minipipe.tensor import Tensor, record
 
 # These layers compute each position of a sequence separately, or from those before it.
 _BY_POSITION = {
-    *(nn.Linear, nn.Identity, nn.Dropout, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.LayerNorm, nn.RMSNorm),
-    *(nn.Embedding, nn.PositionalEmbedding, nn.Unembedding, nn.Residual, ResidualAttention, nn.MultiHeadAttention),
+    *(
+        nn.Linear,
+        nn.Identity,
+        nn.Dropout,
+        nn.ReLU,
+        nn.Tanh,
+        nn.Sigmoid,
+        nn.SiLU,
+        nn.GELU,
+        nn.LayerNorm,
+        nn.RMSNorm,
+    ),
+    *(
+        nn.Embedding,
+        nn.PositionalEmbedding,
+        nn.Unembedding,
+        nn.Residual,
+        ResidualAttention,
+        nn.MultiHeadAttention,
+    ),
     *(nn.TransformerBlock, nn.Sequential),
 }
 
 
-def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, inputs_require_grad: bool) -> None:
-    """Refuse layers whose results, slice by slice, would differ from the results of a whole sequence.
+def check_sliceable(
+    model: nn.Sequential, schedule: Schedule, recompute: bool, inputs_require_grad: bool
+) -> None:
+    """Refuse layers whose results, slice by slice, would differ from the results of a
+    whole sequence.
 
-    A recomputation would not have the earlier slices, and the values passed to them have no graph.
+    A recomputation would not have the earlier slices, and the values passed to them
+    have no graph.
 
     Raises
     ------
     ModelError
-        Code ``unsupported``. A custom layer declares ``is_sliceable = True``, if it computes each position separately.
+        Code ``unsupported``. A custom layer declares ``is_sliceable = True``, if it
+        computes each position separately.
     """
-    given = [(option, True) for option in filter(None, map(_option_behind, model.modules()))]
+    given = [
+        (option, True) for option in filter(None, map(_option_behind, model.modules()))
+    ]
     given += [
         ("An R", R in schedule.kinds),
         ("recompute=True", recompute),
@@ -57,22 +84,45 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
     ]
     for option, is_given in given:
         if is_given:
-            message = f"{option} is not supported by a schedule that divides sequences into slices."
+            message = (
+                f"{option} is not supported by a schedule that divides sequences into "
+                "slices."
+            )
             raise ModelError(
-                "unsupported", f"{message} Leave it out, or give a schedule without slices, such as '1f1b'."
+                "unsupported",
+                (
+                    f"{message} Leave it out, or give a schedule without slices, such "
+                    "as '1f1b'."
+                ),
             )
     for module in model.modules():
-        is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(module, type(module))
+        is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(
+            module, type(module)
+        )
         if not is_sliceable and not is_exactly(module, *_BY_POSITION):
-            message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices divides."
-            raise ModelError("unsupported", f"{message} If it does not, set is_sliceable = True in its class.")
+            message = (
+                f"{module.brief()} may mix the positions of a sequence, which a "
+                "schedule with slices divides."
+            )
+            raise ModelError(
+                "unsupported",
+                f"{message} If it does not, set is_sliceable = True in its class.",
+            )
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
-            message = f"{module.brief()} sees later positions, which slices of a sequence do not have yet."
-            raise ModelError("unsupported", f"{message} Give is_causal=True, or a schedule without slices.")
+            message = (
+                f"{module.brief()} sees later positions, which slices of a sequence do "
+                "not have yet."
+            )
+            raise ModelError(
+                "unsupported",
+                f"{message} Give is_causal=True, or a schedule without slices.",
+            )
 
 
 def _option_behind(module: nn.Module) -> str:
-    """Return the option that makes a layer of this kind; empty for a layer of any other kind."""
+    """Return the option that makes a layer of this kind; empty for a layer of any other
+    kind.
+    """
     if isinstance(module, nn.Recompute):
         return "nn.Recompute"
     if isinstance(module, nn.FullySharded):
@@ -82,24 +132,44 @@ def _option_behind(module: nn.Module) -> str:
     return ""
 
 
-def weight_of_loss(schedule: Schedule, loss: Any, given: Weight | None) -> Weight | None:
-    """Return the weight of a microbatch; for a slice of a loss without weight, its samples times its positions."""
-    has_own = callable(getattr(loss, "weight", None)) or getattr(loss, "reduction", "mean") == "sum"
+def weight_of_loss(
+    schedule: Schedule, loss: Any, given: Weight | None
+) -> Weight | None:
+    """Return the weight of a microbatch; for a slice of a loss without weight, its
+    samples times its positions.
+    """
+    has_own = (
+        callable(getattr(loss, "weight", None))
+        or getattr(loss, "reduction", "mean") == "sum"
+    )
     if given or schedule.num_slices == 1 or has_own:
         return given
     return lambda targets: prod(flattened(targets)[0][0].shape[:2])
 
 
 class SlicedStage(Stage):
-    """A :class:`Stage` whose microbatches are slices of sequences; forward only it computes whole sequences."""
+    """A :class:`Stage` whose microbatches are slices of sequences; forward only it
+    computes whole sequences.
+    """
 
-    def __init__(self, module: nn.Sequential, index: int, schedule: Any, *given: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Sequential,
+        index: int,
+        schedule: Any,
+        *given: Any,
+        **options: Any,
+    ) -> None:
         super().__init__(module, index, schedule, *given, **options)
         self._num_slices = schedule.num_slices
-        self.carried: dict[int, tuple[Carried, int]] = {}  # by slice, until its backward: its tensors, and positions
-        self.came: dict[int, list[Array | None]] = {}  # by slice: gradients of its own tensors
-        self.given: Sequence[Array] | None = None  # for the next forward, instead of the arrays of earlier slices
-        self._used: dict[int, list[StageInput]] = {}  # by slice: its inputs from the earlier slices
+        # by slice, until its backward: its tensors, and positions
+        self.carried: dict[int, tuple[Carried, int]] = {}
+        # by slice: gradients of its own tensors
+        self.came: dict[int, list[Array | None]] = {}
+        # for the next forward, instead of the arrays of earlier slices
+        self.given: Sequence[Array] | None = None
+        # by slice: its inputs from the earlier slices
+        self._used: dict[int, list[StageInput]] = {}
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
         """B: see :meth:`Stage.backward`."""
@@ -107,7 +177,9 @@ class SlicedStage(Stage):
         self.hand_back(microbatch, self.own_gradients(microbatch))
         return payload
 
-    def backward_input(self, microbatch: int, held: Any, gradient: Payload | None) -> tuple[Payload, Any]:
+    def backward_input(
+        self, microbatch: int, held: Any, gradient: Payload | None
+    ) -> tuple[Payload, Any]:
         """I: see :meth:`Stage.backward_input`."""
         if self.is_frozen:
             return self.backward(microbatch, held, gradient), None
@@ -122,26 +194,36 @@ class SlicedStage(Stage):
         for kept in (self.carried, self._used, self.came):
             kept.clear()
 
-    # -- keys and values ------------------------------------------------------------------------------------
+    # -- keys and values ---------------------------------------------------------------
 
     def place_of(self, k: int) -> tuple[int, int]:
-        """Return the number of a slice in its sequence, and the number of positions before it."""
-        return k % self._num_slices, sum(self.carried[before][1] for before in self._before(k))
+        """Return the number of a slice in its sequence, and the number of positions
+        before it.
+        """
+        return k % self._num_slices, sum(
+            self.carried[before][1] for before in self._before(k)
+        )
 
     def earlier(self, k: int) -> list[Array]:
         """Return the keys and values of the slices before one."""
-        return [tensor.data for before in self._before(k) for tensor in self.own(before)]
+        return [
+            tensor.data for before in self._before(k) for tensor in self.own(before)
+        ]
 
     def own(self, k: int) -> list[Tensor]:
         """Return the keys and values of a slice."""
         return [tensor for tensors in self.carried[k][0] for tensor in tensors]
 
     def own_gradients(self, k: int) -> list[Array | None]:
-        """Return the gradients of the earlier keys and values, after the backward of a slice."""
+        """Return the gradients of the earlier keys and values, after the backward of a
+        slice.
+        """
         return [stage_input.grad for stage_input in self._used.pop(k)]
 
     def hand_back(self, k: int, gradients: Sequence[Array | None]) -> None:
-        """Add the gradients of the keys and values of earlier slices to their gradients so far."""
+        """Add the gradients of the keys and values of earlier slices to their gradients
+        so far.
+        """
         del self.carried[k]
         self.came.pop(k, None)
         first = 0
@@ -159,12 +241,18 @@ class SlicedStage(Stage):
         inputs = list[StageInput]()
         arrays = iter(self.earlier(k) if self.given is None else self.given)
         earlier = [
-            [tuple(self._input(next(arrays), inputs) for _ in tensors) for tensors in self.carried[before][0]]
+            [
+                tuple(self._input(next(arrays), inputs) for _ in tensors)
+                for tensors in self.carried[before][0]
+            ]
             for before in self._before(k)
         ]
         with computing(SequenceSlice(self.place_of(k)[1], earlier)) as part:
             found = super()._compute(k, received)
-        self.carried[k], self._used[k] = (part.made, received.arrays[0].shape[1]), inputs
+        self.carried[k], self._used[k] = (
+            (part.made, received.arrays[0].shape[1]),
+            inputs,
+        )
         return found
 
     def _input(self, array: Array, inputs: list[StageInput]) -> Tensor:
@@ -175,7 +263,9 @@ class SlicedStage(Stage):
         return tensor
 
     def _roots(self, k: int, held: Held, gradient: Payload | None) -> dict[Node, Array]:
-        """Return the start of the walk: the results, and the keys and values that later slices used."""
+        """Return the start of the walk: the results, and the keys and values that later
+        slices used.
+        """
         roots = super()._roots(k, held, gradient)
         for tensor, array in zip(self.own(k), self.came.pop(k, ())):
             if tensor.node is not None and array is not None:

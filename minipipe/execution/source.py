@@ -1,6 +1,8 @@
-"""A rank's row as Python: one function in straight lines, which does what the executor's loop does.
+"""A rank's row as Python: one function in straight lines, which does what the
+executor's loop does.
 
-Values are variables. A value that is taken is deleted, so that memory is freed as in the loop.
+Values are variables. A value that is taken is deleted, so that memory is freed as in
+the loop.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ def source_of(executor: Executor, calls_schedule: bool = False) -> str:
     --------
     >>> from minipipe import Pipeline, init_process_group, nn
     >>> with init_process_group() as group:
-    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=1)
+    ...     pipeline = Pipeline(
+    ...         nn.Sequential(nn.Linear(2, 1)),
+    ...         group,
+    ...         loss=nn.MSELoss(),
+    ...         num_microbatches=1,
+    ...     )
     >>> print(pipeline.source())
     def step(rank):  # rank 0 of 1f1b
         handshake(rank, 'HANDSHAKE')
@@ -64,7 +71,9 @@ def name_of(binding: Binding) -> str:
 
 
 def _by_cell(handler: Any, cells: dict[str, Binding]) -> Callable[..., Any]:
-    """Return a handler that gets its action by the text of its cell, and notes the times of a computation."""
+    """Return a handler that gets its action by the text of its cell, and notes the
+    times of a computation.
+    """
 
     def run(executor: Executor, cell: str, *values: Any) -> Any:
         binding = cells[cell]
@@ -106,7 +115,9 @@ def _lines(executor: Executor) -> Iterator[str]:
             yield "        rank.finish_sends()"
             part = "after"
         arguments = ["rank", repr(str(action))]
-        arguments += [f"wait({_name(v)})" if v in pending else _name(v) for v in binding.takes]
+        arguments += [
+            f"wait({_name(v)})" if v in pending else _name(v) for v in binding.takes
+        ]
         call = f"{name_of(binding)}({', '.join(arguments)})"
         yield f"{indent}{_assigned(binding)}{call}"
         if binding.takes:

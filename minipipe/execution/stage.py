@@ -1,8 +1,10 @@
-"""A stage: neighbouring layers on one rank, and the graphs they hold between a forward and its backward.
+"""A stage: neighbouring layers on one rank, and the graphs they hold between a forward
+and its backward.
 
-File 6 of 12 on the first path through the code (README.md):
-after ``execution/executor.py``, before ``functional/linear.py``. You will meet its nodes, ``Node`` and ``StageInput``,
-in file 9, and ``WeightWork``, the part that I leaves for W, in file 11.
+File 6 of 12 on the first path through the code (README.md): after
+``execution/executor.py``, before ``functional/linear.py``. You will meet its nodes,
+``Node`` and ``StageInput``, in file 9, and ``WeightWork``, the part that I leaves for
+W, in file 11.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ SeededLoss = Callable[[int, Any], tuple[Tensor | None, float]]
 
 
 class Held(NamedTuple):
-    """The graph of one microbatch from F until B or I; after I, a WeightWork holds the rest until W."""
+    """The graph of one microbatch from F until B or I; after I, a WeightWork holds the
+    rest until W.
+    """
 
     inputs: list[StageInput]
-    results: list[tuple[Node | None, tuple[int, ...]]]  # (node, shape); no node if nothing before needs a gradient
-    seed: Array | None  # on the last stage, the gradient of the loss, with which the backward begins
+    # (node, shape); no node if nothing before needs a gradient
+    results: list[tuple[Node | None, tuple[int, ...]]]
+    # on the last stage, the gradient of the loss, with which the backward begins
+    seed: Array | None
 
     @property
     def graph(self) -> list[Node]:
@@ -43,8 +49,8 @@ class Held(NamedTuple):
 class Stage:
     """Neighbouring layers of a model, computed for one microbatch at a time.
 
-    Local; no messages. It keeps nothing between two actions of a microbatch: what a forward leaves for the backward is
-    a value, which the caller keeps.
+    Local; no messages. It keeps nothing between two actions of a microbatch: what a
+    forward leaves for the backward is a value, which the caller keeps.
 
     Parameters
     ----------
@@ -53,7 +59,8 @@ class Stage:
     index : int
         The stage, from 0.
     schedule : Schedule
-        Gives the position of the stage: the last one is followed by the loss; a frozen one has no W, or no backward.
+        Gives the position of the stage: the last one is followed by the loss; a frozen
+        one has no W, or no backward.
     parameters : dict of str to Parameter
         The parameters of its layers, by their names in the whole model.
     forward : function, optional
@@ -61,14 +68,19 @@ class Stage:
 
     Examples
     --------
-    A stage alone, first and last in one: its loss for a microbatch that is half of the batch, and then B.
+    A stage alone, first and last in one: its loss for a microbatch that is half of the
+    batch, and then B.
 
     >>> import numpy as np
     >>> from minipipe import nn, schedules
-    >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
+    >>> layers = nn.Sequential(
+    ...     nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))
+    ... ).initialise()
     >>> stage = Stage(layers, 0, schedules.gpipe(1, 2), dict(layers.named_parameters()))
     >>> inputs = Payload([np.ones((3, 2), np.float32)], [False], None)
-    >>> held = stage.forward_with_loss(0, inputs, lambda microbatch, outputs: ((outputs * outputs).mean(), 0.5))
+    >>> held = stage.forward_with_loss(
+    ...     0, inputs, lambda microbatch, outputs: ((outputs * outputs).mean(), 0.5)
+    ... )
     >>> _ = stage.backward(0, held, None)
     >>> layers[0].bias.grad
     array([2.], dtype=float32)
@@ -94,19 +106,25 @@ class Stage:
         self.is_frozen = index in schedule.frozen
         self.has_backward = index >= schedule.first_backward_stage
         self.parameters = parameters
-        self.leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
+        self.leaves = [
+            leaf
+            for parameter in parameters.values()
+            for leaf in parameter.leaves.values()
+        ]
         self._forward = forward or module
 
-    # -- the actions ----------------------------------------------------------------------------------------
+    # -- the actions -------------------------------------------------------------------
 
     def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
-        """F, on any stage but the last: return the activations for the next stage, in C order.
+        """F, on any stage but the last: return the activations for the next stage, in C
+        order.
 
         Parameters
         ----------
         microbatch : int
         received : Payload
-            The inputs, arrays of shape (samples, ...), or the result of the stage before.
+            The inputs, arrays of shape (samples, ...), or the result of the stage
+            before.
 
         Returns
         -------
@@ -118,7 +136,9 @@ class Stage:
         result = boundary(result)
         return Payload.of(result), self._held(inputs, result, None)
 
-    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> Any:
+    def forward_with_loss(
+        self, microbatch: int, received: Payload, objective: SeededLoss
+    ) -> Any:
         """F on the last stage, and the loss.
 
         Parameters
@@ -126,8 +146,9 @@ class Stage:
         microbatch : int
         received : Payload
         objective : function
-            ``(microbatch, outputs) -> (loss, share)``. The backward begins with this microbatch's weight in the batch
-            instead of 1, which scales every gradient. None instead of a loss: nothing is held for a backward.
+            ``(microbatch, outputs) -> (loss, share)``. The backward begins with this
+            microbatch's weight in the batch instead of 1, which scales every gradient.
+            None instead of a loss: nothing is held for a backward.
 
         Returns
         -------
@@ -136,10 +157,15 @@ class Stage:
         """
         inputs, outputs = self._compute(microbatch, received)
         loss, share = objective(microbatch, outputs)
-        return None if loss is None else self._held(inputs, loss, loss.seed_gradient(share))
+        return (
+            None
+            if loss is None
+            else self._held(inputs, loss, loss.seed_gradient(share))
+        )
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
-        """B: add this microbatch's weight gradients, and return the gradients of its inputs.
+        """B: add this microbatch's weight gradients, and return the gradients of its
+        inputs.
 
         Parameters
         ----------
@@ -147,16 +173,20 @@ class Stage:
         held : Held
             What its forward has returned; released here.
         gradient : Payload or None
-            The gradient of the stage's results. None on the last stage, whose backward begins at the loss.
+            The gradient of the stage's results. None on the last stage, whose backward
+            begins at the loss.
         """
         autograd.backward(self._roots(microbatch, held, gradient))
         return self._gradients(held)
 
-    def backward_input(self, microbatch: int, held: Any, gradient: Payload | None) -> tuple[Payload, Any]:
+    def backward_input(
+        self, microbatch: int, held: Any, gradient: Payload | None
+    ) -> tuple[Payload, Any]:
         """I: return the gradients of the stage's inputs, and what W needs.
 
-        Parameters are as in :meth:`backward`. Arrays that only these gradients needed are freed. On a frozen stage,
-        which has no weights to come back for, it is the whole backward, and there is no W.
+        Parameters are as in :meth:`backward`. Arrays that only these gradients needed
+        are freed. On a frozen stage, which has no weights to come back for, it is the
+        whole backward, and there is no W.
         """
         if self.is_frozen:
             return self.backward(microbatch, held, gradient), None
@@ -182,10 +212,14 @@ class Stage:
             inputs.append(stage_input)
         return inputs, self._forward(received.rebuilt(tensors))
 
-    def _held(self, inputs: list[StageInput], result: Any, seed: Array | None) -> Held | None:
+    def _held(
+        self, inputs: list[StageInput], result: Any, seed: Array | None
+    ) -> Held | None:
         if not self.has_backward or not is_grad_enabled():
             return None
-        return Held(inputs, [(tensor.node, tensor.shape) for tensor in tensors_in(result)], seed)
+        return Held(
+            inputs, [(tensor.node, tensor.shape) for tensor in tensors_in(result)], seed
+        )
 
     def _roots(self, k: int, held: Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return the start of the walk: nodes, and their gradients."""
@@ -197,19 +231,32 @@ class Stage:
                 if node is not None:
                     roots[node] = array
         if not fits:
-            expected, given = [shape for _, shape in held.results], [getattr(array, "shape", None) for array in arrays]
-            message = f"Stage {self.index} passed on tensors of shapes {expected}; gradients of {given} came back."
+            expected, given = (
+                [shape for _, shape in held.results],
+                [getattr(array, "shape", None) for array in arrays],
+            )
+            message = (
+                f"Stage {self.index} passed on tensors of shapes {expected}; gradients "
+                f"of {given} came back."
+            )
             raise MessageError("shape", message)
         return roots
 
     @staticmethod
     def _gradients(held: Held) -> Payload:
-        """Return the gradients in their order; the stage before knows the structure of their pytree, if any."""
+        """Return the gradients in their order; the stage before knows the structure of
+        their pytree, if any.
+        """
         arrays = [stage_input.grad for stage_input in held.inputs]
         return Payload(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
 
     def begin(self, accumulate: bool = False) -> None:
         """Remove the gradients of earlier steps, unless gradients are accumulated."""
         for leaf in self.leaves:
-            # Gradients add up in place, and the array may be the user's: assigned to several parameters, or kept.
-            leaf.grad = backend.copy(leaf.grad) if accumulate and leaf.grad is not None else None
+            # Gradients add up in place, and the array may be the user's: assigned to
+            # several parameters, or kept.
+            leaf.grad = (
+                backend.copy(leaf.grad)
+                if accumulate and leaf.grad is not None
+                else None
+            )

@@ -1,7 +1,9 @@
-"""The gradient all-reduce over the replicas of a stage, overlapped with the computations of their ranks.
+"""The gradient all-reduce over the replicas of a stage, overlapped with the
+computations of their ranks.
 
-Each REDUCE_GRAD of a row begins one (``minipipe/parallel/reduction.py``), and no rank waits there. After each of its
-actions a rank continues the all-reduces whose messages have arrived; at the end of the step it waits for the others.
+Each REDUCE_GRAD of a row begins one (``minipipe/parallel/reduction.py``), and no rank
+waits there. After each of its actions a rank continues the all-reduces whose messages
+have arrived; at the end of the step it waits for the others.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from minipipe.schedules.analysis.replicas import gradient_sums
 
 
 class GradientSums:
-    """The handlers of B, W and REDUCE_GRAD that add gradients by blocks of microbatches, and over replicas.
+    """The handlers of B, W and REDUCE_GRAD that add gradients by blocks of
+    microbatches, and over replicas.
 
     Parameters
     ----------
@@ -44,14 +47,22 @@ class GradientSums:
     rank : int
         This rank.
     is_needed : bool
-        Whether there are blocks; if not, all gradients of a stage are added on one rank, in the order of its row.
+        Whether there are blocks; if not, all gradients of a stage are added on one
+        rank, in the order of its row.
     """
 
-    def __init__(self, plan: Plan, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Mapping[int, Stage],
+        group: ProcessGroup,
+        xp: ModuleType,
+    ) -> None:
         program = plan.program
         self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
         self.rank = group.rank
-        first_tag = 2 * program.num_stages * program.num_microbatches  # after the executor's tags
+        # after the executor's tags
+        first_tag = 2 * program.num_stages * program.num_microbatches
         sums = gradient_sums(program)
         number_of = program.number_of
         self._tags = {
@@ -63,17 +74,25 @@ class GradientSums:
         row, self._blocks = program.numbered[group.rank], dict[int, Blocks]()
         for index, stage in stages.items():
             num_blocks = plan.gradient_blocks // len(program.ranks_of(index))
-            self._blocks[index] = Blocks(leaves_of(stage), block_size(row, index, num_blocks))
+            self._blocks[index] = Blocks(
+                leaves_of(stage), block_size(row, index, num_blocks)
+            )
         self._earlier: list[tuple[Leaf, Array | None]] = []
         self._under_way = list[_Sum]()
         self.is_needed = plan.gradient_blocks > 1
 
     def begin(self, accumulate: bool) -> None:
-        """Begin a step. Its gradients are added to the gradients of earlier steps as a sum."""
+        """Begin a step. Its gradients are added to the gradients of earlier steps as a
+        sum.
+        """
         if not self.is_needed:
             return
         self._under_way = []
-        leaves = [leaf for blocks in self._blocks.values() for leaf in blocks.leaves] if accumulate else []
+        leaves = (
+            [leaf for blocks in self._blocks.values() for leaf in blocks.leaves]
+            if accumulate
+            else []
+        )
         self._earlier = [(leaf, leaf.grad) for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
@@ -81,7 +100,9 @@ class GradientSums:
             blocks.begin()
 
     def handlers(self, handlers: Handlers) -> Handlers:
-        """Return handlers that also note the gradients of each microbatch, and one that contributes to a sum."""
+        """Return handlers that also note the gradients of each microbatch, and one that
+        contributes to a sum.
+        """
         if not self.is_needed:
             return handlers
 
@@ -94,7 +115,9 @@ class GradientSums:
     def _contribute(self, executor: Executor, action: Action) -> None:
         blocks = self._blocks[action.stage]
         blocks.finish()
-        channel = Channel(self._group, self._tags[action], executor.batch.step, self._xp)
+        channel = Channel(
+            self._group, self._tags[action], executor.batch.step, self._xp
+        )
         reduction = _Sum(action, self._ranks_of(action.stage), blocks.leaves, channel)
         self._under_way.append(reduction)
         executor.record.sums[action] = reduction.times
@@ -102,7 +125,9 @@ class GradientSums:
             executor.background.append(self)
 
     def advance(self) -> None:
-        """Continue the all-reduces whose messages have arrived. Local; waits for nothing."""
+        """Continue the all-reduces whose messages have arrived. Local; waits for
+        nothing.
+        """
         for reduction in self._under_way:
             reduction.advance()
 
@@ -126,10 +151,11 @@ class GradientSums:
 
 
 class Blocks:
-    """Adds the gradients of a stage by blocks of microbatches: each block separately, and then the blocks in pairs.
+    """Adds the gradients of a stage by blocks of microbatches: each block separately,
+    and then the blocks in pairs.
 
-    A block is complete before the next one begins, so there are no more gradients at once than the number of blocks
-    has binary digits.
+    A block is complete before the next one begins, so there are no more gradients at
+    once than the number of blocks has binary digits.
 
     Parameters
     ----------
@@ -144,7 +170,8 @@ class Blocks:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._num_noted, self._sums = 0, list[tuple[int, list[Array | None]]]()  # (number of blocks, their gradients)
+        # (number of blocks, their gradients)
+        self._num_noted, self._sums = 0, list[tuple[int, list[Array | None]]]()
 
     def note_gradient(self) -> None:
         """Note that the gradient of one more microbatch was added."""
@@ -167,11 +194,14 @@ class Blocks:
 
     def _add_last(self) -> None:
         (m, left), (n, right) = self._sums[-2:]
-        self._sums[-2:] = [(m + n, [sum_of_gradients(pair) for pair in zip(left, right)])]
+        self._sums[-2:] = [
+            (m + n, [sum_of_gradients(pair) for pair in zip(left, right)])
+        ]
 
 
 def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
-    """Return the number of microbatches in each of the blocks of a stage in a row; 0 for a single block.
+    """Return the number of microbatches in each of the blocks of a stage in a row; 0
+    for a single block.
 
     Raises
     ------
@@ -184,32 +214,67 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
     if num_blocks == 1 or not order:
         return 0
     if len(order) % num_blocks:
-        message = f"The {len(order)} microbatches of stage {stage} on a rank cannot be divided into {num_blocks} blocks"
-        raise MicrobatchError("out-of-range", f"{message} of equal size; give another number of gradient_blocks.")
-    size = len(order) // num_blocks
-    if any(a // size > b // size for a, b in pairwise(order)) or len({k // size for k in order}) > num_blocks:
         message = (
-            f"Stage {stage} does not add the gradients of one block of {counted(size, 'microbatch')} after the other"
+            f"The {len(order)} microbatches of stage {stage} on a rank cannot be "
+            f"divided into {num_blocks} blocks"
         )
-        raise ScheduleError.of(Code.VALUE, f"{message}; gradient_blocks needs a schedule that does.")
+        raise MicrobatchError(
+            "out-of-range",
+            f"{message} of equal size; give another number of gradient_blocks.",
+        )
+    size = len(order) // num_blocks
+    if (
+        any(a // size > b // size for a, b in pairwise(order))
+        or len({k // size for k in order}) > num_blocks
+    ):
+        message = (
+            f"Stage {stage} does not add the gradients of one block of "
+            f"{counted(size, 'microbatch')} after the other"
+        )
+        raise ScheduleError.of(
+            Code.VALUE, f"{message}; gradient_blocks needs a schedule that does."
+        )
     return size
 
 
 class _Sum(AllReduce):
     """The all-reduce of all gradients of a stage, whose leaves get the sums."""
 
-    def __init__(self, action: Action, ranks: Sequence[int], leaves: Sequence[Leaf], channel: Channel) -> None:
+    def __init__(
+        self,
+        action: Action,
+        ranks: Sequence[int],
+        leaves: Sequence[Leaf],
+        channel: Channel,
+    ) -> None:
         gradients = [leaf.grad for leaf in leaves]
-        num_bytes = sum(backend.num_bytes(gradient) for gradient in gradients if gradient is not None)
-        self.times = [perf_counter(), 0.0, float(num_bytes)]  # when this rank came, when the sum was there, its bytes
+        num_bytes = sum(
+            backend.num_bytes(gradient)
+            for gradient in gradients
+            if gradient is not None
+        )
+        # when this rank came, when the sum was there, its bytes
+        self.times = [perf_counter(), 0.0, float(num_bytes)]
         self._leaves = leaves
-        self._gradients = [None if gradient is None else backend.contiguous(gradient) for gradient in gradients]
-        flat = [None if gradient is None else channel.xp.reshape(gradient, (-1,)) for gradient in self._gradients]
-        parts = equal_parts(tuple(prod(leaf.shape or ()) for leaf in leaves), len(ranks))
-        super().__init__(channel, ranks, flat, parts, f"{{}} of the gradients of {action}")
+        self._gradients = [
+            None if gradient is None else backend.contiguous(gradient)
+            for gradient in gradients
+        ]
+        flat = [
+            None if gradient is None else channel.xp.reshape(gradient, (-1,))
+            for gradient in self._gradients
+        ]
+        parts = equal_parts(
+            tuple(prod(leaf.shape or ()) for leaf in leaves), len(ranks)
+        )
+        super().__init__(
+            channel, ranks, flat, parts, f"{{}} of the gradients of {action}"
+        )
 
     def go_on(self) -> None:
-        """Wait for the messages of the round; behind the last one, give the leaves the sums."""
+        """Wait for the messages of the round; behind the last one, give the leaves the
+        sums.
+        """
         super().go_on()
         if self.round < 3:
             return
@@ -222,20 +287,30 @@ class _Sum(AllReduce):
 
 
 def most_sums_of_blocks(num_blocks: int) -> int:
-    """Return the maximal number of gradients of each parameter, besides the sum, if they are added in blocks.
+    """Return the maximal number of gradients of each parameter, besides the sum, if
+    they are added in blocks.
 
     Examples
     --------
-    With 4 blocks: the sum of the first two, the third, and, next to the fourth, the sum of the third and the fourth.
+    With 4 blocks: the sum of the first two, the third, and, next to the fourth, the sum
+    of the third and the fourth.
 
     >>> list(map(most_sums_of_blocks, (1, 2, 4, 8)))
     [0, 2, 3, 4]
     """
-    ended = (block.bit_count() + block % 2 for block in range(num_blocks))  # and the sum of the last two, of which
+    # and the sum of the last two, of which
+    ended = (block.bit_count() + block % 2 for block in range(num_blocks))
     return max(*ended, num_blocks.bit_count()) if num_blocks > 1 else 0
 
 
 def leaves_of(stage: Stage) -> list[Leaf]:
-    """Return the leaves of the gradients that replicas add up: one for each use of a parameter in a stage's layers."""
-    uses = (use for layer in stage.module.layers for use in parameters_of(layer) if not use.is_summed)
+    """Return the leaves of the gradients that replicas add up: one for each use of a
+    parameter in a stage's layers.
+    """
+    uses = (
+        use
+        for layer in stage.module.layers
+        for use in parameters_of(layer)
+        if not use.is_summed
+    )
     return list({id(use.node): use.node for use in uses}.values())

@@ -15,28 +15,42 @@ import numpy as np
 from minipipe.comm import ProcessGroup
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.record import Record
-from minipipe.schedules import ActionKind, GradientSum, Message, Program, Span, StepChange, Timeline, repeat
+from minipipe.schedules import (
+    ActionKind,
+    GradientSum,
+    Message,
+    Program,
+    Span,
+    StepChange,
+    Timeline,
+    repeat,
+)
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.replicas import gradient_sums
 
 
 class Recorded(NamedTuple):
-    """The record of one rank over some training steps, in the order of its row. Times are in seconds.
+    """The record of one rank over some training steps, in the order of its row. Times
+    are in seconds.
 
     Attributes
     ----------
     ran : sequence of (float, float, int)
-        Start and end of each computation, and the microbatches that its stage held after it.
+        Start and end of each computation, and the microbatches that its stage held
+        after it.
     memory : sequence of (int, int)
-        The bytes held after each computation, and at most while it ran; empty if they were not measured.
+        The bytes held after each computation, and at most while it ran; empty if they
+        were not measured.
     changes : sequence of (float, float)
         When it left each step but the last, and began the next.
     sent : sequence of float
         When each SEND began.
     received : sequence of (float, float, int)
-        For each RECV: since when its message was awaited, when it was there, and its bytes.
+        For each RECV: since when its message was awaited, when it was there, and its
+        bytes.
     sums : sequence of (float, float, float)
-        For each REDUCE_GRAD: when the rank came to it, when the sum was there, and the bytes of the gradients.
+        For each REDUCE_GRAD: when the rank came to it, when the sum was there, and the
+        bytes of the gradients.
     """
 
     ran: Sequence[Sequence[float]]
@@ -47,7 +61,9 @@ class Recorded(NamedTuple):
     sums: Sequence[Sequence[float]] = ()
 
 
-def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "") -> Timeline:
+def measured_timeline(
+    program: Program, ranks: Sequence[Recorded], note: str = ""
+) -> Timeline:
     """Return the timeline of all ranks, in seconds from its beginning.
 
     The program describes one step, and the records of all ranks are on one clock.
@@ -64,23 +80,42 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
     whole = _timed(with_sums)
     rows, last = whole.schedule.actions, program.ranks_of(program.num_stages - 1)[0]
     origin = min((rank.ran[0][0] for rank in ranks if rank.ran), default=0.0)
-    is_memory_known = all(len(rank.memory) == len(row) for rank, row in zip(ranks, rows))
-    memory = [tuple(tuple(map(int, held)) for held in zip(*rank.memory)) or ((), ()) for rank in ranks]
+    is_memory_known = all(
+        len(rank.memory) == len(row) for rank, row in zip(ranks, rows)
+    )
+    memory = [
+        tuple(tuple(map(int, held)) for held in zip(*rank.memory)) or ((), ())
+        for rank in ranks
+    ]
     return Timeline(
         whole.title,
         tuple(
-            tuple(Span(action, start - origin, end - origin) for action, (start, end, _) in zip(row, rank.ran))
+            tuple(
+                Span(action, start - origin, end - origin)
+                for action, (start, end, _) in zip(row, rank.ran)
+            )
             for row, rank in zip(rows, ranks)
         ),
-        tuple(_peak_activations(whole, r, [int(held) for _, _, held in rank.ran]) for r, rank in enumerate(ranks)),
-        tuple(max(during, default=0) for _, during in memory) if is_memory_known else None,
+        tuple(
+            _peak_activations(whole, r, [int(held) for _, _, held in rank.ran])
+            for r, rank in enumerate(ranks)
+        ),
+        tuple(max(during, default=0) for _, during in memory)
+        if is_memory_known
+        else None,
         "s",
         note=note,
         memory=tuple(after for after, _ in memory) if is_memory_known else None,
-        memory_during=tuple(during for _, during in memory) if is_memory_known else None,
-        measured_messages=tuple(sorted(_messages(whole, ranks, origin), key=attrgetter("sent", "arrived"))),
+        memory_during=tuple(during for _, during in memory)
+        if is_memory_known
+        else None,
+        measured_messages=tuple(
+            sorted(_messages(whole, ranks, origin), key=attrgetter("sent", "arrived"))
+        ),
         is_measured=True,
-        step_changes=tuple(tuple(_changes(ranks, r, last, origin)) for r in range(len(ranks))),
+        step_changes=tuple(
+            tuple(_changes(ranks, r, last, origin)) for r in range(len(ranks))
+        ),
         sums=tuple(_sums(with_sums, ranks, origin)),
         num_slices=program.num_slices,
     )
@@ -91,13 +126,22 @@ def _timed(program: Program) -> Program:
     untimed = {ActionKind.REDUCE_GRAD, ActionKind.OFFLOAD, ActionKind.LOAD}
     if untimed.isdisjoint(program.kinds):
         return program
-    return program.with_rows(Program, ((a for a in row if a.kind not in untimed) for row in program.actions))
+    return program.with_rows(
+        Program, ((a for a in row if a.kind not in untimed) for row in program.actions)
+    )
 
 
-def _changes(ranks: Sequence[Recorded], rank: int, last: int, origin: float) -> Iterator[StepChange]:
-    """Yield the changes of a rank, which waited for the last stage's if that ended later, and before it went on."""
+def _changes(
+    ranks: Sequence[Recorded], rank: int, last: int, origin: float
+) -> Iterator[StepChange]:
+    """Yield the changes of a rank, which waited for the last stage's if that ended
+    later, and before it went on.
+    """
     ends = [
-        [row.ran[(i + 1) * len(row.ran) // (len(row.changes) + 1) - 1][1] for i in range(len(row.changes))]
+        [
+            row.ran[(i + 1) * len(row.ran) // (len(row.changes) + 1) - 1][1]
+            for i in range(len(row.changes))
+        ]
         if row.ran
         else []
         for row in (ranks[rank], ranks[last])
@@ -108,17 +152,26 @@ def _changes(ranks: Sequence[Recorded], rank: int, last: int, origin: float) -> 
 
 
 def _peak_activations(program: Program, rank: int, held_after: Sequence[int]) -> int:
-    """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F holds its pair while it runs."""
+    """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F
+    holds its pair while it runs.
+    """
     held, peak = dict.fromkeys(program.stages_of(rank), 0), 0
     for action, after in zip(program.schedule.actions[rank], held_after):
         held[action.stage] = after
-        only_now = action.kind is ActionKind.FORWARD and action.stage < program.first_backward_stage
+        only_now = (
+            action.kind is ActionKind.FORWARD
+            and action.stage < program.first_backward_stage
+        )
         peak = max(peak, sum(held.values()) + only_now)
     return peak
 
 
-def _messages(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterator[Message]:
-    """Yield every message between ranks. The program determines whose times a rank recorded."""
+def _messages(
+    program: Program, ranks: Sequence[Recorded], origin: float
+) -> Iterator[Message]:
+    """Yield every message between ranks. The program determines whose times a rank
+    recorded.
+    """
     sends, receives = _values(program, "send"), _values(program, "receive")
     sent = {
         value: (source, time - origin)
@@ -128,15 +181,37 @@ def _messages(program: Program, ranks: Sequence[Recorded], origin: float) -> Ite
     for destination, (rank, values) in enumerate(zip(ranks, receives)):
         for value, (awaited_from, arrived, size) in zip(values, rank.received):
             source, start = sent[value]
-            producer, consumer = program.as_written(value.producer), program.as_written(value.consumer)
+            producer, consumer = (
+                program.as_written(value.producer),
+                program.as_written(value.consumer),
+            )
             was_awaited = awaited_from - origin <= start
-            yield Message(producer, consumer, source, destination, start, arrived - origin, was_awaited, size)
+            yield Message(
+                producer,
+                consumer,
+                source,
+                destination,
+                start,
+                arrived - origin,
+                was_awaited,
+                size,
+            )
 
 
-def _sums(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterator[GradientSum]:
-    """Yield the gradient all-reduces; each is complete on all of its ranks once the last of them has it."""
-    rows = ([a for a in row if a.kind is ActionKind.REDUCE_GRAD] for row in program.actions)
-    times = {action: (r, *times) for r, row in enumerate(rows) for action, times in zip(row, ranks[r].sums)}
+def _sums(
+    program: Program, ranks: Sequence[Recorded], origin: float
+) -> Iterator[GradientSum]:
+    """Yield the gradient all-reduces; each is complete on all of its ranks once the
+    last of them has it.
+    """
+    rows = (
+        [a for a in row if a.kind is ActionKind.REDUCE_GRAD] for row in program.actions
+    )
+    times = {
+        action: (r, *times)
+        for r, row in enumerate(rows)
+        for action, times in zip(row, ranks[r].sums)
+    }
     for members in gradient_sums(program):
         homes, reached, ends, sizes = zip(*(times[action] for action in members))
         came = tuple(t - origin for t in reached)
@@ -144,17 +219,33 @@ def _sums(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterato
 
 
 def _values(program: Program, half: str) -> list[list[Value]]:
-    """Return, by rank, the values of its sends (``"send"``) or receives (``"receive"``), in its order."""
-    messages = ([(a, Value.carried_by(a)) for a in row if a.kind.is_communication] for row in program.actions)
-    return [[value for action, value in row if action == getattr(value, half)] for row in messages]
+    """Return, by rank, the values of its sends (``"send"``) or receives
+    (``"receive"``), in its order.
+    """
+    messages = (
+        [(a, Value.carried_by(a)) for a in row if a.kind.is_communication]
+        for row in program.actions
+    )
+    return [
+        [value for action, value in row if action == getattr(value, half)]
+        for row in messages
+    ]
 
 
 _RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 
 
-def gather_timeline(group: ProcessGroup, records: Sequence[Record], program: Program) -> Timeline:
-    """Return the measured timeline of all ranks and some steps, in seconds from the beginning. Collective."""
-    received = [Value.carried_by(action) for action in program.numbered[group.rank] if action.kind in _RECEIVES]
+def gather_timeline(
+    group: ProcessGroup, records: Sequence[Record], program: Program
+) -> Timeline:
+    """Return the measured timeline of all ranks and some steps, in seconds from the
+    beginning. Collective.
+    """
+    received = [
+        Value.carried_by(action)
+        for action in program.numbered[group.rank]
+        if action.kind in _RECEIVES
+    ]
     own = Recorded(
         ran=[item for record in records for item in record.ran],
         memory=[item for record in records for item in record.memory],
@@ -164,8 +255,17 @@ def gather_timeline(group: ProcessGroup, records: Sequence[Record], program: Pro
         sums=[times for record in records for times in record.sums.values()],
     )
     gathered = []
-    for items, columns, times in zip(own, (3, 2, 2, 1, 3, 3), (2, 0, 2, 1, 2, 2)):  # the first columns are times
+    # the first columns are times
+    for items, columns, times in zip(own, (3, 2, 2, 1, 3, 3), (2, 0, 2, 1, 2, 2)):
         array = np.array(items, np.float64).reshape(-1, columns)
         array[:, :times] += group.clock_offset
-        gathered.append(group.all_gather(array if columns > 1 else array[:, 0], what=part_of("timeline")))
-    return measured_timeline(program, [Recorded(*(part.tolist() for part in of)) for of in zip(*gathered)], group.note)
+        gathered.append(
+            group.all_gather(
+                array if columns > 1 else array[:, 0], what=part_of("timeline")
+            )
+        )
+    return measured_timeline(
+        program,
+        [Recorded(*(part.tolist() for part in of)) for of in zip(*gathered)],
+        group.note,
+    )

@@ -1,15 +1,18 @@
-"""Attention, each form one fused operation: scores, mask, softmax and the weighted sum of values.
+"""Attention, each form one fused operation: scores, mask, softmax and the weighted sum
+of values.
 
-For one head with queries Q (t, d), keys K (s, d), values V (s, e), and G the gradient of the result R (t, e):
+For one head with queries Q (t, d), keys K (s, d), values V (s, e), and G the gradient
+of the result R (t, e):
 
     W = softmax of K Q^T / sqrt(d) over keys, shape (s, t)        R  = W^T V
     dV = W G        dW = V G^T        dS = W * (dW - sum of dW * W over keys)
     dK = dS Q / sqrt(d)               dQ = dS^T K / sqrt(d)
 
-With dropout the values are weighed by D = W * M, where M is 0 or 1 / (1 - probability); then dW = M * (V G^T), so that
-W * dW = D * (V G^T).
+With dropout the values are weighed by D = W * M, where M is 0 or 1 / (1 - probability);
+then dW = M * (V G^T), so that W * dW = D * (V G^T).
 
-Keys are rows of W, and not columns as in the literature: NumPy reduces over rows several times as fast.
+Keys are rows of W, and not columns as in the literature: NumPy reduces over rows
+several times as fast.
 """
 
 from __future__ import annotations
@@ -29,26 +32,31 @@ from minipipe.functional.operands import data_of, one_real, real_operands
 from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
 
-_BASE = Spec(float, above=0, expected="a number above 0", error=TensorError, code="out-of-range")
+_BASE = Spec(
+    float, above=0, expected="a number above 0", error=TensorError, code="out-of-range"
+)
 Shape = tuple[int, ...]
 
 
 @op(takes=one_real, attributes="positions base", saves="rotation")
-def rotary(x: Array, positions: Operand | None = None, base: float = 10000.0) -> tuple[Array, Rotation]:
+def rotary(
+    x: Array, positions: Operand | None = None, base: float = 10000.0
+) -> tuple[Array, Rotation]:
     """Return vectors turned by angles proportional to their positions.
 
-    Elements i and i + d / 2 are a point in a plane, which is turned by position * base^(-2 i / d). These are the pairs
-    of GPT-NeoX and of Llama's weights in Hugging Face's form; the paper pairs neighbours, elements 2 i and 2 i + 1,
-    which is the same except for the order of the elements. The product of a query and a key that are both turned
-    depends
-    on the distance of their positions alone.
+    Elements i and i + d / 2 are a point in a plane, which is turned by position *
+    base^(-2 i / d). These are the pairs of GPT-NeoX and of Llama's weights in Hugging
+    Face's form; the paper pairs neighbours, elements 2 i and 2 i + 1, which is the same
+    except for the order of the elements. The product of a query and a key that are both
+    turned depends on the distance of their positions alone.
 
     Parameters
     ----------
     x : Tensor of shape (..., t, d)
         Queries or keys; d is even.
     positions : array or Tensor of whole numbers, of shape (t,) or (n, t), optional
-        The positions of the vectors. If they differ between samples, n is the first axis of x. By default 0 to t - 1.
+        The positions of the vectors. If they differ between samples, n is the first
+        axis of x. By default 0 to t - 1.
     base : float
         Above 0. The larger it is, the slower the slowest planes turn.
 
@@ -63,7 +71,8 @@ def rotary(x: Array, positions: Operand | None = None, base: float = 10000.0) ->
 
     References
     ----------
-    Su et al. 2021, "RoFormer: enhanced transformer with rotary position embedding", equations 14 and 34.
+    Su et al. 2021, "RoFormer: enhanced transformer with rotary position embedding",
+    equations 14 and 34.
 
     Examples
     --------
@@ -81,12 +90,16 @@ rotary.gradients(x=lambda g, rotation: rotation.turned_back(g))
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of the angles of all planes, of shape (t, d / 2) or (n, ..., t, d / 2).
+    """Cosine and sine of the angles of all planes, of shape (t, d / 2) or (n, ..., t, d
+    / 2).
 
     Examples
     --------
     >>> import numpy as np
-    >>> rotation, x = Rotation.of("rotary", np.ones((3, 2)), None, 10000.0), np.ones((3, 2))
+    >>> rotation, x = (
+    ...     Rotation.of("rotary", np.ones((3, 2)), None, 10000.0),
+    ...     np.ones((3, 2)),
+    ... )
     >>> np.allclose(rotation.turned_back(rotation.turned(x)), x)
     True
     """
@@ -95,7 +108,9 @@ class Rotation(NamedTuple):
     sine: Array
 
     @classmethod
-    def of(cls, name: str, like: Array, positions: Operand | None, base: float) -> Rotation:
+    def of(
+        cls, name: str, like: Array, positions: Operand | None, base: float
+    ) -> Rotation:
         """Return the rotation of arrays of the shape, module and dtype of ``like``.
 
         Raises
@@ -108,14 +123,20 @@ class Rotation(NamedTuple):
         _BASE.check(f"{name}: the base", base)
         xp, d = array_module(like), like.shape[-1]
         speeds = float(base) ** (xp.arange(d // 2, dtype=xp.float64) * (-2 / max(d, 1)))
-        angles = xp.astype(_positions(name, like, positions)[..., None], xp.float64) * speeds
-        return cls(xp.astype(xp.cos(angles), like.dtype), xp.astype(xp.sin(angles), like.dtype))
+        angles = (
+            xp.astype(_positions(name, like, positions)[..., None], xp.float64) * speeds
+        )
+        return cls(
+            xp.astype(xp.cos(angles), like.dtype), xp.astype(xp.sin(angles), like.dtype)
+        )
 
     def turned(self, x: Array) -> Array:
         """Return vectors turned by their angles."""
         half, xp = x.shape[-1] // 2, array_module(x)
         a, b = x[..., :half], x[..., half:]
-        return xp.concat([a * self.cosine - b * self.sine, b * self.cosine + a * self.sine], axis=-1)
+        return xp.concat(
+            [a * self.cosine - b * self.sine, b * self.cosine + a * self.sine], axis=-1
+        )
 
     def turned_back(self, x: Array) -> Array:
         """Return vectors turned the other way: the inverse, and the gradient."""
@@ -123,13 +144,18 @@ class Rotation(NamedTuple):
 
 
 def _positions(name: str, like: Array, positions: Operand | None) -> Array:
-    """Return positions of shape (t,), or (n, ..., t) with axes of length one between."""
+    """Return positions of shape (t,), or (n, ..., t) with axes of length one
+    between.
+    """
     n, t = like.shape[0], like.shape[-2]
     if positions is None:
         return array_module(like).arange(t)
     values = data_of(positions, like)
     if not backend.is_integer(values.dtype):
-        raise TensorError("dtype", f"{name}: positions must be whole numbers; these are {values.dtype}.")
+        raise TensorError(
+            "dtype",
+            f"{name}: positions must be whole numbers; these are {values.dtype}.",
+        )
     if values.shape == (t,):
         return values
     if like.ndim < 3 or values.shape != (n, t):
@@ -143,21 +169,41 @@ def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
     given = real_operands(query, key, value)
     shapes = [each.data.shape for each in given]
     if not _fit(*shapes):
-        expected = "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may have a multiple of heads"
-        raise shape_error("attention", expected, **dict(zip(("query", "key", "value"), shapes)))
+        expected = (
+            "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may "
+            "have a multiple of heads"
+        )
+        raise shape_error(
+            "attention", expected, **dict(zip(("query", "key", "value"), shapes))
+        )
     return given
 
 
 def _fit(query: Shape, key: Shape, value: Shape) -> bool:
-    if min(len(query), len(key), len(value)) < 2 or key[:-1] != value[:-1] or query[-1] != key[-1] or 0 in key[-2:]:
+    if (
+        min(len(query), len(key), len(value)) < 2
+        or key[:-1] != value[:-1]
+        or query[-1] != key[-1]
+        or 0 in key[-2:]
+    ):
         return False
     heads, shared = query[:-2], key[:-2]
     if heads == shared:
         return True
-    return len(heads) == len(shared) and heads[:-1] == shared[:-1] and shared[-1] > 0 and heads[-1] % shared[-1] == 0
+    return (
+        len(heads) == len(shared)
+        and heads[:-1] == shared[:-1]
+        and shared[-1] > 0
+        and heads[-1] % shared[-1] == 0
+    )
 
 
-@op(takes=_fitting, attributes="is_causal mask dropout part", saves="queries weights dropped", in_float32=True)
+@op(
+    takes=_fitting,
+    attributes="is_causal mask dropout part",
+    saves="queries weights dropped",
+    in_float32=True,
+)
 def attention(
     query: Array,
     key: Array,
@@ -169,27 +215,32 @@ def attention(
 ) -> tuple[Array, Array, Array, Array]:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
 
-    A query that sees no key gets zeros, and all gradients through it are 0. Heads of queries may share a head of keys
-    and values ("grouped queries"): neighbours share.
+    A query that sees no key gets zeros, and all gradients through it are 0. Heads of
+    queries may share a head of keys and values ("grouped queries"): neighbours share.
 
     Parameters
     ----------
     query : Tensor of shape (..., t, d)
     key : Tensor of shape (..., s, d)
     value : Tensor of shape (..., s, e)
-        The axes before the last two are the same in all three: samples, heads. But the last of them, the heads, may be
-        a multiple in the queries: (n, h * g, t, d) beside (n, h, s, d) and (n, h, s, e).
+        The axes before the last two are the same in all three: samples, heads. But the
+        last of them, the heads, may be a multiple in the queries: (n, h * g, t, d)
+        beside (n, h, s, d) and (n, h, s, e).
     is_causal : bool
-        Whether query i sees only keys 0 to i, and among them only keys that the mask allows.
+        Whether query i sees only keys 0 to i, and among them only keys that the mask
+        allows.
     mask : array or Tensor of truth values, or of 0 and 1, optional
-        Which keys are visible, True or 1: of shape (n, s), by key, for instance all except padding; or (n, t, s), by
-        query and key. Two axes always mean (n, s). n is the first axis of the queries, or 1 for all samples alike;
-        heads share the mask. It has no gradient. Keys and values that are not visible must still be finite: their
-        weight is 0, and 0 * inf is NaN, as in PyTorch.
+        Which keys are visible, True or 1: of shape (n, s), by key, for instance all
+        except padding; or (n, t, s), by query and key. Two axes always mean (n, s). n
+        is the first axis of the queries, or 1 for all samples alike; heads share the
+        mask. It has no gradient. Keys and values that are not visible must still be
+        finite: their weight is 0, and 0 * inf is NaN, as in PyTorch.
     dropout : float
-        The probability with which a weight is set to 0, after the softmax; see :func:`minipipe.functional.dropout`.
+        The probability with which a weight is set to 0, after the softmax; see
+        :func:`minipipe.functional.dropout`.
     part : tuple of int
-        (i, count), where these are part i of count equal parts of all heads: dropout draws for all and takes its part.
+        (i, count), where these are part i of count equal parts of all heads: dropout
+        draws for all and takes its part.
 
     Returns
     -------
@@ -198,14 +249,15 @@ def attention(
     Raises
     ------
     TensorError
-        Code ``shape``, naming all shapes; for the mask, also ``dtype`` and ``out-of-range``; for dropout,
-        ``out-of-range`` and ``missing``.
+        Code ``shape``, naming all shapes; for the mask, also ``dtype`` and
+        ``out-of-range``; for dropout, ``out-of-range`` and ``missing``.
 
     References
     ----------
-    Vaswani et al. 2017, "Attention is all you need", equation 1; dropout: Radford et al. 2018, "Improving language
-    understanding by generative pre-training", section 4.1; grouped queries: Ainslie et al. 2023, "GQA: training
-    generalized multi-query transformer models from multi-head checkpoints", section 2.2.
+    Vaswani et al. 2017, "Attention is all you need", equation 1; dropout: Radford et
+    al. 2018, "Improving language understanding by generative pre-training", section
+    4.1; grouped queries: Ainslie et al. 2023, "GQA: training generalized multi-query
+    transformer models from multi-head checkpoints", section 2.2.
 
     Examples
     --------
@@ -218,8 +270,12 @@ def attention(
 
     Two samples of the same; the second key of the second one is padding.
 
-    >>> query, key, value = (functional.stack([x, x]) for x in (Tensor([[0.0, 0.0]]), key, value))
-    >>> functional.attention(query, key, value, mask=[[True, True], [True, False]]).numpy().tolist()
+    >>> query, key, value = (
+    ...     functional.stack([x, x]) for x in (Tensor([[0.0, 0.0]]), key, value)
+    ... )
+    >>> functional.attention(
+    ...     query, key, value, mask=[[True, True], [True, False]]
+    ... ).numpy().tolist()
     [[[15.0]], [[10.0]]]
     """
     return _attended("attention", query, key, value, is_causal, mask, dropout, part)
@@ -266,8 +322,10 @@ def self_attention(
 
     Parameters
     ----------
-    projections : Tensor of shape (n, t, 3 * width), or (n, t, width + 2 * width * num_key_value_heads / num_heads)
-        The queries, keys and values of each position, one behind the other. Each head has its part of each.
+    projections : Tensor of shape (n, t, 3 * width), or (n, t, width + 2 * width *
+    num_key_value_heads / num_heads)
+        The queries, keys and values of each position, one behind the other. Each head
+        has its part of each.
     num_heads : int
         Divides width.
     is_causal : bool
@@ -277,12 +335,14 @@ def self_attention(
     dropout : float
         The probability with which a weight is set to 0, as there.
     num_key_value_heads : int, optional
-        Heads of keys and values, a divisor of num_heads, by default equal to it; neighbouring heads of queries share
-        one.
+        Heads of keys and values, a divisor of num_heads, by default equal to it;
+        neighbouring heads of queries share one.
     rotary_base : float, optional
-        Turns queries and keys by their positions, 0 to t - 1, with this base; see :func:`minipipe.functional.rotary`.
+        Turns queries and keys by their positions, 0 to t - 1, with this base; see
+        :func:`minipipe.functional.rotary`.
     part : tuple of int
-        (i, count), where these are part i of count equal parts of all heads, as in :func:`attention`.
+        (i, count), where these are part i of count equal parts of all heads, as in
+        :func:`attention`.
 
     Returns
     -------
@@ -291,8 +351,8 @@ def self_attention(
     Raises
     ------
     TensorError
-        Code ``shape``; for mask, dropout and rotary_base, the codes of :func:`attention` and
-        :func:`minipipe.functional.rotary`.
+        Code ``shape``; for mask, dropout and rotary_base, the codes of
+        :func:`attention` and :func:`minipipe.functional.rotary`.
 
     References
     ----------
@@ -300,19 +360,28 @@ def self_attention(
 
     Examples
     --------
-    Two positions with query 0, key 0 and values 1 and 3; the first one sees itself alone.
+    Two positions with query 0, key 0 and values 1 and 3; the first one sees itself
+    alone.
 
     >>> from minipipe import Tensor, functional
     >>> projections = Tensor([[[0.0, 0.0, 1.0], [0.0, 0.0, 3.0]]])
-    >>> functional.self_attention(projections, num_heads=1, is_causal=True).numpy().tolist()
+    >>> functional.self_attention(
+    ...     projections, num_heads=1, is_causal=True
+    ... ).numpy().tolist()
     [[[1.0], [2.0]]]
     """
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     query, key, value = _heads_of(projections, num_heads, shared)
-    rotation = None if rotary_base is None else Rotation.of("self_attention", query, None, rotary_base)
+    rotation = (
+        None
+        if rotary_base is None
+        else Rotation.of("self_attention", query, None, rotary_base)
+    )
     if rotation is not None:
         query, key = rotation.turned(query), rotation.turned(key)
-    result, *saved = _attended("self_attention", query, key, value, is_causal, mask, dropout, part)
+    result, *saved = _attended(
+        "self_attention", query, key, value, is_causal, mask, dropout, part
+    )
     return _merged(result), key, value, *saved, rotation
 
 
@@ -343,23 +412,43 @@ self_attention.gradients(projections=_projections_gradient)
 def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
     """Return the queries, keys and values, of shapes (n, heads, t, width)."""
     shape, num_parts = projections.shape, num_heads + 2 * shared
-    if shared < 1 or num_heads < 1 or num_heads % shared or len(shape) != 3 or shape[2] % num_parts or 0 in shape[1:]:
-        parts = f"{num_heads} heads of queries, {shared} of keys, {shared} of values; {shared} must divide {num_heads}"
-        raise shape_error("self_attention", f"(n, t, k), k a multiple of {num_parts}: {parts}", projections=shape)
+    if (
+        shared < 1
+        or num_heads < 1
+        or num_heads % shared
+        or len(shape) != 3
+        or shape[2] % num_parts
+        or 0 in shape[1:]
+    ):
+        parts = (
+            f"{num_heads} heads of queries, {shared} of keys, {shared} of values; "
+            f"{shared} must divide {num_heads}"
+        )
+        raise shape_error(
+            "self_attention",
+            f"(n, t, k), k a multiple of {num_parts}: {parts}",
+            projections=shape,
+        )
     n, t, width = shape[0], shape[1], shape[2] // num_parts
     by_position = backend.reshape(projections, (n, t, num_parts, width))
     by_head = backend.permuted(by_position, (0, 2, 1, 3))
     ends = num_heads, num_heads + shared
-    return [by_head[:, : ends[0], ...], by_head[:, ends[0] : ends[1], ...], by_head[:, ends[1] :, ...]]
+    return [
+        by_head[:, : ends[0], ...],
+        by_head[:, ends[0] : ends[1], ...],
+        by_head[:, ends[1] :, ...],
+    ]
 
 
 def _merged(heads: Array) -> Array:
-    """Return heads of shape (n, heads, t, width) side by side: (n, t, heads * width)."""
+    """Return heads of shape (n, heads, t, width) side by side: (n, t, heads *
+    width).
+    """
     n, count, t, width = heads.shape
     return backend.reshape(backend.permuted(heads, (0, 2, 1, 3)), (n, t, count * width))
 
 
-# -- weights -------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------
 
 
 def _attended(
@@ -372,12 +461,16 @@ def _attended(
     dropout: float,
     part: tuple[int, int],
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the result, the scaled queries, and the weights, of shape (..., s, t), before and after dropout.
+    """Return the result, the scaled queries, and the weights, of shape (..., s, t),
+    before and after dropout.
 
-    Queries of heads that share keys and values are stored one after the other, as if they belonged to one head.
+    Queries of heads that share keys and values are stored one after the other, as if
+    they belonged to one head.
     """
     shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
-    queries = _beside(query * backend.scalars(query, 1 / math.sqrt(shape[-1]))[0], key.shape)
+    queries = _beside(
+        query * backend.scalars(query, 1 / math.sqrt(shape[-1]))[0], key.shape
+    )
     scores = key @ queries.mT
     if is_causal or visible is not None:
         scores = _hidden(scores, shape[-2], is_causal, visible)
@@ -391,15 +484,21 @@ def _attended(
 
 
 def _beside(rows: Array, shared: Shape) -> Array:
-    """Return the rows of heads that share keys one after the other: (..., h * g, t, d) as (..., h, g * t, d)."""
+    """Return the rows of heads that share keys one after the other: (..., h * g, t, d)
+    as (..., h, g * t, d).
+    """
     if rows.shape[:-2] == shared[:-2]:
         return rows
     num_rows = rows.shape[-3] // shared[-3] * rows.shape[-2]
     return backend.reshape(rows, (*shared[:-2], num_rows, rows.shape[-1]))
 
 
-def _hidden(scores: Array, num_queries: int, is_causal: bool, visible: Array | None) -> Array:
-    """Return scores of shape (..., s, g * t), of g heads of t queries, with -inf for each key that is not seen."""
+def _hidden(
+    scores: Array, num_queries: int, is_causal: bool, visible: Array | None
+) -> Array:
+    """Return scores of shape (..., s, g * t), of g heads of t queries, with -inf for
+    each key that is not seen.
+    """
     xp, shape = array_module(scores), scores.shape
     s, t = shape[-2], num_queries
     later = _small_later if xp is np and s * t <= 2**16 else _later
@@ -417,24 +516,42 @@ def _hidden(scores: Array, num_queries: int, is_causal: bool, visible: Array | N
 
 
 def _later(s: int, t: int, xp: Any, dtype: Any) -> Array:
-    """Return -inf for each key, in rows, that comes after the query, and 0 for all others."""
+    """Return -inf for each key, in rows, that comes after the query, and 0 for all
+    others.
+    """
     return xp.tril(xp.full((s, t), -math.inf, dtype=dtype), k=-1)
 
 
 _small_later = lru_cache(maxsize=8)(_later)
 
 
-def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Array | None:
-    """Return which keys a mask shows to queries of shape (n, ..., t, d), as truth values of shape (n, s, t or 1)."""
+def _visible(
+    name: str, mask: Operand | None, like: Array, num_keys: int
+) -> Array | None:
+    """Return which keys a mask shows to queries of shape (n, ..., t, d), as truth
+    values of shape (n, s, t or 1).
+    """
     if mask is None:
         return None
     values = data_of(mask, like)
     if not backend.is_boolean(values.dtype):
         values = _truth_values(name, values)
     n, t = like.shape[0] if like.ndim > 2 else None, like.shape[-2]
-    if n is None or values.shape[:1] not in ((n,), (1,)) or values.shape[1:] not in ((num_keys,), (t, num_keys)):
-        expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})" if n is not None else "a query of three axes or more"
-        raise shape_error(name, f"{expected}; the first axis may be 1, for all samples alike", mask=values.shape)
+    if (
+        n is None
+        or values.shape[:1] not in ((n,), (1,))
+        or values.shape[1:] not in ((num_keys,), (t, num_keys))
+    ):
+        expected = (
+            f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
+            if n is not None
+            else "a query of three axes or more"
+        )
+        raise shape_error(
+            name,
+            f"{expected}; the first axis may be 1, for all samples alike",
+            mask=values.shape,
+        )
     return values.mT if values.ndim == 3 else values[:, :, None]
 
 
@@ -442,37 +559,52 @@ def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Arr
 def _truth_values(name: str, mask: Array) -> Array:
     xp = array_module(mask)
     if not backend.is_integer(mask.dtype):
-        message = f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for visible keys and 0 for others."
+        message = (
+            f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for "
+            "visible "
+            "keys and 0 for others."
+        )
         raise TensorError("dtype", message)
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):
         raise TensorError(
-            "out-of-range", f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or mask > 0."
+            "out-of-range",
+            (
+                f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
+                "mask > 0."
+            ),
         )
     return is_seen
 
 
 def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:
-    """Return the softmax over the last axis but one, in place; 0 if all scores are -inf, if there may be such."""
+    """Return the softmax over the last axis but one, in place; 0 if all scores are
+    -inf, if there may be such.
+    """
     xp = array_module(scores)
     largest = _largest_of_rows(scores)
     if may_see_nothing:
-        largest = xp.clip(largest, float(xp.finfo(scores.dtype).min), None)  # -inf - (-inf) would be no number
+        # -inf - (-inf) would be no number
+        largest = xp.clip(largest, float(xp.finfo(scores.dtype).min), None)
     scores -= largest
     weights = xp.exp(scores)
     sums = backend.sum_over_rows(weights)
     if may_see_nothing:
-        sums = xp.clip(sums, 1.0, None)  # the largest of a row counts 1, so less is nothing
+        # the largest of a row counts 1, so less is nothing
+        sums = xp.clip(sums, 1.0, None)
     weights /= sums
     return weights
 
 
 def _largest_of_rows(array: Array) -> Array:
-    """Return the maximum over the last axis but one, (..., 1, t), by halving: a third of the time of a reduction."""
+    """Return the maximum over the last axis but one, (..., 1, t), by halving: a third
+    of the time of a reduction.
+    """
     xp = array_module(array)
     count = array.shape[-2]
     while count > 1:
-        half = (count + 1) // 2  # of an odd number of rows the middle one is in both halves
+        # of an odd number of rows the middle one is in both halves
+        half = (count + 1) // 2
         array = xp.maximum(array[..., :half, :], array[..., count - half :, :])
         count = half
     return array

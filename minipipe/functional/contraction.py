@@ -1,13 +1,16 @@
-"""Matrix products, and sums of products over named indices (einsum), which are made of them.
+"""Matrix products, and sums of products over named indices (einsum), which are made of
+them.
 
-An operand and its indices are a *term*. From left to right two terms become one, until there is one left. For
-``"bij,bkj->bik"`` the indices of the two terms are, by where else they occur,
+An operand and its indices are a *term*. From left to right two terms become one, until
+there is one left. For ``"bij,bkj->bik"`` the indices of the two terms are, by where
+else they occur,
 
-    batch       in both, and needed later: b         left, right     in one of them: i and k
-    contracted  in both, and needed no more: j
+    batch       in both, and needed later: b         left, right     in one of them: i
+    and k contracted  in both, and needed no more: j
 
-so the pair is the product of (b, i, j) and (b, j, k), after its axes have been put in this order and the axes of each
-kind except the first have been merged. An index that only one term has and no later product needs is summed before.
+so the pair is the product of (b, i, j) and (b, j, k), after its axes have been put in
+this order and the axes of each kind except the first have been merged. An index that
+only one term has and no later product needs is summed before.
 """
 
 from __future__ import annotations
@@ -35,15 +38,16 @@ _SIGN = re.compile(r"\.\.\.|\S")
 def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     """Return the sum of products of elements over indices, by Einstein's convention.
 
-    Each letter names an axis. Elements with the same letters are multiplied, and the sum is taken over every letter
-    that the result does not have.
+    Each letter names an axis. Elements with the same letters are multiplied, and the
+    sum is taken over every letter that the result does not have.
 
     Parameters
     ----------
     subscripts : str
-        A term of letters for each operand, separated by commas, then ``->`` and the letters of the result. Without
-        ``->`` the result has the letters that occur once, in alphabetical order. ``...`` stands for any number of axes,
-        which are broadcast as NumPy does, and come first in a result without ``->``.
+        A term of letters for each operand, separated by commas, then ``->`` and the
+        letters of the result. Without ``->`` the result has the letters that occur
+        once, in alphabetical order. ``...`` stands for any number of axes, which are
+        broadcast as NumPy does, and come first in a result without ``->``.
     *tensors : Tensor
         The operands.
 
@@ -61,8 +65,9 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
 
     Notes
     -----
-    Operands are taken in pairs from left to right, whatever their sizes; write first the operands with the smallest
-    intermediate results, which the graph keeps. Letters that occur twice in one term (a diagonal) are refused.
+    Operands are taken in pairs from left to right, whatever their sizes; write first
+    the operands with the smallest intermediate results, which the graph keeps. Letters
+    that occur twice in one term (a diagonal) are refused.
 
     Examples
     --------
@@ -73,16 +78,29 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     >>> functional.einsum("i,ij,j", b, a, b).item()
     451.0
     """
-    Spec(str, expected="subscripts first, such as 'ij,jk->ik'").of_class("einsum", subscripts)
+    Spec(str, expected="subscripts first, such as 'ij,jk->ik'").of_class(
+        "einsum", subscripts
+    )
     known = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
-    given = [as_tensor(tensor) if known is None else operands(tensor, known)[0] for tensor in tensors]
+    given = [
+        as_tensor(tensor) if known is None else operands(tensor, known)[0]
+        for tensor in tensors
+    ]
     terms, output = _parsed(subscripts, [tensor.shape for tensor in given])
     lengths = _lengths(subscripts, terms, [tensor.shape for tensor in given])
-    rest = [_Term(tensor, indices).broadcast(lengths) for tensor, indices in zip(given, terms)]
+    rest = [
+        _Term(tensor, indices).broadcast(lengths)
+        for tensor, indices in zip(given, terms)
+    ]
     result = rest.pop(0)
     while rest:
         other = rest.pop(0)
-        result = _product(result, other, lengths, {*output, *(index for term in rest for index in term.indices)})
+        result = _product(
+            result,
+            other,
+            lengths,
+            {*output, *(index for term in rest for index in term.indices)},
+        )
     result = result.summed(output)
     return transpose(result.tensor, [result.indices.index(index) for index in output])
 
@@ -92,7 +110,9 @@ def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     a, b = operands(a, b)
     left, right = a.data.shape, b.data.shape
     if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
-        raise shape_error("matmul", "(..., n, k) and (..., k, m), or (k,)", left=left, right=right)
+        raise shape_error(
+            "matmul", "(..., n, k) and (..., k, m), or (k,)", left=left, right=right
+        )
     for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
         if one != other and one != 1 and other != 1:
             expected = "equal lengths, or a length of 1, before the last two axes"
@@ -102,7 +122,8 @@ def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 @op(takes=_fitting, saves="full", is_broadcast=True)
 def matmul(a: Array, b: Array) -> tuple[Array, Shape]:
-    """Return the matrix product a @ b over the last two axes; the axes before them are broadcast.
+    """Return the matrix product a @ b over the last two axes; the axes before them are
+    broadcast.
 
     A vector counts as a row on the left and as a column on the right, as in NumPy.
 
@@ -129,7 +150,9 @@ def matmul(a: Array, b: Array) -> tuple[Array, Shape]:
     """
     product = backend.matmul(_as_row(a), _as_column(b))
     full = product.shape
-    return backend.reshape(product, full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)), full
+    return backend.reshape(
+        product, full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
+    ), full
 
 
 def _as_row(a: Array) -> Array:
@@ -160,26 +183,40 @@ class _Term(NamedTuple):
     indices: list[Index]
 
     def broadcast(self, lengths: dict[Index, int]) -> _Term:
-        """Return the term without the axes of length 1 along which it is the same for all."""
+        """Return the term without the axes of length 1 along which it is the same for
+        all.
+        """
         axes = list(zip(self.indices, self.tensor.shape))
         kept = [index for index, length in axes if length == lengths[index]]
-        return self if len(kept) == len(axes) else _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
+        return (
+            self
+            if len(kept) == len(axes)
+            else _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
+        )
 
     def summed(self, needed: Collection[Index]) -> _Term:
         """Return the term summed over every index but the needed ones."""
-        axes = tuple(axis for axis, index in enumerate(self.indices) if index not in needed)
+        axes = tuple(
+            axis for axis, index in enumerate(self.indices) if index not in needed
+        )
         kept = [index for index in self.indices if index in needed]
         return _Term(total(self.tensor, axes), kept) if axes else self
 
     def arranged(self, order: list[Index], shape: Sequence[int]) -> Tensor:
-        """Return the operand with its axes in another order, and then in another shape."""
+        """Return the operand with its axes in another order, and then in another
+        shape.
+        """
         axes = [self.indices.index(index) for index in order]
         tensor = self.tensor if order == self.indices else transpose(self.tensor, axes)
         return tensor if tensor.shape == tuple(shape) else reshape(tensor, shape)
 
 
-def _product(a: _Term, b: _Term, lengths: dict[Index, int], needed: set[Index]) -> _Term:
-    """Return two terms as one, summed over the indices that only they have and no later term needs."""
+def _product(
+    a: _Term, b: _Term, lengths: dict[Index, int], needed: set[Index]
+) -> _Term:
+    """Return two terms as one, summed over the indices that only they have and no later
+    term needs.
+    """
     a, b = a.summed(needed | set(b.indices)), b.summed(needed | set(a.indices))
     common = [index for index in a.indices if index in b.indices]
     batch = [index for index in common if index in needed]
@@ -195,40 +232,74 @@ def _product(a: _Term, b: _Term, lengths: dict[Index, int], needed: set[Index]) 
         x = a.arranged(batch + left, shape(batch, left) + (1,) * len(right))
         y = b.arranged(batch + right, shape(batch) + (1,) * len(left) + shape(right))
         return _Term(multiply(x, y), indices)
-    outer, inner, across = (backend.prod(shape(part)) for part in (left, contracted, right))
+    outer, inner, across = (
+        backend.prod(shape(part)) for part in (left, contracted, right)
+    )
     x = a.arranged(batch + left + contracted, (*shape(batch), outer, inner))
     y = b.arranged(batch + contracted + right, (*shape(batch), inner, across))
-    # BLAS wants the elements of a row, or of a column, side by side; else gradients take three times as long.
-    x, y = (contiguous(part) if term.indices[-1] in batch else part for term, part in ((a, x), (b, y)))
+    # BLAS wants the elements of a row, or of a column, side by side; else gradients
+    # take three times as long.
+    x, y = (
+        contiguous(part) if term.indices[-1] in batch else part
+        for term, part in ((a, x), (b, y))
+    )
     return _Term(reshape(matmul(x, y), shape(indices)), indices)
 
 
-# -- subscripts ----------------------------------------------------------------------------------------------
+# -- subscripts ------------------------------------------------------------------------
 
 
-def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[Index]], list[Index]]:
+def _parsed(
+    subscripts: str, shapes: list[tuple[int, ...]]
+) -> tuple[list[list[Index]], list[Index]]:
     """Return the indices of each operand and of the result."""
     arrow = subscripts.find("->")
     end = len(subscripts) if arrow < 0 else arrow
     commas = [position for position in range(end) if subscripts[position] == ","]
-    parts = [_letters(subscripts, start + 1, stop) for start, stop in zip([-1, *commas], [*commas, end])]
+    parts = [
+        _letters(subscripts, start + 1, stop)
+        for start, stop in zip([-1, *commas], [*commas, end])
+    ]
     if len(parts) != len(shapes):
         raise ArgumentError(
-            "value", f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} operands; expected one for each."
+            "value",
+            (
+                f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
+                "operands; expected one for each."
+            ),
         )
-    terms = [_indices(subscripts, number, part, shape) for number, (part, shape) in enumerate(zip(parts, shapes))]
-    num_axes = max((sum(isinstance(index, int) for index in term) for term in terms), default=0)
+    terms = [
+        _indices(subscripts, number, part, shape)
+        for number, (part, shape) in enumerate(zip(parts, shapes))
+    ]
+    num_axes = max(
+        (sum(isinstance(index, int) for index in term) for term in terms), default=0
+    )
     dots: list[Index] = list(range(-num_axes, 0))
     if arrow < 0:
         letters = [letter for part in parts for letter in part if letter != _ELLIPSIS]
-        return terms, dots + sorted(letter for letter in letters if letters.count(letter) == 1)
+        return terms, dots + sorted(
+            letter for letter in letters if letters.count(letter) == 1
+        )
     output = _letters(subscripts, arrow + 2, len(subscripts))
     for letter in output:
         if letter != _ELLIPSIS and not any(letter in part for part in parts):
-            raise _wrong(subscripts, subscripts.rindex(letter), f"{letter!r} is in no operand, so it has no length")
+            raise _wrong(
+                subscripts,
+                subscripts.rindex(letter),
+                f"{letter!r} is in no operand, so it has no length",
+            )
     if dots and _ELLIPSIS not in output:
-        raise _wrong(subscripts, arrow, "the result lacks the axes of '...'; write '...' there, or sum over them")
-    return terms, [index for letter in output for index in (dots if letter == _ELLIPSIS else [letter])]
+        raise _wrong(
+            subscripts,
+            arrow,
+            "the result lacks the axes of '...'; write '...' there, or sum over them",
+        )
+    return terms, [
+        index
+        for letter in output
+        for index in (dots if letter == _ELLIPSIS else [letter])
+    ]
 
 
 def _letters(subscripts: str, start: int, stop: int) -> list[str]:
@@ -237,26 +308,49 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
     for match in _SIGN.finditer(subscripts, start, stop):
         sign, position = match[0], match.start()
         if sign != _ELLIPSIS and not (sign.isascii() and sign.isalpha()):
-            raise _wrong(subscripts, position, f"{sign!r} is neither a letter nor '...'")
+            raise _wrong(
+                subscripts, position, f"{sign!r} is neither a letter nor '...'"
+            )
         if sign in found:
-            kind = "a diagonal, which is not supported" if sign != _ELLIPSIS else "two of them"
-            raise _wrong(subscripts, position, f"{sign!r} occurs twice in one term ({kind})")
+            kind = (
+                "a diagonal, which is not supported"
+                if sign != _ELLIPSIS
+                else "two of them"
+            )
+            raise _wrong(
+                subscripts, position, f"{sign!r} occurs twice in one term ({kind})"
+            )
         found.append(sign)
     return found
 
 
-def _indices(subscripts: str, number: int, letters: list[str], shape: tuple[int, ...]) -> list[Index]:
-    """Return the index of each axis of an operand; numbers stand for the axes of ``...``."""
+def _indices(
+    subscripts: str, number: int, letters: list[str], shape: tuple[int, ...]
+) -> list[Index]:
+    """Return the index of each axis of an operand; numbers stand for the axes of
+    ``...``.
+    """
     covered = len(shape) - sum(letter != _ELLIPSIS for letter in letters)
     if covered < 0 or (covered and _ELLIPSIS not in letters):
-        expected = f"{counted(len(shape) - covered, 'axis')}, as in {subscripts!r}, or '...' for the others"
+        expected = (
+            f"{counted(len(shape) - covered, 'axis')}, as in {subscripts!r}, or '...' "
+            "for the others"
+        )
         raise shape_error("einsum", expected, **{f"operand {number}": shape})
     dots: list[Index] = list(range(-covered, 0))
-    return [index for letter in letters for index in (dots if letter == _ELLIPSIS else [letter])]
+    return [
+        index
+        for letter in letters
+        for index in (dots if letter == _ELLIPSIS else [letter])
+    ]
 
 
-def _lengths(subscripts: str, terms: list[list[Index]], shapes: list[tuple[int, ...]]) -> dict[Index, int]:
-    """Return the length of each index; only the axes of ``...`` may be 1 in one operand and longer in another."""
+def _lengths(
+    subscripts: str, terms: list[list[Index]], shapes: list[tuple[int, ...]]
+) -> dict[Index, int]:
+    """Return the length of each index; only the axes of ``...`` may be 1 in one operand
+    and longer in another.
+    """
     lengths: dict[Index, int] = {}
     for number, (term, shape) in enumerate(zip(terms, shapes)):
         for index, length in zip(term, shape):
@@ -264,13 +358,24 @@ def _lengths(subscripts: str, terms: list[list[Index]], shapes: list[tuple[int, 
             if isinstance(index, int) and 1 in (known, length):
                 lengths[index] = length if known == 1 else known
             elif known != length:
-                name = f"index {index!r}" if isinstance(index, str) else f"axis {index} of '...'"
-                expected = f"length {known} for {name} of {subscripts!r}, as in an operand before it"
+                name = (
+                    f"index {index!r}"
+                    if isinstance(index, str)
+                    else f"axis {index} of '...'"
+                )
+                expected = (
+                    f"length {known} for {name} of {subscripts!r}, as in an operand "
+                    "before it"
+                )
                 raise shape_error("einsum", expected, **{f"operand {number}": shape})
     return lengths
 
 
 def _wrong(subscripts: str, position: int, what: str) -> ArgumentError:
     return ArgumentError(
-        "value", f"einsum: {subscripts!r}, at position {position}: {what}. Expected 'ij,jk->ik' or so."
+        "value",
+        (
+            f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
+            "'ij,jk->ik' or so."
+        ),
     )

@@ -1,7 +1,9 @@
-"""Tensors that record whether a rank has all of them: results of layers on tensor-parallel ranks.
+"""Tensors that record whether a rank has all of them: results of layers on
+tensor-parallel ranks.
 
-A part and a whole tensor look alike, and a loss of the wrong one is a wrong number without an error. So ``parallel.py``
-marks the tensors that it returns, and a loss refuses the wrong kind. Any other operation drops the mark.
+A part and a whole tensor look alike, and a loss of the wrong one is a wrong number
+without an error. So ``parallel.py`` marks the tensors that it returns, and a loss
+refuses the wrong kind. Any other operation drops the mark.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from minipipe.errors import TensorError
 from minipipe.tensor import Tensor
 
 _COMPARED = 64  # elements of the scores of each rank
-_CLOSE = 1e-3  # replicas of one computation differ by rounding at most, and parts of one result by far more
+# replicas of one computation differ by rounding at most, and parts of one result by far
+# more
+_CLOSE = 1e-3
 
 
 class DistributedTensor(Tensor):
@@ -43,13 +47,21 @@ def marked(tensor: Tensor, group: ProcessGroup, is_whole: bool) -> Tensor:
     Examples
     --------
     >>> from minipipe import spawn
-    >>> spawn(lambda group: marked(Tensor([1.0]), group, is_whole=False).is_whole, num_ranks=2)
+    >>> spawn(
+    ...     lambda group: marked(Tensor([1.0]), group, is_whole=False).is_whole,
+    ...     num_ranks=2,
+    ... )
     [False, False]
     """
     if group.size == 1:
         return tensor
     own = DistributedTensor.__new__(DistributedTensor)
-    own.data, own.node, own.group, own.is_whole = tensor.data, tensor.node, group, is_whole
+    own.data, own.node, own.group, own.is_whole = (
+        tensor.data,
+        tensor.node,
+        group,
+        is_whole,
+    )
     return own
 
 
@@ -63,15 +75,20 @@ def check_whole(operation: str, *tensors: Any) -> None:
     """
     for tensor in tensors:
         if isinstance(tensor, DistributedTensor) and not tensor.is_whole:
-            message = f"{operation}: this rank has one of {tensor.group.size} parts of the scores, of shape"
             message = (
-                f"{message} {tensor.shape}, and each rank would get another loss. Give the last layer gather=True,"
+                f"{operation}: this rank has one of {tensor.group.size} parts of the "
+                "scores, of shape"
+            )
+            message = (
+                f"{message} {tensor.shape}, and each rank would get another loss. Give "
+                "the last layer gather=True,"
             )
             raise TensorError("divided", f"{message} or take ParallelCrossEntropyLoss.")
 
 
 def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
-    """Refuse a tensor that every rank has whole, or parts on other ranks; accept any tensor without a mark.
+    """Refuse a tensor that every rank has whole, or parts on other ranks; accept any
+    tensor without a mark.
 
     Raises
     ------
@@ -83,15 +100,22 @@ def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
     if tensor.is_whole:
         raise _all_have_all(operation, tensor, group)
     if list(tensor.group.world_ranks) != list(group.world_ranks):
-        message = f"{operation}: the scores are divided among ranks {list(tensor.group.world_ranks)}, and the loss"
-        raise TensorError("divided", f"{message} among {list(group.world_ranks)}; give both the same group.")
+        message = (
+            f"{operation}: the scores are divided among ranks "
+            f"{list(tensor.group.world_ranks)}, and the loss"
+        )
+        raise TensorError(
+            "divided",
+            f"{message} among {list(group.world_ranks)}; give both the same group.",
+        )
 
 
 def check_scores(operation: str, scores: Tensor, group: ProcessGroup) -> None:
-    """Refuse scores that are whole, not parts: by their mark or, without one, if they are the same on all ranks.
+    """Refuse scores that are whole, not parts: by their mark or, without one, if they
+    are the same on all ranks.
 
-    Collective for scores without a mark. Scores that do not depend on the class are accepted, since they may be parts
-    of a layer that begins at 0.
+    Collective for scores without a mark. Scores that do not depend on the class are
+    accepted, since they may be parts of a layer that begins at 0.
 
     Raises
     ------
@@ -108,7 +132,9 @@ def _check_differ(scores: Array, group: ProcessGroup, operation: str) -> None:
     if not are_same(scores, group):
         return
     rows = backend.to_numpy(scores)
-    if not np.array_equal(rows, np.broadcast_to(rows[..., :1], rows.shape), equal_nan=True):
+    if not np.array_equal(
+        rows, np.broadcast_to(rows[..., :1], rows.shape), equal_nan=True
+    ):
         raise _all_have_all(operation, scores, group)
 
 
@@ -126,7 +152,8 @@ def check_same(array: Array, group: ProcessGroup, message: str) -> None:
 
 
 def are_same(array: Array, group: ProcessGroup) -> bool:
-    """Return whether an array is the same on all ranks, up to rounding, as far as some elements show. Collective.
+    """Return whether an array is the same on all ranks, up to rounding, as far as some
+    elements show. Collective.
 
     Examples
     --------
@@ -134,17 +161,27 @@ def are_same(array: Array, group: ProcessGroup) -> bool:
     >>> spawn(lambda group: are_same(np.arange(3.0) * group.rank, group), num_ranks=2)
     [False, False]
     """
-    step = max(1, backend.prod(array.shape) // _COMPARED) | 1  # odd, so that it meets every column
+    # odd, so that it meets every column
+    step = max(1, backend.prod(array.shape) // _COMPARED) | 1
     own = backend.to_numpy(backend.reshape(array, (-1,))[::step]).astype(np.float64)
-    first, *others = group.all_gather(own)  # all ranks compare the same two, with the same result
+    # all ranks compare the same two, with the same result
+    first, *others = group.all_gather(own)
     return all(_are_close(first, other) for other in others)
 
 
 def _are_close(own: np.ndarray, other: np.ndarray) -> bool:
-    return own.shape == other.shape and np.allclose(own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True)
+    return own.shape == other.shape and np.allclose(
+        own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True
+    )
 
 
 def _all_have_all(operation: str, tensor: Any, group: ProcessGroup) -> TensorError:
-    message = f"{operation}: every rank has all scores, of shape {tensor.shape}, and {group.size} ranks would each"
-    message = f"{message} count them. Take CrossEntropyLoss, or a ColumnParallelLinear without gather as last layer."
+    message = (
+        f"{operation}: every rank has all scores, of shape {tensor.shape}, and "
+        f"{group.size} ranks would each"
+    )
+    message = (
+        f"{message} count them. Take CrossEntropyLoss, or a ColumnParallelLinear "
+        "without gather as last layer."
+    )
     return TensorError("divided", message)

@@ -1,4 +1,5 @@
-"""Operations on each element. Each is defined together with its gradients, one function for each input.
+"""Operations on each element. Each is defined together with its gradients, one function
+for each input.
 
 ============  =======================  ===================================================
 operation     result                   gradients, for the gradient g of the result
@@ -14,9 +15,10 @@ log           natural logarithm of a   g / a
 sqrt          square root of a         g / (2 * sqrt(a))
 ============  =======================  ===================================================
 
-Operands are tensors, arrays or numbers. Two of them are broadcast: counted from the last axis, lengths are equal or one
-of them is 1, and the gradient is summed over the axes that were stretched. Shapes or dtypes that do not fit raise a
-TensorError with code ``shape`` or ``dtype``.
+Operands are tensors, arrays or numbers. Two of them are broadcast: counted from the
+last axis, lengths are equal or one of them is 1, and the gradient is summed over the
+axes that were stretched. Shapes or dtypes that do not fit raise a TensorError with code
+``shape`` or ``dtype``.
 """
 
 from __future__ import annotations
@@ -64,7 +66,12 @@ def check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
     """
     for left, right in zip(reversed(a.shape), reversed(b.shape)):
         if left != right and left != 1 and right != 1:
-            raise shape_error(name, "equal lengths or 1, counted from the last axis", left=a.shape, right=b.shape)
+            raise shape_error(
+                name,
+                "equal lengths or 1, counted from the last axis",
+                left=a.shape,
+                right=b.shape,
+            )
 
 
 @op(takes=partial(_broadcast, "add"), is_broadcast=True)
@@ -140,14 +147,16 @@ def divide(a: Array, b: Array) -> Array:
 
 divide.gradients(
     a=lambda g, b: g / b,
-    b=lambda g, b, result: -g * (result / b),  # b * b may be 0 or inf although the quotient is not
+    # b * b may be 0 or inf although the quotient is not
+    b=lambda g, b, result: -g * (result / b),
 )
 
 
 def power(a: Operand, b: Operand) -> Tensor:
     """Return a ** b, broadcast. Squares are computed as products, three times as fast.
 
-    The gradient of a base is 0 if the exponent is 0. The gradient of an exponent of at least 0 is 0 if the base is 0.
+    The gradient of a base is 0 if the exponent is 0. The gradient of an exponent of at
+    least 0 is 0 if the base is 0.
 
     Examples
     --------
@@ -174,14 +183,18 @@ def _power(a: Array, b: Array) -> Array:
 
 
 def _power_base(g: Array, a: Array, b: Array) -> Array:
-    """Return the gradient of a. At b = 0 the result is 1 for all a, but a ** (b - 1) may be infinite."""
+    """Return the gradient of a. At b = 0 the result is 1 for all a, but a ** (b - 1)
+    may be infinite.
+    """
     is_constant = b == 0
     slope = a ** array_module(a).where(is_constant, b, b - 1)
     return backend.masked(g, ~is_constant) * b * slope
 
 
 def _power_exponent(g: Array, a: Array, b: Array, result: Array) -> Array:
-    """Return the gradient of b. At a = 0 the result is 0 for all b above 0, but log(a) is infinite."""
+    """Return the gradient of b. At a = 0 the result is 0 for all b above 0, but log(a)
+    is infinite.
+    """
     xp = array_module(a)
     is_constant = (a == 0) & (b >= 0)
     logarithm = xp.log(xp.where(is_constant, 1, a))
@@ -275,7 +288,8 @@ tanh.gradients(a=lambda g, result: g * (1 - result * result))
 
 @op(takes=one_real)
 def sigmoid(a: Array) -> Array:
-    """Return ``1 / (1 + e^-a)``, from ``e^-|a|``, so that nothing overflows and small results are exact.
+    """Return ``1 / (1 + e^-a)``, from ``e^-|a|``, so that nothing overflows and small
+    results are exact.
 
     Examples
     --------
@@ -295,7 +309,8 @@ def _sigmoid(x: Array) -> Array:
         return backend.as_array(_sigmoid(backend.as_array(x, xp.float32)), x.dtype)
     zero, one = backend.scalars(x, 0, 1)
     small = xp.exp(-xp.abs(x))
-    one_or_small = xp.maximum(small, xp.astype(x >= zero, x.dtype))  # np.where takes five times as long
+    # np.where takes five times as long
+    one_or_small = xp.maximum(small, xp.astype(x >= zero, x.dtype))
     return one_or_small / (one + small)
 
 
@@ -314,7 +329,8 @@ def relu(a: Array) -> Array:
     return backend.positive_part(a)
 
 
-relu.gradients(a=lambda g, result: backend.masked_like(g, result))  # where the result is above 0, or NaN
+# where the result is above 0, or NaN
+relu.gradients(a=lambda g, result: backend.masked_like(g, result))
 
 
 @op(takes=one_real, saves="gate")
@@ -340,9 +356,11 @@ silu.gradients(a=lambda g, result, gate: g * (gate + result * (1 - gate)))
 
 @with_hints
 def dropout(a: Operand, probability: float) -> Tensor:
-    """Return a with each element set to 0 with a probability, and the others scaled up so that the mean stays.
+    """Return a with each element set to 0 with a probability, and the others scaled up
+    so that the mean stays.
 
-    The mask depends on (seed, layer, step, microbatch) alone; see :func:`minipipe.random_key`.
+    The mask depends on (seed, layer, step, microbatch) alone; see
+    :func:`minipipe.random_key`.
 
     Parameters
     ----------
@@ -357,7 +375,8 @@ def dropout(a: Operand, probability: float) -> Tensor:
 
     References
     ----------
-    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from
+    overfitting".
 
     Examples
     --------
@@ -389,17 +408,22 @@ def _dropout(a: Array, *, probability: float, key: Key) -> tuple[Array, Array]:
     return dropped(a, probability, key)
 
 
-def dropped(array: Array, probability: float, key: Key, part: tuple[int, int] = (0, 1)) -> tuple[Array, Array]:
+def dropped(
+    array: Array, probability: float, key: Key, part: tuple[int, int] = (0, 1)
+) -> tuple[Array, Array]:
     """Return an array after dropout, and which elements are kept.
 
-    With ``part`` (i, count) the array is part i of all heads, the last axis but two, for which the mask is drawn.
+    With ``part`` (i, count) the array is part i of all heads, the last axis but two,
+    for which the mask is drawn.
     """
     keep = backend.uniform(array, key, part) >= probability
     return _kept(array, keep, probability), keep
 
 
 def _kept(g: Array, keep: Array, probability: float) -> Array:
-    """Return an array, or a gradient, of which only some elements are kept, and scaled up."""
+    """Return an array, or a gradient, of which only some elements are kept, and scaled
+    up.
+    """
     return backend.masked(g, keep) * (1 / (1 - probability))
 
 

@@ -10,12 +10,18 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
     """Return the weight, and the ids as a tensor of numbers of its rows."""
-    ids = ids if isinstance(ids, Tensor) else as_tensor(backend.as_array(ids, like=weight.data))
+    ids = (
+        ids
+        if isinstance(ids, Tensor)
+        else as_tensor(backend.as_array(ids, like=weight.data))
+    )
     shape, numbers = weight.data.shape, ids.data
     if len(shape) != 2:
         raise shape_error("embedding", "(num_embeddings, width)", weight=shape)
     if not backend.is_integer(numbers.dtype):
-        raise TensorError("dtype", f"embedding: ids must be whole numbers; these are {numbers.dtype}.")
+        raise TensorError(
+            "dtype", f"embedding: ids must be whole numbers; these are {numbers.dtype}."
+        )
     if backend.prod(numbers.shape):
         _check_range(numbers, shape[0])
     return weight, ids
@@ -26,7 +32,10 @@ def _check_range(ids: Array, count: int) -> None:
     xp = array_module(ids)
     low, high = int(xp.min(ids)), int(xp.max(ids))
     if low < 0 or high >= count:
-        raise TensorError("out-of-range", f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.")
+        raise TensorError(
+            "out-of-range",
+            f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.",
+        )
 
 
 @op(takes=_fitting)
@@ -37,7 +46,8 @@ def embedding(weight: Array, ids: Array) -> Array:
     ----------
     weight : Tensor of shape (num_embeddings, width)
     ids : array or Tensor of whole numbers, of any shape
-        Each 0 to num_embeddings - 1. (In NumPy negative numbers count from the end; here they are mistakes.)
+        Each 0 to num_embeddings - 1. (In NumPy negative numbers count from the end;
+        here they are mistakes.)
 
     Returns
     -------
@@ -61,36 +71,47 @@ def embedding(weight: Array, ids: Array) -> Array:
 
 
 def _gradient_of_weight(g: Array, ids: Array, shape: tuple[int, int]) -> Array:
-    return add_rows(shape, backend.reshape(ids, (-1,)), backend.reshape(g, (-1, shape[1])))
+    return add_rows(
+        shape, backend.reshape(ids, (-1,)), backend.reshape(g, (-1, shape[1]))
+    )
 
 
 def _no_gradient(g: Array) -> Array:
     raise TensorError("dtype", "embedding: ids are whole numbers and have no gradient.")
 
 
-# The ids mark the result as an activation if they are one. Their gradient is asked for only by mistake.
+# The ids mark the result as an activation if they are one. Their gradient is asked for
+# only by mistake.
 embedding.gradients(weight=_gradient_of_weight, ids=_no_gradient)
 
 
 @backend.one_line
 def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
-    """Return zeros of a shape with each row of values added to the row that its id names.
+    """Return zeros of a shape with each row of values added to the row that its id
+    names.
 
-    A stable sort brings the rows of one id together; they are added in pairs, the pairs in pairs, and so on. That order
-    depends on nothing but the ids, whatever the module; a GPU's atomic additions come in another order every time. In
-    NumPy it beats ``np.add.at`` from about 60 rows of 128 on, five times at 1000. Halves add up in float32.
+    A stable sort brings the rows of one id together; they are added in pairs, the pairs
+    in pairs, and so on. That order depends on nothing but the ids, whatever the module;
+    a GPU's atomic additions come in another order every time. In NumPy it beats
+    ``np.add.at`` from about 60 rows of 128 on, five times at 1000. Halves add up in
+    float32.
     """
     xp = array_module(values)
     if backend.is_half(values.dtype):
-        return backend.as_array(add_rows(shape, ids, backend.as_array(values, xp.float32)), values.dtype)
+        return backend.as_array(
+            add_rows(shape, ids, backend.as_array(values, xp.float32)), values.dtype
+        )
     if not hasattr(values, "flags"):  # the array API standard writes to no list of rows
-        return xp.asarray(add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values)))
+        return xp.asarray(
+            add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values))
+        )
     order = xp.argsort(ids, kind="stable")
     ids, values = ids[order], values[order]
     is_first = xp.ones(ids.shape, dtype=bool)
     is_first[1:] = ids[1:] != ids[:-1]
     first = xp.flatnonzero(is_first)
-    rank = xp.arange(len(ids)) - first[xp.cumsum(is_first) - 1]  # among the rows of the same id
+    # among the rows of the same id
+    rank = xp.arange(len(ids)) - first[xp.cumsum(is_first) - 1]
     distance = 1
     while len(right := xp.flatnonzero(rank % (2 * distance) == distance)):
         values[right - distance] += values[right]

@@ -9,7 +9,8 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.functional.operands import one_real
 from minipipe.tensor import op
 
-# Coefficients of polynomials, the constant first. float64: Cody's tables, a ratio of each pair.
+# Coefficients of polynomials, the constant first. float64: Cody's tables, a ratio of
+# each pair.
 _NEAR_TOP = (
     3.20937758913846947e3,
     3.77485237685302021e2,
@@ -17,7 +18,13 @@ _NEAR_TOP = (
     3.16112374387056560,
     1.85777706184603153e-1,
 )
-_NEAR_BOTTOM = (2.84423683343917062e3, 1.28261652607737228e3, 2.44024637934444173e2, 2.36012909523441209e1, 1.0)
+_NEAR_BOTTOM = (
+    2.84423683343917062e3,
+    1.28261652607737228e3,
+    2.44024637934444173e2,
+    2.36012909523441209e1,
+    1.0,
+)
 _FAR_TOP = (
     1.23033935479799725e3,
     2.05107837782607147e3,
@@ -61,14 +68,15 @@ _SINGLE_BOTTOM = (
 
 @op(takes=one_real, in_float32=True)
 def erf(a: Array) -> Array:
-    """Return the error function of a, 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to a.
+    """Return the error function of a, 2 / sqrt(pi) times the integral of e^(-t^2) from
+    0 to a.
 
     The error is at most 3e-16 in float64 and 5e-7 in float32.
 
     References
     ----------
-    Cody 1969, "Rational Chebyshev approximations for the error function", for float64; the function
-    ``generic_fast_erf_float`` of Eigen 3.3 for float32.
+    Cody 1969, "Rational Chebyshev approximations for the error function", for float64;
+    the function ``generic_fast_erf_float`` of Eigen 3.3 for float32.
 
     Examples
     --------
@@ -97,18 +105,24 @@ def _erf_single(x: Array) -> Array:
 
 
 def _erf_double(x: Array) -> Array:
-    """Compute both of Cody's forms everywhere, each within its bounds, and choose. Beyond 6 erf is 1 to 3e-17."""
+    """Compute both of Cody's forms everywhere, each within its bounds, and choose.
+    Beyond 6 erf is 1 to 3e-17.
+    """
     xp, border = array_module(x), 0.46875
     size = xp.clip(xp.abs(x), 0.0, 6.0)
     small, large = xp.clip(size, 0.0, border), xp.clip(size, border, 6.0)
     square = small * small
     near = small * _polynomial(square, _NEAR_TOP) / _polynomial(square, _NEAR_BOTTOM)
-    far = 1 - xp.exp(-large * large) * _polynomial(large, _FAR_TOP) / _polynomial(large, _FAR_BOTTOM)
+    far = 1 - xp.exp(-large * large) * _polynomial(large, _FAR_TOP) / _polynomial(
+        large, _FAR_BOTTOM
+    )
     return xp.copysign(xp.where(size <= border, near, far), x)
 
 
 def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
-    """Return c0 + c1 x + c2 x^2 + …, in place except for the first product (Horner's scheme)."""
+    """Return c0 + c1 x + c2 x^2 + …, in place except for the first product (Horner's
+    scheme).
+    """
     *others, last = backend.scalars(x, *coefficients)
     result = x * last
     for coefficient in reversed(others[1:]):
@@ -130,7 +144,8 @@ def gelu(a: Array, approximate: bool = False) -> tuple[Array, Array]:
 
     Notes
     -----
-    The slope is computed together with the value, so that one array waits for the backward pass and not two.
+    The slope is computed together with the value, so that one array waits for the
+    backward pass and not two.
 
     References
     ----------
@@ -151,8 +166,12 @@ gelu.gradients(a=lambda g, slope: g * slope)
 
 
 def _gelu_with_erf(x: Array) -> tuple[Array, Array]:
-    """Return x P(x) and its slope P(x) + x p(x); P is the distribution function of a normal number, p its density."""
-    root, half, minus_half, one, factor = backend.scalars(x, math.sqrt(0.5), 0.5, -0.5, 1, math.sqrt(0.5 / math.pi))
+    """Return x P(x) and its slope P(x) + x p(x); P is the distribution function of a
+    normal number, p its density.
+    """
+    root, half, minus_half, one, factor = backend.scalars(
+        x, math.sqrt(0.5), 0.5, -0.5, 1, math.sqrt(0.5 / math.pi)
+    )
     probability = erf_of_array(x * root)
     probability += one
     probability *= half
@@ -171,15 +190,20 @@ _CUBIC = 0.044715 * _SCALE
 
 
 def _gelu_with_tanh(x: Array) -> tuple[Array, Array]:
-    """Return x P(x) and its slope P(x) + x P'(x), where P(x) = (1 + tanh(c (x + 0.044715 x^3))) / 2."""
-    scale, cubic, slope_of_cubic, half, one, two = backend.scalars(x, _SCALE, _CUBIC, 3 * _CUBIC, 0.5, 1, 2)
+    """Return x P(x) and its slope P(x) + x P'(x), where P(x) = (1 + tanh(c (x +
+    0.044715 x^3))) / 2.
+    """
+    scale, cubic, slope_of_cubic, half, one, two = backend.scalars(
+        x, _SCALE, _CUBIC, 3 * _CUBIC, 0.5, 1, 2
+    )
     slope = x * x
     inner = slope * cubic
     inner += scale
     inner *= x
     twice = array_module(x).tanh(inner)
     twice += one
-    # tanh' = 1 - tanh^2 = 4 P (1 - P), so P' = P (2 - 2 P) times the slope of the argument.
+    # tanh' = 1 - tanh^2 = 4 P (1 - P), so P' = P (2 - 2 P) times the slope of the
+    # argument.
     slope *= slope_of_cubic
     slope += scale
     slope *= x

@@ -1,8 +1,10 @@
 """The product of a linear layer: the result and its gradients.
 
-File 7 of 12 on the first path through the code (README.md): after ``execution/stage.py``, before ``autograd/graph.py``.
-Each operation is a function of arrays; called with tensors, it notes itself in the graph (``tensor.py``). It has a
-gradient for each input, computed from the gradient g of the result and the values that its other parameters name.
+File 7 of 12 on the first path through the code (README.md): after
+``execution/stage.py``, before ``autograd/graph.py``. Each operation is a function of
+arrays; called with tensors, it notes itself in the graph (``tensor.py``). It has a
+gradient for each input, computed from the gradient g of the result and the values that
+its other parameters name.
 """
 
 from __future__ import annotations
@@ -14,14 +16,22 @@ from minipipe.functional.operands import operands
 from minipipe.tensor import Operand, Tensor, op
 
 
-def _fitting(x: Operand, weight: Operand, bias: Operand | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _fitting(
+    x: Operand, weight: Operand, bias: Operand | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the operands as tensors of one dtype, whose shapes fit."""
-    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or x.data.dtype is not weight.data.dtype:
+    if (
+        not isinstance(x, Tensor)
+        or not isinstance(weight, Tensor)
+        or x.data.dtype is not weight.data.dtype
+    ):
         x, weight = operands(x, weight)
     shape = x.data.shape
     of_weight = weight.data.shape
     if not shape or len(of_weight) != 2 or shape[-1] != of_weight[0]:
-        raise shape_error("linear", "(..., k) and (k, n)", input=shape, weight=of_weight)
+        raise shape_error(
+            "linear", "(..., k) and (k, n)", input=shape, weight=of_weight
+        )
     if bias is not None:
         if not isinstance(bias, Tensor) or bias.data.dtype is not x.data.dtype:
             _, bias = operands(x, bias)
@@ -52,7 +62,10 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     Examples
     --------
     >>> from minipipe import Tensor, functional
-    >>> weight, bias = Tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), Tensor([0.0, 0.0, 10.0])
+    >>> weight, bias = (
+    ...     Tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]),
+    ...     Tensor([0.0, 0.0, 10.0]),
+    ... )
     >>> functional.linear(Tensor([[1.0, 2.0]]), weight, bias)
     Tensor([[ 1.,  2., 13.]])
     """
@@ -63,10 +76,14 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 def _times(x: Array, matrix: Array) -> Array:
-    """Return the products of the rows of x with a matrix, as one product instead of many small ones."""
+    """Return the products of the rows of x with a matrix, as one product instead of
+    many small ones.
+    """
     if x.ndim == 2:
         return backend.product(x, matrix)
-    return backend.reshape(backend.product(backend.rows_of(x), matrix), (*x.shape[:-1], matrix.shape[1]))
+    return backend.reshape(
+        backend.product(backend.rows_of(x), matrix), (*x.shape[:-1], matrix.shape[1])
+    )
 
 
 linear.gradients(

@@ -1,4 +1,6 @@
-"""Softmax and the losses: squared error and cross-entropy, with the weights by which targets count."""
+"""Softmax and the losses: squared error and cross-entropy, with the weights by which
+targets count.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.functional.distributed import check_whole
-from minipipe.functional.operands import as_real, astype, axis_of, constant, data_of, in_full, one_real, operands
+from minipipe.functional.operands import (
+    as_real,
+    astype,
+    axis_of,
+    constant,
+    data_of,
+    in_full,
+    one_real,
+    operands,
+)
 from minipipe.functional.reduction import Axis, largest_of, reduced, without_axes
 from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
@@ -17,12 +28,15 @@ from minipipe.tensor import Operand, Tensor, op
 _REDUCTIONS = ("mean", "sum")
 _SMOOTHING = Spec(float, minimum=0, maximum=1)
 _WEIGHT = Spec(float, minimum=0, expected="a finite number, at least 0")
-_SMOOTHED_WEIGHT = Spec(float, above=0, expected="a number above 0, because of label_smoothing")
+_SMOOTHED_WEIGHT = Spec(
+    float, above=0, expected="a number above 0, because of label_smoothing"
+)
 
 
 @op(takes=one_real, attributes="axis", in_float32=True)
 def softmax(a: Array, axis: int = -1) -> Array:
-    """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows.
+    """Return e^a over its sum along an axis, shifted by the largest element so that
+    nothing overflows.
 
     Parameters
     ----------
@@ -45,11 +59,15 @@ def softmax(a: Array, axis: int = -1) -> Array:
     return exponentials / backend.reduce_sum(exponentials, axis, True)
 
 
-softmax.gradients(a=lambda g, result, axis: result * (g - backend.reduce_sum(g * result, axis, True)))
+softmax.gradients(
+    a=lambda g, result, axis: result * (g - backend.reduce_sum(g * result, axis, True))
+)
 
 
 def log_softmax_of_array(x: Array, axis: int) -> Array:
-    """Return the logarithm of the softmax of an array along an axis, without overflow."""
+    """Return the logarithm of the softmax of an array along an axis, without
+    overflow.
+    """
     xp = array_module(x)
     shifted = x - largest_of(x, axis)
     return shifted - xp.log(backend.reduce_sum(xp.exp(shifted), axis, True))
@@ -79,16 +97,25 @@ def log_softmax(a: Array, axis: int = -1) -> Array:
 
 
 log_softmax.gradients(
-    a=lambda g, result, axis: g - array_module(g).exp(result) * backend.reduce_sum(g, axis, True),
+    a=lambda g, result, axis: (
+        g - array_module(g).exp(result) * backend.reduce_sum(g, axis, True)
+    ),
 )
 
 
-@op(takes=one_real, attributes="axis keepdims", saves="exponentials sums", in_float32=True)
-def logsumexp(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array, Array]:
+@op(
+    takes=one_real,
+    attributes="axis keepdims",
+    saves="exponentials sums",
+    in_float32=True,
+)
+def logsumexp(
+    a: Array, axis: Axis = None, keepdims: bool = False
+) -> tuple[Array, Array, Array]:
     """Return the logarithm of the sum of e^a over some axes, by default all.
 
-    Shifted by the largest element, so that nothing overflows. If all elements are -inf, the result is -inf and its
-    gradient 0; the same holds for an empty axis.
+    Shifted by the largest element, so that nothing overflows. If all elements are -inf,
+    the result is -inf and its gradient 0; the same holds for an empty axis.
 
     Parameters, result and errors are as in :func:`minipipe.functional.total`.
 
@@ -105,23 +132,39 @@ def logsumexp(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Arra
     shift = xp.where(is_finite, largest, 0)  # -inf - (-inf) would be no number
     exponentials = xp.exp(a - shift)
     # Where the largest is inf or NaN, the gradient is as undefined as in PyTorch.
-    sums = xp.where(is_finite, backend.reduce_sum(exponentials, axes, True), xp.where(largest == -math.inf, 1, largest))
+    sums = xp.where(
+        is_finite,
+        backend.reduce_sum(exponentials, axes, True),
+        xp.where(largest == -math.inf, 1, largest),
+    )
     result = xp.where(is_finite, xp.log(sums) + shift, largest)
     return without_axes(result, axes, keepdims), exponentials, sums
 
 
 logsumexp.gradients(
-    a=lambda g, exponentials, sums: exponentials * (backend.reshape(g, sums.shape) / sums),
+    a=lambda g, exponentials, sums: (
+        exponentials * (backend.reshape(g, sums.shape) / sums)
+    ),
 )
 
 
 def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
-    """Return a prediction and its target as tensors of one dtype, no half, and one shape."""
+    """Return a prediction and its target as tensors of one dtype, no half, and one
+    shape.
+    """
     check_whole("mean_squared_error", prediction, target)
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.data.shape != target.data.shape:
-        expected = "equal shapes, such as target.reshape(prediction.shape) if only an axis of length 1 is missing"
-        raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
+        expected = (
+            "equal shapes, such as target.reshape(prediction.shape) if only an axis of "
+            "length 1 is missing"
+        )
+        raise shape_error(
+            "mean_squared_error",
+            expected,
+            prediction=prediction.shape,
+            target=target.shape,
+        )
     return prediction, target
 
 
@@ -129,25 +172,29 @@ def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
 def mean_squared_error(
     prediction: Array, target: Array, reduction: str = "mean", weights: Any = None
 ) -> tuple[Array, Array, float]:
-    """Return the mean of (prediction - target)^2 over all elements; both of the same shape.
+    """Return the mean of (prediction - target)^2 over all elements; both of the same
+    shape.
 
     Parameters
     ----------
     prediction, target : Tensor of any shape
     reduction : {"mean", "sum"}
     weights : array, optional
-        How much each element counts, at least 0, or a mask of truth values; with as many axes as the target, some of
-        length 1 perhaps. The mean is over their sum. Elements of weight 0 may be anything, even NaN.
+        How much each element counts, at least 0, or a mask of truth values; with as
+        many axes as the target, some of length 1 perhaps. The mean is over their sum.
+        Elements of weight 0 may be anything, even NaN.
 
     Returns
     -------
     Tensor of shape ()
-        0 if no element counts. For float16 and bfloat16 it is computed and returned in float32.
+        0 if no element counts. For float16 and bfloat16 it is computed and returned in
+        float32.
 
     Raises
     ------
     TensorError
-        Codes ``shape`` and ``dtype``; ``divided``, for outputs of which this rank has a part.
+        Codes ``shape`` and ``dtype``; ``divided``, for outputs of which this rank has a
+        part.
     ArgumentError
         Code ``value``.
 
@@ -156,7 +203,9 @@ def mean_squared_error(
     >>> from minipipe import Tensor, functional
     >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]))
     Tensor(2.)
-    >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]), weights=[False, True])
+    >>> functional.mean_squared_error(
+    ...     Tensor([1.0, 2.0]), Tensor([1.0, 4.0]), weights=[False, True]
+    ... )
     Tensor(4.)
     """
     check_reduction("mean_squared_error", reduction)
@@ -182,7 +231,8 @@ mean_squared_error.gradients(
 
 def check_reduction(name: str, reduction: Any) -> None:
     """Refuse another reduction than a mean and a sum."""
-    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:  # before a name is made, for the time
+    # before a name is made, for the time
+    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         Spec(str, choices=tuple(_REDUCTIONS)).check(f"{name}: reduction", reduction)
 
 
@@ -197,18 +247,32 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     xp = array_module(like)
     given = data_of(weights, like)
     # With fewer axes they might fit by chance.
-    fits = given.ndim in (0, like.ndim) and all(one in (1, length) for one, length in zip(given.shape, like.shape))
+    fits = given.ndim in (0, like.ndim) and all(
+        one in (1, length) for one, length in zip(given.shape, like.shape)
+    )
     if not fits:
-        message = f"Weights of shape {given.shape} do not fit a target of shape {like.shape}"
-        raise TensorError("shape", f"{message}; expected one for each element, or axes of length 1.")
+        message = (
+            f"Weights of shape {given.shape} do not fit a target of shape {like.shape}"
+        )
+        raise TensorError(
+            "shape", f"{message}; expected one for each element, or axes of length 1."
+        )
     each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     if each.size and not float(xp.min(each)) >= 0:
-        raise ArgumentError("value", "Weights of a loss are at least 0; some of these are less, or not a number.")
+        raise ArgumentError(
+            "value",
+            (
+                "Weights of a loss are at least 0; some of these are less, or not a "
+                "number."
+            ),
+        )
     return each
 
 
 def _scores_and_labels(logits: Operand, labels: Operand) -> tuple[Tensor, Tensor]:
-    """Return scores as real numbers, no halves, and labels as a constant beside them."""
+    """Return scores as real numbers, no halves, and labels as a constant beside
+    them.
+    """
     check_whole("cross_entropy", logits)
     scores = as_real(logits)
     if backend.is_half(scores.dtype):
@@ -240,28 +304,32 @@ def cross_entropy(
     ignore_index : int, optional
         Rows with this label do not count, such as padding.
     label_smoothing : float
-        The part, from 0 to 1, of each row's weight that is spread evenly over all classes.
+        The part, from 0 to 1, of each row's weight that is spread evenly over all
+        classes.
     class_weights : array of shape (k,), optional
-        How much each class counts, at least 0; above 0 where labels are smoothed. The mean is over the sum of the
-        weights of the labels, as in PyTorch. A row that is ignored, or whose label has the weight 0, adds nothing,
-        whatever its scores are.
+        How much each class counts, at least 0; above 0 where labels are smoothed. The
+        mean is over the sum of the weights of the labels, as in PyTorch. A row that is
+        ignored, or whose label has the weight 0, adds nothing, whatever its scores are.
     reduction : {"mean", "sum"}
 
     Returns
     -------
     Tensor of shape ()
-        0 if no row counts. For scores in float16 or bfloat16 it is computed and returned in float32.
+        0 if no row counts. For scores in float16 or bfloat16 it is computed and
+        returned in float32.
 
     Raises
     ------
     TensorError
-        Codes ``shape``, ``dtype`` and ``out-of-range``; ``divided``, for scores of which this rank has a part.
+        Codes ``shape``, ``dtype`` and ``out-of-range``; ``divided``, for scores of
+        which this rank has a part.
     ArgumentError
         Code ``value``.
 
     References
     ----------
-    Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision", section 7, for the smoothing.
+    Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision",
+    section 7, for the smoothing.
 
     Examples
     --------
@@ -272,7 +340,9 @@ def cross_entropy(
     >>> scores = Tensor(np.zeros((3, 4)))
     >>> round(functional.cross_entropy(scores, [0, 3, 1]).item(), 4)
     1.3863
-    >>> round(functional.cross_entropy(scores, [0, 3, -100], ignore_index=-100).item(), 4)
+    >>> round(
+    ...     functional.cross_entropy(scores, [0, 3, -100], ignore_index=-100).item(), 4
+    ... )
     1.3863
     """
     _check_labels(logits, labels, ignore_index)
@@ -286,19 +356,34 @@ def cross_entropy(
         log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
         losses, wanted = backend.one_per_row(log_probabilities, columns), columns
     else:
-        wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, logits)
+        wanted = _distribution(
+            columns, ignore_index, label_smoothing, class_weights, logits
+        )
         log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
         losses = wanted * _counted(log_probabilities, wanted, counts_all)
-    return -(backend.reduce_sum(losses) / total), log_probabilities, wanted, total, counts_all
+    return (
+        -(backend.reduce_sum(losses) / total),
+        log_probabilities,
+        wanted,
+        total,
+        counts_all,
+    )
 
 
 def _counted(array: Array, weights: Array, counts_all: bool) -> Array:
-    """Leave out elements with the weight 0: a score of -inf, or NaN in padding, times 0 would be NaN."""
+    """Leave out elements with the weight 0: a score of -inf, or NaN in padding, times 0
+    would be NaN.
+    """
     return array if counts_all else backend.masked(array, weights != 0)
 
 
 def _of_logits(
-    g: Array, log_probabilities: Array, wanted: Array, total: Any, counts_all: bool, shape: tuple[int, ...]
+    g: Array,
+    log_probabilities: Array,
+    wanted: Array,
+    total: Any,
+    counts_all: bool,
+    shape: tuple[int, ...],
 ) -> Array:
     xp = array_module(log_probabilities)
     probabilities = xp.exp(log_probabilities)
@@ -315,21 +400,33 @@ cross_entropy.gradients(logits=_of_logits)
 
 
 @backend.one_line
-def weight_of_labels(columns: Array, like: Array, ignore_index: int | None, class_weights: Any) -> Array:
-    """Return the weight of all labels in the dtype of ``like``, shape (); 1 where none counts."""
+def weight_of_labels(
+    columns: Array, like: Array, ignore_index: int | None, class_weights: Any
+) -> Array:
+    """Return the weight of all labels in the dtype of ``like``, shape (); 1 where none
+    counts.
+    """
     weight = label_weight(columns, ignore_index, class_weights) or 1.0
     return array_module(like).asarray(weight, dtype=like.dtype)
 
 
-def label_weight(labels: Operand, ignore_index: int | None = None, class_weights: Any = None) -> float:
-    """Return how much labels count: how many are not ignored, or the sum of their classes' weights.
+def label_weight(
+    labels: Operand, ignore_index: int | None = None, class_weights: Any = None
+) -> float:
+    """Return how much labels count: how many are not ignored, or the sum of their
+    classes' weights.
 
     Examples
     --------
-    >>> label_weight([0, 1, 1, -100], ignore_index=-100), label_weight([0, 1, 1], class_weights=[1.0, 0.5])
+    >>> (
+    ...     label_weight([0, 1, 1, -100], ignore_index=-100),
+    ...     label_weight([0, 1, 1], class_weights=[1.0, 0.5]),
+    ... )
     (3.0, 2.0)
     """
-    columns = backend.reshape(labels.data if isinstance(labels, Tensor) else backend.as_array(labels), (-1,))
+    columns = backend.reshape(
+        labels.data if isinstance(labels, Tensor) else backend.as_array(labels), (-1,)
+    )
     if ignore_index is not None:
         columns = columns[columns != ignore_index]
     if class_weights is None:
@@ -338,24 +435,44 @@ def label_weight(labels: Operand, ignore_index: int | None = None, class_weights
     return float(xp.sum(xp.take(xp.asarray(class_weights, dtype=xp.float64), columns)))
 
 
-def _distribution(columns: Array, ignore_index: int | None, smoothing: float, class_weights: Any, like: Array) -> Array:
-    """Return, for each row, the weights of -log of each class' probability: shape (n, k)."""
+def _distribution(
+    columns: Array,
+    ignore_index: int | None,
+    smoothing: float,
+    class_weights: Any,
+    like: Array,
+) -> Array:
+    """Return, for each row, the weights of -log of each class' probability: shape (n,
+    k).
+    """
     xp, k = array_module(like), like.shape[-1]
     chosen = xp.astype(xp.arange(k) == columns[:, None], like.dtype)
     weights = (1 - smoothing) * chosen + smoothing / k
     if class_weights is not None:
         weights = weights * xp.asarray(class_weights, dtype=like.dtype)
-    return weights if ignore_index is None else weights * xp.astype(columns != ignore_index, like.dtype)[:, None]
+    return (
+        weights
+        if ignore_index is None
+        else weights * xp.astype(columns != ignore_index, like.dtype)[:, None]
+    )
 
 
-def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k: int) -> None:
+def _check_options(
+    label_smoothing: float, class_weights: Any, reduction: str, k: int
+) -> None:
     check_reduction("cross_entropy", reduction)
     if label_smoothing != 0:
         _SMOOTHING.check("cross_entropy: label_smoothing", label_smoothing)
     if class_weights is None:
         return
     if len(class_weights) != k:
-        raise ArgumentError("value", f"cross_entropy: class_weights has length {len(class_weights)}; expected {k}.")
+        raise ArgumentError(
+            "value",
+            (
+                f"cross_entropy: class_weights has length {len(class_weights)}; "
+                f"expected {k}."
+            ),
+        )
     # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
     spec = _SMOOTHED_WEIGHT if label_smoothing else _WEIGHT
     for weight in map(float, class_weights):
@@ -364,10 +481,22 @@ def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k
 
 def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> None:
     if not backend.is_integer(labels.dtype):
-        message = f"cross_entropy: the labels are {labels.dtype}; expected whole numbers, the indices of classes."
-        raise TensorError("dtype", f"{message} One-hot labels become indices by labels.argmax(axis=-1).")
+        message = (
+            f"cross_entropy: the labels are {labels.dtype}; expected whole "
+            "numbers, the "
+            "indices of classes."
+        )
+        raise TensorError(
+            "dtype",
+            f"{message} One-hot labels become indices by labels.argmax(axis=-1).",
+        )
     if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
-        raise shape_error("cross_entropy", "(..., k) and (...), not empty", scores=logits.shape, labels=labels.shape)
+        raise shape_error(
+            "cross_entropy",
+            "(..., k) and (...), not empty",
+            scores=logits.shape,
+            labels=labels.shape,
+        )
     _check_range_of_labels(labels, logits.shape[-1], ignore_index)
 
 
@@ -378,9 +507,21 @@ def _check_range_of_labels(labels: Array, count: int, ignore_index: int | None) 
         if labels.shape[0] == 0:
             return
     xp = array_module(labels)
-    bounds = (labels.min(), labels.max()) if hasattr(labels, "min") else (xp.min(labels), xp.max(labels))
-    low, high = map(int, bounds)  # the methods take a third of the time of np.min and np.max
+    bounds = (
+        (labels.min(), labels.max())
+        if hasattr(labels, "min")
+        else (xp.min(labels), xp.max(labels))
+    )
+    # the methods take a third of the time of np.min and np.max
+    low, high = map(int, bounds)
     if low < 0 or high >= count:
-        hint = f" To leave out the label {low}: ignore_index={low}." if low < 0 and ignore_index is None else ""
-        message = f"cross_entropy: labels run from {low} to {high}; expected 0 to {count - 1}.{hint}"
+        hint = (
+            f" To leave out the label {low}: ignore_index={low}."
+            if low < 0 and ignore_index is None
+            else ""
+        )
+        message = (
+            f"cross_entropy: labels run from {low} to {high}; expected 0 to "
+            f"{count - 1}.{hint}"
+        )
         raise TensorError("out-of-range", message)

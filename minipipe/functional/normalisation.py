@@ -1,7 +1,9 @@
-"""Normalisation within each sample, over the last axis or over groups of channels; each kind one fused operation.
+"""Normalisation within each sample, over the last axis or over groups of channels; each
+kind one fused operation.
 
-The forward pass computes the normalised values once and keeps them; it does not keep the input. Sums over rows are
-products with a vector, which take a quarter of the time of a reduction.
+The forward pass computes the normalised values once and keeps them; it does not keep
+the input. Sums over rows are products with a vector, which take a quarter of the time
+of a reduction.
 """
 
 from __future__ import annotations
@@ -21,21 +23,33 @@ Shape = tuple[int, ...]
 
 
 def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
-    """Return the input, its weight, and perhaps its bias, as tensors of one dtype whose shapes fit."""
+    """Return the input, its weight, and perhaps its bias, as tensors of one dtype whose
+    shapes fit.
+    """
     given = real_operands(x, *vectors)
     width = given[0].data.shape[-1:]
     fits = width not in ((), (0,))
     for vector in given[1:]:
         fits = fits and vector.data.shape == width
     if not fits:
-        shapes = {what: each.shape for what, each in zip(("input", "weight", "bias"), given)}
+        shapes = {
+            what: each.shape for what, each in zip(("input", "weight", "bias"), given)
+        }
         raise shape_error(name, "(..., k) and (k,), k above 0", **shapes)
     return given
 
 
-@op(takes=partial(_fitting, "layer_norm"), attributes="epsilon", saves="normalised scale", in_float32=True)
-def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
-    """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance over the last axis.
+@op(
+    takes=partial(_fitting, "layer_norm"),
+    attributes="epsilon",
+    saves="normalised scale",
+    in_float32=True,
+)
+def layer_norm(
+    x: Array, weight: Array, bias: Array, epsilon: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance
+    over the last axis.
 
     Parameters
     ----------
@@ -61,7 +75,9 @@ def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> t
     --------
     >>> from minipipe import Tensor, functional
     >>> weight, bias = Tensor([1.0, 1.0]), Tensor([0.0, 0.0])
-    >>> functional.layer_norm(Tensor([[1.0, 3.0], [5.0, 105.0]]), weight, bias).numpy().round(3)
+    >>> functional.layer_norm(
+    ...     Tensor([[1.0, 3.0], [5.0, 105.0]]), weight, bias
+    ... ).numpy().round(3)
     array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
@@ -72,7 +88,13 @@ def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> t
 
 
 def _gradient_of_rows(
-    is_centred: bool, g: Array, products: Array, normalised: Array, scale: Array, weight: Array, shape: Shape
+    is_centred: bool,
+    g: Array,
+    products: Array,
+    normalised: Array,
+    scale: Array,
+    weight: Array,
+    shape: Shape,
 ) -> Array:
     rows = backend.rows_of(g)
     (count,) = backend.scalars(rows, shape[-1])
@@ -92,8 +114,15 @@ layer_norm.gradients(
 )
 
 
-@op(takes=partial(_fitting, "rms_norm"), attributes="epsilon", saves="normalised scale", in_float32=True)
-def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
+@op(
+    takes=partial(_fitting, "rms_norm"),
+    attributes="epsilon",
+    saves="normalised scale",
+    in_float32=True,
+)
+def rms_norm(
+    x: Array, weight: Array, epsilon: float = 1e-5
+) -> tuple[Array, Array, Array]:
     """Return x / sqrt(mean of x^2 + epsilon) * weight, the mean over the last axis.
 
     Parameters
@@ -125,7 +154,11 @@ def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> tuple[Array, Arr
     array([[0.2, 1.4]], dtype=float32)
     """
     rows = backend.rows_of(x)
-    scale = _inverse_root(rows, backend.ones_of_row(rows), *backend.scalars(rows, rows.shape[1], epsilon, 1))
+    scale = _inverse_root(
+        rows,
+        backend.ones_of_row(rows),
+        *backend.scalars(rows, rows.shape[1], epsilon, 1),
+    )
     normalised = rows * scale
     return backend.reshape(normalised * weight, x.shape), normalised, scale
 
@@ -138,15 +171,19 @@ rms_norm.gradients(
 
 
 @with_hints
-def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance over each group of channels.
+def group_norm(
+    x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon: float = 1e-5
+) -> Tensor:
+    """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance
+    over each group of channels.
 
     Parameters
     ----------
     x : Tensor of shape ``(n, c, *spatial)``
     num_groups : int
-        Divides c. Neighbouring channels form a group, with all their positions. One group of all channels, or as many
-        groups as channels ("instance normalisation"), are the extremes.
+        Divides c. Neighbouring channels form a group, with all their positions. One
+        group of all channels, or as many groups as channels ("instance normalisation"),
+        are the extremes.
     weight, bias : Tensor of shape (c,)
     epsilon : float
         Bounds the division if all elements of a group are equal.
@@ -169,7 +206,11 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
     Four channels of one position, in two groups.
 
     >>> from minipipe import Tensor, functional
-    >>> x, ones, zeros = Tensor([[[1.0], [3.0], [5.0], [105.0]]]), Tensor([1.0] * 4), Tensor([0.0] * 4)
+    >>> x, ones, zeros = (
+    ...     Tensor([[[1.0], [3.0], [5.0], [105.0]]]),
+    ...     Tensor([1.0] * 4),
+    ...     Tensor([0.0] * 4),
+    ... )
     >>> functional.group_norm(x, 2, ones, zeros).numpy().round(3).ravel()
     array([-1.,  1., -1.,  1.], dtype=float32)
     """
@@ -177,7 +218,9 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
 
 
 @op(takes=real_operands, saves="normalised scale", in_float32=True)
-def _group_norm(x: Array, weight: Array, bias: Array, *, num_groups: int, epsilon: float) -> tuple[Array, Array, Array]:
+def _group_norm(
+    x: Array, weight: Array, bias: Array, *, num_groups: int, epsilon: float
+) -> tuple[Array, Array, Array]:
     _check_groups(x.shape, num_groups, weight.shape, bias.shape)
     by_channel = _by_channel(x)
     n, c, positions = by_channel.shape
@@ -188,7 +231,9 @@ def _group_norm(x: Array, weight: Array, bias: Array, *, num_groups: int, epsilo
     return backend.reshape(result, x.shape), normalised, scale
 
 
-def _gradient_of_groups(g: Array, normalised: Array, scale: Array, weight: Array, shape: Shape) -> Array:
+def _gradient_of_groups(
+    g: Array, normalised: Array, scale: Array, weight: Array, shape: Shape
+) -> Array:
     gradient = backend.reshape(_by_channel(g) * weight[:, None], normalised.shape)
     ones = backend.ones_of_row(gradient)
     (count,) = backend.scalars(gradient, gradient.shape[1])
@@ -208,7 +253,9 @@ def _sums_of_channels(array: Array) -> Array:
 
 _group_norm.gradients(
     x=_gradient_of_groups,
-    weight=lambda g, normalised: _sums_of_channels(g * backend.reshape(normalised, g.shape)),
+    weight=lambda g, normalised: _sums_of_channels(
+        g * backend.reshape(normalised, g.shape)
+    ),
     bias=lambda g: _sums_of_channels(g),
 )
 
@@ -224,27 +271,43 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
         expected = "(n, c, *spatial), (c,) and (c,), no axis but the first empty"
         raise shape_error("group_norm", expected, input=shape, weight=weight, bias=bias)
     of = f"the {counted(shape[1], 'channel')}"
-    divisor("group_norm: num_groups", num_groups, shape[1], of=of, error=TensorError, code="out-of-range")
+    divisor(
+        "group_norm: num_groups",
+        num_groups,
+        shape[1],
+        of=of,
+        error=TensorError,
+        code="out-of-range",
+    )
 
 
 def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
-    """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n, 1)."""
+    """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n,
+    1).
+    """
     ones = backend.ones_of_row(rows)
     count, least, one = backend.scalars(rows, rows.shape[1], epsilon, 1)
     centred = rows - _row_means(rows, ones, count)
-    centred -= _row_means(centred, ones, count)  # the rounding error of a mean that is large beside the differences
+    # the rounding error of a mean that is large beside the differences
+    centred -= _row_means(centred, ones, count)
     scale = _inverse_root(centred, ones, count, least, one)
     centred *= scale
     return centred, scale
 
 
-def _inverse_root(rows: Array, ones: Array, count: Any, epsilon: Any, one: Any) -> Array:
-    """Return 1 / sqrt(mean square + epsilon) of each row, from shape (n, k) to (n, 1)."""
+def _inverse_root(
+    rows: Array, ones: Array, count: Any, epsilon: Any, one: Any
+) -> Array:
+    """Return 1 / sqrt(mean square + epsilon) of each row, from shape (n, k) to (n,
+    1).
+    """
     return one / array_module(rows).sqrt(_row_means(rows * rows, ones, count) + epsilon)
 
 
 def _row_means(rows: Array, weight: Array, count: Any) -> Array:
-    """Return the mean of each row times a weight, element by element: from shapes (n, k) and (k,) to (n, 1)."""
+    """Return the mean of each row times a weight, element by element: from shapes (n,
+    k) and (k,) to (n, 1).
+    """
     sums = backend.product(rows, weight)
     sums /= count
     return sums[:, None]

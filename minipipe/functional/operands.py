@@ -1,9 +1,10 @@
 """Operands of one dtype, and computing in a higher precision than theirs.
 
-A half, float16 or bfloat16, has 11 or 8 significant bits, and float16 ends at 65,504. So an operation that does more
-than one thing to its elements computes in float32 and rounds once, as in PyTorch: softmax, norms, means, variances,
-attention, GELU. Products and sums add up in float32 (``autograd/backend.py``). Losses return float32. The arrays that
-such an operation keeps for backward are float32 as well.
+A half, float16 or bfloat16, has 11 or 8 significant bits, and float16 ends at 65,504.
+So an operation that does more than one thing to its elements computes in float32 and
+rounds once, as in PyTorch: softmax, norms, means, variances, attention, GELU. Products
+and sums add up in float32 (``autograd/backend.py``). Losses return float32. The arrays
+that such an operation keeps for backward are float32 as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from minipipe.tensor import Operand, Tensor, as_tensor, cast
 def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
     """Return both operands as tensors of one dtype.
 
-    Two tensors of different real dtypes are refused: a float64 would spread to all results.
+    Two tensors of different real dtypes are refused: a float64 would spread to all
+    results.
 
     Examples
     --------
@@ -41,17 +43,20 @@ def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
         else:
             raise TensorError(
                 "dtype",
-                f"A tensor of {left.dtype} meets one of {right.dtype}; expected one dtype. Make the input with "
-                "Tensor(values, dtype=numpy.float32), or layers with Linear(…, dtype=numpy.float64).",
+                f"A tensor of {left.dtype} meets one of {right.dtype}; expected one "
+                "dtype. Make the input with "
+                "Tensor(values, dtype=numpy.float32), or layers with Linear(…, "
+                "dtype=numpy.float64).",
             )
     return left, right
 
 
 def as_constant(value: Operand, like: Tensor) -> Tensor:
-    """Return a value as a constant operand for a tensor: in its module and, if its dtype is real, in its dtype.
+    """Return a value as a constant operand for a tensor: in its module and, if its
+    dtype is real, in its dtype.
 
-    NumPy promotes float32 to float64 for many operands (a ``numpy.float64``, an integer array); a constant takes the
-    tensor's dtype instead.
+    NumPy promotes float32 to float64 for many operands (a ``numpy.float64``, an integer
+    array); a constant takes the tensor's dtype instead.
 
     Examples
     --------
@@ -62,25 +67,38 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
     data = value.data if isinstance(value, Tensor) else value
     if backend.is_floating(like.dtype):
         return constant(backend.as_array(data, like.dtype, like.data))
-    # Beside whole numbers a real one is float32, the default, and not float64 as in NumPy.
+    # Beside whole numbers a real one is float32, the default, and not float64 as in
+    # NumPy.
     float32 = backend.array_module(like.data).float32
-    return constant(backend.as_array(data, float32 if isinstance(data, float) else None, like.data))
+    return constant(
+        backend.as_array(data, float32 if isinstance(data, float) else None, like.data)
+    )
 
 
 def constant(array: Array) -> Tensor:
-    """Return a tensor without a graph of an array, or of a scalar of NumPy's, without the checks of ``Tensor(…)``."""
+    """Return a tensor without a graph of an array, or of a scalar of NumPy's, without
+    the checks of ``Tensor(…)``.
+    """
     tensor = object.__new__(Tensor)
-    tensor.data, tensor.node = np.asarray(array) if isinstance(array, np.generic) else array, None
+    tensor.data, tensor.node = (
+        np.asarray(array) if isinstance(array, np.generic) else array,
+        None,
+    )
     return tensor
 
 
 def data_of(value: Operand, like: Array) -> Array:
-    """Return the array of an operand without gradient, such as a mask; other values go to the module of ``like``."""
-    return value.data if isinstance(value, Tensor) else backend.as_array(value, like=like)
+    """Return the array of an operand without gradient, such as a mask; other values go
+    to the module of ``like``.
+    """
+    return (
+        value.data if isinstance(value, Tensor) else backend.as_array(value, like=like)
+    )
 
 
 def as_real(value: Operand) -> Tensor:
-    """Return the value as a tensor of real numbers: whole ones become float32, the default.
+    """Return the value as a tensor of real numbers: whole ones become float32, the
+    default.
 
     Examples
     --------
@@ -90,7 +108,9 @@ def as_real(value: Operand) -> Tensor:
     tensor = value if isinstance(value, Tensor) else Tensor(value)
     if backend.is_floating(tensor.data.dtype):
         return tensor
-    return constant(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
+    return constant(
+        backend.as_array(tensor.data, backend.array_module(tensor.data).float32)
+    )
 
 
 def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
@@ -131,12 +151,15 @@ def one_real(value: Operand) -> tuple[Tensor]:
 def axis_of(axis: int, shape: tuple[int, ...]) -> int:
     """Return the number of an axis, counted from 0."""
     if not -len(shape) <= axis < len(shape):
-        raise TensorError("shape", f"There is no axis {axis} in a tensor of shape {shape}.")
+        raise TensorError(
+            "shape", f"There is no axis {axis} in a tensor of shape {shape}."
+        )
     return axis % len(shape)
 
 
 def astype(a: Operand, dtype: Any) -> Tensor:
-    """Return the elements of a in another real dtype. The gradient is returned in the dtype of a.
+    """Return the elements of a in another real dtype. The gradient is returned in the
+    dtype of a.
 
     Parameters
     ----------
@@ -166,24 +189,42 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     """
     a = as_tensor(a)
     if not backend.is_floating(dtype):
-        raise TensorError("dtype", f"astype: the dtype is {dtype}; expected one of real numbers, such as float32.")
+        raise TensorError(
+            "dtype",
+            (
+                f"astype: the dtype is {dtype}; expected one of real numbers, such as "
+                "float32."
+            ),
+        )
     return cast(a, dtype)
 
 
 def in_full(a: Operand) -> Operand:
-    """Return the operand of a loss: a tensor of float16 or bfloat16 in float32, anything else unchanged.
+    """Return the operand of a loss: a tensor of float16 or bfloat16 in float32,
+    anything else unchanged.
 
     Examples
     --------
     >>> import numpy as np
-    >>> in_full(Tensor(np.ones(2, np.float16))).dtype, in_full(Tensor(np.ones(2, np.float64))).dtype, in_full(2.0)
+    >>> (
+    ...     in_full(Tensor(np.ones(2, np.float16))).dtype,
+    ...     in_full(Tensor(np.ones(2, np.float64))).dtype,
+    ...     in_full(2.0),
+    ... )
     (dtype('float32'), dtype('float64'), 2.0)
     """
-    return astype(a, "float32") if isinstance(a, Tensor) and backend.is_half(a.data.dtype) else a
+    return (
+        astype(a, "float32")
+        if isinstance(a, Tensor) and backend.is_half(a.data.dtype)
+        else a
+    )
 
 
-def in_float32(operation: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
-    """Return ``operation(*tensors, **options)``; of halves computed in float32, forward and backward, and rounded once.
+def in_float32(
+    operation: Callable[..., Tensor], *tensors: Tensor, **options: Any
+) -> Tensor:
+    """Return ``operation(*tensors, **options)``; of halves computed in float32, forward
+    and backward, and rounded once.
 
     Parameters
     ----------
@@ -211,4 +252,6 @@ def in_float32(operation: Callable[..., Tensor], *tensors: Tensor, **options: An
     dtype = tensors[0].dtype
     if not backend.is_half(dtype):
         return operation(*tensors, **options)
-    return astype(operation(*(astype(tensor, "float32") for tensor in tensors), **options), dtype)
+    return astype(
+        operation(*(astype(tensor, "float32") for tensor in tensors), **options), dtype
+    )

@@ -1,10 +1,12 @@
-"""Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, whose own file defines no operations.
+"""Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, whose own file
+defines no operations.
 
-Type checkers see :class:`TensorMethods` as a base of Tensor, so each method is listed once. It cannot be a real base:
-the operations make tensors, and imports point one way.
+Type checkers see :class:`TensorMethods` as a base of Tensor, so each method is listed
+once. It cannot be a real base: the operations make tensors, and imports point one way.
 
-NumPy's functions refuse a tensor and name the method to use: they would compute without a graph. Only
-``array * tensor`` and the like work: NumPy then calls the tensor. ``numpy.asarray(tensor)`` returns the values.
+NumPy's functions refuse a tensor and name the method to use: they would compute without
+a graph. Only ``array * tensor`` and the like work: NumPy then calls the tensor.
+``numpy.asarray(tensor)`` returns the values.
 """
 
 from __future__ import annotations
@@ -25,47 +27,81 @@ from minipipe.tensor import Operand, Tensor
 from minipipe.tensor import op as op
 
 
-def _swapped(operation: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
+def _swapped(
+    operation: Callable[[Operand, Operand], Tensor],
+) -> Callable[[Tensor, Operand], Tensor]:
     return lambda self, other: operation(other, self)
 
 
-def _comparison(compare: Callable[[Any, Any], Any]) -> Callable[[Tensor, Operand], Tensor]:
+def _comparison(
+    compare: Callable[[Any, Any], Any],
+) -> Callable[[Tensor, Operand], Tensor]:
     """Compare values, element by element; the result is a constant."""
 
     def compared(self: Tensor, other: Operand) -> Tensor:
-        return operands.constant(compare(self.data, other.data if isinstance(other, Tensor) else other))
+        return operands.constant(
+            compare(self.data, other.data if isinstance(other, Tensor) else other)
+        )
 
     return compared
 
 
 def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
     """Allow both ``reshape(2, 3)`` and ``reshape((2, 3))``."""
-    return numbers[0] if len(numbers) == 1 and not isinstance(numbers[0], Integral) else numbers
+    return (
+        numbers[0]
+        if len(numbers) == 1 and not isinstance(numbers[0], Integral)
+        else numbers
+    )
 
 
 _REFLECTED = {  # NumPy's name of an operator, and the method of a tensor on its right
-    **{"add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__"},
-    **{"power": "__rpow__", "matmul": "__rmatmul__", "equal": "__eq__", "not_equal": "__ne__"},
-    **{"less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__"},
+    **{
+        "add": "__radd__",
+        "subtract": "__rsub__",
+        "multiply": "__rmul__",
+        "divide": "__rtruediv__",
+    },
+    **{
+        "power": "__rpow__",
+        "matmul": "__rmatmul__",
+        "equal": "__eq__",
+        "not_equal": "__ne__",
+    },
+    **{
+        "less": "__gt__",
+        "less_equal": "__ge__",
+        "greater": "__lt__",
+        "greater_equal": "__le__",
+    },
 }
 
 
 def _without_graph(name: str) -> ArgumentError:
     own = f"x.{name}(…), or " if callable(vars(Tensor).get(name)) else ""
-    sentence = f"np.{name} of a tensor would compute without a graph; write {own}np.{name}(x.numpy()) for values alone."
+    sentence = (
+        f"np.{name} of a tensor would compute without a graph; write "
+        f"{own}np.{name}(x.numpy()) for values alone."
+    )
     return ArgumentError("name", sentence)
 
 
 def _without(name: str, written: str) -> Callable[..., NoReturn]:
-    """Return a method of Python's that tensors do not have; ``written`` is how a program calls it."""
+    """Return a method of Python's that tensors do not have; ``written`` is how a
+    program calls it.
+    """
 
     def refuse(self: Tensor, *others: Any) -> NoReturn:
-        raise ArgumentError("name", f"A tensor has no {written}; instead: {instead_of('Tensor')[name]}.")
+        raise ArgumentError(
+            "name", f"A tensor has no {written}; instead: {instead_of('Tensor')[name]}."
+        )
 
     return refuse
 
 
-def _restored(kind: type[Tensor], data: Array, requires_grad: bool, gradient: Array | None) -> Tensor:
+def _restored(
+    kind: type[Tensor], data: Array, requires_grad: bool, gradient: Array | None
+) -> Tensor:
     tensor = object.__new__(kind)
     tensor.data, tensor.node = data, None
     if requires_grad:
@@ -75,11 +111,13 @@ def _restored(kind: type[Tensor], data: Array, requires_grad: bool, gradient: Ar
 
 
 class TensorMethods:
-    """The methods of Tensor that are defined outside its own file; ``self`` is a Tensor."""
+    """The methods of Tensor that are defined outside its own file; ``self`` is a
+    Tensor.
+    """
 
     __slots__ = ()
 
-    # -- arithmetic ---------------------------------------------------------------------------------------------
+    # -- arithmetic --------------------------------------------------------------------
 
     __add__, __radd__ = elementwise.add, _swapped(elementwise.add)
     __sub__, __rsub__ = elementwise.subtract, _swapped(elementwise.subtract)
@@ -93,7 +131,7 @@ class TensorMethods:
     __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
     __hash__ = object.__hash__
 
-    # -- operations ---------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------
 
     __getitem__ = shape.index
     astype = operands.astype
@@ -104,14 +142,18 @@ class TensorMethods:
     T = property(shape.transpose)
 
     def reshape(self: Any, *lengths: Any) -> Tensor:
-        """Return the same elements in another shape: ``x.reshape(2, -1)``; see :func:`minipipe.functional.reshape`."""
+        """Return the same elements in another shape: ``x.reshape(2, -1)``; see
+        :func:`minipipe.functional.reshape`.
+        """
         return shape.reshape(self, _unpacked(lengths))
 
     def transpose(self: Any, *axes: Any) -> Tensor:
-        """Return the axes in another order, by default reversed; see :func:`minipipe.functional.transpose`."""
+        """Return the axes in another order, by default reversed; see
+        :func:`minipipe.functional.transpose`.
+        """
         return shape.transpose(self, _unpacked(axes) if axes else None)
 
-    # -- values -------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------
 
     @property
     def ndim(self: Any) -> int:
@@ -136,7 +178,8 @@ class TensorMethods:
         return backend.values(self.data).item()
 
     def numpy(self: Any) -> np.ndarray:
-        """Return the values as a NumPy array, without a copy if they are already in NumPy's memory.
+        """Return the values as a NumPy array, without a copy if they are already in
+        NumPy's memory.
 
         Examples
         --------
@@ -162,7 +205,7 @@ class TensorMethods:
         if isinstance(self.node, Leaf):
             self.node.grad = None
 
-    # -- copies -------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------
 
     def __copy__(self: Any) -> Tensor:
         """Return another object for the same array at the same place of the graph."""
@@ -171,7 +214,8 @@ class TensorMethods:
         return twin
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
-        """Return the arguments of a deep copy and a pickle: the values, and the gradient of a leaf.
+        """Return the arguments of a deep copy and a pickle: the values, and the
+        gradient of a leaf.
 
         Raises
         ------
@@ -179,12 +223,22 @@ class TensorMethods:
             Code ``not-copyable``, for a result: it belongs to its graph.
         """
         if self.node is not None and not isinstance(self.node, Leaf):
-            message = "This tensor is the result of a computation, and a copy would not belong to its graph."
-            raise TensorError("not-copyable", f"{message} Copy the values, x.detach(); x * 1 also has the graph.")
-        data = backend.values(self.data) if isinstance(self.data, np.ndarray) else self.data
+            message = (
+                "This tensor is the result of a computation, and a copy would not "
+                "belong to its graph."
+            )
+            raise TensorError(
+                "not-copyable",
+                f"{message} Copy the values, x.detach(); x * 1 also has the graph.",
+            )
+        data = (
+            backend.values(self.data)
+            if isinstance(self.data, np.ndarray)
+            else self.data
+        )
         return _restored, (type(self), data, self.requires_grad, self.grad)
 
-    # -- protocols of Python and NumPy --------------------------------------------------------------------------
+    # -- protocols of Python and NumPy -------------------------------------------------
 
     def __len__(self: Any) -> int:
         if not self.shape:
@@ -197,7 +251,9 @@ class TensorMethods:
     __setitem__ = _without("__setitem__", "x[…] = value")
     __abs__ = _without("__abs__", "abs(x)")
     __floordiv__ = __mod__ = _without("__floordiv__", "x // y and no x % y")
-    __and__ = __or__ = __xor__ = __invert__ = _without("__and__", "x & y, x | y, x ^ y and ~x")
+    __and__ = __or__ = __xor__ = __invert__ = _without(
+        "__and__", "x & y, x | y, x ^ y and ~x"
+    )
 
     def __int__(self) -> int:
         return int(self.item())
@@ -212,24 +268,40 @@ class TensorMethods:
         return format(self.item(), spec) if spec else str(self)
 
     def __repr__(self: Any) -> str:
-        name, grad = type(self).__name__, ", requires_grad=True" if self.requires_grad else ""
+        name, grad = (
+            type(self).__name__,
+            ", requires_grad=True" if self.requires_grad else "",
+        )
         return f"{name}({np.array2string(self.numpy(), separator=', ', prefix=f'{name}(')}{grad})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(
+        self, function: Any, types: Any, args: Any, kwargs: Any
+    ) -> Any:
         raise _without_graph(function.__name__)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
+    ) -> Any:
         reflected = _REFLECTED.get(ufunc.__name__)
-        if reflected is None or method != "__call__" or kwargs or isinstance(inputs[0], Tensor):
+        if (
+            reflected is None
+            or method != "__call__"
+            or kwargs
+            or isinstance(inputs[0], Tensor)
+        ):
             raise _without_graph(ufunc.__name__)
         return getattr(self, reflected)(inputs[0])
 
 
-for _name, _method in (*vars(TensorMethods).items(), ("__getattr__", vars(Familiar)["__getattr__"])):
-    if hasattr(_method, "__get__"):  # a method or a property; hints for names of other libraries come from Familiar
+for _name, _method in (
+    *vars(TensorMethods).items(),
+    ("__getattr__", vars(Familiar)["__getattr__"]),
+):
+    # a method or a property; hints for names of other libraries come from Familiar
+    if hasattr(_method, "__get__"):
         setattr(Tensor, _name, _method)
 
 Tensor.__init__ = with_hints(Tensor.__init__)  # type: ignore[method-assign]

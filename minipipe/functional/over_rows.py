@@ -1,7 +1,9 @@
-"""The weight gradients of several microbatches as one product: less work, the same sum in another order.
+"""The weight gradients of several microbatches as one product: less work, the same sum
+in another order.
 
-The gradient of a weight is a sum over the rows of a microbatch, x.T @ g. Over several microbatches it is the same sum
-over all their rows: one large product instead of several small ones that are then added. It is off by default.
+The gradient of a weight is a sum over the rows of a microbatch, x.T @ g. Over several
+microbatches it is the same sum over all their rows: one large product instead of
+several small ones that are then added. It is off by default.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from minipipe.autograd.split import WeightWork
 
 
 def stacked(works: list[WeightWork]) -> WeightWork:
-    """Return the work of several microbatches as one, in which each such gradient is computed once for all of them.
+    """Return the work of several microbatches as one, in which each such gradient is
+    computed once for all of them.
 
-    Operations say which of their gradients are sums over rows (``Operation.sums_over_rows``).
+    Operations say which of their gradients are sums over rows
+    (``Operation.sums_over_rows``).
 
     Examples
     --------
@@ -29,7 +33,11 @@ def stacked(works: list[WeightWork]) -> WeightWork:
     >>> for row in ([1.0, 2.0], [10.0, 20.0]):
     ...     x = Tensor([row])
     ...     x.node = autograd.StageInput(needs_gradient=True)
-    ...     works.append(autograd.backward_input({functional.linear(x, w).node: np.ones((1, 1), np.float32)}))
+    ...     works.append(
+    ...         autograd.backward_input(
+    ...             {functional.linear(x, w).node: np.ones((1, 1), np.float32)}
+    ...         )
+    ...     )
     >>> stacked(works).run()
     >>> w.grad
     array([[11.],
@@ -38,18 +46,23 @@ def stacked(works: list[WeightWork]) -> WeightWork:
     if len(works) == 1:
         return works[0]
     together = WeightWork()
-    alike: dict[Any, list[tuple[Node, Array]]] = {}  # by operation, weights and shapes of rows
+    # by operation, weights and shapes of rows
+    alike: dict[Any, list[tuple[Node, Array]]] = {}
     for node, gradient in (item for work in works for item in work.postponed.items()):
         if node.plan is not None and gradient.ndim > 1 and _sums_over_rows(node.plan):
             shapes = [array.shape[1:] for array in (gradient, *saved_by(node))]
-            alike.setdefault((node.plan, *node.inputs, *shapes), []).append((node, gradient))
+            alike.setdefault((node.plan, *node.inputs, *shapes), []).append(
+                (node, gradient)
+            )
         else:
             together.postponed[node] = gradient
     for (plan, *_), nodes in alike.items():
         rows = [(gradient, *saved_by(node)) for node, gradient in nodes]
         vjps = tuple([partial(_of_all, plan, value, rows) for *_, value in plan.steps])
         order = min(node.order for node, _ in nodes)
-        together.postponed[Node(CUSTOM[len(vjps)], nodes[0][0].inputs, vjps, order)] = nodes[0][1]
+        together.postponed[Node(CUSTOM[len(vjps)], nodes[0][0].inputs, vjps, order)] = (
+            nodes[0][1]
+        )
     return together
 
 
@@ -58,7 +71,9 @@ def _sums_over_rows(plan: Plan) -> bool:
 
 
 def _of_all(plan: Plan, value: Value, rows: list[tuple[Array, ...]], _: Array) -> Array:
-    """Return the gradient over all rows, whose gradients are among them: they are concatenated only now."""
+    """Return the gradient over all rows, whose gradients are among them: they are
+    concatenated only now.
+    """
     columns = dict(zip((GRADIENT, *plan.names), zip(*rows)))
     concat = array_module(rows[0][0]).concat
     return value.function(*[concat(columns[name]) for name in (GRADIENT, *value.needs)])

@@ -1,13 +1,16 @@
-"""Operations of tensor parallelism: the messages between tensor-parallel ranks, forward and backward.
+"""Operations of tensor parallelism: the messages between tensor-parallel ranks, forward
+and backward.
 
-All are collective over the group: all of its ranks call them in the same order, in the forward and in the backward.
-``copy_to`` and ``reduce_from`` are conjugate: the forward of one is the backward of the other. Between them each rank
-computes with its part of a layer's parameters.
+All are collective over the group: all of its ranks call them in the same order, in the
+forward and in the backward. ``copy_to`` and ``reduce_from`` are conjugate: the forward
+of one is the backward of the other. Between them each rank computes with its part of a
+layer's parameters.
 
 References
 ----------
-Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language models using model parallelism", section 3,
-whose f is ``copy_to`` and whose g is ``reduce_from``.
+Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language models
+using model parallelism", section 3, whose f is ``copy_to`` and whose g is
+``reduce_from``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from minipipe.tensor import Operand, Tensor, op, record
 
 @backend.collective
 def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array:
-    """Return the sum, or the largest, of the arrays of all ranks, in pairs of ranks. Collective.
+    """Return the sum, or the largest, of the arrays of all ranks, in pairs of ranks.
+    Collective.
 
     Examples
     --------
@@ -35,12 +39,15 @@ def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array
     >>> spawn(lambda group: combined(np.ones(2), group).tolist(), num_ranks=3)
     [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
     """
-    return backend.moved(group.all_reduce(backend.to_numpy(array), operation), array_module(array))
+    return backend.moved(
+        group.all_reduce(backend.to_numpy(array), operation), array_module(array)
+    )
 
 
 @op()
 def copy_to(x: Array, *, group: ProcessGroup) -> Array:
-    """Return x, which all ranks have, for parts of a layer; the backward adds up their gradients.
+    """Return x, which all ranks have, for parts of a layer; the backward adds up their
+    gradients.
 
     Examples
     --------
@@ -60,12 +67,18 @@ copy_to.gradients(x=lambda g, group: combined(g, group))
 
 @op()
 def reduce_from(x: Array, *, group: ProcessGroup) -> Array:
-    """Return the sum of the ranks' tensors; the backward passes the gradient to each of them.
+    """Return the sum of the ranks' tensors; the backward passes the gradient to each of
+    them.
 
     Examples
     --------
     >>> from minipipe import Tensor, spawn
-    >>> spawn(lambda group: reduce_from(Tensor([1.0 + group.rank]), group=group).numpy().tolist(), num_ranks=2)
+    >>> spawn(
+    ...     lambda group: (
+    ...         reduce_from(Tensor([1.0 + group.rank]), group=group).numpy().tolist()
+    ...     ),
+    ...     num_ranks=2,
+    ... )
     [[3.0], [3.0]]
     """
     return combined(x, group)
@@ -75,7 +88,8 @@ reduce_from.gradients(x=lambda g: g)
 
 
 def gather_from(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the concatenated parts of all ranks, along the last axis; each part gets its own gradient.
+    """Return the concatenated parts of all ranks, along the last axis; each part gets
+    its own gradient.
 
     Raises
     ------
@@ -85,7 +99,12 @@ def gather_from(x: Tensor, group: ProcessGroup) -> Tensor:
     Examples
     --------
     >>> from minipipe import Tensor, spawn
-    >>> spawn(lambda group: gather_from(Tensor([1.0 + group.rank]), group).numpy().tolist(), num_ranks=2)
+    >>> spawn(
+    ...     lambda group: (
+    ...         gather_from(Tensor([1.0 + group.rank]), group).numpy().tolist()
+    ...     ),
+    ...     num_ranks=2,
+    ... )
     [[1.0, 2.0], [1.0, 2.0]]
     """
     check_part("gather_from", x, group)
@@ -104,7 +123,8 @@ _gather_from.gradients(
 
 @backend.collective
 def gathered(array: Array, group: ProcessGroup) -> tuple[Array, int]:
-    """Return the parts of all ranks behind each other, and where along the last axis this rank's begins. Collective.
+    """Return the parts of all ranks behind each other, and where along the last axis
+    this rank's begins. Collective.
 
     Examples
     --------
@@ -119,9 +139,14 @@ def gathered(array: Array, group: ProcessGroup) -> tuple[Array, int]:
 
 
 def parallel_cross_entropy(
-    logits: Tensor, labels: Operand, group: ProcessGroup, ignore_index: int | None = None, reduction: str = "mean"
+    logits: Tensor,
+    labels: Operand,
+    group: ProcessGroup,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> Tensor:
-    """Return the cross-entropy of logits whose classes are divided among the ranks, by three small all-reduces.
+    """Return the cross-entropy of logits whose classes are divided among the ranks, by
+    three small all-reduces.
 
     Parameters
     ----------
@@ -137,7 +162,8 @@ def parallel_cross_entropy(
     Raises
     ------
     TensorError
-        Codes ``dtype`` and ``out-of-range``; ``divided``, for scores that are the same on every rank.
+        Codes ``dtype`` and ``out-of-range``; ``divided``, for scores that are the same
+        on every rank.
 
     Examples
     --------
@@ -146,7 +172,12 @@ def parallel_cross_entropy(
     >>> import numpy as np
     >>> from minipipe import Tensor, spawn
     >>> scores = Tensor(np.zeros((3, 2)))
-    >>> spawn(lambda group: round(parallel_cross_entropy(scores, [0, 3, 1], group).item(), 4), num_ranks=2)
+    >>> spawn(
+    ...     lambda group: round(
+    ...         parallel_cross_entropy(scores, [0, 3, 1], group).item(), 4
+    ...     ),
+    ...     num_ranks=2,
+    ... )
     [1.3863, 1.3863]
     """
     check_scores("parallel_cross_entropy", logits, group)
@@ -155,22 +186,39 @@ def parallel_cross_entropy(
         logits = astype(logits, "float32")
     columns = backend.reshape(data_of(labels, logits.data), (-1,))
     xp, num_classes = array_module(columns), logits.shape[-1] * group.size
-    counts = xp.ones_like(columns, dtype=xp.bool) if ignore_index is None else columns != ignore_index
+    counts = (
+        xp.ones_like(columns, dtype=xp.bool)
+        if ignore_index is None
+        else columns != ignore_index
+    )
     _check_labels(columns, counts, num_classes)
     ignored = {"ignore_index": ignore_index, "is_mean": reduction == "mean"}
-    return _parallel_cross_entropy(logits, record(columns), record(counts), group=group, **ignored)
+    return _parallel_cross_entropy(
+        logits, record(columns), record(counts), group=group, **ignored
+    )
 
 
 @backend.one_line
 def _check_labels(columns: Array, counts: Array, num_classes: int) -> None:
     is_wrong = not backend.is_integer(columns.dtype)
-    if is_wrong or bool(array_module(columns).any(counts & ((columns < 0) | (columns >= num_classes)))):
-        raise TensorError("out-of-range", f"parallel_cross_entropy: expected labels from 0 to {num_classes - 1}.")
+    if is_wrong or bool(
+        array_module(columns).any(counts & ((columns < 0) | (columns >= num_classes)))
+    ):
+        raise TensorError(
+            "out-of-range",
+            f"parallel_cross_entropy: expected labels from 0 to {num_classes - 1}.",
+        )
 
 
 @op(saves="powers sums is_wanted total")
 def _parallel_cross_entropy(
-    logits: Array, columns: Array, counts: Array, *, group: ProcessGroup, ignore_index: int | None, is_mean: bool
+    logits: Array,
+    columns: Array,
+    counts: Array,
+    *,
+    group: ProcessGroup,
+    ignore_index: int | None,
+    is_mean: bool,
 ) -> tuple[Array, Array, Array, Array, Any]:
     xp, k = array_module(logits), logits.shape[-1]
     rows, own = backend.reshape(logits, (-1, k)), columns - group.rank * k
@@ -180,12 +228,20 @@ def _parallel_cross_entropy(
     is_wanted = (xp.arange(k) == own[:, None]) & counts[:, None]
     picked = combined(backend.reduce_sum(backend.masked(shifted, is_wanted), -1), group)
     total = weight_of_labels(columns, logits, ignore_index, None) if is_mean else 1.0
-    loss = backend.reduce_sum(backend.masked(xp.log(sums[:, 0]) - picked, counts)) / total
+    loss = (
+        backend.reduce_sum(backend.masked(xp.log(sums[:, 0]) - picked, counts)) / total
+    )
     return loss, powers, sums, is_wanted, total
 
 
 def _of_logits(
-    g: Array, powers: Array, sums: Array, is_wanted: Array, counts: Array, total: Any, shape: tuple[int, ...]
+    g: Array,
+    powers: Array,
+    sums: Array,
+    is_wanted: Array,
+    counts: Array,
+    total: Any,
+    shape: tuple[int, ...],
 ) -> Array:
     probabilities = backend.masked(powers / sums, counts[:, None])
     wanted = array_module(powers).astype(is_wanted, powers.dtype)

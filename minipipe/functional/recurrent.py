@@ -1,14 +1,18 @@
 """Long short-term memory, as one fused operation with its own backward through time.
 
-At time s, with the input x_s, and the hidden state h and the cell c of the previous time, both 0 at first:
+At time s, with the input x_s, and the hidden state h and the cell c of the previous
+time, both 0 at first:
 
-    z = x_s W + h U + b                     i, f, o = sigmoid of their parts of z, and u = tanh of its part
-    c_s = f * c + i * u                     h_s = o * tanh(c_s), the result
+    z = x_s W + h U + b                     i, f, o = sigmoid of their parts of z, and u
+    = tanh of its part c_s = f * c + i * u                     h_s = o * tanh(c_s), the
+    result
 
-Only h U has to wait for the previous time: x W of all times is one product. Backward, dz of all times comes from a walk
-back through time that needs U alone, and then each gradient is one product over all times:
+Only h U has to wait for the previous time: x W of all times is one product. Backward,
+dz of all times comes from a walk back through time that needs U alone, and then each
+gradient is one product over all times:
 
-    dx = dz W^T        dW = x^T dz        dU = h^T dz, with h of the previous time      db = sum of dz
+    dx = dz W^T        dW = x^T dz        dU = h^T dz, with h of the previous time
+    db = sum of dz
 """
 
 from __future__ import annotations
@@ -26,11 +30,24 @@ def _fitting(
     """Return the operands as tensors of one real dtype, whose shapes fit."""
     x, input_weight = operands(x, input_weight)
     x, hidden_weight = operands(x, hidden_weight)
-    x, input_weight, hidden_weight = as_real(x), as_real(input_weight), as_real(hidden_weight)
+    x, input_weight, hidden_weight = (
+        as_real(x),
+        as_real(input_weight),
+        as_real(hidden_weight),
+    )
     k, h = x.shape[-1:], hidden_weight.shape[:1]
     wide = tuple(4 * length for length in h)
-    if x.ndim != 3 or hidden_weight.ndim != 2 or input_weight.shape != k + wide or hidden_weight.shape != h + wide:
-        shapes = {"input": x.shape, "input_weight": input_weight.shape, "hidden_weight": hidden_weight.shape}
+    if (
+        x.ndim != 3
+        or hidden_weight.ndim != 2
+        or input_weight.shape != k + wide
+        or hidden_weight.shape != h + wide
+    ):
+        shapes = {
+            "input": x.shape,
+            "input_weight": input_weight.shape,
+            "hidden_weight": hidden_weight.shape,
+        }
         raise shape_error("lstm", "(n, t, k), (k, 4 * h) and (h, 4 * h)", **shapes)
     if bias is not None:
         _, bias = operands(x, bias)
@@ -40,7 +57,9 @@ def _fitting(
 
 
 @op(takes=_fitting, saves="cells gates", in_float32=True)  # the cell adds up over time
-def lstm(x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
+def lstm(
+    x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None = None
+) -> tuple[Array, Array, Array]:
     """Return the hidden states of a long short-term memory at all times.
 
     Parameters
@@ -48,8 +67,8 @@ def lstm(x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None
     x : Tensor of shape (n, t, k)
         Sequences of t vectors.
     input_weight : Tensor of shape (k, 4 * h)
-        h columns each for the input gate, the forget gate, the candidate and the output gate. This is PyTorch's order
-        (i, f, g, o).
+        h columns each for the input gate, the forget gate, the candidate and the output
+        gate. This is PyTorch's order (i, f, g, o).
     hidden_weight : Tensor of shape (h, 4 * h)
         The same, for the hidden state of the previous time.
     bias : Tensor of shape (4 * h,), optional
@@ -67,14 +86,14 @@ def lstm(x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None
 
     Notes
     -----
-    The graph keeps the gates and the cells, five numbers for each hidden unit and time, besides input and result. All
-    gradients share dz, from one walk back through time: after the first half of a split backward, dz has taken the
-    place of gates and cells.
+    The graph keeps the gates and the cells, five numbers for each hidden unit and time,
+    besides input and result. All gradients share dz, from one walk back through time:
+    after the first half of a split backward, dz has taken the place of gates and cells.
 
     References
     ----------
-    Hochreiter, Schmidhuber 1997, "Long short-term memory". The forget gate: Gers, Schmidhuber, Cummins 2000, "Learning
-    to forget".
+    Hochreiter, Schmidhuber 1997, "Long short-term memory". The forget gate: Gers,
+    Schmidhuber, Cummins 2000, "Learning to forget".
 
     Examples
     --------
@@ -89,18 +108,30 @@ def lstm(x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None
     gates = backend.product(backend.rows_of(x), input_weight)
     if bias is not None:
         gates += bias
-    return _through_time(backend.reshape(gates, (*x.shape[:2], 4, hidden_weight.shape[0])), hidden_weight)
+    return _through_time(
+        backend.reshape(gates, (*x.shape[:2], 4, hidden_weight.shape[0])), hidden_weight
+    )
 
 
 def _of_hidden_weight(g: Array, dz: Array, result: Array) -> Array:
-    """Return its gradient: each hidden state but the last one met the gates of the time behind it."""
+    """Return its gradient: each hidden state but the last one met the gates of the time
+    behind it.
+    """
     dz = backend.reshape(dz, (*result.shape[:2], dz.shape[1]))
-    return backend.product(backend.rows_of(result[:, :-1, :]).T, backend.rows_of(dz[:, 1:, :]))
+    return backend.product(
+        backend.rows_of(result[:, :-1, :]).T, backend.rows_of(dz[:, 1:, :])
+    )
 
 
-lstm.shared(dz=lambda g, gates, cells, hidden_weight: _back_through_time(g, gates, cells, hidden_weight))
+lstm.shared(
+    dz=lambda g, gates, cells, hidden_weight: _back_through_time(
+        g, gates, cells, hidden_weight
+    )
+)
 lstm.gradients(
-    x=lambda g, dz, input_weight, shape: backend.reshape(backend.product(dz, input_weight.T), shape),
+    x=lambda g, dz, input_weight, shape: backend.reshape(
+        backend.product(dz, input_weight.T), shape
+    ),
     input_weight=lambda g, dz, x: backend.product(backend.rows_of(x).T, dz),
     hidden_weight=_of_hidden_weight,
     bias=lambda g, dz: backend.sum_of_rows(dz),
@@ -109,14 +140,19 @@ lstm.gradients(
 
 @backend.one_line
 def _through_time(inputs: Array, u: Array) -> tuple[Array, Array, Array]:
-    """Return hidden states and cells, (n, t, h), and the open gates, (n, t, 4, h), from x W + b of that shape.
+    """Return hidden states and cells, (n, t, h), and the open gates, (n, t, 4, h), from
+    x W + b of that shape.
 
-    A sigmoid is a tanh of half the size: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2, so one tanh gives all four parts. A gate
-    is exact to the rounding of 1; functional.sigmoid is exact to the rounding of its result.
+    A sigmoid is a tanh of half the size: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2, so one
+    tanh gives all four parts. A gate is exact to the rounding of 1; functional.sigmoid
+    is exact to the rounding of its result.
     """
     xp, (n, t, _, h) = array_module(inputs), inputs.shape
     gates = xp.empty(inputs.shape, dtype=inputs.dtype)
-    size, middle = (xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype) for a, b in ((0.5, 1.0), (0.5, 0.0)))
+    size, middle = (
+        xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype)
+        for a, b in ((0.5, 1.0), (0.5, 0.0))
+    )
     hidden, cells = (xp.empty((n, t, h), dtype=gates.dtype) for _ in range(2))
     last = cell = xp.zeros((n, h), dtype=gates.dtype)
     for s in range(t):
@@ -135,18 +171,25 @@ def _through_time(inputs: Array, u: Array) -> tuple[Array, Array, Array]:
 
 @backend.one_line
 def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
-    """Return the gradient of z at all times, (n * t, 4 * h), from the gradient of the hidden states, (n, t, h)."""
+    """Return the gradient of z at all times, (n * t, 4 * h), from the gradient of the
+    hidden states, (n, t, h).
+    """
     xp, (n, t, _, h) = array_module(g), gates.shape
     i, f, candidate, o = (gates[:, :, part, :] for part in range(4))
     squashed = xp.tanh(cells)
     to_cell = o * (1 - squashed * squashed)
-    dz = xp.empty(gates.shape, dtype=gates.dtype)  # at first without the gradients of cell and hidden state
+    # at first without the gradients of cell and hidden state
+    dz = xp.empty(gates.shape, dtype=gates.dtype)
     dz[:, :, 0, :] = candidate * i * (1 - i)
     dz[:, :1, 1, :] = 0
     dz[:, 1:, 1, :] = cells[:, :-1, :] * f[:, 1:, :] * (1 - f[:, 1:, :])
     dz[:, :, 2, :] = i * (1 - candidate * candidate)
     dz[:, :, 3, :] = squashed * o * (1 - o)
-    of_cell, of_hidden = xp.zeros((n, h), dtype=g.dtype), xp.zeros((n, h), dtype=g.dtype)  # from the time behind
+    # from the time behind
+    of_cell, of_hidden = (
+        xp.zeros((n, h), dtype=g.dtype),
+        xp.zeros((n, h), dtype=g.dtype),
+    )
     for s in reversed(range(t)):
         of_hidden = of_hidden + g[:, s, :]
         of_cell = of_cell + of_hidden * to_cell[:, s, :]

@@ -1,7 +1,8 @@
 """Operations that reduce some axes to one element.
 
-The functions ``total``, ``amax``, ``amin`` and ``variance`` do not hide Python's own ``sum``, ``max`` and ``min``; the
-methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
+The functions ``total``, ``amax``, ``amin`` and ``variance`` do not hide Python's own
+``sum``, ``max`` and ``min``; the methods have NumPy's names: ``x.sum()``, ``x.max()``,
+``x.min()``, ``x.var()``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ class Reduced(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _reduced(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> Reduced:
-    given = range(len(shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    given = (
+        range(len(shape))
+        if axis is None
+        else axis
+        if isinstance(axis, tuple)
+        else (axis,)
+    )
     axes = tuple(axis_of(i, shape) for i in given)
     kept = tuple(1 if i in axes else length for i, length in enumerate(shape))
     return Reduced(axes, kept, backend.prod(tuple(shape[i] for i in axes)))
@@ -57,7 +64,8 @@ def reduced(shape: tuple[int, ...], axis: Axis) -> Reduced:
 
 
 def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
-    """Return the largest elements over axes that stay with length 1, and -inf over an empty axis.
+    """Return the largest elements over axes that stay with length 1, and -inf over an
+    empty axis.
 
     Examples
     --------
@@ -67,13 +75,22 @@ def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
     """
     if backend.prod(x.shape) == 0:  # NumPy refuses the largest of nothing
         return backend.reduce_sum(x, axes, True) - math.inf
-    # The method takes a third of the time of np.max; arrays of the array API standard have none.
-    return x.max(axis=axes, keepdims=True) if hasattr(x, "max") else array_module(x).max(x, axis=axes, keepdims=True)
+    # The method takes a third of the time of np.max; arrays of the array API standard
+    # have none.
+    return (
+        x.max(axis=axes, keepdims=True)
+        if hasattr(x, "max")
+        else array_module(x).max(x, axis=axes, keepdims=True)
+    )
 
 
 def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
-    """Return an array of length 1 along some axes without these, unless they are kept."""
-    shape = tuple(length for i, length in enumerate(array.shape) if keepdims or i not in axes)
+    """Return an array of length 1 along some axes without these, unless they are
+    kept.
+    """
+    shape = tuple(
+        length for i, length in enumerate(array.shape) if keepdims or i not in axes
+    )
     return backend.reshape(array, shape)
 
 
@@ -108,7 +125,9 @@ def total(a: Array, axis: Axis = None, keepdims: bool = False) -> Array:
 
 
 def _spread(g: Array, axis: Axis, shape: tuple[int, ...]) -> Array:
-    return array_module(g).broadcast_to(backend.reshape(g, reduced(shape, axis).kept), shape)
+    return array_module(g).broadcast_to(
+        backend.reshape(g, reduced(shape, axis).kept), shape
+    )
 
 
 total.gradients(a=_spread)
@@ -131,12 +150,22 @@ def mean(a: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     return backend.reduce_sum(a, over.axes, keepdims) / over.size
 
 
-mean.gradients(a=lambda g, axis, shape: _spread(g / reduced(shape, axis).size, axis, shape))
+mean.gradients(
+    a=lambda g, axis, shape: _spread(g / reduced(shape, axis).size, axis, shape)
+)
 
 
-@op(takes=one_real, attributes="axis keepdims correction", saves="centred", in_float32=True)
-def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> tuple[Array, Array]:
-    """Return the mean square distance from the mean over some axes, by default all. As a method: ``var``.
+@op(
+    takes=one_real,
+    attributes="axis keepdims correction",
+    saves="centred",
+    in_float32=True,
+)
+def variance(
+    a: Array, axis: Axis = None, keepdims: bool = False, correction: int = 0
+) -> tuple[Array, Array]:
+    """Return the mean square distance from the mean over some axes, by default all. As
+    a method: ``var``.
 
     Parameters
     ----------
@@ -145,8 +174,9 @@ def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: in
     keepdims : bool
         Whether the axes stay, with length 1.
     correction : int
-        What is taken off the number of elements before dividing by it; 1 for the variance of a population that the
-        elements are a sample of. (PyTorch's default is 1, NumPy's 0.)
+        What is taken off the number of elements before dividing by it; 1 for the
+        variance of a population that the elements are a sample of. (PyTorch's default
+        is 1, NumPy's 0.)
 
     Raises
     ------
@@ -162,10 +192,15 @@ def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: in
     """
     over = reduced(a.shape, axis)
     if over.size <= correction:
-        message = f"variance: the correction is {correction}; expected less than the number of elements, {over.size}."
+        message = (
+            f"variance: the correction is {correction}; expected less than the number "
+            f"of elements, {over.size}."
+        )
         raise TensorError("out-of-range", message)
     centred = a - backend.reduce_sum(a, over.axes, True) / over.size
-    return backend.reduce_sum(centred * centred, over.axes, keepdims) / (over.size - correction), centred
+    return backend.reduce_sum(centred * centred, over.axes, keepdims) / (
+        over.size - correction
+    ), centred
 
 
 def _of_variance(g: Array, centred: Array, axis: Axis, correction: int) -> Array:
@@ -178,9 +213,11 @@ variance.gradients(a=_of_variance)
 
 @op(attributes="axis keepdims", saves="extreme")
 def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array]:
-    """Return the largest element over some axes, by default all. As a method: ``tensor.max(axis)``.
+    """Return the largest element over some axes, by default all. As a method:
+    ``tensor.max(axis)``.
 
-    If several elements are largest, they share the gradient equally. An empty axis is refused.
+    If several elements are largest, they share the gradient equally. An empty axis is
+    refused.
 
     Parameters, result and errors are as in :func:`total`.
 
@@ -197,9 +234,11 @@ def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Ar
 
 @op(attributes="axis keepdims", saves="extreme")
 def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array]:
-    """Return the smallest element over some axes, by default all. As a method: ``tensor.min(axis)``.
+    """Return the smallest element over some axes, by default all. As a method:
+    ``tensor.min(axis)``.
 
-    If several elements are smallest, they share the gradient equally. An empty axis is refused.
+    If several elements are smallest, they share the gradient equally. An empty axis is
+    refused.
 
     Parameters, result and errors are as in :func:`total`.
 
@@ -216,13 +255,21 @@ def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> tuple[Array, Ar
     """Return the extreme elements, and these with length 1 along the axes."""
     axes, _, size = reduced(a.shape, axis)
     if size == 0:
-        raise TensorError("shape", f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one at least.")
+        raise TensorError(
+            "shape",
+            (
+                f"a{name}: axes {axes} of shape {a.shape} have no elements; expected "
+                "one at least."
+            ),
+        )
     extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
     return without_axes(extreme, axes, keepdims), extreme
 
 
 def _shared(g: Array, a: Array, extreme: Array, axis: Axis) -> Array:
-    """Return the gradient of the elements, in which all that are extreme have equal parts."""
+    """Return the gradient of the elements, in which all that are extreme have equal
+    parts.
+    """
     is_chosen = a == extreme
     axes = reduced(a.shape, axis).axes
     count = backend.reduce_sum(array_module(a).astype(is_chosen, a.dtype), axes, True)

@@ -19,7 +19,8 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op, record
 
 @op(attributes="shape", saves="before")
 def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
-    """Return the same elements in another shape; one length may be -1, to be worked out.
+    """Return the same elements in another shape; one length may be -1, to be worked
+    out.
 
     Parameters
     ----------
@@ -42,12 +43,20 @@ def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     (4, 1)
     """
     if not all(isinstance(length, Integral) for length in shape):
-        raise TensorError("shape", f"reshape: the shape is {shape!r:.60}; expected whole numbers.")
+        raise TensorError(
+            "shape", f"reshape: the shape is {shape!r:.60}; expected whole numbers."
+        )
     shape = tuple(shape)
     product = backend.prod(shape)
     fits = product == a.size and (not shape or min(shape) >= 0)
     if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
-        raise TensorError("shape", f"reshape: {a.size} elements of shape {a.shape} do not fit the shape {shape}.")
+        raise TensorError(
+            "shape",
+            (
+                f"reshape: {a.size} elements of shape {a.shape} do not fit the shape "
+                f"{shape}."
+            ),
+        )
     return backend.reshape(a, shape), a.shape
 
 
@@ -55,8 +64,11 @@ reshape.gradients(a=lambda g, before: backend.reshape(g, before))
 
 
 @op(attributes="axes", saves="order")
-def transpose(a: Array, axes: Sequence[int] | None = None) -> tuple[Array, tuple[int, ...]]:
-    """Return the axes in another order, by default reversed. No element moves: the result is a view.
+def transpose(
+    a: Array, axes: Sequence[int] | None = None
+) -> tuple[Array, tuple[int, ...]]:
+    """Return the axes in another order, by default reversed. No element moves: the
+    result is a view.
 
     Parameters
     ----------
@@ -85,22 +97,29 @@ def transpose(a: Array, axes: Sequence[int] | None = None) -> tuple[Array, tuple
     else:
         order = tuple([i + a.ndim * (i < 0) for i in axes])
         if sorted(order) != list(range(a.ndim)):
-            raise TensorError("shape", f"transpose: {axes} does not name each axis of shape {a.shape} once.")
+            raise TensorError(
+                "shape",
+                f"transpose: {axes} does not name each axis of shape {a.shape} once.",
+            )
     return backend.permuted(a, order), order
 
 
 # Places sorted by the axes that they name are the inverse order.
-transpose.gradients(a=lambda g, order: backend.permuted(g, tuple(sorted(order, key=order.__getitem__))))
+transpose.gradients(
+    a=lambda g, order: backend.permuted(g, tuple(sorted(order, key=order.__getitem__)))
+)
 
 
 @op(attributes="key", saves="plain")
 def index(a: Array, key: Any) -> tuple[Array, Any]:
-    """Return ``a[key]`` for numbers, slices, None, ..., masks and integer arrays, as in NumPy.
+    """Return ``a[key]`` for numbers, slices, None, ..., masks and integer arrays, as in
+    NumPy.
 
     Parameters
     ----------
     a : Tensor of any shape
-    key : int, slice, None, Ellipsis, array or Tensor of whole numbers or truth values, or a tuple of them
+    key : int, slice, None, Ellipsis, array or Tensor of whole numbers or truth values,
+    or a tuple of them
 
     Returns
     -------
@@ -117,7 +136,9 @@ def index(a: Array, key: Any) -> tuple[Array, Any]:
     array([2., 0., 1.], dtype=float32)
     """
     if isinstance(key, tuple):
-        plain: Any = tuple([part.data if isinstance(part, Tensor) else part for part in key])
+        plain: Any = tuple(
+            [part.data if isinstance(part, Tensor) else part for part in key]
+        )
     else:
         plain = key.data if isinstance(key, Tensor) else key
     return a[plain], plain
@@ -155,19 +176,24 @@ identity.gradients(a=lambda g: g)
 def contiguous(a: Tensor) -> Tensor:
     """Return the tensor in C order, and bring its gradient into C order as well.
 
-    A sequence does this between its layers, whether or not a pipeline has a stage boundary there: a product sums
-    in an order that depends on the strides of its operands, and an array from a message is always in C order.
+    A sequence does this between its layers, whether or not a pipeline has a stage
+    boundary there: a product sums in an order that depends on the strides of its
+    operands, and an array from a message is always in C order.
 
     Examples
     --------
     >>> from minipipe import Tensor, functional
     >>> turned = functional.transpose(Tensor([[1.0, 2.0], [3.0, 4.0]]))
-    >>> turned.data.flags.c_contiguous, functional.contiguous(turned).data.flags.c_contiguous
+    >>> (
+    ...     turned.data.flags.c_contiguous,
+    ...     functional.contiguous(turned).data.flags.c_contiguous,
+    ... )
     (False, True)
     """
     before, node = a.data, a.node
     data = backend.contiguous(before)
-    if data is not before or isinstance(node, Leaf):  # a parameter itself adds up its gradients one by one
+    # a parameter itself adds up its gradients one by one
+    if data is not before or isinstance(node, Leaf):
         a = record(data, (a, unchanged))
         node = a.node
     if node is not None:
@@ -210,7 +236,10 @@ def _concatenate(*parts: Array, axis: int) -> tuple[Array, list[Any]]:
     others = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
     if len(others) > 1 or any(part.ndim != parts[0].ndim for part in parts):
         shapes = ", ".join(str(part.shape) for part in parts)
-        raise TensorError("shape", f"concatenate: shapes {shapes} differ elsewhere than along axis {axis}.")
+        raise TensorError(
+            "shape",
+            f"concatenate: shapes {shapes} differ elsewhere than along axis {axis}.",
+        )
     places = _places(axis, [part.shape[axis] for part in parts])
     return array_module(parts[0]).concat(parts, axis=axis), places
 
@@ -219,18 +248,26 @@ _concatenate.gradients(parts=lambda g, places, number: g[places[number]])
 
 
 def _places(axis: int, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Return the indices of parts of these lengths, one behind the other along an axis."""
-    return [_along(axis, slice(stop - length, stop)) for length, stop in zip(lengths, accumulate(lengths))]
+    """Return the indices of parts of these lengths, one behind the other along an
+    axis.
+    """
+    return [
+        _along(axis, slice(stop - length, stop))
+        for length, stop in zip(lengths, accumulate(lengths))
+    ]
 
 
 def _along(axis: int, key: int | slice) -> tuple[Any, ...]:
-    """Return the index of an array at a key along one axis, and everything along the others."""
+    """Return the index of an array at a key along one axis, and everything along the
+    others.
+    """
     return *[slice(None)] * axis, key, ...
 
 
 @with_hints
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Return tensors of one shape side by side along a new axis, which will be number ``axis`` of the result.
+    """Return tensors of one shape side by side along a new axis, which will be number
+    ``axis`` of the result.
 
     Parameters
     ----------
@@ -262,7 +299,9 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def _stack(*parts: Array, axis: int) -> tuple[Array, int]:
     if len({part.shape for part in parts}) > 1:
         shapes = ", ".join(str(part.shape) for part in parts)
-        raise TensorError("shape", f"stack: shapes {shapes} differ; expected one shape for all.")
+        raise TensorError(
+            "shape", f"stack: shapes {shapes} differ; expected one shape for all."
+        )
     place = axis_of(axis, (*parts[0].shape, len(parts)))
     return array_module(parts[0]).stack(parts, axis=place), place
 
@@ -271,14 +310,17 @@ _stack.gradients(parts=lambda g, place, number: g[_along(place, number)])
 
 
 @with_hints
-def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+def split(
+    a: Operand, sections: int | Sequence[int], axis: int = 0
+) -> tuple[Tensor, ...]:
     """Return the parts of a tensor along an axis, each a view.
 
     Parameters
     ----------
     a : Tensor
     sections : int or sequence of int
-        The number of equal parts, as in NumPy; or the length of each part. (In PyTorch a number is the length.)
+        The number of equal parts, as in NumPy; or the length of each part. (In PyTorch
+        a number is the length.)
     axis : int
 
     Raises
@@ -300,24 +342,39 @@ def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Ten
     elif sections >= 1 and length % sections == 0:
         sizes = [length // int(sections)] * int(sections)
     else:
-        raise TensorError("shape", f"split: axis {axis} of shape {a.shape} does not fall into {sections} equal parts.")
+        raise TensorError(
+            "shape",
+            (
+                f"split: axis {axis} of shape {a.shape} does not fall into {sections} "
+                "equal parts."
+            ),
+        )
     if any(size < 0 for size in sizes) or sum(sizes) != length:
-        raise TensorError("shape", f"split: lengths {sizes} do not add up to axis {axis} of shape {a.shape}.")
+        raise TensorError(
+            "shape",
+            f"split: lengths {sizes} do not add up to axis {axis} of shape {a.shape}.",
+        )
     return tuple(index(a, place) for place in _places(axis, sizes))
 
 
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     tensors = [as_tensor(tensor) for tensor in tensors]
     if not tensors:
-        raise TensorError("shape", f"{name}: no tensor was given; expected at least one.")
+        raise TensorError(
+            "shape", f"{name}: no tensor was given; expected at least one."
+        )
     if len({str(tensor.dtype) for tensor in tensors}) > 1:
         given = ", ".join(str(tensor.dtype) for tensor in tensors)
         raise TensorError("dtype", f"{name}: the dtypes differ: {given}.")
     return tensors
 
 
-def _choosing(condition: Operand, a: Operand, b: Operand) -> tuple[Array, Tensor, Tensor]:
-    """Return a condition as an array, and the others as tensors of one dtype, whose shapes fit."""
+def _choosing(
+    condition: Operand, a: Operand, b: Operand
+) -> tuple[Array, Tensor, Tensor]:
+    """Return a condition as an array, and the others as tensors of one dtype, whose
+    shapes fit.
+    """
     a, b = operands(a, b)
     mask = _mask("where", condition, a.data)
     for one, other in ((a, b), (mask, a), (mask, b)):
@@ -327,7 +384,8 @@ def _choosing(condition: Operand, a: Operand, b: Operand) -> tuple[Array, Tensor
 
 @op(takes=_choosing, is_broadcast=True)
 def where(condition: Array, a: Array, b: Array) -> Array:
-    """Return a wherever the condition is true, and b elsewhere; all three are broadcast.
+    """Return a wherever the condition is true, and b elsewhere; all three are
+    broadcast.
 
     Parameters
     ----------
@@ -351,9 +409,16 @@ where.gradients(
 )
 
 
-@op(takes=one_real, attributes="mask value", saves="filled", in_float32=True, is_broadcast=True)
+@op(
+    takes=one_real,
+    attributes="mask value",
+    saves="filled",
+    in_float32=True,
+    is_broadcast=True,
+)
 def masked_fill(a: Array, mask: Operand, value: float) -> tuple[Array, Array]:
-    """Return a with one number, for instance ``-math.inf``, wherever the mask is true; both are broadcast.
+    """Return a with one number, for instance ``-math.inf``, wherever the mask is true;
+    both are broadcast.
 
     Parameters
     ----------
@@ -375,8 +440,13 @@ def masked_fill(a: Array, mask: Operand, value: float) -> tuple[Array, Array]:
     """
     filled = _mask("masked_fill", mask, a)
     if not isinstance(value, Real):
-        message = f"masked_fill: value is {quoted(value)}; expected a number without a gradient."
-        raise TensorError("dtype", f"{message} where(mask, value, a) fills with a tensor.")
+        message = (
+            f"masked_fill: value is {quoted(value)}; expected a number without a "
+            "gradient."
+        )
+        raise TensorError(
+            "dtype", f"{message} where(mask, value, a) fills with a tensor."
+        )
     check_broadcast("masked_fill", a, filled)
     return array_module(a).where(filled, float(value), a), filled
 
@@ -388,13 +458,22 @@ def _mask(name: str, mask: Operand, like: Array) -> Array:
     """Return a mask as an array of truth values."""
     values = data_of(mask, like)
     if not backend.is_boolean(values.dtype):
-        raise TensorError("dtype", f"{name}: the mask must hold truth values (bool); this one is {values.dtype}.")
+        raise TensorError(
+            "dtype",
+            (
+                f"{name}: the mask must hold truth values (bool); this one is "
+                f"{values.dtype}."
+            ),
+        )
     return values
 
 
 @op(takes=one_real, attributes="low high", saves="is_kept", in_float32=True)
-def clip(a: Array, low: float | None = None, high: float | None = None) -> tuple[Array, Array]:
-    """Return a with smaller elements raised to ``low`` and larger ones lowered to ``high``; None sets no bound.
+def clip(
+    a: Array, low: float | None = None, high: float | None = None
+) -> tuple[Array, Array]:
+    """Return a with smaller elements raised to ``low`` and larger ones lowered to
+    ``high``; None sets no bound.
 
     The gradient is 1 from bound to bound, the bounds included, and 0 beyond.
 
@@ -420,9 +499,14 @@ def clip(a: Array, low: float | None = None, high: float | None = None) -> tuple
     Tensor([0. , 0.5, 1. ])
     """
     if low is None and high is None:
-        raise TensorError("out-of-range", "clip: neither low nor high was given; expected one bound at least.")
+        raise TensorError(
+            "out-of-range",
+            "clip: neither low nor high was given; expected one bound at least.",
+        )
     if low is not None and high is not None and low > high:
-        raise TensorError("out-of-range", f"clip: low is {low}, which lies above high, {high}.")
+        raise TensorError(
+            "out-of-range", f"clip: low is {low}, which lies above high, {high}."
+        )
     bounds = [None if bound is None else float(bound) for bound in (low, high)]
     result = array_module(a).clip(a, *bounds)
     return result, result == a

@@ -1,13 +1,15 @@
 """Convolutions, in PyTorch's layout: images are (n, channels, height, width).
 
-A convolution is one matrix product. Each window of the input becomes a column of a matrix (this is called im2col), and
-each output channel is a row of weights:
+A convolution is one matrix product. Each window of the input becomes a column of a
+matrix (this is called im2col), and each output channel is a row of weights:
 
-    result = weights @ columns                (o, n * oh * ow) = (o, c * kh * kw) @ (c * kh * kw, n * oh * ow)
+    result = weights @ columns                (o, n * oh * ow) = (o, c * kh * kw) @ (c *
+    kh * kw, n * oh * ow)
 
-So its gradients are the gradients of a product, ``weights.T @ g`` and ``g @ columns.T``; the first is a gradient of the
-columns, and every column is added back to the window that it came from. With groups there is one such product for each
-group, with its own rows and columns: (groups, o / groups, …) @ (groups, c / groups * kh * kw, …).
+So its gradients are the gradients of a product, ``weights.T @ g`` and ``g @
+columns.T``; the first is a gradient of the columns, and every column is added back to
+the window that it came from. With groups there is one such product for each group, with
+its own rows and columns: (groups, o / groups, …) @ (groups, c / groups * kh * kw, …).
 """
 
 from __future__ import annotations
@@ -31,19 +33,31 @@ Shape = tuple[int, ...]
 AXES = {1: ("length",), 2: ("height", "width")}
 
 
-def per_axis(name: str, what: str, value: Any, num_axes: int, smallest: int = 1, or_else: str = "") -> Shape:
-    """Return a setting for each axis, from one whole number for all of them or a tuple with one for each.
+def per_axis(
+    name: str,
+    what: str,
+    value: Any,
+    num_axes: int,
+    smallest: int = 1,
+    or_else: str = "",
+) -> Shape:
+    """Return a setting for each axis, from one whole number for all of them or a tuple
+    with one for each.
 
     Raises
     ------
     TensorError
-        Code ``out-of-range``; the message begins with ``name``, the operation or layer; ``or_else`` names other legal
-        values.
+        Code ``out-of-range``; the message begins with ``name``, the operation or layer;
+        ``or_else`` names other legal values.
     """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * num_axes
-    numbers = "a whole number" if num_axes == 1 else f"a whole number or {num_axes} of them"
+    numbers = (
+        "a whole number" if num_axes == 1 else f"a whole number or {num_axes} of them"
+    )
     expected = f"{numbers}, at least {smallest}{or_else}"
-    spec = Spec(int, minimum=smallest, expected=expected, error=TensorError, code="out-of-range")
+    spec = Spec(
+        int, minimum=smallest, expected=expected, error=TensorError, code="out-of-range"
+    )
     if len(values) != num_axes:
         raise spec.refusal(f"{name}: {what}", value)
     return tuple(spec.check_items(f"{name}: {what}", value, values))
@@ -51,7 +65,9 @@ def per_axis(name: str, what: str, value: Any, num_axes: int, smallest: int = 1,
 
 @dataclass(frozen=True)
 class Windows:
-    """How a kernel moves over an input: all but the numbers in both, so that a node may keep it."""
+    """How a kernel moves over an input: all but the numbers in both, so that a node may
+    keep it.
+    """
 
     shape: Shape  # (n, c, *axes) of the input
     kernel: Shape
@@ -61,13 +77,19 @@ class Windows:
 
     @cached_property
     def extent(self) -> Shape:
-        """How many elements the kernel spans along each axis; below 1 for an empty one."""
-        return tuple(step * (size - 1) + 1 for size, step in zip(self.kernel, self.dilations))
+        """How many elements the kernel spans along each axis; below 1 for an empty
+        one.
+        """
+        return tuple(
+            step * (size - 1) + 1 for size, step in zip(self.kernel, self.dilations)
+        )
 
     @cached_property
     def padded(self) -> Shape:
         """The shape of the input with padding."""
-        return *self.shape[:2], *(length + sum(zeros) for length, zeros in zip(self.shape[2:], self.paddings))
+        return *self.shape[:2], *(
+            length + sum(zeros) for length, zeros in zip(self.shape[2:], self.paddings)
+        )
 
     @cached_property
     def number(self) -> Shape:
@@ -82,19 +104,30 @@ class Windows:
         return ..., *(slice(before, before + length) for length, (before, _) in each)
 
     def places(self) -> Iterator[tuple[Any, ...]]:
-        """Yield, for each element of the kernel, the index of its partners in all windows at once: (..., *number).
+        """Yield, for each element of the kernel, the index of its partners in all
+        windows at once: (..., *number).
 
-        A kernel has few elements and an image many windows, so a loop over these is as fast as NumPy's
-        ``sliding_window_view``, and works with every array module.
+        A kernel has few elements and an image many windows, so a loop over these is as
+        fast as NumPy's ``sliding_window_view``, and works with every array module.
         """
         for offsets in itertools.product(*map(range, self.kernel)):
             each = zip(offsets, self.dilations, self.strides, self.number)
-            starts = ((offset * step, stride, count) for offset, step, stride, count in each)
-            yield ..., *(slice(start, start + stride * (count - 1) + 1, stride) for start, stride, count in starts)
+            starts = (
+                (offset * step, stride, count) for offset, step, stride, count in each
+            )
+            yield (
+                ...,
+                *(
+                    slice(start, start + stride * (count - 1) + 1, stride)
+                    for start, stride, count in starts
+                ),
+            )
 
     @backend.one_line
     def columns(self, x: Array) -> Array:
-        """Return each window of the input as a column: (c * size of the kernel, n * number of windows)."""
+        """Return each window of the input as a column: (c * size of the kernel, n *
+        number of windows).
+        """
         xp, (n, c, *_), size = array_module(x), self.shape, backend.prod(self.kernel)
         padded = swapped(x)
         if any(map(any, self.paddings)):
@@ -107,14 +140,20 @@ class Windows:
 
     @backend.one_line
     def add_columns(self, columns: Array) -> Array:
-        """Add each column to the window that it came from, and return the sums in the shape of the input."""
+        """Add each column to the window that it came from, and return the sums in the
+        shape of the input.
+        """
         n, c, size = *self.shape[:2], backend.prod(self.kernel)
         parts = backend.reshape(columns, (c, size, n, *self.number))
-        padded = self.added((c, n, *self.padded[2:]), (parts[:, k, ...] for k in range(size)), columns)
+        padded = self.added(
+            (c, n, *self.padded[2:]), (parts[:, k, ...] for k in range(size)), columns
+        )
         return swapped(padded[self.inside])
 
     def added(self, shape: Shape, parts: Iterable[Array], like: Array) -> Array:
-        """Return zeros of a shape, in the dtype of ``like``, with each part added at its place."""
+        """Return zeros of a shape, in the dtype of ``like``, with each part added at
+        its place.
+        """
         result = array_module(like).zeros(shape, dtype=like.dtype)
         for place, part in zip(self.places(), parts):
             result[place] += part
@@ -136,7 +175,8 @@ def conv1d(
     dilation: int | Shape = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Return the cross-correlation of series with kernels, plus the bias of each output channel.
+    """Return the cross-correlation of series with kernels, plus the bias of each output
+    channel.
 
     Parameters
     ----------
@@ -154,7 +194,8 @@ def conv1d(
 
     Returns
     -------
-    Tensor of shape (n, out_channels, (length + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+    Tensor of shape (n, out_channels, (length + 2 * padding - dilation * (kernel - 1) -
+    1) // stride + 1)
 
     Raises
     ------
@@ -183,28 +224,33 @@ def conv2d(
     dilation: int | Shape = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Return the cross-correlation of images with kernels, plus the bias of each output channel.
+    """Return the cross-correlation of images with kernels, plus the bias of each output
+    channel.
 
     Parameters
     ----------
     x : Tensor of shape (n, in_channels, height, width)
-    weight : Tensor of shape (out_channels, in_channels / groups, kernel height, kernel width)
+    weight : Tensor of shape (out_channels, in_channels / groups, kernel height, kernel
+    width)
     bias : Tensor of shape (out_channels,), optional
     stride : int or (int, int)
         How far the kernel moves from one window to the next, down and to the right.
     padding : int, (int, int) or "same"
-        How many zeros are put above and below, and left and right. "same" keeps height and width, with stride 1; where
-        the number of zeros is odd, as for a kernel of even length, the one more comes after.
+        How many zeros are put above and below, and left and right. "same" keeps height
+        and width, with stride 1; if the number of zeros is odd, as for a kernel of
+        even length, the one more comes after.
     dilation : int or (int, int)
         The distance between neighbours in the kernel, down and to the right.
     groups : int
-        Divides both numbers of channels. The outputs of the g-th group see the inputs of the g-th group alone; with as
-        many groups as input channels it is called depthwise.
+        Divides both numbers of channels. The outputs of the g-th group see the inputs
+        of the g-th group alone; with as many groups as input channels it is called
+        depthwise.
 
     Returns
     -------
     Tensor of shape (n, out_channels, oh, ow)
-        With oh = (height + 2 * padding - dilation * (kernel height - 1) - 1) // stride + 1, and ow accordingly.
+        With oh = (height + 2 * padding - dilation * (kernel height - 1) - 1) // stride
+        + 1, and ow accordingly.
 
     Raises
     ------
@@ -213,14 +259,16 @@ def conv2d(
 
     Notes
     -----
-    The columns take as much memory as the input, times the size of the kernel. They live only inside the product:
-    the graph keeps the input, and the gradient of the weight gathers them again, about a tenth of the step's time.
-    PyTorch has kernels that need no columns.
+    The columns take as much memory as the input, times the size of the kernel. They
+    live only inside the product: the graph keeps the input, and the gradient of the
+    weight gathers them again, about a tenth of the step's time. PyTorch has kernels
+    that need no columns.
 
     References
     ----------
-    Yu, Koltun 2016, "Multi-scale context aggregation by dilated convolutions", equation 2. Krizhevsky et al. 2012,
-    "ImageNet classification with deep convolutional neural networks", figure 2, has two groups.
+    Yu, Koltun 2016, "Multi-scale context aggregation by dilated convolutions", equation
+    2. Krizhevsky et al. 2012, "ImageNet classification with deep convolutional neural
+    networks", figure 2, has two groups.
 
     Examples
     --------
@@ -240,7 +288,10 @@ def check_padding(name: str, padding: Any, strides: Shape) -> Any:
     if padding != "same":
         return per_axis(name, "padding", padding, len(strides), 0, ', or "same"')
     if set(strides) != {1}:
-        message = f'{name}: padding is "same" and stride {strides}; expected stride 1, or a number for the padding.'
+        message = (
+            f'{name}: padding is "same" and stride {strides}; expected stride 1, or a '
+            "number for the padding."
+        )
         raise TensorError("out-of-range", message)
     return padding
 
@@ -249,11 +300,25 @@ def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) ->
     """Return the number of groups, which divides both numbers of channels."""
     (count,) = per_axis(name, "groups", groups, 1)
     of = f"the {in_channels} input channels and of the {out_channels} output channels"
-    return divisor(f"{name}: groups", count, in_channels, out_channels, of=of, error=TensorError, code="out-of-range")
+    return divisor(
+        f"{name}: groups",
+        count,
+        in_channels,
+        out_channels,
+        of=of,
+        error=TensorError,
+        code="out-of-range",
+    )
 
 
 def _convolved(
-    name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...], groups: Any
+    name: str,
+    num_axes: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    settings: tuple[Any, ...],
+    groups: Any,
 ) -> Tensor:
     x, weight = operands(x, weight)
     bias = None if bias is None else operands(x, bias)[1]
@@ -263,8 +328,12 @@ def _convolved(
 
 
 @op()
-def _convolution(x: Array, weight: Array, bias: Array | None = None, *, windows: Windows, groups: int) -> Array:
-    result = backend.matmul(_by_group(weight, groups), _by_group(windows.columns(x), groups))
+def _convolution(
+    x: Array, weight: Array, bias: Array | None = None, *, windows: Windows, groups: int
+) -> Array:
+    result = backend.matmul(
+        _by_group(weight, groups), _by_group(windows.columns(x), groups)
+    )
     if bias is not None:
         result += _by_group(bias, groups)
     by_channel = backend.reshape(result, (weight.shape[0], x.shape[0], *windows.number))
@@ -273,16 +342,24 @@ def _convolution(x: Array, weight: Array, bias: Array | None = None, *, windows:
 
 def _by_group(rows: Array, groups: int) -> Array:
     """Return a matrix for each group: its part of the first axis by all other axes."""
-    return backend.reshape(rows, (groups, rows.shape[0] // groups, backend.prod(rows.shape[1:])))
+    return backend.reshape(
+        rows, (groups, rows.shape[0] // groups, backend.prod(rows.shape[1:]))
+    )
 
 
 def _of_input(g: Array, weight: Array, windows: Windows, groups: int) -> Array:
-    return windows.add_columns(backend.matmul(_by_group(weight, groups).mT, _by_group(swapped(g), groups)))
+    return windows.add_columns(
+        backend.matmul(_by_group(weight, groups).mT, _by_group(swapped(g), groups))
+    )
 
 
-def _of_weight(g: Array, x: Array, windows: Windows, groups: int, shape: Shape) -> Array:
+def _of_weight(
+    g: Array, x: Array, windows: Windows, groups: int, shape: Shape
+) -> Array:
     columns = _by_group(windows.columns(x), groups)
-    return backend.reshape(backend.matmul(_by_group(swapped(g), groups), columns.mT), shape)
+    return backend.reshape(
+        backend.matmul(_by_group(swapped(g), groups), columns.mT), shape
+    )
 
 
 _convolution.gradients(
@@ -292,7 +369,14 @@ _convolution.gradients(
 )
 
 
-def _windows(name: str, image: Shape, kernel: Shape, stride: Any, padding: Any = 0, dilation: Any = 1) -> Windows:
+def _windows(
+    name: str,
+    image: Shape,
+    kernel: Shape,
+    stride: Any,
+    padding: Any = 0,
+    dilation: Any = 1,
+) -> Windows:
     strides = per_axis(name, "stride", stride, len(kernel))
     dilations = per_axis(name, "dilation", dilation, len(kernel))
     padding = check_padding(name, padding, strides)
@@ -302,19 +386,38 @@ def _windows(name: str, image: Shape, kernel: Shape, stride: Any, padding: Any =
     else:
         zeros = tuple((each, each) for each in padding)
     windows = Windows(image, kernel, strides, zeros, dilations)
-    if any(not 1 <= extent <= length for extent, length in zip(windows.extent, windows.padded[2:])):
-        expected = f"a kernel that fits into {windows.padded[2:]}, the last axes with padding"
+    if any(
+        not 1 <= extent <= length
+        for extent, length in zip(windows.extent, windows.padded[2:])
+    ):
+        expected = (
+            f"a kernel that fits into {windows.padded[2:]}, the last axes with padding"
+        )
         dilated = {"dilated_kernel": windows.extent} if set(dilations) != {1} else {}
         raise shape_error(name, expected, input=image, kernel=kernel, **dilated)
     return windows
 
 
-def _check(name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | None, groups: Any) -> int:
+def _check(
+    name: str,
+    num_axes: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: Any,
+) -> int:
     """Check the shapes of all operands, and return the number of groups."""
     axes = ", ".join(AXES[num_axes])
     if x.ndim != 2 + num_axes or weight.ndim != 2 + num_axes:
-        expected = f"(n, in_channels, {axes}) and (out_channels, in_channels / groups, {axes} of the kernel)"
-        hint = "; images of one channel have that axis as well: images[:, None]" if x.ndim == 1 + num_axes else ""
+        expected = (
+            f"(n, in_channels, {axes}) and (out_channels, in_channels / groups, {axes} "
+            "of the kernel)"
+        )
+        hint = (
+            "; images of one channel have that axis as well: images[:, None]"
+            if x.ndim == 1 + num_axes
+            else ""
+        )
         raise shape_error(name, expected + hint, input=x.shape, weight=weight.shape)
     groups = check_groups(name, groups, x.shape[1], weight.shape[0])
     if x.shape[1] != groups * weight.shape[1]:
@@ -323,15 +426,23 @@ def _check(name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | N
             if groups > 1
             else f"{counted(weight.shape[1], 'channel')}"
         )
-        raise shape_error(name, f"{expected}, the second axis of the weight", input=x.shape, weight=weight.shape)
+        raise shape_error(
+            name,
+            f"{expected}, the second axis of the weight",
+            input=x.shape,
+            weight=weight.shape,
+        )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise shape_error(name, str(weight.shape[:1]), bias=bias.shape)
     return groups
 
 
 @with_hints
-def max_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
-    """Return the largest element of each window of a series; the rules are as in :func:`max_pool2d`.
+def max_pool1d(
+    x: Operand, kernel: int | Shape, stride: int | Shape | None = None
+) -> Tensor:
+    """Return the largest element of each window of a series; the rules are as in
+    :func:`max_pool2d`.
 
     Parameters
     ----------
@@ -360,11 +471,13 @@ def max_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
 
 
 @with_hints
-def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
+def max_pool2d(
+    x: Operand, kernel: int | Shape, stride: int | Shape | None = None
+) -> Tensor:
     """Return the largest element of each window.
 
-    Where several are largest, the first of them (row by row) takes the gradient, as in PyTorch. Rows and columns at
-    the end that fill no window are dropped.
+    Where several are largest, the first of them (row by row) takes the gradient, as in
+    PyTorch. Rows and columns at the end that fill no window are dropped.
 
     Parameters
     ----------
@@ -372,11 +485,13 @@ def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     kernel : int or (int, int)
         Height and width of a window.
     stride : int or (int, int), optional
-        How far it moves down and to the right; by default ``kernel``, so that windows neither overlap nor leave gaps.
+        How far it moves down and to the right; by default ``kernel``, so that windows
+        neither overlap nor leave gaps.
 
     Returns
     -------
-    Tensor of shape (n, channels, (height - kernel height) // stride + 1, (width - kernel width) // stride + 1)
+    Tensor of shape (n, channels, (height - kernel height) // stride + 1, (width -
+    kernel width) // stride + 1)
 
     Raises
     ------
@@ -387,15 +502,20 @@ def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     --------
     >>> import numpy as np
     >>> from minipipe import Tensor, functional
-    >>> functional.max_pool2d(Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2).numpy().tolist()
+    >>> functional.max_pool2d(
+    ...     Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2
+    ... ).numpy().tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
     return _pooled(_max_pool, "max_pool2d", 2, x, kernel, stride)
 
 
 @with_hints
-def avg_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
-    """Return the mean of each window of a series; the rules are as in :func:`avg_pool2d`.
+def avg_pool1d(
+    x: Operand, kernel: int | Shape, stride: int | Shape | None = None
+) -> Tensor:
+    """Return the mean of each window of a series; the rules are as in
+    :func:`avg_pool2d`.
 
     Parameters
     ----------
@@ -424,8 +544,11 @@ def avg_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
 
 
 @with_hints
-def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
-    """Return the mean of each window. Rows and columns at the end that fill no window are dropped.
+def avg_pool2d(
+    x: Operand, kernel: int | Shape, stride: int | Shape | None = None
+) -> Tensor:
+    """Return the mean of each window. Rows and columns at the end that fill no window
+    are dropped.
 
     Parameters
     ----------
@@ -433,11 +556,13 @@ def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     kernel : int or (int, int)
         Height and width of a window.
     stride : int or (int, int), optional
-        How far it moves down and to the right; by default ``kernel``, so that windows neither overlap nor leave gaps.
+        How far it moves down and to the right; by default ``kernel``, so that windows
+        neither overlap nor leave gaps.
 
     Returns
     -------
-    Tensor of shape (n, channels, (height - kernel height) // stride + 1, (width - kernel width) // stride + 1)
+    Tensor of shape (n, channels, (height - kernel height) // stride + 1, (width -
+    kernel width) // stride + 1)
 
     Raises
     ------
@@ -448,14 +573,17 @@ def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     --------
     >>> import numpy as np
     >>> from minipipe import Tensor, functional
-    >>> functional.avg_pool2d(Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2).numpy().tolist()
+    >>> functional.avg_pool2d(
+    ...     Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2
+    ... ).numpy().tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
     return _pooled(_avg_pool, "avg_pool2d", 2, x, kernel, stride)
 
 
 def global_avg_pool(x: Operand) -> Tensor:
-    """Return the mean of each channel over all its positions, for any number of positions.
+    """Return the mean of each channel over all its positions, for any number of
+    positions.
 
     Parameters
     ----------
@@ -483,25 +611,35 @@ def global_avg_pool(x: Operand) -> Tensor:
     """
     x = as_real(x)
     if x.ndim < 3 or 0 in x.shape[2:]:
-        raise shape_error("global_avg_pool", "(n, channels, *spatial), with positions", input=x.shape)
+        raise shape_error(
+            "global_avg_pool", "(n, channels, *spatial), with positions", input=x.shape
+        )
     return mean(x, tuple(range(2, x.ndim)))
 
 
-def _pooled(pool: Any, name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
+def _pooled(
+    pool: Any, name: str, num_axes: int, x: Operand, kernel: Any, stride: Any
+) -> Tensor:
     x, kernel = as_tensor(x), per_axis(name, "kernel", kernel, num_axes)
     if x.ndim != 2 + num_axes:
-        raise shape_error(name, f"(n, channels, {', '.join(AXES[num_axes])})", input=x.shape)
-    return pool(x, windows=_windows(name, x.shape, kernel, kernel if stride is None else stride))
+        raise shape_error(
+            name, f"(n, channels, {', '.join(AXES[num_axes])})", input=x.shape
+        )
+    return pool(
+        x, windows=_windows(name, x.shape, kernel, kernel if stride is None else stride)
+    )
 
 
 @op(saves="winner")
 def _max_pool(x: Array, *, windows: Windows) -> tuple[Array, Array]:
     xp, (best, *candidates) = array_module(x), [x[place] for place in windows.places()]
-    # Which place of its window won: one byte for each result is all that the gradient needs.
+    # Which place of its window won: one byte for each result is all that the gradient
+    # needs.
     winner = xp.zeros(best.shape, dtype=xp.uint8 if len(candidates) < 256 else xp.int32)
     for number, candidate in enumerate(candidates, start=1):
         larger = xp.maximum(best, candidate)
-        has_won = (larger != best) & (best == best)  # NaN wins too, as in PyTorch, and then it stays
+        # NaN wins too, as in PyTorch, and then it stays
+        has_won = (larger != best) & (best == best)
         winner = xp.where(has_won, xp.asarray(number, dtype=winner.dtype), winner)
         best = larger
     return best, winner
@@ -509,8 +647,14 @@ def _max_pool(x: Array, *, windows: Windows) -> tuple[Array, Array]:
 
 @backend.one_line
 def _to_winners(g: Array, winner: Array, windows: Windows) -> Array:
-    """Return the gradient of the input: the gradient of each window, at the place of its largest element."""
-    return windows.added(windows.shape, (backend.masked(g, winner == number) for number in itertools.count()), g)
+    """Return the gradient of the input: the gradient of each window, at the place of
+    its largest element.
+    """
+    return windows.added(
+        windows.shape,
+        (backend.masked(g, winner == number) for number in itertools.count()),
+        g,
+    )
 
 
 _max_pool.gradients(x=_to_winners)
@@ -533,8 +677,12 @@ def _means(x: Array, windows: Windows) -> Array:
 
 @backend.one_line
 def _to_all(g: Array, windows: Windows) -> Array:
-    """Return the gradient of the input: an equal part of the gradient of each window, at all of its places."""
-    return windows.added(windows.shape, itertools.repeat(g / backend.prod(windows.kernel)), g)
+    """Return the gradient of the input: an equal part of the gradient of each window,
+    at all of its places.
+    """
+    return windows.added(
+        windows.shape, itertools.repeat(g / backend.prod(windows.kernel)), g
+    )
 
 
 _avg_pool.gradients(x=_to_all)

@@ -1,9 +1,9 @@
 """Losses that layers add to the loss of the batch, anywhere in a model.
 
-In a pipeline, each stage sends the sum so far to the next stage together with its activations, and
-receives its gradient. The last stage adds the sum to the loss of each microbatch. A layer
-cannot add the gradient in its own backward: it would need the weight of the microbatch,
-which only the last stage knows::
+In a pipeline, each stage sends the sum so far to the next stage together with its
+activations, and receives its gradient. The last stage adds the sum to the loss of each
+microbatch. A layer cannot add the gradient in its own backward: it would need the
+weight of the microbatch, which only the last stage knows::
 
     stage 0    x ──> layers ──> h        stage 1    h ──> layers ──> outputs ──> loss(outputs, targets) ──┐
                         └────> a0 ─────────────────────> a0 + a1 ──────────────────────────────────────> + ──> loss
@@ -29,7 +29,8 @@ from minipipe.tensor import Tensor, record
 
 
 class AuxiliaryLosses(list[Tensor]):
-    """The losses that layers added inside :func:`auxiliary_losses`, each times its weight.
+    """The losses that layers added inside :func:`auxiliary_losses`, each times its
+    weight.
 
     Examples
     --------
@@ -48,16 +49,20 @@ _here: ContextVar[AuxiliaryLosses | None] = ContextVar("auxiliary losses", defau
 class AuxiliaryLoss(Module):
     """Adds a function of its input to the loss while training, and returns the input.
 
-    Examples: load balancing in a mixture of experts, a penalty that keeps activations small. In a pipeline it may
-    be in any layer; ``step`` returns the whole loss on every rank. It is weighted by its microbatch's weight in the
-    batch, so it should be a mean if the loss is a mean, and a sum if the loss is a sum. It does nothing in evaluation.
+    Examples: load balancing in a mixture of experts, a penalty that keeps activations
+    small. In a pipeline it may be in any layer; ``step`` returns the whole loss on
+    every rank. It is weighted by its microbatch's weight in the batch, so it should be
+    a mean if the loss is a mean, and a sum if the loss is a sum. It does nothing in
+    evaluation.
 
     Parameters
     ----------
     function : function
-        ``x -> Tensor`` with one element, or a module. A function has no parameters; see :class:`minipipe.nn.Function`.
+        ``x -> Tensor`` with one element, or a module. A function has no parameters; see
+        :class:`minipipe.nn.Function`.
     weight : float
-        The factor of the function's result. With 0 there is neither loss nor gradient, even of an infinite result.
+        The factor of the function's result. With 0 there is neither loss nor gradient,
+        even of an infinite result.
 
     Raises
     ------
@@ -66,12 +71,15 @@ class AuxiliaryLoss(Module):
 
     References
     ----------
-    Shazeer et al. 2017, "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", section 4.
+    Shazeer et al. 2017, "Outrageously large neural networks: the sparsely-gated
+    mixture-of-experts layer", section 4.
 
     Examples
     --------
     >>> from minipipe import Tensor, nn
-    >>> model = nn.Sequential(nn.AuxiliaryLoss(lambda x: (x * x).mean(), weight=0.1), nn.Linear(2, 1))
+    >>> model = nn.Sequential(
+    ...     nn.AuxiliaryLoss(lambda x: (x * x).mean(), weight=0.1), nn.Linear(2, 1)
+    ... )
     >>> with nn.auxiliary_losses() as found:
     ...     outputs = model(Tensor([[1.0, 3.0]]))
     >>> found
@@ -79,9 +87,13 @@ class AuxiliaryLoss(Module):
     """
 
     def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
-        Spec(Callable, expected="a function of its input").of_class("AuxiliaryLoss", function)
+        Spec(Callable, expected="a function of its input").of_class(
+            "AuxiliaryLoss", function
+        )
         self.function, self.weight = function, weight
-        self._described = function.brief() if isinstance(function, Module) else text_of(function)
+        self._described = (
+            function.brief() if isinstance(function, Module) else text_of(function)
+        )
 
     def forward(self, x: Any) -> Any:
         """Return the argument itself, a tensor or a pytree."""
@@ -89,23 +101,41 @@ class AuxiliaryLoss(Module):
         if self.is_training and losses is not None:
             value = self.function(x)
             if not isinstance(value, Tensor) or value.size != 1:
-                found = f"a tensor of shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
-                raise TensorError("shape", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
+                found = (
+                    f"a tensor of shape {value.shape}"
+                    if isinstance(value, Tensor)
+                    else type(value).__name__
+                )
+                raise TensorError(
+                    "shape",
+                    (
+                        "An AuxiliaryLoss must be a tensor with one element; it is "
+                        f"{found}."
+                    ),
+                )
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.
-            losses.append(value * self.weight if self.weight else record(backend.filled((), 0.0, value.data)))
+            losses.append(
+                value * self.weight
+                if self.weight
+                else record(backend.filled((), 0.0, value.data))
+            )
         return x
 
     def describe(self) -> str:
-        """Name the function, and the weight as it is now: one may change it during training."""
+        """Name the function, and the weight as it is now: one may change it during
+        training.
+        """
         return f"{self._described}, weight={self.weight}"
 
 
 @contextmanager
 def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
-    """Collect the auxiliary losses of layers computed inside this block, in this thread.
+    """Collect the auxiliary losses of layers computed inside this block, in this
+    thread.
 
-    A pipeline does this itself. In your own training loop, losses outside such a block are lost.
+    A pipeline does this itself. In your own training loop, losses outside such a block
+    are lost.
 
     Examples
     --------
@@ -122,7 +152,9 @@ def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
 
 
 def losses_so_far() -> list[Tensor]:
-    """Return the list to which layers add their losses here; outside of :func:`auxiliary_losses` a new one."""
+    """Return the list to which layers add their losses here; outside of
+    :func:`auxiliary_losses` a new one.
+    """
     losses = _here.get()
     return [] if losses is None else losses
 
@@ -135,13 +167,22 @@ class WithLosses(NamedTuple):
 
 
 def _nothing(like: Tensor) -> Tensor:
-    """Return what a stage hands on while there is no loss: no element of some tensor."""
+    """Return what a stage hands on while there is no loss: no element of some
+    tensor.
+    """
     data = like.data
-    return record(backend.reshape(data[:0, ...], (0,)) if data.ndim else backend.filled((0,), 0.0, data))
+    return record(
+        backend.reshape(data[:0, ...], (0,))
+        if data.ndim
+        else backend.filled((0,), 0.0, data)
+    )
 
 
-def carrying_losses(forward: Callable[[Any], Any], is_first: bool, is_last: bool) -> Callable[[Any], Any]:
-    """Return the forward of a stage that takes and returns the sum of the losses so far together with its value.
+def carrying_losses(
+    forward: Callable[[Any], Any], is_first: bool, is_last: bool
+) -> Callable[[Any], Any]:
+    """Return the forward of a stage that takes and returns the sum of the losses so far
+    together with its value.
 
     The first stage takes the value alone; the last one returns :class:`WithLosses`.
     """
@@ -151,7 +192,8 @@ def carrying_losses(forward: Callable[[Any], Any], is_first: bool, is_last: bool
         total = None if total is not None and not total.size else total
         with auxiliary_losses() as own:
             result = forward(x)
-        for value in own:  # one after the other, as in one process, whatever the partition
+        # one after the other, as in one process, whatever the partition
+        for value in own:
             total = value if total is None else total + value
         if is_last:
             return result if total is None else WithLosses(result, total)

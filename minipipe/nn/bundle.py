@@ -1,4 +1,6 @@
-"""Layers with several inputs in a sequence: a pytree passes through it, and each layer takes its entries."""
+"""Layers with several inputs in a sequence: a pytree passes through it, and each layer
+takes its entries.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,33 @@ Entry = str | int
 
 
 class On(Module):
-    """Calls a layer with entries of a pytree, and puts the result in place of the first; the others pass unchanged.
+    """Calls a layer with entries of a pytree, and puts the result in place of the
+    first; the others pass unchanged.
 
-    In a sequence each layer takes one value, which may be a pytree: a dict, tuple or list of tensors, or of pytrees. A
-    pipeline sends all of it over each stage boundary, also whole numbers and truth values such as masks. Stage
-    boundaries lie before and after an ``On``, not inside, so use one ``On`` for each layer. Drop entries that no later
-    layer needs with :class:`Take`. To recompute a layer in backward, write ``Recompute(On(…))``.
+    In a sequence each layer takes one value, which may be a pytree: a dict, tuple or
+    list of tensors, or of pytrees. A pipeline sends all of it over each stage boundary,
+    also whole numbers and truth values such as masks. Stage boundaries lie before and
+    after an ``On``, not inside, so use one ``On`` for each layer. Drop entries that no
+    later layer needs with :class:`Take`. To recompute a layer in backward, write
+    ``Recompute(On(…))``.
 
     Parameters
     ----------
     entries : str or int, sequence of them, or dict of str to them
-        Names in a dict, or positions in a tuple or list. One entry, or several in the order of the layer's parameters,
-        or by the names of these: ``{"x": "target", "memory": "source"}``.
+        Names in a dict, or positions in a tuple or list. One entry, or several in the
+        order of the layer's parameters, or by the names of these: ``{"x": "target",
+        "memory": "source"}``.
     layer : Module
         Its parameters are ``layer.…`` here.
     to : str or int, optional
-        Where the result goes: by default to the first of the entries. In a dict it may be new.
+        Where the result goes: by default to the first of the entries. In a dict it may
+        be new.
 
     Raises
     ------
     ArgumentError
-        Code ``type`` or ``name``: for entries that the layer does not take; on a call, for a value that is not a pytree
-        or has no such entry.
+        Code ``type`` or ``name``: for entries that the layer does not take; on a call,
+        for a value that is not a pytree or has no such entry.
 
     See Also
     --------
@@ -55,11 +62,20 @@ class On(Module):
     """
 
     def __init__(
-        self, entries: Entry | Sequence[Entry] | Mapping[str, Entry], layer: Module, to: Entry | None = None
+        self,
+        entries: Entry | Sequence[Entry] | Mapping[str, Entry],
+        layer: Module,
+        to: Entry | None = None,
     ) -> None:
-        Spec(Module, expected='entries and a module, such as On("x", nn.Tanh())').of_class("On", layer)
-        self.parameter_names = list(map(str, entries)) if isinstance(entries, Mapping) else None
-        self.entries = _listed("On", list(entries.values()) if isinstance(entries, Mapping) else entries)
+        Spec(
+            Module, expected='entries and a module, such as On("x", nn.Tanh())'
+        ).of_class("On", layer)
+        self.parameter_names = (
+            list(map(str, entries)) if isinstance(entries, Mapping) else None
+        )
+        self.entries = _listed(
+            "On", list(entries.values()) if isinstance(entries, Mapping) else entries
+        )
         self.destination = self.entries[0] if to is None else _listed("On", [to])[0]
         self.layer = layer
         try:
@@ -67,7 +83,11 @@ class On(Module):
         except TypeError as error:
             taken = ", ".join(signature(layer.forward).parameters)
             raise ArgumentError(
-                "name", f"On: {type(layer).__name__} is called with ({taken}); the entries are {entries!r}: {error}."
+                "name",
+                (
+                    f"On: {type(layer).__name__} is called with ({taken}); the entries "
+                    f"are {entries!r}: {error}."
+                ),
             ) from None
 
     def forward(self, bundle: Bundle) -> Bundle:
@@ -91,28 +111,34 @@ class On(Module):
         return self._shown(self.layer.brief())
 
     def _shown(self, layer: str) -> str:
-        entries: Any = self.entries[0] if len(self.entries) == 1 else tuple(self.entries)
+        entries: Any = (
+            self.entries[0] if len(self.entries) == 1 else tuple(self.entries)
+        )
         if self.parameter_names is not None:
             entries = dict(zip(self.parameter_names, self.entries))
-        return f"{entries!r}, {layer}" + (f", to={self.destination!r}" if self.destination != self.entries[0] else "")
+        return f"{entries!r}, {layer}" + (
+            f", to={self.destination!r}" if self.destination != self.entries[0] else ""
+        )
 
     def __repr__(self) -> str:
         return f"On({self._shown(repr(self.layer))})"
 
 
 class Take(Module):
-    """Returns one entry of a pytree, or some of them as a smaller pytree, and drops the others.
+    """Returns one entry of a pytree, or some of them as a smaller pytree, and drops the
+    others.
 
     Parameters
     ----------
     entries : str or int, or sequence of them
-        Names in a dict, or positions in a tuple or list. A sequence, even of one, returns a pytree of the same kind,
-        in this order.
+        Names in a dict, or positions in a tuple or list. A sequence, even of one,
+        returns a pytree of the same kind, in this order.
 
     Raises
     ------
     ArgumentError
-        Codes ``type`` and ``name``; on a call, for a value that is not a pytree or has no such entry.
+        Codes ``type`` and ``name``; on a call, for a value that is not a pytree or has
+        no such entry.
 
     See Also
     --------
@@ -154,10 +180,18 @@ class Take(Module):
 
 def _listed(layer: str, entries: Any) -> list[Entry]:
     """Return entries as a list, after checking that they are names or positions."""
-    names = [entries] if isinstance(entries, str | int) else list(entries) if isinstance(entries, Sequence) else []
+    names = (
+        [entries]
+        if isinstance(entries, str | int)
+        else list(entries)
+        if isinstance(entries, Sequence)
+        else []
+    )
     if not names or not all(type(name) in (str, int) for name in names):
         expected = "a name or a position, or several of them: ('x', 'mask')"
-        raise ArgumentError("type", f"{layer}: the entries are {entries!r}; expected {expected}.")
+        raise ArgumentError(
+            "type", f"{layer}: the entries are {entries!r}; expected {expected}."
+        )
     return names
 
 
@@ -165,13 +199,21 @@ def _entry(layer: str, bundle: Any, name: Entry) -> Any:
     kind = type(bundle)
     if kind not in (tuple, list) and not isinstance(bundle, dict):
         message = f"{layer}: the entry {name!r} is read from a {kind.__name__}"
-        raise ArgumentError("type", f"{message}; expected a dict, tuple or list of tensors.")
+        raise ArgumentError(
+            "type", f"{message}; expected a dict, tuple or list of tensors."
+        )
     try:
         return bundle[name]
     except (KeyError, IndexError, TypeError):  # TypeError: a name instead of a position
         is_named = isinstance(bundle, dict)
-        there = f"names are {', '.join(map(repr, bundle))}" if is_named else f"positions are 0 to {len(bundle) - 1}"
-        message = f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
+        there = (
+            f"names are {', '.join(map(repr, bundle))}"
+            if is_named
+            else f"positions are 0 to {len(bundle) - 1}"
+        )
+        message = (
+            f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
+        )
         raise ArgumentError("name", message) from None
 
 

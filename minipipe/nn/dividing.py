@@ -1,8 +1,9 @@
-"""The division of a model among the ranks of a group: which of its layers ``parallel.py`` replaces.
+"""The division of a model among the ranks of a group: which of its layers
+``parallel.py`` replaces.
 
-A layer is divided only if all code that uses it is known: layers of exactly the classes below, reached through
-containers that only call their layers. Custom code may read weights, or values between two layers, so the layers
-inside it stay whole.
+A layer is divided only if all code that uses it is known: layers of exactly the classes
+below, reached through containers that only call their layers. Custom code may read
+weights, or values between two layers, so the layers inside it stay whole.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.bundle import On
-from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Residual, Sigmoid, SiLU, Tanh, Unembedding
+from minipipe.nn.layers import (
+    GELU,
+    Embedding,
+    Linear,
+    ReLU,
+    Residual,
+    Sigmoid,
+    SiLU,
+    Tanh,
+    Unembedding,
+)
 from minipipe.nn.module import Module, computes_as, is_exactly
 from minipipe.nn.parallel import (
     ColumnParallelLinear,
@@ -28,25 +39,43 @@ from minipipe.nn.parallel import (
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.sequential import Sequential, parameters_of
-from minipipe.nn.transformer import DecoderBlock, MultiHeadAttention, ResidualAttention, TransformerBlock
+from minipipe.nn.transformer import (
+    DecoderBlock,
+    MultiHeadAttention,
+    ResidualAttention,
+    TransformerBlock,
+)
 from minipipe.specs import Spec
 
 ELEMENTWISE = (GELU, ReLU, Sigmoid, SiLU, Tanh)
-_CONTAINERS = (Sequential, Residual, ResidualAttention, TransformerBlock, DecoderBlock, Recompute, On, AuxiliaryLoss)
+_CONTAINERS = (
+    Sequential,
+    Residual,
+    ResidualAttention,
+    TransformerBlock,
+    DecoderBlock,
+    Recompute,
+    On,
+    AuxiliaryLoss,
+)
 
 
 def parallelise(module: Module, group: ProcessGroup) -> Module:
-    """Return a copy of a model whose blocks are divided among the ranks of a group; the names of parameters stay.
+    """Return a copy of a model whose blocks are divided among the ranks of a group; the
+    names of parameters stay.
 
-    Three kinds of layers are divided: attention, by heads; in a sequence, two linear layers with only elementwise
-    functions between them, by the features between them; and embeddings, by symbols, if their number is a multiple of
-    the size of the group, also with an :class:`Unembedding` that shares the vectors. Every rank has all other layers
-    whole, and also every parameter that other layers share. Layers that are already divided stay as they are. Layers
-    keep their other attributes, such as their mode.
+    Three kinds of layers are divided: attention, by heads; in a sequence, two linear
+    layers with only elementwise functions between them, by the features between them;
+    and embeddings, by symbols, if their number is a multiple of the size of the group,
+    also with an :class:`Unembedding` that shares the vectors. Every rank has all other
+    layers whole, and also every parameter that other layers share. Layers that are
+    already divided stay as they are. Layers keep their other attributes, such as their
+    mode.
 
-    Layers of a subclass, and layers with a custom ``forward`` or hook, stay whole with everything inside, since their
-    code may read weights or values between two layers. A class whose ``forward`` uses the modules inside only by
-    calling them declares ``is_divisible = True``; then its layers are divided.
+    Layers of a subclass, and layers with a custom ``forward`` or hook, stay whole with
+    everything inside, since their code may read weights or values between two layers. A
+    class whose ``forward`` uses the modules inside only by calling them declares
+    ``is_divisible = True``; then its layers are divided.
 
     Parameters
     ----------
@@ -58,7 +87,8 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     Raises
     ------
     ArgumentError
-        Code ``value``, if the size of the group does not divide heads or features, and for a fully sharded model.
+        Code ``value``, if the size of the group does not divide heads or features, and
+        for a fully sharded model.
 
     Examples
     --------
@@ -67,8 +97,12 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
     [460, 460]
     """
-    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class("parallelise", module)
-    Spec(ProcessGroup, expected="a group of ranks, such as grid.tensor").of_class("parallelise", group)
+    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class(
+        "parallelise", module
+    )
+    Spec(ProcessGroup, expected="a group of ranks, such as grid.tensor").of_class(
+        "parallelise", group
+    )
     check_not_sharded(module)
     twin = copy.deepcopy(module)
     return twin if group.size == 1 else _Division(twin, group).divided()
@@ -83,7 +117,9 @@ def check_not_sharded(module: Module) -> None:
     >>> check_not_sharded(nn.Linear(2, 2))
     """
     if any(parameter.is_summed for parameter in module.parameters()):
-        raise ArgumentError("value", "Fully sharded layers cannot be divided; pass the plain model.")
+        raise ArgumentError(
+            "value", "Fully sharded layers cannot be divided; pass the plain model."
+        )
 
 
 def is_container(module: Module) -> bool:
@@ -101,7 +137,8 @@ def is_container(module: Module) -> bool:
 
 
 class _Division:
-    """A model in which layers are replaced. Layers share no parameter, except an embedding and its scores.
+    """A model in which layers are replaced. Layers share no parameter, except an
+    embedding and its scores.
 
     Parameters
     ----------
@@ -114,11 +151,20 @@ class _Division:
         self._model, self._group = model, group
         self._made: dict[int, Module] = {}  # by the layer that it replaces
         self._containers, self._layers = self._known(model)
-        self._heads = [layer for layer in self._layers if is_exactly(layer, Unembedding)]
-        self._heads = [head for head in self._heads if isinstance(head.weight, Parameter)]
+        self._heads = [
+            layer for layer in self._layers if is_exactly(layer, Unembedding)
+        ]
+        self._heads = [
+            head for head in self._heads if isinstance(head.weight, Parameter)
+        ]
         heads = Counter(id(head.weight.owner) for head in self._heads)
         every = {id(part): part for part in model.modules()}.values()
-        uses = Counter(id(part.owner) for each in every for _, part in each._parts() if isinstance(part, Parameter))
+        uses = Counter(
+            id(part.owner)
+            for each in every
+            for _, part in each._parts()
+            if isinstance(part, Parameter)
+        )
         self._shared = {owner for owner, count in (uses - heads).items() if count > 1}
         self._holders = Counter[int]()  # by part, in how many modules it is
         for module in every:
@@ -127,14 +173,21 @@ class _Division:
     @staticmethod
     def _known(model: Module) -> tuple[list[Module], list[Any]]:
         """Return the containers, and the layers that containers alone hold."""
-        containers, layers, opaque, coming = dict[int, Module](), dict[int, Module](), set[int](), [model]
+        containers, layers, opaque, coming = (
+            dict[int, Module](),
+            dict[int, Module](),
+            set[int](),
+            [model],
+        )
         while coming:
             module = coming.pop(0)
             if id(module) in containers or id(module) in layers:
                 continue
             if is_container(module):
                 containers[id(module)] = module
-                coming += [part for _, part in module._parts() if isinstance(part, Module)]
+                coming += [
+                    part for _, part in module._parts() if isinstance(part, Module)
+                ]
             else:
                 layers[id(module)] = module
                 opaque |= {id(part) for part in module.modules() if part is not module}
@@ -147,57 +200,94 @@ class _Division:
         """Return the model, divided."""
         self._divide_embeddings()
         for layer in self._layers:
-            if self._is_plain(layer, MultiHeadAttention) and self._are_plain(layer.projections, layer.output):
+            if self._is_plain(layer, MultiHeadAttention) and self._are_plain(
+                layer.projections, layer.output
+            ):
                 self._made[id(layer)] = ParallelAttention(layer, self._group)
         for container in self._containers:
             if isinstance(container, Sequential):
                 self._divide_pairs(container.layers)
         for container in self._containers:
-            vars(container).update({name: self._replaced(value) for name, value in vars(container).items()})
+            vars(container).update(
+                {name: self._replaced(value) for name, value in vars(container).items()}
+            )
         return self._replaced(self._model)
 
     def _divide_embeddings(self) -> None:
-        embeddings: dict[int, ParallelEmbedding] = {}  # by the parameter that was divided
+        # by the parameter that was divided
+        embeddings: dict[int, ParallelEmbedding] = {}
         for layer in self._layers:
-            if self._is_plain(layer, Embedding) and len(layer.weight) % self._group.size == 0:
+            if (
+                self._is_plain(layer, Embedding)
+                and len(layer.weight) % self._group.size == 0
+            ):
                 layer.weight.owner.num_uses = 1  # the other uses follow
                 divided = ParallelEmbedding(layer, self._group)
                 self._made[id(layer)] = embeddings[id(layer.weight.owner)] = divided
         for head in self._heads:
             if id(head.weight.owner) in embeddings:
-                self._made[id(head)] = ParallelUnembedding(embeddings[id(head.weight.owner)], head)
+                self._made[id(head)] = ParallelUnembedding(
+                    embeddings[id(head.weight.owner)], head
+                )
 
     def _divide_pairs(self, layers: list[Any]) -> None:
         """Divide pairs of linear layers with elementwise functions between them."""
         for first, layer in enumerate(layers):
-            behind = next((i for i in range(first + 1, len(layers)) if not is_exactly(layers[i], *ELEMENTWISE)), first)
+            behind = next(
+                (
+                    i
+                    for i in range(first + 1, len(layers))
+                    if not is_exactly(layers[i], *ELEMENTWISE)
+                ),
+                first,
+            )
             other = layers[behind]
-            is_pair = behind > first and self._are_plain(layer, other) and layer is not other
+            is_pair = (
+                behind > first and self._are_plain(layer, other) and layer is not other
+            )
             if is_pair and not {id(layer), id(other)} & self._made.keys():
                 self._made[id(layer)] = ColumnParallelLinear(layer, self._group)
                 self._made[id(other)] = RowParallelLinear(other, self._group)
 
     def _are_plain(self, *layers: Any) -> bool:
         """Return whether layers are linear and plain, and each is in one place."""
-        return all(self._is_plain(layer, Linear) and self._holders[id(layer)] == 1 for layer in layers)
+        return all(
+            self._is_plain(layer, Linear) and self._holders[id(layer)] == 1
+            for layer in layers
+        )
 
     def _is_plain(self, layer: Module, kind: type[Module]) -> bool:
-        """Return whether a layer is exactly of a class, with whole parameters that no other layer uses."""
+        """Return whether a layer is exactly of a class, with whole parameters that no
+        other layer uses.
+        """
         held = [vars(layer).get(name) for name in ("weight", "bias")]
-        owners: Iterable[Parameter] = [parameter.owner for parameter in parameters_of(layer)]
-        is_whole = all(type(owner) is Parameter and id(owner) not in self._shared for owner in owners)
-        are_parameters = all(value is None or isinstance(value, Parameter) for value in held)
+        owners: Iterable[Parameter] = [
+            parameter.owner for parameter in parameters_of(layer)
+        ]
+        is_whole = all(
+            type(owner) is Parameter and id(owner) not in self._shared
+            for owner in owners
+        )
+        are_parameters = all(
+            value is None or isinstance(value, Parameter) for value in held
+        )
         return is_exactly(layer, kind) and is_whole and are_parameters
 
     def _replaced(self, value: Any) -> Any:
-        """Return an attribute of a container, with divided layers in place of whole ones."""
+        """Return an attribute of a container, with divided layers in place of whole
+        ones.
+        """
         if isinstance(value, Module):
             return self._made.get(id(value), value)
         if isinstance(value, dict):
             value.update({key: self._replaced(item) for key, item in value.items()})
         elif isinstance(value, list):
             value[:] = [self._replaced(item) for item in value]
-        elif isinstance(value, tuple) and any(isinstance(item, Module) for item in value):
+        elif isinstance(value, tuple) and any(
+            isinstance(item, Module) for item in value
+        ):
             items = [self._replaced(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            return (
+                type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            )
         return value

@@ -1,20 +1,24 @@
-"""Layers whose parameters are divided among replicas, and whole only while they compute: FSDP, ZeRO-3.
+"""Layers whose parameters are divided among replicas, and whole only while they
+compute: FSDP, ZeRO-3.
 
-Each rank keeps a shard of the elements of a layer, and their gradients and optimiser state::
+Each rank keeps a shard of the elements of a layer, and their gradients and optimiser
+state::
 
     rank 0   shard 0 --.   .-- whole -- F …   shard 0 --.   .-- whole -- B --.   .-- sum of shard 0 of the gradients
                         \\ /                              \\ /                 \\ /
     rank 1   shard 1 ----'---- whole -- F …   shard 1 ----'---- whole -- B ---'----- sum of shard 1
 
-The whole values are in a workspace, where the values of the next layer replace them. The arrays that a graph has
-captured are views of it; before the gradient of a result enters the layer, the same values are gathered there once
-more. So a rank sends (n - 1) / n of the parameters three times for each microbatch; the gradient all-reduce of replicas
-sends 2 (n - 1) / n of them once for each step.
+The whole values are in a workspace, where the values of the next layer replace them.
+The arrays that a graph has captured are views of it; before the gradient of a result
+enters the layer, the same values are gathered there once more. So a rank sends (n - 1)
+/ n of the parameters three times for each microbatch; the gradient all-reduce of
+replicas sends 2 (n - 1) / n of them once for each step.
 
 References
 ----------
-Rajbhandari et al. 2020, "ZeRO: memory optimizations toward training trillion parameter models", section 5.3; Zhao et
-al. 2023, "PyTorch FSDP: experiences on scaling fully sharded data parallel".
+Rajbhandari et al. 2020, "ZeRO: memory optimizations toward training trillion parameter
+models", section 5.3; Zhao et al. 2023, "PyTorch FSDP: experiences on scaling fully
+sharded data parallel".
 """
 
 from __future__ import annotations
@@ -29,7 +33,14 @@ import numpy as np
 
 from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array, array_module, prod
-from minipipe.autograd.graph import CUSTOM, Backward, BackwardWalk, Leaf, Saved, unchanged
+from minipipe.autograd.graph import (
+    CUSTOM,
+    Backward,
+    BackwardWalk,
+    Leaf,
+    Saved,
+    unchanged,
+)
 from minipipe.autograd.memory import arrays_in, buffer_of, saved_by
 from minipipe.autograd.modes import current_mode, mode, next_order, setting
 from minipipe.comm.message import finish
@@ -51,11 +62,14 @@ _WITHOUT_ARRAYS = (
     *(int, float, str, slice, range, type, type(None), type(...)),
     *(np.dtype, np.generic, ProcessGroup),
 )
-_NOTHING = np.zeros(0)  # the values of the shards in the graph, which no operation computes
-_ALIGNED = 16  # elements at which a parameter may begin: the rounding of a product may depend on the alignment
+# the values of the shards in the graph, which no operation computes
+_NOTHING = np.zeros(0)
+# elements at which a parameter may begin: the rounding of a product may depend on the
+# alignment
+_ALIGNED = 16
 
 
-# -- layers -----------------------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------
 
 
 class Workspace:
@@ -70,7 +84,8 @@ class Workspace:
     arrays : dict
         By dtype, the memory, after its first use.
     holder : array or None
-        The first of the parameters that are gathered, as the call that uses them knows it.
+        The first of the parameters that are gathered, as the call that uses them knows
+        it.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -84,9 +99,11 @@ class Workspace:
 
 
 class FullySharded(Module):
-    """A layer of whose parameters each rank of a group keeps a shard; :func:`fully_shard` makes them.
+    """A layer of whose parameters each rank of a group keeps a shard;
+    :func:`fully_shard` makes them.
 
-    A call, and the backward of a call, are collective over the group: its ranks make them in one order.
+    A call, and the backward of a call, are collective over the group: its ranks make
+    them in one order.
 
     Parameters
     ----------
@@ -103,17 +120,23 @@ class FullySharded(Module):
     """
 
     not_trained = "places"  # in which the layer has its parameters
-    _passing = ("kept",)  # a compiled program depends on its existence, not on its arrays
-    _inlined = "layer"  # parameters keep the names that they have in the layer, and so their first values
+    # a compiled program depends on its existence, not on its arrays
+    _passing = ("kept",)
+    # parameters keep the names that they have in the layer, and so their first values
+    _inlined = "layer"
 
     def __init__(self, layer: Module, workspace: Workspace) -> None:
-        Spec(Workspace, expected="a workspace", advice="nn.fully_shard makes both.").of_class("FullySharded", workspace)
+        Spec(
+            Workspace, expected="a workspace", advice="nn.fully_shard makes both."
+        ).of_class("FullySharded", workspace)
         self._shown, self.layer, self.workspace = repr(layer), layer, workspace
         self.is_training = layer.is_training
         self.places = _Places(_places_in(layer))
-        self.kept: dict[Any, Array] | None = None  # the whole parameters, inside of `kept_whole`
+        # the whole parameters, inside of `kept_whole`
+        self.kept: dict[Any, Array] | None = None
         group = workspace.group
-        self.offsets: list[tuple[Any, int, tuple[int, ...]]] = []  # by parameter: dtype, first element, shape
+        # by parameter: dtype, first element, shape
+        self.offsets: list[tuple[Any, int, tuple[int, ...]]] = []
         ends = dict[Any, int]()  # by dtype
         for parameter in (parameters := self.shares):
             first = -(-ends.get(parameter.dtype, 0) // _ALIGNED) * _ALIGNED
@@ -122,17 +145,31 @@ class FullySharded(Module):
         self.sizes = ends
         for dtype, end in ends.items():
             workspace.sizes[dtype] = max(end, workspace.sizes.get(dtype, 0))
-            alike = [(places, one) for places, one in zip(self.places.all, parameters) if one.dtype == dtype]
-            by_rank = [dict(part) for part in equal_parts(tuple(one.size for _, one in alike), group.size)]
+            alike = [
+                (places, one)
+                for places, one in zip(self.places.all, parameters)
+                if one.dtype == dtype
+            ]
+            by_rank = [
+                dict(part)
+                for part in equal_parts(tuple(one.size for _, one in alike), group.size)
+            ]
             for i, (places, one) in enumerate(alike):
                 pieces = tuple(found.get(i, slice(0, 0)) for found in by_rank)
                 inner: Any = one.shard if isinstance(one, ShardedParameter) else None
-                _put(places, ShardedParameter.of(one, FlatShard(group, one.shape, pieces, inner)))
+                _put(
+                    places,
+                    ShardedParameter.of(
+                        one, FlatShard(group, one.shape, pieces, inner)
+                    ),
+                )
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return an attribute of the layer, under whose name the model has this one."""
+            """Return an attribute of the layer, under whose name the model has this
+            one.
+            """
             layer = vars(self).get("layer")
             is_of_layer = layer is not None and not name.startswith("__")
             return getattr(layer, name) if is_of_layer else super().__getattr__(name)
@@ -146,7 +183,9 @@ class FullySharded(Module):
         return [_holder(places[0])[places[0][1]] for places in self.places.all]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Compute the result of the layer, with whole parameters. Collective, and so is its backward."""
+        """Compute the result of the layer, with whole parameters. Collective, and so is
+        its backward.
+        """
         call, own = _Call(self), self.shares
         wholes = call.wholes(own)
         with call.watching():
@@ -159,40 +198,59 @@ class FullySharded(Module):
                 for places, share in zip(self.places.all, own):
                     _put(places, share)
             own_results = tensors_in(result)
-            found = call.passed_on([*own_results, *losses], tensors_in([*inputs, *options.values()]))
+            found = call.passed_on(
+                [*own_results, *losses], tensors_in([*inputs, *options.values()])
+            )
         losses_so_far().extend(found[len(own_results) :])
         return rebuilt(result, found[: len(own_results)])
 
-    # -- messages -------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------
 
     def arrays_of(self, sizes: dict[Any, int]) -> dict[Any, Array]:
-        """Return arrays of some sizes, by dtype, in which the parameters of this layer lie."""
-        return {dtype: backend.moved(np.zeros(size, dtype), self.shares[0].xp) for dtype, size in sizes.items()}
+        """Return arrays of some sizes, by dtype, in which the parameters of this layer
+        lie.
+        """
+        return {
+            dtype: backend.moved(np.zeros(size, dtype), self.shares[0].xp)
+            for dtype, size in sizes.items()
+        }
 
     def gather(self, into: dict[Any, Array]) -> None:
         """Write the whole parameters into arrays, by dtype. Collective."""
         _gather([self], [into])
 
-    def scatter(self, gradients: dict[int, Array], first: Array) -> list[tuple[Leaf, Array]]:
-        """Return the leaves that accumulate the gradients of shards, and their sums over the ranks. Collective.
+    def scatter(
+        self, gradients: dict[int, Array], first: Array
+    ) -> list[tuple[Leaf, Array]]:
+        """Return the leaves that accumulate the gradients of shards, and their sums
+        over the ranks. Collective.
 
         Parameters
         ----------
         gradients : dict of int to array
-            By the number of a parameter, the gradients that the call of this rank has computed. They are removed.
+            By the number of a parameter, the gradients that the call of this rank has
+            computed. They are removed.
         first : array
             The first of the whole parameters in this call.
         """
-        trained = {i: share for i, share in enumerate(self.shares) if share.requires_grad}
+        trained = {
+            i: share for i, share in enumerate(self.shares) if share.requires_grad
+        }
         if not trained:
             return []
         own = [_flat(gradients.pop(i)) if i in gradients else None for i in trained]
         totals = _scattered(self, first, *own)
-        return [(share.node, total) for share, total in zip(trained.values(), totals) if total is not None]
+        return [
+            (share.node, total)
+            for share, total in zip(trained.values(), totals)
+            if total is not None
+        ]
 
 
 def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) -> None:
-    """Write the whole parameters of some layers into arrays, by dtype, with one message for all. Collective."""
+    """Write the whole parameters of some layers into arrays, by dtype, with one message
+    for all. Collective.
+    """
     shares, wholes = list[Any](), list[Array]()
     for layer, arrays in zip(layers, into):
         for share, (dtype, first, shape) in zip(layer.shares, layer.offsets):
@@ -201,13 +259,19 @@ def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) ->
             wholes[-1][share.shard.pieces[share.shard.group.rank]] = share.data
     if shares:
         group = layers[0].workspace.group
-        channel, words = Channel(group, OwnTag.GATHER, xp=shares[0].xp), "a shard of the parameters of a layer"
-        gathering = AllGather(channel, range(group.size), wholes, _parts(shares, group), words)
+        channel, words = (
+            Channel(group, OwnTag.GATHER, xp=shares[0].xp),
+            "a shard of the parameters of a layer",
+        )
+        gathering = AllGather(
+            channel, range(group.size), wholes, _parts(shares, group), words
+        )
         gathering.wait()
         finish(gathering.exchange.sends)
 
 
-# Lines of a compiled stage. Each is given an array of the call, or its parameters, since lines depend on arrays.
+# Lines of a compiled stage. Each is given an array of the call, or its parameters,
+# since lines depend on arrays.
 
 
 @backend.collective
@@ -217,8 +281,14 @@ def _gathered(layer: FullySharded, *shares: Array) -> tuple[Array, ...]:
     if arrays is None:
         arrays = space.arrays = space.arrays or layer.arrays_of(space.sizes)
         layer.gather(arrays)
-    wholes = [arrays[dtype][first : first + prod(shape)] for dtype, first, shape in layer.offsets]
-    found = [backend.reshape(whole, shape) for whole, (_, _, shape) in zip(wholes, layer.offsets)]
+    wholes = [
+        arrays[dtype][first : first + prod(shape)]
+        for dtype, first, shape in layer.offsets
+    ]
+    found = [
+        backend.reshape(whole, shape)
+        for whole, (_, _, shape) in zip(wholes, layer.offsets)
+    ]
     for whole in found:
         if isinstance(whole, np.ndarray):
             whole.flags.writeable = False  # in the forward of the layer
@@ -229,7 +299,9 @@ def _gathered(layer: FullySharded, *shares: Array) -> tuple[Array, ...]:
 
 @backend.collective
 def _restored(layer: FullySharded, first: Array, is_certain: bool) -> None:
-    """Gather the parameters of an earlier call again, if it is certain or others have used the workspace since."""
+    """Gather the parameters of an earlier call again, if it is certain or others have
+    used the workspace since.
+    """
     space = layer.workspace
     if is_certain or space.holder is not first:
         layer.gather(space.arrays)
@@ -237,11 +309,21 @@ def _restored(layer: FullySharded, first: Array, is_certain: bool) -> None:
 
 
 @backend.collective
-def _scattered(layer: FullySharded, first: Array, *gradients: Array | None) -> tuple[Array | None, ...]:
+def _scattered(
+    layer: FullySharded, first: Array, *gradients: Array | None
+) -> tuple[Array | None, ...]:
     """Return the sums of this rank's shards of gradients, given as rows of elements."""
-    group, shares = layer.workspace.group, [share for share in layer.shares if share.requires_grad]
-    channel, words = Channel(group, OwnTag.GATHER, xp=shares[0].xp), "its part of the gradients of a layer"
-    reduction = ReduceScatter(channel, range(group.size), list(gradients), _parts(shares, group), words)
+    group, shares = (
+        layer.workspace.group,
+        [share for share in layer.shares if share.requires_grad],
+    )
+    channel, words = (
+        Channel(group, OwnTag.GATHER, xp=shares[0].xp),
+        "its part of the gradients of a layer",
+    )
+    reduction = ReduceScatter(
+        channel, range(group.size), list(gradients), _parts(shares, group), words
+    )
     totals = reduction.wait()
     finish(reduction.sends)
     return tuple(totals)
@@ -249,7 +331,10 @@ def _scattered(layer: FullySharded, first: Array, *gradients: Array | None) -> t
 
 def _parts(shares: Sequence[Any], group: ProcessGroup) -> list[list[tuple[int, slice]]]:
     """Return, by rank, the elements of its shards in each of the whole parameters."""
-    return [[(i, share.shard.pieces[rank]) for i, share in enumerate(shares)] for rank in range(group.size)]
+    return [
+        [(i, share.shard.pieces[rank]) for i, share in enumerate(shares)]
+        for rank in range(group.size)
+    ]
 
 
 class _Call:
@@ -266,92 +351,150 @@ class _Call:
         arrays = _gathered(layer, *[share.data for share in shares])
         self._first = arrays[0]
         found: list[Parameter] = []
-        for i, (share, array, (dtype, _, shape)) in enumerate(zip(shares, arrays, layer.offsets)):
+        for i, (share, array, (dtype, _, shape)) in enumerate(
+            zip(shares, arrays, layer.offsets)
+        ):
             noted = (partial(self._gradients.setdefault, i),)
-            node = Node(CUSTOM[1], (self._joint,), noted, next_order(), share.requires_grad, False, shape, dtype)
+            node = Node(
+                CUSTOM[1],
+                (self._joint,),
+                noted,
+                next_order(),
+                share.requires_grad,
+                False,
+                shape,
+                dtype,
+            )
             found.append(_Whole(array, node, share))
         return found
 
     def watching(self) -> AbstractContextManager[Any]:
-        """Watch no array inside this block that is whole here: the next layer changes it, and backward restores it."""
+        """Watch no array inside this block that is whole here: the next layer changes
+        it, and backward restores it.
+        """
         watch = mode().watch
         if watch is None:
             return nullcontext()
         return setting(current_mode, mode()._replace(watch=partial(self._watch, watch)))
 
-    def _watch(self, watch: Callable[..., Any], values: tuple[Any, ...], arrays: list[Any]) -> Any:
-        return watch(values, [array for array in arrays if backend.is_array(array) and not self._is_whole(array)])
+    def _watch(
+        self, watch: Callable[..., Any], values: tuple[Any, ...], arrays: list[Any]
+    ) -> Any:
+        return watch(
+            values,
+            [
+                array
+                for array in arrays
+                if backend.is_array(array) and not self._is_whole(array)
+            ],
+        )
 
     def passed_on(self, results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
-        """Return the results, such that the whole parameters are in their place again when the gradients arrive.
+        """Return the results, such that the whole parameters are in their place again
+        when the gradients arrive.
 
-        The gradient of a result always reaches the shards, since other ranks may have used other parameters. A returned
-        input stays as it is otherwise: the gradients of its uses would be added up in another order.
+        The gradient of a result always reaches the shards, since other ranks may have
+        used other parameters. A returned input stays as it is otherwise: the gradients
+        of its uses would be added up in another order.
         """
         if self._is_kept:
             return results
-        inside = self._inside([result.node for result in results if result.node is not None])
+        inside = self._inside(
+            [result.node for result in results if result.node is not None]
+        )
         self._look_after(inside)
-        is_reached = self._joint in inside or not any(share.requires_grad for share in self._layer.shares)
+        is_reached = self._joint in inside or not any(
+            share.requires_grad for share in self._layer.shares
+        )
         found = {id(tensor): tensor for tensor in given} if is_reached else {}
         shares = Tensor.__new__(Tensor)
         shares.data, shares.node = _NOTHING, None if is_reached else self._joint
         for result in results:
             if id(result) not in found:
-                found[id(result)] = record(self._apart(result.data), (result, self._filled), (shares, unchanged))
+                found[id(result)] = record(
+                    self._apart(result.data),
+                    (result, self._filled),
+                    (shares, unchanged),
+                )
         return [found[id(result)] for result in results]
 
     def scattered(self) -> list[tuple[Leaf, Array]]:
-        """Return the sums of gradients. Collective, unless the parameters are kept whole and have no gradients."""
-        return [] if self._is_kept else self._layer.scatter(self._gradients, self._first)
+        """Return the sums of gradients. Collective, unless the parameters are kept
+        whole and have no gradients.
+        """
+        return (
+            [] if self._is_kept else self._layer.scatter(self._gradients, self._first)
+        )
 
     def _filled(self, gradient: Array) -> Array:
-        """Return the gradient of a result. The first one finds the parameters of a later layer in the workspace."""
+        """Return the gradient of a result. The first one finds the parameters of a
+        later layer in the workspace.
+        """
         is_certain, self._is_back = not self._is_back, True
         _restored(self._layer, self._first, is_certain)
         return gradient
 
     def _apart(self, data: Array) -> Array:
-        """Return values that do not change with the workspace, as a returned parameter would."""
+        """Return values that do not change with the workspace, as a returned parameter
+        would.
+        """
         return backend.copy(data) if self._is_whole(data) else data
 
     def _is_whole(self, array: Array) -> bool:
-        return any(buffer_of(array) is buffer_of(space) for space in self._layer.workspace.arrays.values())
+        return any(
+            buffer_of(array) is buffer_of(space)
+            for space in self._layer.workspace.arrays.values()
+        )
 
     def _inside(self, nodes: list[Node]) -> dict[Node, None]:
         """Return the nodes of this call behind some nodes."""
         first, inside = self._joint.order, dict.fromkeys(nodes)
         stack = list(inside)
         while stack:
-            parents = dict.fromkeys(parent for parent in stack.pop().inputs if parent.order >= first)
+            parents = dict.fromkeys(
+                parent for parent in stack.pop().inputs if parent.order >= first
+            )
             stack += parents.keys() - inside.keys()
             inside |= parents
         return inside
 
     def _look_after(self, inside: dict[Node, None]) -> None:
-        """Restore the parameters before W computes gradients from them: other layers have used the workspace since.
+        """Restore the parameters before W computes gradients from them: other layers
+        have used the workspace since.
 
         I computes its results from them before any other layer runs.
         """
         for node in inside:
-            if self._joint not in node.inputs and not all(parent.is_activation for parent in node.inputs):
+            if self._joint not in node.inputs and not all(
+                parent.is_activation for parent in node.inputs
+            ):
                 node.saved = _Restored(self, node.saved).part(saved_by(node))
 
     def may_need_parameters(self, value: Any) -> bool:
-        """Return whether a saved value is a parameter, or may refer to one: a custom vjp, or an unknown object."""
+        """Return whether a saved value is a parameter, or may refer to one: a custom
+        vjp, or an unknown object.
+        """
         if isinstance(value, tuple | list | dict):
-            return any(map(self.may_need_parameters, value.values() if isinstance(value, dict) else value))
+            return any(
+                map(
+                    self.may_need_parameters,
+                    value.values() if isinstance(value, dict) else value,
+                )
+            )
         if backend.is_array(value):
             return self._is_whole(value)
         return not isinstance(value, _WITHOUT_ARRAYS)
 
     def fill(self) -> None:
-        """Restore the parameters, if other layers have used the workspace since. Collective."""
+        """Restore the parameters, if other layers have used the workspace since.
+        Collective.
+        """
         _restored(self._layer, self._first, False)
 
 
 class _Restored:
-    """Saved values among which are whole parameters, which are restored when a backward takes them.
+    """Saved values among which are whole parameters, which are restored when a backward
+    takes them.
 
     Parameters
     ----------
@@ -373,25 +516,45 @@ class _Restored:
         return self._saved if isinstance(self._saved, tuple) else self._saved.take()
 
     def part(self, values: tuple[Any, ...]) -> Saved:
-        """Return some of the values, in the same way if there are parameters among them."""
+        """Return some of the values, in the same way if there are parameters among
+        them.
+        """
         saved = values if isinstance(self._saved, tuple) else self._saved.part(values)
-        return _Restored(self._call, saved) if self._call.may_need_parameters(values) else saved
+        return (
+            _Restored(self._call, saved)
+            if self._call.may_need_parameters(values)
+            else saved
+        )
 
 
 class _Whole(Parameter):
-    """A whole parameter, inside the forward of its layer. Its values cannot be changed there."""
+    """A whole parameter, inside the forward of its layer. Its values cannot be changed
+    there.
+    """
 
     __slots__ = ()
 
     def __init__(self, values: Array, node: Node, share: Parameter) -> None:
         leaves: Any = {0: node}
-        self.data, self.node, self.leaves, self.initialiser = values, leaves[0], leaves, None
-        self.shape, self.dtype, self.xp, self.updates = values.shape, share.dtype, share.xp, None
+        self.data, self.node, self.leaves, self.initialiser = (
+            values,
+            leaves[0],
+            leaves,
+            None,
+        )
+        self.shape, self.dtype, self.xp, self.updates = (
+            values.shape,
+            share.dtype,
+            share.xp,
+            None,
+        )
         self.num_uses, self.is_placed, self.arena = 1, True, None
 
 
 class _Shares(Node):
-    """The shards of a layer in the graph of one call. The gradients of all its parameters arrive before they go on."""
+    """The shards of a layer in the graph of one call. The gradients of all its
+    parameters arrive before they go on.
+    """
 
     __slots__ = ("call", "walk")
 
@@ -413,26 +576,37 @@ class _Shares(Node):
 
 
 def _flat(gradient: Array) -> Array:
-    """Return the elements in one row; elements of half precision become float32, in which they are added up."""
-    wide = array_module(gradient).float32 if backend.is_half(gradient.dtype) else gradient.dtype
+    """Return the elements in one row; elements of half precision become float32, in
+    which they are added up.
+    """
+    wide = (
+        array_module(gradient).float32
+        if backend.is_half(gradient.dtype)
+        else gradient.dtype
+    )
     return backend.reshape(backend.as_array(gradient, wide), (-1,))
 
 
-# -- places of parameters: an attribute of a module, or an entry of a list or dict in one ---------------------------
+# -- places of parameters: an attribute of a module, or an entry of a list or dict in
+# one
 
 
 Place = tuple[Any, Any]  # a module, list or dict, and the key or index
 
 
 class _Places:
-    """The places of each parameter: not a list, which a module would search for layers."""
+    """The places of each parameter: not a list, which a module would search for
+    layers.
+    """
 
     def __init__(self, all_places: list[list[Place]]) -> None:
         self.all = all_places
 
 
 def _places_in(layer: Module) -> list[list[Place]]:
-    """Return the places of each parameter to divide: no other layer shares it, and its class is minipipe's."""
+    """Return the places of each parameter to divide: no other layer shares it, and its
+    class is minipipe's.
+    """
     found = dict[int, list[Place]]()
     for module in {id(part): part for part in layer.modules()}.values():
         for place in _within(module, vars(module)):
@@ -444,7 +618,10 @@ def _within(owner: Any, items: Any) -> Iterator[Place]:
     for key, value in items.items() if isinstance(items, dict) else enumerate(items):
         if isinstance(value, Parameter):
             # The shard would not have the attributes and methods of a custom class.
-            if value.num_uses == 1 and type(value.owner) in (Parameter, ShardedParameter):
+            if value.num_uses == 1 and type(value.owner) in (
+                Parameter,
+                ShardedParameter,
+            ):
                 yield owner, key
         elif isinstance(value, list | dict):
             yield from _within(value, value)
@@ -459,23 +636,26 @@ def _put(places: list[Place], value: Parameter) -> None:
         _holder(place)[place[1]] = value
 
 
-# -- models -----------------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------
 
 
 def fully_shard(module: Module, group: ProcessGroup) -> Module:
-    """Return a copy of a model of which each rank of a group keeps a shard; the names of parameters stay.
+    """Return a copy of a model of which each rank of a group keeps a shard; the names
+    of parameters stay.
 
-    Each layer with parameters, of the sequences that the model is made of, is one :class:`FullySharded`. A parameter
-    that several layers share, that is in a tuple, or that has a custom class, stays whole; each rank computes its own
-    gradient, and a pipeline on a device mesh adds these up. Collective for a model that has values and is already
-    divided.
+    Each layer with parameters, of the sequences that the model is made of, is one
+    :class:`FullySharded`. A parameter that several layers share, that is in a tuple, or
+    that has a custom class, stays whole; each rank computes its own gradient, and a
+    pipeline on a device mesh adds these up. Collective for a model that has values and
+    is already divided.
 
     Parameters
     ----------
     module : Module
         The same on all ranks.
     group : ProcessGroup
-        Of ranks that compute with different samples, such as the ``data`` of a :class:`minipipe.Grid`.
+        Of ranks that compute with different samples, such as the ``data`` of a
+        :class:`minipipe.Grid`.
 
     Raises
     ------
@@ -486,17 +666,27 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     --------
     >>> from minipipe import nn, spawn
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
-    >>> model.num_parameters, spawn(lambda group: nn.fully_shard(model, group).num_parameters, num_ranks=2)
+    >>> (
+    ...     model.num_parameters,
+    ...     spawn(
+    ...         lambda group: nn.fully_shard(model, group).num_parameters, num_ranks=2
+    ...     ),
+    ... )
     (90, [45, 45])
     """
-    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class("fully_shard", module)
-    Spec(ProcessGroup, expected="a group of ranks, such as grid.data").of_class("fully_shard", group)
+    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class(
+        "fully_shard", module
+    )
+    Spec(ProcessGroup, expected="a group of ranks, such as grid.data").of_class(
+        "fully_shard", group
+    )
     twin = copy.deepcopy(module)
     return twin if group.size == 1 else _sharded(twin, Workspace(group))
 
 
 def _sharded(module: Module, workspace: Workspace) -> Module:
-    if computes_as(module, Sequential):  # a custom forward may read its layers: it is a layer
+    # a custom forward may read its layers: it is a layer
+    if computes_as(module, Sequential):
         module.layers = [_sharded(layer, workspace) for layer in module.layers]
         return module
     if isinstance(module, FullySharded):
@@ -505,16 +695,21 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
         module.module = _sharded(module.module, workspace)
         return module
     if any(isinstance(part, Recompute) for part in module.modules()):
-        message = f"{module.brief()} has nn.Recompute inside, which would compute with shards of its parameters"
+        message = (
+            f"{module.brief()} has nn.Recompute inside, which would compute "
+            "with shards "
+            "of its parameters"
+        )
         raise ArgumentError("value", f"{message}; put nn.Recompute around the layer.")
     return FullySharded(module, workspace) if _places_in(module) else module
 
 
 def persistent_arrays(module: Module) -> list[Array]:
-    """Return the arrays of a model that graphs refer to but that are not activations, nor are their views.
+    """Return the arrays of a model that graphs refer to but that are not activations,
+    nor are their views.
 
-    They are parameters, the memory that holds fully sharded parameters whole, and arrays that layers keep as
-    attributes. Measuring and offloading leave them out.
+    They are parameters, the memory that holds fully sharded parameters whole, and
+    arrays that layers keep as attributes. Measuring and offloading leave them out.
     """
     parts = list(module.modules())
     found = [parameter.data for parameter in module.parameters()]
@@ -527,11 +722,17 @@ def persistent_arrays(module: Module) -> list[Array]:
 
 @contextmanager
 def kept_whole(*modules: Module) -> Iterator[None]:
-    """Keep the parameters of models whole inside this block, in which ranks compute alone. Collective at its beginning.
+    """Keep the parameters of models whole inside this block, in which ranks compute
+    alone. Collective at its beginning.
 
     Their gradients are not computed there.
     """
-    layers = [part for module in modules for part in module.modules() if isinstance(part, FullySharded)]
+    layers = [
+        part
+        for module in modules
+        for part in module.modules()
+        if isinstance(part, FullySharded)
+    ]
     try:
         kept = [layer.arrays_of(layer.sizes) for layer in layers]
         _gather(layers, kept)

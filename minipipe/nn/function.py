@@ -1,4 +1,6 @@
-"""Any function of tensors as a layer, and the text by which ranks notice that their functions differ."""
+"""Any function of tensors as a layer, and the text by which ranks notice that their
+functions differ.
+"""
 
 from __future__ import annotations
 
@@ -20,41 +22,51 @@ from minipipe.tensor import Tensor
 
 
 class Function(Module):
-    """A function as a layer: its argument is the one value of the layer before, a tensor or a pytree of them.
+    """A function as a layer: its argument is the one value of the layer before, a
+    tensor or a pytree of them.
 
     Parameters
     ----------
     function : function
-        Takes a tensor, or a tuple, list or dict of tensors, and returns the same kinds. It has no parameters; for
-        layers with parameters write a :class:`Module`. Random numbers come from Dropout and the like, so that every
-        rank draws the same.
+        Takes a tensor, or a tuple, list or dict of tensors, and returns the same kinds.
+        It has no parameters; for layers with parameters write a :class:`Module`. Random
+        numbers come from Dropout and the like, so that every rank draws the same.
 
     Raises
     ------
     ArgumentError
-        Code ``type``, also for a function that refers to a module or a parameter, which would not be trained.
+        Code ``type``, also for a function that refers to a module or a parameter, which
+        would not be trained.
 
     Notes
     -----
-    The ranks of a pipeline compare their models by the repr. A function that can be imported is known by its name. Any
-    other, such as a lambda, has a digest of its code, its defaults, and the numbers, strings, arrays and functions that
-    it refers to; objects of other kinds count by their type.
+    The ranks of a pipeline compare their models by the repr. A function that can be
+    imported is known by its name. Any other, such as a lambda, has a digest of its
+    code, its defaults, and the numbers, strings, arrays and functions that it refers
+    to; objects of other kinds count by their type.
 
     Examples
     --------
     >>> from minipipe import Tensor, functional, nn
     >>> nn.Function(functional.relu)
     Function(minipipe.functional.relu)
-    >>> model = nn.Sequential(nn.Linear(4, 3), nn.Function(lambda x: (x, x.mean(axis=1, keepdims=True))))
+    >>> model = nn.Sequential(
+    ...     nn.Linear(4, 3), nn.Function(lambda x: (x, x.mean(axis=1, keepdims=True)))
+    ... )
     >>> model = nn.Sequential(*model, nn.Function(lambda pair: pair[0] - pair[1]))
     >>> model(Tensor([[1.0, 2.0, 3.0, 4.0]])).shape
     (1, 3)
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        Spec(Callable, expected="a function, such as functional.relu").of_class("Function", function)
+        Spec(Callable, expected="a function, such as functional.relu").of_class(
+            "Function", function
+        )
         if isinstance(function, Module):
-            raise ArgumentError("type", f"{type(function).__name__} is a layer already: use it as it is.")
+            raise ArgumentError(
+                "type",
+                f"{type(function).__name__} is a layer already: use it as it is.",
+            )
         self._described = text_of(function)
         self.function = function
 
@@ -64,12 +76,14 @@ class Function(Module):
 
 
 def text_of(value: Any, *outer: Any) -> str:
-    """Return a text that is the same on every rank, and differs for other values; ``outer`` is the enclosing value.
+    """Return a text that is the same on every rank, and differs for other values;
+    ``outer`` is the enclosing value.
 
     Raises
     ------
     ArgumentError
-        Code ``type``, for a function that refers to a module or a parameter, which would not be trained.
+        Code ``type``, for a function that refers to a module or a parameter, which
+        would not be trained.
 
     Examples
     --------
@@ -92,22 +106,31 @@ def text_of(value: Any, *outer: Any) -> str:
         names = value.co_names, value.co_varnames, value.co_argcount
         return text_of((value.co_code, names, value.co_consts), *outer)
     if isinstance(value, tuple | list | set | frozenset | dict):
-        texts = [text_of(item, *outer) for item in (value.items() if isinstance(value, dict) else value)]
+        texts = [
+            text_of(item, *outer)
+            for item in (value.items() if isinstance(value, dict) else value)
+        ]
         return f"({', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)})"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
     data = value.data if isinstance(value, Tensor) else value
     if backend.is_array(data):
         return f"{data.dtype}{data.shape} {_digest(backend.to_numpy(data).tobytes())}"
-    return name_of(value) if hasattr(value, "__name__") else _text_of_object(value, outer)
+    return (
+        name_of(value) if hasattr(value, "__name__") else _text_of_object(value, outer)
+    )
 
 
 def _check_trains_nothing(value: Any) -> None:
-    if isinstance(value, Module | Parameter) or (isinstance(value, Tensor) and value.requires_grad):
+    if isinstance(value, Module | Parameter) or (
+        isinstance(value, Tensor) and value.requires_grad
+    ):
         raise ArgumentError(
             "type",
-            f"The function refers to a {type(value).__name__}, which neither a pipeline nor an optimiser "
-            "would find there. Make it an attribute of a custom module, or a separate layer.",
+            f"The function refers to a {type(value).__name__}, which neither a "
+            "pipeline nor an optimiser "
+            "would find there. Make it an attribute of a custom module, or a "
+            "separate layer.",
         )
 
 
@@ -115,25 +138,33 @@ def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
     parts = parts_of(function)
     code = parts["forward"].__code__ if parts else function.__code__
     referred = parts or dict((*closure_of(function), *globals_of(function)))
-    if "<" not in function.__qualname__:  # it can be imported, so its name is sufficient
+    # it can be imported, so its name is sufficient
+    if "<" not in function.__qualname__:
         for value in referred.values():
             text_of(value, *outer) if parts else _check_trains_nothing(value)
         return name_of(function)
-    text = text_of((code, function.__defaults__, function.__kwdefaults__, referred), *outer)
+    text = text_of(
+        (code, function.__defaults__, function.__kwdefaults__, referred), *outer
+    )
     return f"{name_of(function)}, line {code.co_firstlineno}, {_digest(text.encode())}"
 
 
 def parts_of(function: FunctionType) -> dict[str, Any]:
-    """Return the functions and options of an operation (:func:`minipipe.op`), by name; none of another function.
+    """Return the functions and options of an operation (:func:`minipipe.op`), by name;
+    none of another function.
 
     Its plans are left out: they depend on the calls so far, which differ between ranks.
     """
     operation = getattr(function, "operation", None)
-    return {**vars(operation), "plans": None} if isinstance(operation, Operation) else {}
+    return (
+        {**vars(operation), "plans": None} if isinstance(operation, Operation) else {}
+    )
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:
-    """Include the attributes of callables; other objects may hold values that differ between ranks."""
+    """Include the attributes of callables; other objects may hold values that differ
+    between ranks.
+    """
     attributes = vars(value) if callable(value) and hasattr(value, "__dict__") else {}
     return f"{name_of(type(value))}({', '.join(_named(attributes, outer))})"
 
@@ -143,8 +174,12 @@ def _named(values: dict[str, Any], outer: tuple[Any, ...]) -> list[str]:
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a function, a class or a module, from which users import it."""
-    name: Any = getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__)
+    """Return the name of a function, a class or a module, from which users import
+    it.
+    """
+    name: Any = getattr(value, "__qualname__", None) or getattr(
+        value, "__name__", type(value).__name__
+    )
     module = getattr(value, "__module__", None)
     if name in dir(functional) and getattr(functional, name) is value:
         module = functional.__name__  # where users find it, whatever the file
@@ -152,7 +187,9 @@ def name_of(value: Any) -> str:
 
 
 def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the names that a function has from the functions around it, with their values."""
+    """Yield the names that a function has from the functions around it, with their
+    values.
+    """
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             yield name, cell.cell_contents
@@ -168,8 +205,14 @@ def globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_in(code: CodeType) -> set[str]:
-    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    return names.union(*(_globals_in(part) for part in code.co_consts if isinstance(part, CodeType)))
+    names = {
+        step.argval
+        for step in dis.get_instructions(code)
+        if step.opname == "LOAD_GLOBAL"
+    }
+    return names.union(
+        *(_globals_in(part) for part in code.co_consts if isinstance(part, CodeType))
+    )
 
 
 def _digest(data: bytes) -> str:

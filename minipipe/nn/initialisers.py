@@ -1,4 +1,6 @@
-"""First values of parameters. Each function returns ``(generator, shape) -> values``."""
+"""First values of parameters. Each function returns ``(generator, shape) ->
+values``.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ def uniform(low: float, high: float) -> Initialiser:
 def truncated_normal(std: float, bound: float = 2.0) -> Initialiser:
     """Draw as :func:`normal` does, and redraw values beyond ``bound`` times ``std``.
 
-    The remaining values have a smaller standard deviation than ``std``: 0.88 of it for the default bound.
+    The remaining values have a smaller standard deviation than ``std``: 0.88 of it for
+    the default bound.
 
     References
     ----------
@@ -84,12 +87,13 @@ def truncated_normal(std: float, bound: float = 2.0) -> Initialiser:
 
 
 def he_uniform(fan_in: int) -> Initialiser:
-    """Draw uniformly from ±sqrt(6 / fan_in), which keeps the variance of activations through ReLUs.
+    """Draw uniformly from ±sqrt(6 / fan_in), which keeps the variance of activations
+    through ReLUs.
 
     References
     ----------
-    He et al. 2015, "Delving deep into rectifiers", equation 10. (PyTorch's Linear uses ±1/sqrt(fan_in), too little
-    for a deep plain network.)
+    He et al. 2015, "Delving deep into rectifiers", equation 10. (PyTorch's Linear uses
+    ±1/sqrt(fan_in), too little for a deep plain network.)
 
     Examples
     --------
@@ -104,7 +108,8 @@ def he_uniform(fan_in: int) -> Initialiser:
 
 
 def he_normal(fan_in: int) -> Initialiser:
-    """Draw from a normal distribution of variance 2 / fan_in, which keeps the variance of activations through ReLUs.
+    """Draw from a normal distribution of variance 2 / fan_in, which keeps the variance
+    of activations through ReLUs.
 
     References
     ----------
@@ -122,11 +127,13 @@ def he_normal(fan_in: int) -> Initialiser:
 
 
 def glorot_uniform(fan_in: int, fan_out: int) -> Initialiser:
-    """Draw uniformly from ±sqrt(6 / (fan_in + fan_out)), a compromise of forward and backward, for tanh and softmax.
+    """Draw uniformly from ±sqrt(6 / (fan_in + fan_out)), a compromise of forward and
+    backward, for tanh and softmax.
 
     References
     ----------
-    Glorot, Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks", equation 16.
+    Glorot, Bengio 2010, "Understanding the difficulty of training deep feedforward
+    neural networks", equation 16.
 
     Examples
     --------
@@ -141,17 +148,21 @@ def glorot_uniform(fan_in: int, fan_out: int) -> Initialiser:
 
 
 def glorot_normal(fan_in: int, fan_out: int) -> Initialiser:
-    """Draw from a normal distribution of variance 2 / (fan_in + fan_out), the variance of :func:`glorot_uniform`.
+    """Draw from a normal distribution of variance 2 / (fan_in + fan_out), the variance
+    of :func:`glorot_uniform`.
 
     References
     ----------
-    Glorot, Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks", equation 12.
+    Glorot, Bengio 2010, "Understanding the difficulty of training deep feedforward
+    neural networks", equation 12.
 
     Examples
     --------
     The root of 2 / 50 is a fifth.
 
-    >>> values = glorot_normal(fan_in=30, fan_out=20)(np.random.default_rng(0), (100, 100))
+    >>> values = glorot_normal(fan_in=30, fan_out=20)(
+    ...     np.random.default_rng(0), (100, 100)
+    ... )
     >>> round(float(values.std()), 2)
     0.2
     """
@@ -159,7 +170,8 @@ def glorot_normal(fan_in: int, fan_out: int) -> Initialiser:
 
 
 def lecun_normal(fan_in: int) -> Initialiser:
-    """Draw from a normal distribution of variance 1 / fan_in, which keeps the variance through linear layers.
+    """Draw from a normal distribution of variance 1 / fan_in, which keeps the variance
+    through linear layers.
 
     References
     ----------
@@ -177,35 +189,49 @@ def lecun_normal(fan_in: int) -> Initialiser:
 
 
 def generator_for(seed: int, name: str) -> np.random.Generator:
-    """Return a separate generator for each (seed, parameter name), so that no partition changes first values.
+    """Return a separate generator for each (seed, parameter name), so that no partition
+    changes first values.
 
     Examples
     --------
-    >>> first, again, other = (generator_for(0, name).random() for name in ("0.weight", "0.weight", "1.weight"))
+    >>> first, again, other = (
+    ...     generator_for(0, name).random()
+    ...     for name in ("0.weight", "0.weight", "1.weight")
+    ... )
     >>> first == again, first == other
     (True, False)
     """
     INDEX.check("seed", seed)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype="<u8").astype(np.uint64)))
+    return np.random.Generator(
+        np.random.Philox(key=np.frombuffer(key, dtype="<u8").astype(np.uint64))
+    )
 
 
-# -- functions of this module rather than closures, so that a parameter can be pickled -------------------------------
+# -- functions of this module rather than closures, so that a parameter can be pickled -
 
 
-def _filled(value: float, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _filled(
+    value: float, generator: np.random.Generator, shape: tuple[int, ...]
+) -> np.ndarray:
     return np.full(shape, value)
 
 
-def _drawn_normal(std: float, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _drawn_normal(
+    std: float, generator: np.random.Generator, shape: tuple[int, ...]
+) -> np.ndarray:
     return generator.normal(0.0, std, shape)
 
 
-def _drawn_uniform(low: float, high: float, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _drawn_uniform(
+    low: float, high: float, generator: np.random.Generator, shape: tuple[int, ...]
+) -> np.ndarray:
     return generator.uniform(low, high, shape)
 
 
-def _drawn_within(std: float, bound: float, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _drawn_within(
+    std: float, bound: float, generator: np.random.Generator, shape: tuple[int, ...]
+) -> np.ndarray:
     values = np.asarray(generator.normal(0.0, std, shape))
     while (outside := np.abs(values) > bound * std).any():
         values[outside] = generator.normal(0.0, std, int(outside.sum()))

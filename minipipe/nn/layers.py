@@ -1,4 +1,6 @@
-"""Layers that map vectors: products, activations, norms, lookups, recurrence; and the residual connection."""
+"""Layers that map vectors: products, activations, norms, lookups, recurrence; and the
+residual connection.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Linear(Module):
     bias : bool
         Whether there is a bias.
     initialiser : function, optional
-        First values of the weight; by default :func:`~minipipe.nn.initialisers.he_uniform`. The bias begins at 0.
+        First values of the weight; by default
+        :func:`~minipipe.nn.initialisers.he_uniform`. The bias begins at 0.
     dtype : dtype, optional
         float32 by default.
 
@@ -56,7 +59,9 @@ class Linear(Module):
         dtype: Any = None,
     ) -> None:
         check_lengths("Linear", in_features=in_features, out_features=out_features)
-        self.weight = Parameter((in_features, out_features), initialiser or he_uniform(in_features), dtype)
+        self.weight = Parameter(
+            (in_features, out_features), initialiser or he_uniform(in_features), dtype
+        )
         self.bias = Parameter((out_features,), constant(0.0), dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +70,9 @@ class Linear(Module):
 
     def describe(self) -> str:
         """Name both lengths."""
-        return ", ".join(map(str, self.weight.shape)) + ("" if self.bias is not None else ", bias=False")
+        return ", ".join(map(str, self.weight.shape)) + (
+            "" if self.bias is not None else ", bias=False"
+        )
 
 
 class Identity(Module):
@@ -100,9 +107,11 @@ class Flatten(Module):
 
 
 class Dropout(Module):
-    """Sets each element to 0 with a probability while training, and scales the others; changes nothing in evaluation.
+    """Sets each element to 0 with a probability while training, and scales the others;
+    changes nothing in evaluation.
 
-    The mask depends only on (seed, layer, step, microbatch), not on the schedule, the partition or recomputation.
+    The mask depends only on (seed, layer, step, microbatch), not on the schedule, the
+    partition or recomputation.
 
     Parameters
     ----------
@@ -209,7 +218,8 @@ class SiLU(Module):
 
 
 class GELU(Module):
-    """x times the probability that a normal number is smaller; see :func:`minipipe.functional.gelu`.
+    """x times the probability that a normal number is smaller; see
+    :func:`minipipe.functional.gelu`.
 
     Parameters
     ----------
@@ -238,13 +248,15 @@ class GELU(Module):
         return "approximate=True" if self.approximate else ""
 
 
-# There is no BatchNorm: it normalises over a batch, and a pipeline computes one microbatch at a time. The loss and
-# every gradient would depend on the division into microbatches, and no number of microbatches could reproduce the
-# result of another number, or of the whole batch. The norms below stay within one sample.
+# There is no BatchNorm: it normalises over a batch, and a pipeline computes one
+# microbatch at a time. The loss and every gradient would depend on the division into
+# microbatches, and no number of microbatches could reproduce the result of another
+# number, or of the whole batch. The norms below stay within one sample.
 
 
 class LayerNorm(Module):
-    """Mean 0 and variance 1 over the last axis, then * weight + bias; see :func:`minipipe.functional.layer_norm`.
+    """Mean 0 and variance 1 over the last axis, then * weight + bias; see
+    :func:`minipipe.functional.layer_norm`.
 
     Parameters
     ----------
@@ -285,8 +297,8 @@ class LayerNorm(Module):
 class GroupNorm(Module):
     """Mean 0 and variance 1 over each group of channels, then * weight + bias.
 
-    It replaces BatchNorm in convolutional networks; with as many groups as channels it is instance normalisation.
-    See :func:`minipipe.functional.group_norm`.
+    It replaces BatchNorm in convolutional networks; with as many groups as channels it
+    is instance normalisation. See :func:`minipipe.functional.group_norm`.
 
     Parameters
     ----------
@@ -324,9 +336,20 @@ class GroupNorm(Module):
     (4, 6, 8, 8)
     """
 
-    def __init__(self, num_groups: int, num_channels: int, epsilon: float = 1e-5, dtype: Any = None) -> None:
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        epsilon: float = 1e-5,
+        dtype: Any = None,
+    ) -> None:
         check_lengths("GroupNorm", num_groups=num_groups, num_channels=num_channels)
-        divisor("GroupNorm: num_groups", num_groups, num_channels, of=f"the {counted(num_channels, 'channel')}")
+        divisor(
+            "GroupNorm: num_groups",
+            num_groups,
+            num_channels,
+            of=f"the {counted(num_channels, 'channel')}",
+        )
         self._described = f"{num_groups}, {num_channels}"
         self.num_groups = num_groups
         self.epsilon = epsilon
@@ -335,11 +358,14 @@ class GroupNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape, ``(n, num_channels, *spatial)``."""
-        return functional.group_norm(x, self.num_groups, self.weight, self.bias, self.epsilon)
+        return functional.group_norm(
+            x, self.num_groups, self.weight, self.bias, self.epsilon
+        )
 
 
 class RMSNorm(Module):
-    """Mean square 1 over the last axis, then * weight; see :func:`minipipe.functional.rms_norm`.
+    """Mean square 1 over the last axis, then * weight; see
+    :func:`minipipe.functional.rms_norm`.
 
     Parameters
     ----------
@@ -374,7 +400,8 @@ class RMSNorm(Module):
 
 
 class Embedding(Module):
-    """A learned vector for each of a number of symbols; see :func:`minipipe.functional.embedding`.
+    """A learned vector for each of a number of symbols; see
+    :func:`minipipe.functional.embedding`.
 
     Parameters
     ----------
@@ -393,8 +420,9 @@ class Embedding(Module):
 
     References
     ----------
-    Radford et al. 2018, "Improving language understanding by generative pre-training", section 4.1, draws N(0, 0.02);
-    GPT-2 (Radford et al. 2019) does the same. (PyTorch's Embedding draws N(0, 1).)
+    Radford et al. 2018, "Improving language understanding by generative pre-training",
+    section 4.1, draws N(0, 0.02); GPT-2 (Radford et al. 2019) does the same. (PyTorch's
+    Embedding draws N(0, 1).)
 
     Examples
     --------
@@ -404,11 +432,17 @@ class Embedding(Module):
     """
 
     def __init__(
-        self, num_embeddings: int, width: int, initialiser: Initialiser | None = None, dtype: Any = None
+        self,
+        num_embeddings: int,
+        width: int,
+        initialiser: Initialiser | None = None,
+        dtype: Any = None,
     ) -> None:
         check_lengths("Embedding", num_embeddings=num_embeddings, width=width)
         self._described = f"{num_embeddings}, {width}"
-        self.weight = Parameter((num_embeddings, width), initialiser or normal(0.02), dtype)
+        self.weight = Parameter(
+            (num_embeddings, width), initialiser or normal(0.02), dtype
+        )
 
     def forward(self, ids: Operand) -> Tensor:
         """Map whole numbers of shape (...) to vectors, (..., width)."""
@@ -437,11 +471,19 @@ class PositionalEmbedding(Module):
     --------
     >>> import numpy as np
     >>> from minipipe import Tensor, nn
-    >>> nn.PositionalEmbedding(length=64, width=8)(Tensor(np.ones((2, 3, 8), np.float32))).shape
+    >>> nn.PositionalEmbedding(length=64, width=8)(
+    ...     Tensor(np.ones((2, 3, 8), np.float32))
+    ... ).shape
     (2, 3, 8)
     """
 
-    def __init__(self, length: int, width: int, initialiser: Initialiser | None = None, dtype: Any = None) -> None:
+    def __init__(
+        self,
+        length: int,
+        width: int,
+        initialiser: Initialiser | None = None,
+        dtype: Any = None,
+    ) -> None:
         check_lengths("PositionalEmbedding", length=length, width=width)
         self._described = f"{length}, {width}"
         self.weight = Parameter((length, width), initialiser or normal(0.02), dtype)
@@ -461,16 +503,24 @@ class PositionalEmbedding(Module):
         first = 0 if part is None else part.first
         if first + x.shape[1] > length:
             message = (
-                f"PositionalEmbedding: the sequence has {first + x.shape[1]} positions; expected at most {length}."
+                f"PositionalEmbedding: the sequence has {first + x.shape[1]} "
+                "positions; "
+                f"expected at most {length}."
             )
-            raise TensorError("out-of-range", f"{message} Cut the sequence, or make the layer longer.")
-        return functional.add(x, functional.index(self.weight, (slice(first, first + x.shape[1]), ...)))
+            raise TensorError(
+                "out-of-range", f"{message} Cut the sequence, or make the layer longer."
+            )
+        return functional.add(
+            x, functional.index(self.weight, (slice(first, first + x.shape[1]), ...))
+        )
 
 
 class Unembedding(Module):
-    """Scores of every symbol: the product with the vectors of an :class:`Embedding`, which it shares.
+    """Scores of every symbol: the product with the vectors of an :class:`Embedding`,
+    which it shares.
 
-    If a pipeline places the two on different ranks, these exchange their gradients after each step.
+    If a pipeline places the two on different ranks, these exchange their gradients
+    after each step.
 
     Parameters
     ----------
@@ -478,7 +528,8 @@ class Unembedding(Module):
 
     References
     ----------
-    Press, Wolf 2017, "Using the output embedding to improve language models", section 3.
+    Press, Wolf 2017, "Using the output embedding to improve language models", section
+    3.
 
     Examples
     --------
@@ -490,7 +541,9 @@ class Unembedding(Module):
     """
 
     def __init__(self, embedding: Embedding) -> None:
-        Spec(Embedding, expected="the nn.Embedding to share").of_class("Unembedding", embedding)
+        Spec(Embedding, expected="the nn.Embedding to share").of_class(
+            "Unembedding", embedding
+        )
         self.weight = embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -503,10 +556,12 @@ class Unembedding(Module):
 
 
 class LSTM(Module):
-    """A long short-term memory: reads a sequence from its beginning and returns the hidden state of every step.
+    """A long short-term memory: reads a sequence from its beginning and returns the
+    hidden state of every step.
 
-    One layer, one direction. Stack layers in a sequence, which a pipeline may divide. Time steps run within a layer, so
-    a pipeline does not speed up long sequences. See :func:`minipipe.functional.lstm`, also for the order of gates.
+    One layer, one direction. Stack layers in a sequence, which a pipeline may divide.
+    Time steps run within a layer, so a pipeline does not speed up long sequences. See
+    :func:`minipipe.functional.lstm`, also for the order of gates.
 
     Parameters
     ----------
@@ -517,8 +572,9 @@ class LSTM(Module):
     bias : bool
         Whether there is a bias.
     initialiser : function, optional
-        First values of both weights; by default uniform from ±1/sqrt(hidden), as in PyTorch. The bias begins at 0,
-        except for the forget gate, whose bias begins at 1: the cell keeps its state until it learns to forget.
+        First values of both weights; by default uniform from ±1/sqrt(hidden), as in
+        PyTorch. The bias begins at 0, except for the forget gate, whose bias begins at
+        1: the cell keeps its state until it learns to forget.
     dtype : dtype, optional
         float32 by default.
 
@@ -530,8 +586,9 @@ class LSTM(Module):
 
     References
     ----------
-    Hochreiter, Schmidhuber 1997, "Long short-term memory". The bias of the forget gate: Jozefowicz, Zaremba, Sutskever
-    2015, "An empirical exploration of recurrent network architectures", section 2.2.
+    Hochreiter, Schmidhuber 1997, "Long short-term memory". The bias of the forget gate:
+    Jozefowicz, Zaremba, Sutskever 2015, "An empirical exploration of recurrent network
+    architectures", section 2.2.
 
     Examples
     --------
@@ -578,12 +635,14 @@ def _remember(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndar
 class Residual(Module):
     """x + layers(x): the result of the layers is added to their input.
 
-    A stage boundary of a pipeline lies before or after it, not inside; a deep network is a sequence of many.
+    A stage boundary of a pipeline lies before or after it, not inside; a deep network
+    is a sequence of many.
 
     Parameters
     ----------
     *layers : Module
-        Applied one after another; the last must return the shape of the first one's input.
+        Applied one after another; the last must return the shape of the first one's
+        input.
 
     Raises
     ------
@@ -617,7 +676,11 @@ class Residual(Module):
         """Keep the shape."""
         x = as_tensor(x)
         change = self.layers(x)
-        if change.shape != x.shape:  # the sum would broadcast some shapes without an error
-            kept = "layers that keep the shape (as many features or channels out as in, padding = kernel_size // 2)"
+        # the sum would broadcast some shapes without an error
+        if change.shape != x.shape:
+            kept = (
+                "layers that keep the shape (as many features or channels out as in, "
+                "padding = kernel_size // 2)"
+            )
             raise shape_error("Residual", kept, input=x.shape, result=change.shape)
         return x + change

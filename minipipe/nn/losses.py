@@ -1,7 +1,8 @@
 """Losses as modules, and their weights for averaging over microbatches.
 
-The loss of a batch is the mean over its microbatches, weighted by ``weight(targets)``, or by the number of samples for
-a loss without that method. A loss whose ``reduction`` is ``"sum"`` is added up.
+The loss of a batch is the mean over its microbatches, weighted by ``weight(targets)``,
+or by the number of samples for a loss without that method. A loss whose ``reduction``
+is ``"sum"`` is added up.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from copy import deepcopy
 from typing import Any
 
 from minipipe import functional
-from minipipe.functional.loss import broadcast_weights, check_reduction, label_weight, total_weight
+from minipipe.functional.loss import (
+    broadcast_weights,
+    check_reduction,
+    label_weight,
+    total_weight,
+)
 from minipipe.functional.operands import in_full
 from minipipe.nn.module import Module
 from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 class CrossEntropyLoss(Module):
-    """Mean of -log softmax(scores)[label]; see :func:`minipipe.functional.cross_entropy`.
+    """Mean of -log softmax(scores)[label]; see
+    :func:`minipipe.functional.cross_entropy`.
 
     Parameters
     ----------
@@ -35,7 +42,9 @@ class CrossEntropyLoss(Module):
     >>> from minipipe import Tensor, nn
     >>> nn.CrossEntropyLoss()(Tensor([[100.0, 0.0], [0.0, 100.0]]), [0, 0])
     Tensor(50.)
-    >>> nn.CrossEntropyLoss(ignore_index=-1)(Tensor([[100.0, 0.0], [0.0, 100.0]]), [-1, 0])
+    >>> nn.CrossEntropyLoss(ignore_index=-1)(
+    ...     Tensor([[100.0, 0.0], [0.0, 100.0]]), [-1, 0]
+    ... )
     Tensor(100.)
     """
 
@@ -53,7 +62,9 @@ class CrossEntropyLoss(Module):
         self.class_weights, self.reduction = deepcopy(class_weights), reduction
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
-        """Map scores of shape (..., k) and whole-number labels of shape (...) to a loss of shape ()."""
+        """Map scores of shape (..., k) and whole-number labels of shape (...) to a loss
+        of shape ().
+        """
         return functional.cross_entropy(
             scores,
             labels,
@@ -64,14 +75,18 @@ class CrossEntropyLoss(Module):
         )
 
     def weight(self, labels: Operand) -> float:
-        """Return the weight of labels: the number not ignored, or the sum of their classes' weights."""
+        """Return the weight of labels: the number not ignored, or the sum of their
+        classes' weights.
+        """
         return label_weight(labels, self.ignore_index, self.class_weights)
 
 
 class MSELoss(Module):
-    """Mean of (prediction - target)^2; see :func:`minipipe.functional.mean_squared_error`.
+    """Mean of (prediction - target)^2; see
+    :func:`minipipe.functional.mean_squared_error`.
 
-    The targets are an array, or a pair of it and weights or a mask: then the mean is over the items that count.
+    The targets are an array, or a pair of it and weights or a mask: then the mean is
+    over the items that count.
 
     Parameters
     ----------
@@ -90,16 +105,26 @@ class MSELoss(Module):
         check_reduction("MSELoss", reduction)
         self.reduction = reduction
 
-    def forward(self, prediction: Tensor, targets: Operand | tuple[Operand, Any]) -> Tensor:
-        """Map two tensors of one shape, the second alone or in a pair with its weights, to a loss of shape ()."""
+    def forward(
+        self, prediction: Tensor, targets: Operand | tuple[Operand, Any]
+    ) -> Tensor:
+        """Map two tensors of one shape, the second alone or in a pair with its weights,
+        to a loss of shape ().
+        """
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
-        return functional.mean_squared_error(prediction, target, reduction=self.reduction, weights=weights)
+        return functional.mean_squared_error(
+            prediction, target, reduction=self.reduction, weights=weights
+        )
 
     def weight(self, targets: Operand | tuple[Operand, Any]) -> float:
-        """Return the weight of targets: the number of elements, or the sum of their weights."""
+        """Return the weight of targets: the number of elements, or the sum of their
+        weights.
+        """
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
         if weights is None:
-            return math.prod(target.shape if hasattr(target, "shape") else as_tensor(target).shape)
+            return math.prod(
+                target.shape if hasattr(target, "shape") else as_tensor(target).shape
+            )
         return total_weight(broadcast_weights(weights, as_tensor(in_full(target)).data))
 
     vars()["weight"].weighs_items = True  # of an array, the number of elements

@@ -23,12 +23,14 @@ Kind = TypeVar("Kind", bound="Module")
 
 
 class Module(Familiar):
-    """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.
+    """A part of a model. Subclasses set parameters and modules as attributes and define
+    ``forward``.
 
-    A Parameter, a Module, or a list, tuple or dict of those, set as an attribute, is registered automatically. An array
-    or a Tensor is a constant, which is neither trained nor saved. If it holds real numbers, the first call of the
-    module, or a pipeline, warns of it once; a class lists its constants in ``not_trained``, a tuple, or begins their
-    names with an underscore.
+    A Parameter, a Module, or a list, tuple or dict of those, set as an attribute, is
+    registered automatically. An array or a Tensor is a constant, which is neither
+    trained nor saved. If it holds real numbers, the first call of the module, or a
+    pipeline, warns of it once; a class lists its constants in ``not_trained``, a tuple,
+    or begins their names with an underscore.
 
     Attributes
     ----------
@@ -41,6 +43,7 @@ class Module(Familiar):
     >>> class Twice(nn.Module):
     ...     def __init__(self):
     ...         self.inner = nn.Linear(2, 2)
+    ...
     ...     def forward(self, x):
     ...         return self.inner(self.inner(x))
     >>> [name for name, _ in Twice().named_parameters()]
@@ -50,19 +53,26 @@ class Module(Familiar):
     is_training: bool = True
     _is_filled: bool = False
     _described: str = ""
-    _inlined: str = ""  # the attribute whose parts keep the names that they would have without this module
+    # the attribute whose parts keep the names that they would have without this module
+    _inlined: str = ""
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
-        """Refuse keywords that the module does not take; the error names the equivalent of PyTorch's."""
+        """Refuse keywords that the module does not take; the error names the equivalent
+        of PyTorch's.
+        """
         check_keywords(cls, positional, given)
         return super().__new__(cls)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result; subclasses define how."""
-        raise ArgumentError("type", f"{type(self).__name__} does not define forward(self, x).")
+        raise ArgumentError(
+            "type", f"{type(self).__name__} does not define forward(self, x)."
+        )
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Compute the result. Parameters without values are filled with seed 0 first."""
+        """Compute the result. Parameters without values are filled with seed 0
+        first.
+        """
         if not self._is_filled:
             for name, parameter in self.named_parameters():
                 if not parameter.is_filled:
@@ -76,11 +86,22 @@ class Module(Familiar):
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. A parameter that another module holds is tied: this attribute becomes an alias of it."""
+        """Set an attribute. A parameter that another module holds is tied: this
+        attribute becomes an alias of it.
+        """
         if name == "requires_grad":
-            message = f"{type(self).__name__} is a module and has no requires_grad of its own: freeze() trains none"
-            raise ArgumentError("name", f"{message} of its parameters, freeze(False) all of them.")
-        if isinstance(value, Parameter) and vars(self).get(name) is not value and value.is_placed:
+            message = (
+                f"{type(self).__name__} is a module and has no requires_grad of its "
+                "own: freeze() trains none"
+            )
+            raise ArgumentError(
+                "name", f"{message} of its parameters, freeze(False) all of them."
+            )
+        if (
+            isinstance(value, Parameter)
+            and vars(self).get(name) is not value
+            and value.is_placed
+        ):
             value = value.alias()
         for _, part in _parts_in(name, value):
             if isinstance(part, Parameter):
@@ -88,20 +109,24 @@ class Module(Familiar):
         super().__setattr__(name, value)
 
     def _note_filled(self, warns: bool = False) -> None:
-        """Note that all parameters inside have values, so that calls need not check; warn of untrained arrays."""
+        """Note that all parameters inside have values, so that calls need not check;
+        warn of untrained arrays.
+        """
         new = [module for module in self.modules() if not module._is_filled]
         for module in new:
             module._is_filled = True
         if warns:
             warn_of_untrained(new)
 
-    # -- parts ----------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield (name, Parameter or Module) for everything directly inside; an inlined module has the name "".
+        """Yield (name, Parameter or Module) for everything directly inside; an inlined
+        module has the name "".
 
-        Names, states, copies and comparisons all follow this enumeration, which no module overrides. An inlined
-        attribute comes first, so that a second attribute for one of its parts renames nothing.
+        Names, states, copies and comparisons all follow this enumeration, which no
+        module overrides. An inlined attribute comes first, so that a second attribute
+        for one of its parts renames nothing.
         """
         held = vars(self)
         yield from _parts_in("", held.get(self._inlined))
@@ -117,7 +142,8 @@ class Module(Familiar):
                 yield from part.modules()
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield (qualified name, parameter); a tied parameter only once, under its first name.
+        """Yield (qualified name, parameter); a tied parameter only once, under its
+        first name.
 
         Raises
         ------
@@ -127,14 +153,22 @@ class Module(Familiar):
         seen: set[int] = set()
         names: set[str] = set()
         for name, part in self._parts():
-            inside = [("", part)] if isinstance(part, Parameter) else part.named_parameters()
+            inside = (
+                [("", part)] if isinstance(part, Parameter) else part.named_parameters()
+            )
             for inner, parameter in inside:
                 if id(parameter.owner) not in seen:
                     seen.add(id(parameter.owner))
                     qualified = ".".join(filter(None, (name, inner)))
                     if qualified in names:
-                        message = f"{type(self).__name__} has two parameters named {qualified}"
-                        raise ArgumentError("name", f"{message}; give one of the attributes another name.")
+                        message = (
+                            f"{type(self).__name__} has two parameters named "
+                            f"{qualified}"
+                        )
+                        raise ArgumentError(
+                            "name",
+                            f"{message}; give one of the attributes another name.",
+                        )
                     names.add(qualified)
                     yield qualified, parameter
 
@@ -148,16 +182,20 @@ class Module(Familiar):
         """The number of trainable numbers, known before there are values."""
         return sum(parameter.size for parameter in self.parameters())
 
-    # -- state ----------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------
 
     def initialise(self, seed: int = 0) -> Module:
-        """Fill every parameter, from the seed and its qualified name in this module. Returns the module."""
+        """Fill every parameter, from the seed and its qualified name in this module.
+        Returns the module.
+        """
         for name, parameter in self.named_parameters():
             parameter.fill(seed, name)
         return self
 
     def train(self, mode: bool = True) -> Module:
-        """Set this module and all inside it to training, or to evaluation with ``mode=False``. Returns the module."""
+        """Set this module and all inside it to training, or to evaluation with
+        ``mode=False``. Returns the module.
+        """
         for module in self.modules():
             module.is_training = mode
         return self
@@ -167,16 +205,23 @@ class Module(Familiar):
         return self.train(False)
 
     def freeze(self, is_frozen: bool = True) -> Module:
-        """Stop training all parameters, or with ``is_frozen=False`` train them again. Returns the module.
+        """Stop training all parameters, or with ``is_frozen=False`` train them again.
+        Returns the module.
 
-        Nothing is recorded for a frozen parameter. A pipeline made afterwards skips the backward actions that become
-        unnecessary; see :func:`minipipe.schedules.freeze_stages`. An existing pipeline has its own copies.
+        Nothing is recorded for a frozen parameter. A pipeline made afterwards skips the
+        backward actions that become unnecessary; see
+        :func:`minipipe.schedules.freeze_stages`. An existing pipeline has its own
+        copies.
 
         Examples
         --------
         >>> from minipipe import nn
         >>> model = nn.Sequential(nn.Linear(4, 4).freeze(), nn.Linear(4, 2))
-        >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        >>> [
+        ...     name
+        ...     for name, parameter in model.named_parameters()
+        ...     if parameter.requires_grad
+        ... ]
         ['1.weight', '1.bias']
         """
         for parameter in self.parameters():
@@ -184,7 +229,8 @@ class Module(Familiar):
         return self
 
     def to(self, device: str | ModuleType) -> Module:
-        """Keep all parameters on a device from now on: ``"cpu"``, ``"gpu"``, or an array module. Returns the module.
+        """Keep all parameters on a device from now on: ``"cpu"``, ``"gpu"``, or an
+        array module. Returns the module.
 
         ``"cuda"`` is ``"gpu"``, and ``"cuda:1"`` the second one.
 
@@ -206,17 +252,22 @@ class Module(Familiar):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter's values, by qualified name."""
-        return {name: np.array(backend.to_numpy(p.joined(p.data))) for name, p in self.named_parameters()}
+        return {
+            name: np.array(backend.to_numpy(p.joined(p.data)))
+            for name, p in self.named_parameters()
+        }
 
     @with_hints
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load values from :meth:`state_dict` of this or another model, in the dtype of the parameters.
+        """Load values from :meth:`state_dict` of this or another model, in the dtype of
+        the parameters.
 
         Raises
         ------
         ParameterError
-            Codes ``missing``, ``unexpected`` and ``shape``; ``dtype``, for values that the conversion would round,
-            such as most float64 values for float32, and for integers. After an error nothing has changed.
+            Codes ``missing``, ``unexpected`` and ``shape``; ``dtype``, for values that
+            the conversion would round, such as most float64 values for float32, and for
+            integers. After an error nothing has changed.
         """
         parameters = dict(self.named_parameters())
         check_state(parameters, state)
@@ -224,7 +275,9 @@ class Module(Familiar):
             parameter.load(backend.as_array(state[name]), name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return a copy as ``copy.deepcopy`` makes it, in which functions that were assigned refer to the copy."""
+        """Return a copy as ``copy.deepcopy`` makes it, in which functions that were
+        assigned refer to the copy.
+        """
         copies = memo.get(id(rebound))
         is_outermost = copies is None
         if copies is None:
@@ -241,28 +294,41 @@ class Module(Familiar):
             vars(twin).update(attributes or {})
             for name, value in (of_slots or {}).items():
                 setattr(twin, name, value)
-        if is_outermost:  # now every module has its copy, also one behind the module whose function refers to it
+        # now every module has its copy, also one behind the module whose function
+        # refers to it
+        if is_outermost:
             del memo[id(rebound)]
             for each in copies:
-                vars(each).update({name: rebound(value, memo) for name, value in vars(each).items()})
+                vars(each).update(
+                    {name: rebound(value, memo) for name, value in vars(each).items()}
+                )
         return twin
 
-    # -- representation -------------------------------------------------------------------------------------
+    # -- representation ----------------------------------------------------------------
 
     def describe(self) -> str:
         """Return the arguments of the repr."""
         return self._described
 
     def brief(self) -> str:
-        """Return the repr on one line; without the inner modules if it has more than 48 characters."""
+        """Return the repr on one line; without the inner modules if it has more than 48
+        characters.
+        """
         whole = " ".join(repr(self).split())
-        return whole if len(whole) <= 48 else f"{type(self).__name__}({self.describe() or '…'})"
+        return (
+            whole
+            if len(whole) <= 48
+            else f"{type(self).__name__}({self.describe() or '…'})"
+        )
 
     def __repr__(self) -> str:
-        modules = [(name, part) for name, part in self._parts() if isinstance(part, Module)]
+        modules = [
+            (name, part) for name, part in self._parts() if isinstance(part, Module)
+        ]
         if not modules:
             return f"{type(self).__name__}({self.describe()})"
-        lines = [self.describe()] * bool(self.describe())  # options of this module itself
+        # options of this module itself
+        lines = [self.describe()] * bool(self.describe())
         lines += [f"{name}: {part!r}".replace("\n", "\n  ") for name, part in modules]
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
@@ -279,10 +345,12 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a module computes by the code of a class: itself or a base class without an override.
+    """Return whether a module computes by the code of a class: itself or a base class
+    without an override.
 
-    Neither a class between the two nor the instance itself replaces ``forward``, a hook, or another method or property
-    that ``kind`` adds to every module's. Names, states and texts may differ.
+    Neither a class between the two nor the instance itself replaces ``forward``, a
+    hook, or another method or property that ``kind`` adds to every module's. Names,
+    states and texts may differ.
 
     Examples
     --------
@@ -297,22 +365,35 @@ def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
     if not isinstance(module, kind):
         return False
     above = type(module).__mro__[: type(module).__mro__.index(kind)]
-    replaced = {name for each in (*map(vars, above), vars(module)) for name, value in each.items() if value is not None}
+    replaced = {
+        name
+        for each in (*map(vars, above), vars(module))
+        for name, value in each.items()
+        if value is not None
+    }
     any_kind: Any = kind
     return replaced.isdisjoint(_code_of(any_kind))
 
 
 @cache
 def _code_of(kind: type[Module]) -> frozenset[str]:
-    """Return the names in a class on which results depend, without the state and representation of every module."""
+    """Return the names in a class on which results depend, without the state and
+    representation of every module.
+    """
     names = set(dir(kind)) - set(dir(Module))
-    # Attributes that Python and copy leave in a class, such as __slotnames__, are not code.
-    is_code = {name for name in names if not name.startswith("__") or callable(getattr(kind, name))}
+    # Attributes that Python and copy leave in a class, such as __slotnames__, are not
+    # code.
+    is_code = {
+        name
+        for name in names
+        if not name.startswith("__") or callable(getattr(kind, name))
+    }
     return frozenset(is_code | {"forward", "__call__"})
 
 
 def is_exactly(module: Any, *kinds: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a module is of one of some classes itself, and no attribute of the instance replaces its code.
+    """Return whether a module is of one of some classes itself, and no attribute of the
+    instance replaces its code.
 
     Only such a module may be computed in another way that is right for the class.
 
@@ -330,7 +411,9 @@ def is_exactly(module: Any, *kinds: type[Kind]) -> TypeGuard[Kind]:
 
 @contextmanager
 def in_modes(modes: Iterable[tuple[Module, bool]]) -> Iterator[None]:
-    """Set whether each module trains inside this block, and leave its attributes as they were."""
+    """Set whether each module trains inside this block, and leave its attributes as
+    they were.
+    """
     wanted = list(modes)
     # Read all first: a module may occur twice. None if the class declares it.
     before = [(module, vars(module).get("is_training")) for module, _ in wanted]
@@ -359,7 +442,9 @@ def modes_of(*modules: Module, is_training: bool) -> AbstractContextManager[None
     >>> layer.is_training
     True
     """
-    return in_modes((part, is_training) for module in modules for part in module.modules())
+    return in_modes(
+        (part, is_training) for module in modules for part in module.modules()
+    )
 
 
 def check_lengths(layer: str, **lengths: Any) -> None:
@@ -375,12 +460,18 @@ def check_lengths(layer: str, **lengths: Any) -> None:
     for name, value in lengths.items():
         advice = "Write 64 // 2, not 64 / 2."
         if isinstance(value, list | tuple):
-            advice = "It is the length of one axis, the last: x.reshape(len(x), -1) makes one of several."
+            advice = (
+                "It is the length of one axis, the last: x.reshape(len(x), -1) makes "
+                "one of several."
+            )
         Spec(int, minimum=0, advice=advice).check(f"{layer}: {name}", value)
 
 
-def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:
-    """Check that a state fits parameters: the same names and shapes, and numbers that are the same in their dtypes.
+def check_state(
+    parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]
+) -> None:
+    """Check that a state fits parameters: the same names and shapes, and numbers that
+    are the same in their dtypes.
 
     Raises
     ------
@@ -399,17 +490,36 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
     minipipe.errors.ParameterError: The state does not fit the model; missing: bias.
     """
     if not isinstance(state, Mapping):
-        raise ArgumentError("type", f"The state is a {type(state).__name__}; expected the result of state_dict().")
-    missing, unexpected = parameters.keys() - state.keys(), state.keys() - parameters.keys()
+        raise ArgumentError(
+            "type",
+            (
+                f"The state is a {type(state).__name__}; expected the result of "
+                "state_dict()."
+            ),
+        )
+    missing, unexpected = (
+        parameters.keys() - state.keys(),
+        state.keys() - parameters.keys(),
+    )
     for code, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
             listed = ", ".join(sorted(names))
-            raise ParameterError(code, f"The state does not fit the model; {code}: {listed}.")
+            raise ParameterError(
+                code, f"The state does not fit the model; {code}: {listed}."
+            )
     for name, parameter in parameters.items():
         given = backend.as_array(state[name])
         if given.shape != parameter.whole_shape:
-            raise ParameterError("shape", f"{name} has shape {parameter.whole_shape}; the state holds {given.shape}.")
-        _check_same_numbers(name, backend.to_numpy(given), backend.numpy_dtype(parameter.dtype))
+            raise ParameterError(
+                "shape",
+                (
+                    f"{name} has shape {parameter.whole_shape}; the state holds "
+                    f"{given.shape}."
+                ),
+            )
+        _check_same_numbers(
+            name, backend.to_numpy(given), backend.numpy_dtype(parameter.dtype)
+        )
 
 
 def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
@@ -418,12 +528,19 @@ def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
         return
     is_real = backend.is_floating(given.dtype)
     with np.errstate(over="ignore"):
-        is_same = is_real and np.array_equal(given.astype(own).astype(given.dtype), given, equal_nan=True)
+        is_same = is_real and np.array_equal(
+            given.astype(own).astype(given.dtype), given, equal_nan=True
+        )
     if not is_same:
         why = (
             "which it would round; give the layer that dtype, or"
             if is_real
             else "which are not real numbers; if meant,"
         )
-        here = f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, {why}"
-        raise ParameterError("dtype", f"{here} convert the array: .astype({own.name!r}).")
+        here = (
+            f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, "
+            f"{why}"
+        )
+        raise ParameterError(
+            "dtype", f"{here} convert the array: .astype({own.name!r})."
+        )

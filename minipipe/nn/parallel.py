@@ -1,15 +1,18 @@
 """Layers whose parameters are divided among the ranks of a group: tensor parallelism.
 
-:func:`minipipe.nn.parallelise` makes them of plain layers. Each rank keeps its part of a parameter, drawn from the
-whole, and parameters keep the names of the plain model. They also keep its values, as :meth:`Module.state_dict` returns
-them; that call is collective here. A block computes two all-reduces of activations forward and two backward; all ranks
-of the group must call it in one order.
+:func:`minipipe.nn.parallelise` makes them of plain layers. Each rank keeps its part of
+a parameter, drawn from the whole, and parameters keep the names of the plain model.
+They also keep its values, as :meth:`Module.state_dict` returns them; that call is
+collective here. A block computes two all-reduces of activations forward and two
+backward; all ranks of the group must call it in one order.
 
-Results agree with the plain layers within rounding, not bit for bit: an all-reduce rounds at other places.
+Results agree with the plain layers within rounding, not bit for bit: an all-reduce
+rounds at other places.
 
 References
 ----------
-Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language models using model parallelism", section 3.
+Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language models
+using model parallelism", section 3.
 """
 
 from __future__ import annotations
@@ -22,7 +25,12 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError
 from minipipe.functional.distributed import marked
-from minipipe.functional.parallel import copy_to, gather_from, parallel_cross_entropy, reduce_from
+from minipipe.functional.parallel import (
+    copy_to,
+    gather_from,
+    parallel_cross_entropy,
+    reduce_from,
+)
 from minipipe.nn.layers import Embedding, Linear, Unembedding
 from minipipe.nn.losses import CrossEntropyLoss
 from minipipe.nn.module import Module, is_exactly
@@ -34,32 +42,57 @@ from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:
-    """Refuse a layer with custom code, also inside, that the divided layer would not run."""
+    """Refuse a layer with custom code, also inside, that the divided layer would not
+    run.
+    """
     Spec(kind, expected=f"an nn.{kind.__name__}").of_class(taker, layer)
     if not is_exactly(layer, kind):
-        message = f"{taker} computes what nn.{kind.__name__} does, and this {type(layer).__name__} has code of its own"
-        raise ArgumentError("type", f"{message}; leave it whole, or divide the layers inside it.")
+        message = (
+            f"{taker} computes what nn.{kind.__name__} does, and this "
+            f"{type(layer).__name__} has code of its own"
+        )
+        raise ArgumentError(
+            "type", f"{message}; leave it whole, or divide the layers inside it."
+        )
 
 
 def _take_over(divided: Module, whole: Module) -> None:
-    """Give a divided layer every other attribute of the layer that it replaces, such as its mode, in that order."""
+    """Give a divided layer every other attribute of the layer that it replaces, such as
+    its mode, in that order.
+    """
     own = dict(vars(divided))
     vars(divided).clear()
     vars(divided).update(vars(whole) | own)
 
 
 def _divided(
-    parameter: Parameter, group: ProcessGroup, axis: int, blocks: tuple[int, ...] | None = None
+    parameter: Parameter,
+    group: ProcessGroup,
+    axis: int,
+    blocks: tuple[int, ...] | None = None,
 ) -> ShardedParameter:
-    """Return this rank's part of a parameter, with its first values or those that it has."""
+    """Return this rank's part of a parameter, with its first values or those that it
+    has.
+    """
     kind = type(parameter.owner if isinstance(parameter, Parameter) else parameter)
     if kind is not Parameter:
-        raise ArgumentError("type", f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter.")
+        raise ArgumentError(
+            "type",
+            f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter.",
+        )
     if parameter.num_uses > 1:
-        raise ArgumentError("value", "A parameter that several layers share cannot be divided; untie them.")
+        raise ArgumentError(
+            "value",
+            "A parameter that several layers share cannot be divided; untie them.",
+        )
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
-        divisor("The size of the group", group.size, length, of=f"the {length} features or heads that its ranks share")
+        divisor(
+            "The size of the group",
+            group.size,
+            length,
+            of=f"the {length} features or heads that its ranks share",
+        )
     return ShardedParameter.of(parameter, shard)
 
 
@@ -69,44 +102,63 @@ class ColumnParallelLinear(Module):
     Parameters
     ----------
     linear : Linear
-        The whole layer, of which it keeps the names of parameters and the values, if there are any.
+        The whole layer, of which it keeps the names of parameters and the values, if
+        there are any.
     group : ProcessGroup
         Its size divides the outputs.
     gather : bool
-        Whether every rank gets all outputs; otherwise only its part, for a :class:`RowParallelLinear`.
+        Whether every rank gets all outputs; otherwise only its part, for a
+        :class:`RowParallelLinear`.
     blocks : tuple of int, optional
-        Lengths of the groups of outputs of which each rank takes an equal part; by default all outputs are one group.
+        Lengths of the groups of outputs of which each rank takes an equal part; by
+        default all outputs are one group.
 
     Examples
     --------
     >>> import numpy as np
     >>> from minipipe import Tensor, nn, spawn
     >>> def shape(group):
-    ...     return nn.ColumnParallelLinear(nn.Linear(4, 6), group)(Tensor(np.ones((2, 4), np.float32))).shape
+    ...     return nn.ColumnParallelLinear(nn.Linear(4, 6), group)(
+    ...         Tensor(np.ones((2, 4), np.float32))
+    ...     ).shape
     >>> spawn(shape, num_ranks=2)
     [(2, 3), (2, 3)]
     """
 
     def __init__(
-        self, linear: Linear, group: ProcessGroup, *, gather: bool = False, blocks: tuple[int, ...] | None = None
+        self,
+        linear: Linear,
+        group: ProcessGroup,
+        *,
+        gather: bool = False,
+        blocks: tuple[int, ...] | None = None,
     ) -> None:
         _check_plain("ColumnParallelLinear", linear, Linear)
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight = _divided(linear.weight, group, 1, blocks)
         self.shard: Any = self.weight.shard
-        self.bias = None if linear.bias is None else _divided(linear.bias, group, 0, blocks)
+        self.bias = (
+            None if linear.bias is None else _divided(linear.bias, group, 0, blocks)
+        )
         self.gather = gather
         _take_over(self, linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map a tensor of shape (..., in_features) to (..., out_features), or to this rank's part of it."""
+        """Map a tensor of shape (..., in_features) to (..., out_features), or to this
+        rank's part of it.
+        """
         group = self.shard.group
         result = functional.linear(copy_to(x, group=group), self.weight, self.bias)
-        return gather_from(result, group) if self.gather else marked(result, group, is_whole=False)
+        return (
+            gather_from(result, group)
+            if self.gather
+            else marked(result, group, is_whole=False)
+        )
 
 
 class RowParallelLinear(Module):
-    """A linear layer of which each rank of a group has some of the inputs; the ranks add up their results.
+    """A linear layer of which each rank of a group has some of the inputs; the ranks
+    add up their results.
 
     Parameters
     ----------
@@ -118,7 +170,10 @@ class RowParallelLinear(Module):
     Examples
     --------
     >>> from minipipe import nn, spawn
-    >>> spawn(lambda group: nn.RowParallelLinear(nn.Linear(4, 6), group).weight.shape, num_ranks=2)
+    >>> spawn(
+    ...     lambda group: nn.RowParallelLinear(nn.Linear(4, 6), group).weight.shape,
+    ...     num_ranks=2,
+    ... )
     [(2, 6), (2, 6)]
     """
 
@@ -130,7 +185,9 @@ class RowParallelLinear(Module):
         _take_over(self, linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map this rank's part of (..., in_features) to (..., out_features), on every rank."""
+        """Map this rank's part of (..., in_features) to (..., out_features), on every
+        rank.
+        """
         result = reduce_from(functional.linear(x, self.weight), group=self.shard.group)
         return result if self.bias is None else result + self.bias
 
@@ -147,20 +204,43 @@ class ParallelAttention(MultiHeadAttention):
     Examples
     --------
     >>> from minipipe import nn, spawn
-    >>> spawn(lambda group: nn.ParallelAttention(nn.MultiHeadAttention(8, 4), group).num_heads, num_ranks=2)
+    >>> spawn(
+    ...     lambda group: (
+    ...         nn.ParallelAttention(nn.MultiHeadAttention(8, 4), group).num_heads
+    ...     ),
+    ...     num_ranks=2,
+    ... )
     [2, 2]
     """
 
     def __init__(self, attention: MultiHeadAttention, group: ProcessGroup) -> None:
         _check_plain("ParallelAttention", attention, MultiHeadAttention)
-        heads, shared = attention.num_heads, attention.num_key_value_heads or attention.num_heads
-        divisor("The size of the group", group.size, heads, shared, of=f"{heads} heads, {shared} of keys and values")
+        heads, shared = (
+            attention.num_heads,
+            attention.num_key_value_heads or attention.num_heads,
+        )
+        divisor(
+            "The size of the group",
+            group.size,
+            heads,
+            shared,
+            of=f"{heads} heads, {shared} of keys and values",
+        )
         width = attention.output.weight.shape[0]
         keys = width // heads * shared
-        self.projections: Any = ColumnParallelLinear(attention.projections, group, blocks=(width, keys, keys))
+        self.projections: Any = ColumnParallelLinear(
+            attention.projections, group, blocks=(width, keys, keys)
+        )
         self.output: Any = RowParallelLinear(attention.output, group)
-        self.num_heads, self.num_key_value_heads = heads // group.size, shared // group.size
-        self.is_causal, self.dropout, self.rotary_base = attention.is_causal, attention.dropout, attention.rotary_base
+        self.num_heads, self.num_key_value_heads = (
+            heads // group.size,
+            shared // group.size,
+        )
+        self.is_causal, self.dropout, self.rotary_base = (
+            attention.is_causal,
+            attention.dropout,
+            attention.rotary_base,
+        )
         _take_over(self, attention)
 
     @property
@@ -199,25 +279,33 @@ class ParallelEmbedding(Module):
         """Map whole numbers of shape (...) to vectors, (..., width), on every rank."""
         group, count = self.shard.group, self.weight.shape[0]
         given = as_tensor(ids)
-        rows, is_own = _own_rows(given.data, group.rank * count, count, count * group.size)
+        rows, is_own = _own_rows(
+            given.data, group.rank * count, count, count * group.size
+        )
         vectors = functional.embedding(self.weight, rows)
-        return reduce_from(functional.where(is_own[..., None], vectors, 0.0), group=group)
+        return reduce_from(
+            functional.where(is_own[..., None], vectors, 0.0), group=group
+        )
 
 
 @backend.one_line
 def _own_rows(ids: Array, first: int, count: int, total: int) -> tuple[Array, Array]:
-    """Return the rows of this rank's part of a table that ids name, and which do; row 0 for the others.
+    """Return the rows of this rank's part of a table that ids name, and which do; row 0
+    for the others.
 
     A number that no rank has stays, and is refused by all of them.
     """
     xp, own = array_module(ids), ids - first
     is_own = (own >= 0) & (own < count)
     is_known = bool(xp.all((ids >= 0) & (ids < total)))
-    return own * xp.astype(is_own, own.dtype) if is_known else xp.asarray(ids, copy=True), is_own
+    return own * xp.astype(is_own, own.dtype) if is_known else xp.asarray(
+        ids, copy=True
+    ), is_own
 
 
 class ParallelUnembedding(Module):
-    """Scores of every symbol; each rank of a group computes the scores of its part of the shared vectors.
+    """Scores of every symbol; each rank of a group computes the scores of its part of
+    the shared vectors.
 
     Every rank gets all scores.
 
@@ -237,7 +325,9 @@ class ParallelUnembedding(Module):
     [(1, 2, 100), (1, 2, 100)]
     """
 
-    def __init__(self, embedding: ParallelEmbedding, unembedding: Unembedding | None = None) -> None:
+    def __init__(
+        self, embedding: ParallelEmbedding, unembedding: Unembedding | None = None
+    ) -> None:
         self._described = embedding.describe()
         self.weight, self.shard = embedding.weight, embedding.shard
         if unembedding is not None:
@@ -245,16 +335,24 @@ class ParallelUnembedding(Module):
             _take_over(self, unembedding)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map a tensor of shape (..., width) to (..., number of symbols), on every rank."""
+        """Map a tensor of shape (..., width) to (..., number of symbols), on every
+        rank.
+        """
         group = self.shard.group
-        return gather_from(functional.linear(copy_to(x, group=group), functional.transpose(self.weight)), group)
+        return gather_from(
+            functional.linear(
+                copy_to(x, group=group), functional.transpose(self.weight)
+            ),
+            group,
+        )
 
 
 class ParallelCrossEntropyLoss(CrossEntropyLoss):
     """The cross-entropy of scores whose classes are divided among the ranks of a group.
 
-    The scores come from a :class:`ColumnParallelLinear` without gather. A pipeline refuses a model whose last layer
-    returns whole scores, and gathers the scores for metrics and outputs.
+    The scores come from a :class:`ColumnParallelLinear` without gather. A pipeline
+    refuses a model whose last layer returns whole scores, and gathers the scores for
+    metrics and outputs.
 
     Parameters
     ----------
@@ -272,23 +370,39 @@ class ParallelCrossEntropyLoss(CrossEntropyLoss):
     >>> import numpy as np
     >>> from minipipe import Tensor, nn, spawn
     >>> scores = Tensor(np.zeros((1, 2)))
-    >>> spawn(lambda group: round(nn.ParallelCrossEntropyLoss(group)(scores, [3]).item(), 4), num_ranks=2)
+    >>> spawn(
+    ...     lambda group: round(
+    ...         nn.ParallelCrossEntropyLoss(group)(scores, [3]).item(), 4
+    ...     ),
+    ...     num_ranks=2,
+    ... )
     [1.3863, 1.3863]
     """
 
-    def __init__(self, group: ProcessGroup, ignore_index: int | None = None, reduction: str = "mean") -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        ignore_index: int | None = None,
+        reduction: str = "mean",
+    ) -> None:
         super().__init__(ignore_index, reduction=reduction)
         self.group = group
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
-        """Map this rank's part of scores of shape (..., k) and labels of shape (...) to a loss of shape ()."""
-        return parallel_cross_entropy(scores, labels, self.group, self.ignore_index, self.reduction)
+        """Map this rank's part of scores of shape (..., k) and labels of shape (...) to
+        a loss of shape ().
+        """
+        return parallel_cross_entropy(
+            scores, labels, self.group, self.ignore_index, self.reduction
+        )
 
 
 def sums_in(module: Module) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the elements of each tensor-parallel all-reduce in a module, and the bytes of an element. Local.
+    """Return the elements of each tensor-parallel all-reduce in a module, and the bytes
+    of an element. Local.
 
-    First those in a forward, then in a backward, for one position, such as a token. A block has two each way.
+    First those in a forward, then in a backward, for one position, such as a token. A
+    block has two each way.
 
     Examples
     --------
@@ -300,7 +414,12 @@ def sums_in(module: Module) -> tuple[list[tuple[int, int]], list[tuple[int, int]
     forward, backward = [], []
     for part in module.modules():
         if isinstance(part, ColumnParallelLinear):  # copy_to(its inputs)
-            backward.append((part.weight.shape[0], backend.numpy_dtype(part.weight.dtype).itemsize))
-        elif isinstance(part, RowParallelLinear | ParallelEmbedding):  # reduce_from(its outputs)
-            forward.append((part.weight.shape[1], backend.numpy_dtype(part.weight.dtype).itemsize))
+            backward.append(
+                (part.weight.shape[0], backend.numpy_dtype(part.weight.dtype).itemsize)
+            )
+        # reduce_from(its outputs)
+        elif isinstance(part, RowParallelLinear | ParallelEmbedding):
+            forward.append(
+                (part.weight.shape[1], backend.numpy_dtype(part.weight.dtype).itemsize)
+            )
     return forward, backward

@@ -28,14 +28,18 @@ from minipipe.tensor import Tensor
 class HalfLeaf(Leaf):
     """The leaf of a parameter in half precision, whose gradient adds up in float32.
 
-    A float16 sum drops terms below a 2,048th of it, and gradients are summed over many microbatches.
+    A float16 sum drops terms below a 2,048th of it, and gradients are summed over many
+    microbatches.
     """
 
     __slots__ = ()
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution, as float32."""
-        super().add(backend.as_array(contribution, backend.array_module(contribution).float32), walk)
+        super().add(
+            backend.as_array(contribution, backend.array_module(contribution).float32),
+            walk,
+        )
 
 
 def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
@@ -49,27 +53,31 @@ _COPIED = ("shape", "dtype", "initialiser", "num_uses", "is_placed")
 class Parameter(Tensor):
     """A tensor that training changes.
 
-    It is declared with a shape and an initialiser and takes no memory until it is filled, so every rank can describe a
-    model that is larger than its memory.
+    It is declared with a shape and an initialiser and takes no memory until it is
+    filled, so every rank can describe a model that is larger than its memory.
 
-    A deep copy and a pickle have the values and the initialiser, and no gradient, as in PyTorch. A pickle needs an
-    initialiser that can be imported: one of ``nn.initialisers``, or a function of a module.
+    A deep copy and a pickle have the values and the initialiser, and no gradient, as in
+    PyTorch. A pickle needs an initialiser that can be imported: one of
+    ``nn.initialisers``, or a function of a module.
 
     Parameters
     ----------
     shape : tuple of int, or array
-        The shape; or values, which fill it at once: ``initialise`` leaves those as they are.
+        The shape; or values, which fill it at once: ``initialise`` leaves those as they
+        are.
     initialiser : function
-        ``(generator, shape) -> values``, such as ``nn.initialisers.he_uniform(fan_in)``; with values, none.
+        ``(generator, shape) -> values``, such as
+        ``nn.initialisers.he_uniform(fan_in)``; with values, none.
     dtype : dtype
-        float32 by default. Of a parameter in half precision, ``numpy.float16`` or ``ml_dtypes.bfloat16``, the gradient
-        is float32: it adds up in that, and an optimiser keeps a copy of the values in that.
+        float32 by default. Of a parameter in half precision, ``numpy.float16`` or
+        ``ml_dtypes.bfloat16``, the gradient is float32: it adds up in that, and an
+        optimiser keeps a copy of the values in that.
 
     Raises
     ------
     ParameterError
-        Codes ``missing``, when the values are read before they exist, or a shape comes without an
-        initialiser; ``shape``.
+        Codes ``missing``, when the values are read before they exist, or a shape comes
+        without an initialiser; ``shape``.
 
     Examples
     --------
@@ -83,34 +91,65 @@ class Parameter(Tensor):
                [0.5, 0.5, 0.5]], requires_grad=True)
     """
 
-    __slots__ = ("arena", "dtype", "initialiser", "is_placed", "leaves", "num_uses", "shape", "updates", "xp")
+    __slots__ = (
+        "arena",
+        "dtype",
+        "initialiser",
+        "is_placed",
+        "leaves",
+        "num_uses",
+        "shape",
+        "updates",
+        "xp",
+    )
 
     @with_hints
     def __init__(
-        self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None
+        self,
+        shape: tuple[int, ...] | Array,
+        initialiser: Initialiser | None = None,
+        dtype: Any = None,
     ) -> None:
-        if isinstance(shape, tuple) and not all(isinstance(length, Integral) and int(length) >= 0 for length in shape):
+        if isinstance(shape, tuple) and not all(
+            isinstance(length, Integral) and int(length) >= 0 for length in shape
+        ):
             raise ParameterError(
-                "shape", f"The shape is {shape}; expected whole numbers, or values as a list or array."
+                "shape",
+                (
+                    f"The shape is {shape}; expected whole numbers, or values "
+                    "as a list "
+                    "or array."
+                ),
             )
         if isinstance(shape, tuple) and initialiser is None:
             raise ParameterError(
                 "missing",
-                f"nn.Parameter({shape}) has no initialiser, and zeros may never learn (both factors of a product). "
-                f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
+                f"nn.Parameter({shape}) has no initialiser, and zeros may never "
+                "learn (both factors of a product). "
+                f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); "
+                "for a bias, constant(0.0).",
             )
-        values = None if isinstance(shape, tuple) else Tensor(shape, requires_grad=True, dtype=dtype).data
+        values = (
+            None
+            if isinstance(shape, tuple)
+            else Tensor(shape, requires_grad=True, dtype=dtype).data
+        )
         # Known before there are values, unlike the shape and dtype of other tensors.
         self.shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
-        self.dtype: Any = np.dtype(dtype or np.float32) if values is None else values.dtype
+        self.dtype: Any = (
+            np.dtype(dtype or np.float32) if values is None else values.dtype
+        )
         self.initialiser = initialiser
         self.xp = np if values is None else backend.array_module(values)
         self.node: Leaf = _leaf(self.shape, self.dtype)
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
         self.num_uses = 1
-        self.is_placed = False  # whether a module holds it; every further attribute becomes an alias
-        self.updates: Any = None  # the record of its updates, in a pipeline over several ranks
-        self.arena: ReferenceType[Any] | None = None  # to the arena that has its gradient, and perhaps its values
+        # whether a module holds it; every further attribute becomes an alias
+        self.is_placed = False
+        # the record of its updates, in a pipeline over several ranks
+        self.updates: Any = None
+        # to the arena that has its gradient, and perhaps its values
+        self.arena: ReferenceType[Any] | None = None
         if values is not None:
             self.data = backend.copy(values)
 
@@ -119,8 +158,10 @@ class Parameter(Tensor):
         if name == "data":
             raise ParameterError(
                 "missing",
-                f"This parameter of shape {self.shape} has no values yet. Call model.initialise(seed), "
-                "call the model once, or give the model to a Pipeline and read pipeline.parameters().",
+                f"This parameter of shape {self.shape} has no values yet. Call "
+                "model.initialise(seed), "
+                "call the model once, or give the model to a Pipeline and read "
+                "pipeline.parameters().",
             )
         return super().__getattr__(name)  # type: ignore[misc]
 
@@ -129,17 +170,23 @@ class Parameter(Tensor):
         """How many bytes the values take, or will take."""
         return self.size * backend.numpy_dtype(self.dtype).itemsize
 
-    # -- the parts of other ranks: mostly there are none ----------------------------------------------------
+    # -- the parts of other ranks: mostly there are none -------------------------------
 
     is_divided = is_summed = False
-    whole_shape = property(attrgetter("shape"), doc="The shape of all ranks' parts together.")
+    whole_shape = property(
+        attrgetter("shape"), doc="The shape of all ranks' parts together."
+    )
 
     def joined(self, values: Array) -> Array:
-        """Return all ranks' parts together of values, or of an optimiser's array. Collective if ``is_divided``."""
+        """Return all ranks' parts together of values, or of an optimiser's array.
+        Collective if ``is_divided``.
+        """
         return values
 
     def cut(self, values: Array) -> Array:
-        """Return this rank's part of the values, or of an optimiser's array, of the whole parameter. Local."""
+        """Return this rank's part of the values, or of an optimiser's array, of the
+        whole parameter. Local.
+        """
         return values
 
     @property
@@ -151,18 +198,22 @@ class Parameter(Tensor):
             return False
         return True
 
-    # -- uses: a parameter with several uses has a leaf for each --------------------------------------------
+    # -- uses: a parameter with several uses has a leaf for each -----------------------
 
     use = 0  # its number among the uses of the owner
 
     @property
     def owner(self) -> Parameter:
-        """The parameter that holds the values: itself, unless this is an :class:`Alias`."""
+        """The parameter that holds the values: itself, unless this is an
+        :class:`Alias`.
+        """
         return self
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained. Where it is False nothing is recorded for it, and it gets no gradient."""
+        """Whether it is trained. Where it is False nothing is recorded for it, and it
+        gets no gradient.
+        """
         return self.node.needs_gradient
 
     @requires_grad.setter
@@ -179,20 +230,30 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> Array | None:
-        """The gradient, of shape ``shape``: the sum over all uses, in their order; None before ``backward``.
+        """The gradient, of shape ``shape``: the sum over all uses, in their order; None
+        before ``backward``.
 
-        It is float32 if the values are float16 or bfloat16, and has their dtype otherwise.
-        If the parameter has aliases, each call adds them up; assign to it to change it. An assigned array
-        is used as it is, not copied: clipping and ``unscale_gradients`` scale it in place.
+        It is float32 if the values are float16 or bfloat16, and has their dtype
+        otherwise. If the parameter has aliases, each call adds them up; assign to it to
+        change it. An assigned array is used as it is, not copied: clipping and
+        ``unscale_gradients`` scale it in place.
         """
         if len(self.leaves) == 1:
             return self.node.grad
-        return backend.sum_of_gradients(self.leaves[use].grad for use in sorted(self.leaves))
+        return backend.sum_of_gradients(
+            self.leaves[use].grad for use in sorted(self.leaves)
+        )
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:
         if gradient is not None and gradient.shape != self.shape:
-            raise TensorError("shape", f"The gradient has shape {gradient.shape}; the parameter has {self.shape}.")
+            raise TensorError(
+                "shape",
+                (
+                    f"The gradient has shape {gradient.shape}; the parameter has "
+                    f"{self.shape}."
+                ),
+            )
         if gradient is None:
             self.zero_grad()
         else:
@@ -200,8 +261,12 @@ class Parameter(Tensor):
             self.leaves[min(self.leaves)].grad = gradient
 
     def zero_grad(self) -> None:
-        """Set the gradient to None. In a pipeline every rank must do so between the same calls."""
-        if self.updates is not None and any(leaf.grad is not None for leaf in self.leaves.values()):
+        """Set the gradient to None. In a pipeline every rank must do so between the
+        same calls.
+        """
+        if self.updates is not None and any(
+            leaf.grad is not None for leaf in self.leaves.values()
+        ):
             self.updates.are_gradients_kept = False
         self._drop_grad()
 
@@ -225,30 +290,49 @@ class Parameter(Tensor):
         Parameters
         ----------
         order : int, optional
-            When, on the scale of :attr:`Node.order <minipipe.autograd.Node>`; now by default.
+            When, on the scale of :attr:`Node.order <minipipe.autograd.Node>`; now by
+            default.
         """
         order = next_order() if order is None else order
         for leaf in self.leaves.values():
             leaf.changed = order
 
     def __eq__(self, other: object) -> Any:
-        """Tell parameters apart by identity, as in ``parameter in some_list``; compare values with anything else."""
-        return self is other if isinstance(other, Parameter) or other is None else super().__eq__(other)
+        """Tell parameters apart by identity, as in ``parameter in some_list``; compare
+        values with anything else.
+        """
+        return (
+            self is other
+            if isinstance(other, Parameter) or other is None
+            else super().__eq__(other)
+        )
 
     def __ne__(self, other: object) -> Any:
-        return self is not other if isinstance(other, Parameter) or other is None else super().__ne__(other)
+        return (
+            self is not other
+            if isinstance(other, Parameter) or other is None
+            else super().__ne__(other)
+        )
 
     __hash__ = Tensor.__hash__
 
-    # -- values ---------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------
 
     def fill(self, seed: int, name: str) -> None:
-        """Draw first values from the seed and the parameter's qualified name; keep existing values."""
+        """Draw first values from the seed and the parameter's qualified name; keep
+        existing values.
+        """
         if self.initialiser is not None:
-            self.load(backend.as_array(self.initialiser(generator_for(seed, name), self.whole_shape)), name)
+            self.load(
+                backend.as_array(
+                    self.initialiser(generator_for(seed, name), self.whole_shape)
+                ),
+                name,
+            )
 
     def load(self, values: Array, name: str) -> None:
-        """Take a copy of values of the same shape, in this parameter's dtype; the gradient is forgotten.
+        """Take a copy of values of the same shape, in this parameter's dtype; the
+        gradient is forgotten.
 
         Raises
         ------
@@ -256,22 +340,29 @@ class Parameter(Tensor):
             Code ``shape``.
         """
         if values.shape != self.shape:
-            raise ParameterError("shape", f"{name} has shape {self.shape}; the values given have {values.shape}.")
+            raise ParameterError(
+                "shape",
+                f"{name} has shape {self.shape}; the values given have {values.shape}.",
+            )
         self.data = backend.copy(backend.moved(values, self.xp, self.dtype))
         self._drop_grad()
         self.note_change()
 
     def move(self, xp: ModuleType) -> None:
-        """Keep the values in another array module from now on; the gradient is forgotten."""
+        """Keep the values in another array module from now on; the gradient is
+        forgotten.
+        """
         self.xp = xp
         if self.is_filled and backend.array_module(self.data) is not xp:
             self.data = backend.moved(self.data, xp)
             self._drop_grad()
 
-    # -- copies: no gradient and no record of updates goes with the values ----------------------------------------
+    # -- copies: no gradient and no record of updates goes with the values -------------
 
     def __copy__(self) -> Parameter:
-        """Return another use of the same values: two parameters over one array would be updated twice."""
+        """Return another use of the same values: two parameters over one array would be
+        updated twice.
+        """
         return self.alias()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
@@ -292,7 +383,11 @@ class Parameter(Tensor):
         state["xp"] = self.xp.__name__
         state["attributes"] = dict(getattr(self, "__dict__", {}))  # of a subclass
         if self.is_filled:
-            state["data"] = backend.values(self.data) if isinstance(self.data, np.ndarray) else self.data
+            state["data"] = (
+                backend.values(self.data)
+                if isinstance(self.data, np.ndarray)
+                else self.data
+            )
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -316,8 +411,9 @@ class Parameter(Tensor):
 class Alias(Parameter):
     """Another use of a parameter, such as an embedding's vectors in the last layer.
 
-    It has a separate leaf, which accumulates the gradients of this use; everything else is read from and written to
-    the owner. So the sum over uses has the same bits in one process and over ranks that hold one use each.
+    It has a separate leaf, which accumulates the gradients of this use; everything else
+    is read from and written to the owner. So the sum over uses has the same bits in one
+    process and over ranks that hold one use each.
 
     Parameters
     ----------
@@ -334,10 +430,12 @@ class Alias(Parameter):
         self.node = _leaf(owner.shape, owner.dtype)
         self.node.needs_gradient = owner.requires_grad
         if isinstance(owner.leaves, dict):
-            owner.leaves = WeakValueDictionary(owner.leaves)  # the leaf of an alias goes with it
+            # the leaf of an alias goes with it
+            owner.leaves = WeakValueDictionary(owner.leaves)
         owner.leaves[use] = self.node
         if owner.arena is not None and (arena := owner.arena()) is not None:
-            arena.close()  # it has one gradient for each parameter, not one for each use
+            # it has one gradient for each parameter, not one for each use
+            arena.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Alias:
         twin = memo[id(self)] = Alias(copy.deepcopy(self.owner, memo), self.use)
@@ -348,8 +446,20 @@ class Alias(Parameter):
 
 
 def _of_owner(name: str) -> property:
-    return property(attrgetter(f"owner.{name}"), lambda self, value: setattr(self.owner, name, value))
+    return property(
+        attrgetter(f"owner.{name}"),
+        lambda self, value: setattr(self.owner, name, value),
+    )
 
 
-for _name in (*Parameter.__slots__, "data", "is_filled", "is_divided", "whole_shape", "joined", "cut", "load"):
+for _name in (
+    *Parameter.__slots__,
+    "data",
+    "is_filled",
+    "is_divided",
+    "whole_shape",
+    "joined",
+    "cut",
+    "load",
+):
     setattr(Alias, _name, _of_owner(_name))

@@ -1,4 +1,6 @@
-"""Functions that a program assigns to a module, such as another ``forward``, in a copy of the module."""
+"""Functions that a program assigns to a module, such as another ``forward``, in a copy
+of the module.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from typing import Any
 
 
 def rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a function that refers to the copies instead of the copied objects; other functions as they are.
+    """Return a function that refers to the copies instead of the copied objects; other
+    functions as they are.
 
-    ``copy.deepcopy`` does not copy functions. So in a copy of a layer with ``layer.forward = lambda x: 2 * old(x)``,
-    the function would compute with the parameters of the original, and the copied parameters would not be trained.
+    ``copy.deepcopy`` does not copy functions. So in a copy of a layer with
+    ``layer.forward = lambda x: 2 * old(x)``, the function would compute with the
+    parameters of the original, and the copied parameters would not be trained.
 
     Parameters
     ----------
@@ -27,13 +31,22 @@ def rebound(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, MethodType):
-        return MethodType(value.__func__, memo[id(value.__self__)]) if id(value.__self__) in memo else value
+        return (
+            MethodType(value.__func__, memo[id(value.__self__)])
+            if id(value.__self__) in memo
+            else value
+        )
     if not isinstance(value, FunctionType):
         return value
     before, names = value.__closure__ or (), value.__kwdefaults__ or {}
-    is_new = [_may_change(cell, memo) for cell in before]  # other cells are shared: their names may get other values
-    cells = tuple(CellType() if new_one else cell for new_one, cell in zip(is_new, before))
-    twin = FunctionType(value.__code__, value.__globals__, value.__name__, closure=cells or None)
+    # other cells are shared: their names may get other values
+    is_new = [_may_change(cell, memo) for cell in before]
+    cells = tuple(
+        CellType() if new_one else cell for new_one, cell in zip(is_new, before)
+    )
+    twin = FunctionType(
+        value.__code__, value.__globals__, value.__name__, closure=cells or None
+    )
     memo[id(value)] = twin  # now, for a function that refers to itself
     changes = []
 

@@ -10,7 +10,14 @@ import numpy as np
 
 from minipipe.autograd import Node, backend
 from minipipe.autograd.graph import CUSTOM
-from minipipe.autograd.modes import at, current_place, mode, next_order, no_grad, record_again
+from minipipe.autograd.modes import (
+    at,
+    current_place,
+    mode,
+    next_order,
+    no_grad,
+    record_again,
+)
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import TensorError
 from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
@@ -23,12 +30,14 @@ _COMPARED = 64  # elements of each result, which take some microseconds
 
 
 class Recompute(Module):
-    """Computes a module without keeping its activations, and again when backward needs them.
+    """Computes a module without keeping its activations, and again when backward needs
+    them.
 
-    Between forward and backward it holds only the input ("activation checkpointing"), at the cost of another forward.
-    The bits are the same, also with Dropout: its mask depends on the layer and the microbatch, not on the time.
-    Parameters keep their names in the module. The recomputed activations take memory while backward runs; if the
-    backward is split, until W.
+    Between forward and backward it holds only the input ("activation checkpointing"),
+    at the cost of another forward. The bits are the same, also with Dropout: its mask
+    depends on the layer and the microbatch, not on the time. Parameters keep their
+    names in the module. The recomputed activations take memory while backward runs; if
+    the backward is split, until W.
 
     Parameters
     ----------
@@ -40,9 +49,10 @@ class Recompute(Module):
     ArgumentError
         Code ``type``, when it is not a module.
     TensorError
-        Code ``not-repeatable``, in backward: the second forward gives other values than the first, for example because
-        a module has a counter or draws its own random numbers, so the gradient would belong to another function. The
-        check compares shape, dtype and, on the CPU, some elements of each result; all elements under
+        Code ``not-repeatable``, in backward: the second forward gives other values than
+        the first, for example because a module has a counter or draws its own random
+        numbers, so the gradient would belong to another function. The check compares
+        shape, dtype and, on the CPU, some elements of each result; all elements under
         :func:`minipipe.watch_everything`.
 
     References
@@ -60,10 +70,13 @@ class Recompute(Module):
     (4, 3)
     """
 
-    _inlined = "module"  # parameters keep the names that they have in the module, and so their first values
+    # parameters keep the names that they have in the module, and so their first values
+    _inlined = "module"
 
     def __init__(self, module: Module) -> None:
-        Spec(Module, expected="a module, such as nn.Linear(4, 4)").of_class("Recompute", module)
+        Spec(Module, expected="a module, such as nn.Linear(4, 4)").of_class(
+            "Recompute", module
+        )
         self.module = module
 
     def __repr__(self) -> str:
@@ -77,7 +90,8 @@ class Recompute(Module):
         """Compute the module's result by a function, now and when backward needs it."""
         x = x if isinstance(x, (tuple, list, dict)) else as_tensor(x)
         given = tensors_in(x)
-        inputs = [record(tensor.data) for tensor in given]  # new tensors: the caller may replace the values of its own
+        # new tensors: the caller may replace the values of its own
+        inputs = [record(tensor.data) for tensor in given]
         for own, tensor in zip(inputs, given):
             own.node = tensor.node
         again = self._again(function, rebuilt(x, [None] * len(given)), next_order())
@@ -90,8 +104,8 @@ class Recompute(Module):
         parents, parameters = recomputation.parents, list(self.module.parameters())
         is_trained = any(parameter.requires_grad for parameter in parameters)
         needs_gradient = is_trained or any(parent.needs_gradient for parent in parents)
-        # A returned input, a returned parameter and a repeated result get no separate node: it would sum some
-        # gradients separately, in another order.
+        # A returned input, a returned parameter and a repeated result get no separate
+        # node: it would sum some gradients separately, in another order.
         results: dict[int, Tensor] = {id(tensor): tensor for tensor in given}
         for number, tensor in enumerate(made):
             if id(tensor) in results or tensor.node is not None:
@@ -100,29 +114,49 @@ class Recompute(Module):
             result, order = record(tensor.data), next_order()
             if here.is_enabled and (parents or is_trained):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
-                result.node = RecomputedNode(recomputation, number, order, wants, tensor.data)
-                if not wants:  # nothing will be computed again, so nothing is kept for it
-                    result.node = Node(CUSTOM[0], (), (), order, wants, result.node.is_activation)
+                result.node = RecomputedNode(
+                    recomputation, number, order, wants, tensor.data
+                )
+                # nothing will be computed again, so nothing is kept for it
+                if not wants:
+                    result.node = Node(
+                        CUSTOM[0], (), (), order, wants, result.node.is_activation
+                    )
                 if here.watch is not None:
-                    result.node.saved = here.watch((), [one.data for one in (tensor, *parameters, *inputs)])
+                    result.node.saved = here.watch(
+                        (), [one.data for one in (tensor, *parameters, *inputs)]
+                    )
             results[id(tensor)] = result
         losses_so_far().extend(results[id(loss)] for loss in losses)
-        return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
+        return rebuilt(
+            computed, [results[id(tensor)] for tensor in tensors_in(computed)]
+        )
 
-    def _again(self, function: Callable[[Any], Any], form: Any, first: int) -> Callable[..., list[Node | None]]:
-        """Return a function that computes the module here and now, whenever it is called with the inputs."""
+    def _again(
+        self, function: Callable[[Any], Any], form: Any, first: int
+    ) -> Callable[..., list[Node | None]]:
+        """Return a function that computes the module here and now, whenever it is
+        called with the inputs.
+        """
         here = at(current_place().copy())
         modes = [(part, part.is_training) for part in self.module.modules()]
         is_watched = mode().watch is not None
 
         def again(look: list[Any], inputs: list[Tensor]) -> list[Node | None]:
-            with in_modes(modes), record_again(first), here, auxiliary_losses() as losses:
+            with (
+                in_modes(modes),
+                record_again(first),
+                here,
+                auxiliary_losses() as losses,
+            ):
                 results = [*tensors_in(function(rebuilt(form, inputs))), *losses]
             if _look(results, is_watched) != look:
                 raise TensorError(
                     "not-repeatable",
-                    f"Recompute({self.module.brief()}): computed again in backward it gives other values, so the "
-                    "gradient would be another function's. Let it depend on its input and parameters alone: no "
+                    f"Recompute({self.module.brief()}): computed again in backward "
+                    "it gives other values, so the "
+                    "gradient would be another function's. Let it depend on its "
+                    "input and parameters alone: no "
                     "counter, and random numbers as functional.dropout draws them.",
                 )
             return [tensor.node for tensor in results]
@@ -131,9 +165,17 @@ class Recompute(Module):
 
 
 def _look(results: list[Tensor], is_whole: bool) -> list[tuple[Any, ...]]:
-    """Return the compared part of results: a sample that meets every column, since its step is odd; or all."""
+    """Return the compared part of results: a sample that meets every column, since its
+    step is odd; or all.
+    """
     looks = []
     for data in (backend.plain(result.data) for result in results):
         step = 1 if is_whole else max(1, backend.prod(data.shape) // _COMPARED) | 1
-        looks.append((data.shape, data.dtype, data.flat[::step].tobytes() if isinstance(data, np.ndarray) else b""))
+        looks.append(
+            (
+                data.shape,
+                data.dtype,
+                data.flat[::step].tobytes() if isinstance(data, np.ndarray) else b"",
+            )
+        )
     return looks

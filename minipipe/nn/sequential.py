@@ -20,16 +20,19 @@ _BUNDLES = (Tensor, tuple, list, dict)
 
 
 class Sequential(Module):
-    """Layers, each applied to the result of the one before. A pipeline partitions them into stages.
+    """Layers, each applied to the result of the one before. A pipeline partitions them
+    into stages.
 
-    The value between two layers is a tensor, or a tuple, list or dict of tensors. Both the activation and its gradient
-    are made contiguous, with or without a stage boundary, so that no partition changes a bit (see
-    :func:`minipipe.functional.contiguous`). For the same reason a parameter that occurs in several layers (a tied
-    embedding, a layer used twice) is an alias in the later ones: each accumulates its own gradients, and the owner adds
-    the sums in the order in which they were declared.
+    The value between two layers is a tensor, or a tuple, list or dict of tensors. Both
+    the activation and its gradient are made contiguous, with or without a stage
+    boundary, so that no partition changes a bit (see
+    :func:`minipipe.functional.contiguous`). For the same reason a parameter that occurs
+    in several layers (a tied embedding, a layer used twice) is an alias in the later
+    ones: each accumulates its own gradients, and the owner adds the sums in the order
+    in which they were declared.
 
-    If a sequence is directly inside another one, its layers are layers of the outer one, and a stage boundary may lie
-    between them. Parameters keep their nested names.
+    If a sequence is directly inside another one, its layers are layers of the outer
+    one, and a stage boundary may lie between them. Parameters keep their nested names.
 
     Parameters
     ----------
@@ -44,27 +47,38 @@ class Sequential(Module):
       1: Linear(64, 10)
     )
     >>> import numpy as np
-    >>> nn.Sequential(nn.Flatten(), nn.Linear(64, 10))(Tensor(np.ones((5, 8, 8), np.float32))).shape
+    >>> nn.Sequential(nn.Flatten(), nn.Linear(64, 10))(
+    ...     Tensor(np.ones((5, 8, 8), np.float32))
+    ... ).shape
     (5, 10)
     """
 
     _inlined = "layers"
     layer_hook: Callable[[int, Any], Any] | None = None
-    """Where it is set: ``(number, result) -> result``, called with the result of each flat layer."""
+    """Where it is set: ``(number, result) -> result``, called with the result of each
+    flat layer.
+    """
 
     def __init__(self, *layers: Module) -> None:
         for i, layer in enumerate(layers):
-            advice = "Write Sequential(*layers) to give a list, nn.Function(f) to give a function."
-            Spec(Module, expected="a module", advice=advice).of_class(f"Sequential, as argument {i},", layer)
+            advice = (
+                "Write Sequential(*layers) to give a list, nn.Function(f) to give a "
+                "function."
+            )
+            Spec(Module, expected="a module", advice=advice).of_class(
+                f"Sequential, as argument {i},", layer
+            )
         self.layers = _tied(layers)
-        # Of a part of a longer sequence: the number of its first layer there, for messages, and that layer's place, for
-        # random numbers. They differ after a recomputed sequence: one layer, and a place for each of the layers in it.
+        # Of a part of a longer sequence: the number of its first layer there, for
+        # messages, and that layer's place, for random numbers. They differ after a
+        # recomputed sequence: one layer, and a place for each of the layers in it.
         self.first_layer = self.first_place = 0
 
     def forward(self, x: Any) -> Any:
         """Apply every layer in turn."""
         place = current_place()
-        if place.layer is not None:  # inside a layer of another sequence: no stage boundary divides this one
+        # inside a layer of another sequence: no stage boundary divides this one
+        if place.layer is not None:
             return self._apply(x, self.layers, operator.call)
         place.enter(self.first_place - 1)  # the next place is the first layer's
         try:
@@ -73,7 +87,13 @@ class Sequential(Module):
         finally:
             place.leave()
 
-    def _apply(self, x: Any, layers: list[Module], compute: Callable[[Module, Any], Any], first: int = 0) -> Any:
+    def _apply(
+        self,
+        x: Any,
+        layers: list[Module],
+        compute: Callable[[Module, Any], Any],
+        first: int = 0,
+    ) -> Any:
         if not isinstance(x, _BUNDLES):
             x = as_tensor(x)
         hook, last = self.layer_hook, first + len(layers) - 1
@@ -86,13 +106,16 @@ class Sequential(Module):
                     x = boundary(x)
                 elif number < last:
                     x = functional.contiguous(x)
-            except BaseException as error:  # Ctrl-C and sys.exit in a layer get the note too
+            # Ctrl-C and sys.exit in a layer get the note too
+            except BaseException as error:
                 error.add_note(f"in layer {number}, {layer.brief()}")
                 raise
         return x
 
     def tied(self) -> Sequential:
-        """Return this sequence, or a copy with aliases for parameters that layers came to share since it was made."""
+        """Return this sequence, or a copy with aliases for parameters that layers came
+        to share since it was made.
+        """
         layers = _tied(self.layers)
         if all(map(operator.is_, layers, self.layers)):
             return self
@@ -106,12 +129,16 @@ class Sequential(Module):
         return _flat(self.layers)
 
     def cut(self, layers: range) -> Sequential:
-        """Return a part of the flat layers, which draws random numbers as it does in the whole."""
+        """Return a part of the flat layers, which draws random numbers as it does in
+        the whole.
+        """
         flat = self.flat_layers
         return self._part(flat[layers.start : layers.stop], before=flat[: layers.start])
 
     def _part(self, layers: list[Module], before: list[Module]) -> Sequential:
-        """Return some of the layers as a sequence; ``before`` are the flat layers before them."""
+        """Return some of the layers as a sequence; ``before`` are the flat layers
+        before them.
+        """
         part = Sequential(*layers)
         part.first_layer = self.first_layer + len(before)
         part.first_place = self.first_place + sum(map(_num_places, before))
@@ -139,7 +166,8 @@ class Sequential(Module):
 
 
 def _is_sequence(layer: Any) -> TypeGuard[Sequential]:
-    return is_exactly(layer, Sequential) and bool(layer.layers)  # a subclass, and an empty one, is a layer
+    # a subclass, and an empty one, is a layer
+    return is_exactly(layer, Sequential) and bool(layer.layers)
 
 
 def _flat(layers: Iterable[Module]) -> list[Module]:
@@ -153,17 +181,27 @@ def _flat(layers: Iterable[Module]) -> list[Module]:
 
 
 def _num_places(layer: Module) -> int:
-    """Return how many places for random numbers a flat layer has: a recomputed sequence has one for each layer."""
+    """Return how many places for random numbers a flat layer has: a recomputed sequence
+    has one for each layer.
+    """
     if is_exactly(layer, Recompute) and _is_sequence(layer.module):
         return sum(map(_num_places, layer.module.flat_layers))
     return 1
 
 
 def _at_next_place(layer: Module, x: Any) -> Any:
-    """Apply a flat layer; the layers of a recomputed sequence draw from separate places."""
-    if isinstance(layer, Recompute) and is_exactly(layer, Recompute) and _is_sequence(layer.module):
+    """Apply a flat layer; the layers of a recomputed sequence draw from separate
+    places.
+    """
+    if (
+        isinstance(layer, Recompute)
+        and is_exactly(layer, Recompute)
+        and _is_sequence(layer.module)
+    ):
         inner = layer.module
-        return layer.compute(lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x)
+        return layer.compute(
+            lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x
+        )
     place = current_place()
     place.enter((place.layer or 0) + 1)
     return layer(x)
@@ -172,8 +210,8 @@ def _at_next_place(layer: Module, x: Any) -> Any:
 def boundary(x: Any) -> Any:
     """Return a value between two layers, made contiguous.
 
-    In a pytree each tensor gets a separate node, so that its gradient is summed separately before it is passed on,
-    as it would be if it came in a message.
+    In a pytree each tensor gets a separate node, so that its gradient is summed
+    separately before it is passed on, as it would be if it came in a message.
 
     Examples
     --------
@@ -183,11 +221,19 @@ def boundary(x: Any) -> Any:
     """
     if isinstance(x, Tensor):
         return functional.contiguous(x)
-    return rebuilt(x, [functional.contiguous(functional.identity(tensor)) for tensor in tensors_in(x)])
+    return rebuilt(
+        x,
+        [
+            functional.contiguous(functional.identity(tensor))
+            for tensor in tensors_in(x)
+        ],
+    )
 
 
 def _tied(layers: Iterable[Module]) -> list[Module]:
-    """Return layers in which every parameter that an earlier layer holds is an alias."""
+    """Return layers in which every parameter that an earlier layer holds is an
+    alias.
+    """
     seen: set[int] = set()
     result = []
     for layer in layers:
@@ -204,7 +250,12 @@ def parameters_of(layer: Module) -> Iterator[Parameter]:
     --------
     >>> from minipipe import nn
     >>> embedding = nn.Embedding(5, 3)
-    >>> [parameter.use for parameter in parameters_of(nn.Sequential(embedding, nn.Unembedding(embedding)))]
+    >>> [
+    ...     parameter.use
+    ...     for parameter in parameters_of(
+    ...         nn.Sequential(embedding, nn.Unembedding(embedding))
+    ...     )
+    ... ]
     [0, 1]
     """
     for module in layer.modules():
@@ -212,7 +263,9 @@ def parameters_of(layer: Module) -> Iterator[Parameter]:
 
 
 def _twin(part: Any, seen: set[int]) -> Any:
-    """Return a copy of a part with aliases of the parameters among ``seen``; a part without any is returned itself."""
+    """Return a copy of a part with aliases of the parameters among ``seen``; a part
+    without any is returned itself.
+    """
     if isinstance(part, Parameter):
         return part.alias() if id(part) in seen else part
     if isinstance(part, list | tuple):
@@ -223,7 +276,11 @@ def _twin(part: Any, seen: set[int]) -> Any:
     if not isinstance(part, dict | Module):
         return part
     held = part if isinstance(part, dict) else vars(part)
-    changed = {name: twin for name, value in held.items() if (twin := _twin(value, seen)) is not value}
+    changed = {
+        name: twin
+        for name, value in held.items()
+        if (twin := _twin(value, seen)) is not value
+    }
     twin = copy.copy(part) if changed else part
     (twin if isinstance(twin, dict) else vars(twin)).update(changed)
     return twin

@@ -1,7 +1,9 @@
-"""Parameters of which each rank of a group keeps a part: along an axis, or some of the elements.
+"""Parameters of which each rank of a group keeps a part: along an axis, or some of the
+elements.
 
-Tensor parallelism divides along axes (``parallel.py``), and fully sharded replicas by elements (``fully_sharded.py``).
-Either way an optimiser, a checkpoint and a norm ask the parameter alone.
+Tensor parallelism divides along axes (``parallel.py``), and fully sharded replicas by
+elements (``fully_sharded.py``). Either way an optimiser, a checkpoint and a norm ask
+the parameter alone.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Shard:
     axis : int
         Along which it is divided.
     blocks : tuple of int
-        Lengths along the axis of which every rank has an equal part each, such as queries, keys and values.
+        Lengths along the axis of which every rank has an equal part each, such as
+        queries, keys and values.
     """
 
     group: ProcessGroup
@@ -58,20 +61,32 @@ class Shard:
         """Return this rank's part of the whole values."""
         xp, rank, size = array_module(values), self.group.rank, self.group.size
         equal = [
-            self._split(block, [block.shape[self.axis] // size] * size) for block in self._split(values, self.blocks)
+            self._split(block, [block.shape[self.axis] // size] * size)
+            for block in self._split(values, self.blocks)
         ]
         return xp.concat([parts[rank] for parts in equal], axis=self.axis)
 
     def joined(self, values: Array) -> Array:
         """Return the whole values from the part of each rank. Collective."""
-        xp, own = array_module(values), [block // self.group.size for block in self.blocks]
-        parts = [self._split(backend.moved(part, xp), own) for part in self.group.all_gather(backend.to_numpy(values))]
-        return xp.concat([part for block in zip(*parts) for part in block], axis=self.axis)
+        xp, own = (
+            array_module(values),
+            [block // self.group.size for block in self.blocks],
+        )
+        parts = [
+            self._split(backend.moved(part, xp), own)
+            for part in self.group.all_gather(backend.to_numpy(values))
+        ]
+        return xp.concat(
+            [part for block in zip(*parts) for part in block], axis=self.axis
+        )
 
     def _split(self, values: Array, lengths: Any) -> list[Array]:
         ends = np.cumsum(lengths).tolist()
         before = (slice(None),) * self.axis
-        return [values[(*before, slice(end - length, end), ...)] for end, length in zip(ends, lengths)]
+        return [
+            values[(*before, slice(end - length, end), ...)]
+            for end, length in zip(ends, lengths)
+        ]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
         return self  # a group is not a value: copies of a layer share it
@@ -79,14 +94,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class FlatShard:
-    """The shard of a parameter that a rank keeps, as elements: a :class:`minipipe.nn.parallel.Shard` without an axis.
+    """The shard of a parameter that a rank keeps, as elements: a
+    :class:`minipipe.nn.parallel.Shard` without an axis.
 
     Attributes
     ----------
     group : ProcessGroup
         The group whose ranks keep one shard each.
     inner_shape : tuple of int
-        The shape of the parameter, or of the tensor-parallel part that each rank of the group would have unsharded.
+        The shape of the parameter, or of the tensor-parallel part that each rank of the
+        group would have unsharded.
     pieces : tuple of slice
         By rank, the elements of its shard.
     inner : Shard, optional
@@ -122,8 +139,13 @@ class FlatShard:
 
     def joined(self, values: Array) -> Array:
         """Return the whole values from the shard of each rank. Collective."""
-        xp, shares = array_module(values), self.group.all_gather(backend.to_numpy(values))
-        part = backend.reshape(xp.concat([backend.moved(share, xp) for share in shares]), self.inner_shape)
+        xp, shares = (
+            array_module(values),
+            self.group.all_gather(backend.to_numpy(values)),
+        )
+        part = backend.reshape(
+            xp.concat([backend.moved(share, xp) for share in shares]), self.inner_shape
+        )
         return self.inner.joined(part) if self.inner else part
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatShard:
@@ -131,56 +153,80 @@ class FlatShard:
 
 
 class ShardedParameter(Parameter):
-    """A parameter of which each rank of a group keeps a part; its shape is the shape of the part.
+    """A parameter of which each rank of a group keeps a part; its shape is the shape of
+    the part.
 
-    First values, and values that are loaded, exist as a whole first, and each rank takes its part of them.
+    First values, and values that are loaded, exist as a whole first, and each rank
+    takes its part of them.
 
     Attributes
     ----------
     shard : Shard or FlatShard
     whole_digest : int
-        Digest of the whole values from which the part was taken last, so that ranks can compare them; 0 without values.
+        Digest of the whole values from which the part was taken last, so that ranks can
+        compare them; 0 without values.
     """
 
     __slots__ = ("shard", "whole_digest")
 
-    def __init__(self, shard: Shard | FlatShard, initialiser: Initialiser | None, dtype: Any = None) -> None:
+    def __init__(
+        self,
+        shard: Shard | FlatShard,
+        initialiser: Initialiser | None,
+        dtype: Any = None,
+    ) -> None:
         super().__init__(shard.own_shape, initialiser or constant(0.0), dtype)
         self.initialiser, self.shard, self.whole_digest = initialiser, shard, 0
 
     @classmethod
     def of(cls, parameter: Parameter, shard: Shard | FlatShard) -> ShardedParameter:
-        """Return this rank's part of a parameter, with its first values or those that it has."""
+        """Return this rank's part of a parameter, with its first values or those that
+        it has.
+        """
         own = cls(shard, parameter.initialiser, parameter.dtype)
         own.requires_grad, own.xp = parameter.requires_grad, parameter.xp
         if parameter.is_filled:
             own.load(parameter.joined(parameter.data), "a parameter")
-            if isinstance(parameter.owner, ShardedParameter):  # parts are concatenated to the same values on all ranks
+            # parts are concatenated to the same values on all ranks
+            if isinstance(parameter.owner, ShardedParameter):
                 own.whole_digest = parameter.owner.whole_digest
         return own
 
     is_divided = True
     is_summed = property(
-        lambda self: self.shard.is_summed, doc="Whether a backward adds its gradient up over replicas."
+        lambda self: self.shard.is_summed,
+        doc="Whether a backward adds its gradient up over replicas.",
     )
-    whole_shape = property(lambda self: self.shard.shape, doc="The shape of all ranks' parts together.")
+    whole_shape = property(
+        lambda self: self.shard.shape, doc="The shape of all ranks' parts together."
+    )
 
     def joined(self, values: Array) -> Array:
-        """Return the parts of all ranks together; an array of another shape than a part is returned as it is."""
+        """Return the parts of all ranks together; an array of another shape than a part
+        is returned as it is.
+        """
         return self.shard.joined(values) if values.shape == self.shape else values
 
     def cut(self, values: Array) -> Array:
-        """Return this rank's part; an array of another shape than the whole is returned as it is."""
+        """Return this rank's part; an array of another shape than the whole is returned
+        as it is.
+        """
         return self.shard.cut(values) if values.shape == self.whole_shape else values
 
     def load(self, values: Array, name: str) -> None:
         """Take this rank's part of the values of the whole parameter."""
         super().load(self.cut(values), name)
         is_whole = values.shape == self.whole_shape
-        self.whole_digest = digest(backend.moved(values, self.xp, self.dtype)) if is_whole else 0
+        self.whole_digest = (
+            digest(backend.moved(values, self.xp, self.dtype)) if is_whole else 0
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "shard": self.shard, "whole_digest": self.whole_digest}
+        return {
+            **super().__getstate__(),
+            "shard": self.shard,
+            "whole_digest": self.whole_digest,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.shard, self.whole_digest = state["shard"], state["whole_digest"]
@@ -188,7 +234,8 @@ class ShardedParameter(Parameter):
 
 
 def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[float]:
-    """Return a number of each parameter, added up over the ranks that keep parts of it. Collective among these.
+    """Return a number of each parameter, added up over the ranks that keep parts of it.
+    Collective among these.
 
     Examples
     --------
@@ -196,9 +243,17 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
     >>> over_parts([nn.Parameter([1.0, 2.0])], [5.0])
     [5.0]
     """
-    shards = {i: each.owner.shard for i, each in enumerate(parameters) if isinstance(each.owner, ShardedParameter)}
+    shards = {
+        i: each.owner.shard
+        for i, each in enumerate(parameters)
+        if isinstance(each.owner, ShardedParameter)
+    }
     found = dict(enumerate(numbers))
-    for group in dict.fromkeys(group for shard in shards.values() for group in shard.groups):
+    for group in dict.fromkeys(
+        group for shard in shards.values() for group in shard.groups
+    ):
         places = [i for i, shard in shards.items() if group in shard.groups]
-        found.update(zip(places, group.all_reduce(np.array([found[i] for i in places])).tolist()))
+        found.update(
+            zip(places, group.all_reduce(np.array([found[i] for i in places])).tolist())
+        )
     return list(found.values())

@@ -1,7 +1,8 @@
 """Slices of a sequence: the tensors of earlier slices that a layer needs.
 
-Each slice is computed as a separate microbatch. A layer that processes one position at a time needs nothing else; an
-attention needs the keys and values of earlier slices, and a positional embedding the number of positions before it.
+Each slice is computed as a separate microbatch. A layer that processes one position at
+a time needs nothing else; an attention needs the keys and values of earlier slices, and
+a positional embedding the number of positions before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from contextvars import ContextVar
 from minipipe.functional import contiguous
 from minipipe.tensor import Tensor
 
-Carried = list[tuple[Tensor, ...]]  # in the order of the calls in a forward: tensors of one slice for later slices
+# in the order of the calls in a forward: tensors of one slice for later slices
+Carried = list[tuple[Tensor, ...]]
 
 
 class SequenceSlice:
@@ -44,9 +46,12 @@ class SequenceSlice:
         self.made: Carried = []
 
     def carried(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-        """Keep tensors for later slices; return each behind those that the same call kept of earlier slices."""
+        """Keep tensors for later slices; return each behind those that the same call
+        kept of earlier slices.
+        """
         number = len(self.made)
-        self.made.append(tuple(map(contiguous, tensors)))  # as between layers: dividing a sequence changes no bit
+        # as between layers: dividing a sequence changes no bit
+        self.made.append(tuple(map(contiguous, tensors)))
         return list(zip(*(one[number] for one in (*self.earlier, self.made))))
 
 

@@ -16,7 +16,9 @@ from minipipe.tensor import Tensor
 
 
 class _Convolution(Module):
-    """Base class of the convolutions, which differ in the number of axes that the kernel moves along."""
+    """Base class of the convolutions, which differ in the number of axes that the
+    kernel moves along.
+    """
 
     num_axes: int
     operation: Callable[..., Tensor]
@@ -44,11 +46,15 @@ class _Convolution(Module):
         self.dilation: Any = per_axis(name, "dilation", dilation, axes)
         self.groups = check_groups(name, groups, ins, outs)
         met = (ins // self.groups, *kernel)  # inputs of each output at each position
-        self.weight = Parameter((outs, *met), initialiser or he_uniform(prod(met)), dtype)
+        self.weight = Parameter(
+            (outs, *met), initialiser or he_uniform(prod(met)), dtype
+        )
         self.bias = Parameter((outs,), constant(0.0), dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, in_channels, length) to (n, out_channels, windows); images have two axes in place of length."""
+        """Map (n, in_channels, length) to (n, out_channels, windows); images have two
+        axes in place of length.
+        """
         options = self.stride, self.padding, self.dilation, self.groups
         return self.operation(x, self.weight, self.bias, *options)
 
@@ -57,7 +63,11 @@ class _Convolution(Module):
         out_channels, ins, *kernel = self.weight.shape
         parts = [str(ins * self.groups), str(out_channels), written(tuple(kernel))]
         parts += [f"stride={written(self.stride)}"] * (set(self.stride) != {1})
-        padding = repr(self.padding) if isinstance(self.padding, str) else written(self.padding)
+        padding = (
+            repr(self.padding)
+            if isinstance(self.padding, str)
+            else written(self.padding)
+        )
         parts += [f"padding={padding}"] * (padding != "0")
         parts += [f"dilation={written(self.dilation)}"] * (set(self.dilation) != {1})
         parts += [f"groups={self.groups}"] * (self.groups != 1)
@@ -65,7 +75,8 @@ class _Convolution(Module):
 
 
 class Conv1d(_Convolution):
-    """The cross-correlation of series with learnt kernels; see :func:`minipipe.functional.conv1d`.
+    """The cross-correlation of series with learnt kernels; see
+    :func:`minipipe.functional.conv1d`.
 
     Parameters
     ----------
@@ -76,12 +87,14 @@ class Conv1d(_Convolution):
         "same" keeps the length.
     dilation : int
     groups : int
-        Divides both numbers of channels; ``groups=in_channels`` is a depthwise convolution.
+        Divides both numbers of channels; ``groups=in_channels`` is a depthwise
+        convolution.
     bias : bool
         Whether each output channel has a bias.
     initialiser : function, optional
-        First values of the weight; by default :func:`~minipipe.nn.initialisers.he_uniform` of the number of elements
-        that a kernel meets, ``in_channels / groups * kernel_size``. The bias begins at 0.
+        First values of the weight; by default
+        :func:`~minipipe.nn.initialisers.he_uniform` of the number of elements that a
+        kernel meets, ``in_channels / groups * kernel_size``. The bias begins at 0.
     dtype : dtype, optional
         float32 by default.
 
@@ -107,7 +120,8 @@ class Conv1d(_Convolution):
 
 
 class Conv2d(_Convolution):
-    """The cross-correlation of images with learnt kernels; see :func:`minipipe.functional.conv2d`.
+    """The cross-correlation of images with learnt kernels; see
+    :func:`minipipe.functional.conv2d`.
 
     Parameters
     ----------
@@ -119,18 +133,22 @@ class Conv2d(_Convolution):
         "same" keeps height and width.
     dilation : int or (int, int)
     groups : int
-        Divides both numbers of channels; ``groups=in_channels`` is a depthwise convolution.
+        Divides both numbers of channels; ``groups=in_channels`` is a depthwise
+        convolution.
     bias : bool
         Whether each output channel has a bias.
     initialiser : function, optional
-        First values of the weight; by default :func:`~minipipe.nn.initialisers.he_uniform` of the number of elements
-        that a kernel meets, ``in_channels / groups * kernel height * kernel width``. The bias begins at 0.
+        First values of the weight; by default
+        :func:`~minipipe.nn.initialisers.he_uniform` of the number of elements that a
+        kernel meets, ``in_channels / groups * kernel height * kernel width``. The bias
+        begins at 0.
     dtype : dtype, optional
         float32 by default.
 
     Attributes
     ----------
-    weight : Parameter of shape (out_channels, in_channels / groups, kernel height, kernel width)
+    weight : Parameter of shape (out_channels, in_channels / groups, kernel height,
+    kernel width)
     bias : Parameter of shape (out_channels,), or None
 
     Raises
@@ -140,12 +158,15 @@ class Conv2d(_Convolution):
 
     Examples
     --------
-    A depthwise convolution, and one of every channel with every channel at each position: together they replace a
-    Conv2d(32, 64, 3) with an eighth of its parameters.
+    A depthwise convolution, and one of every channel with every channel at each
+    position: together they replace a Conv2d(32, 64, 3) with an eighth of its
+    parameters.
 
     >>> import numpy as np
     >>> from minipipe import Tensor, nn
-    >>> layers = nn.Sequential(nn.Conv2d(32, 32, 3, padding="same", groups=32), nn.Conv2d(32, 64, 1))
+    >>> layers = nn.Sequential(
+    ...     nn.Conv2d(32, 32, 3, padding="same", groups=32), nn.Conv2d(32, 64, 1)
+    ... )
     >>> layers(Tensor(np.ones((4, 32, 8, 8), np.float32))).shape, layers.num_parameters
     ((4, 64, 8, 8), 2432)
     """
@@ -159,29 +180,46 @@ def written(values: tuple[int, ...]) -> str:
 
 
 class _Pool(Module):
-    """Base class of pooling layers, which differ in the number of axes of a window and in the value taken from it."""
+    """Base class of pooling layers, which differ in the number of axes of a window and
+    in the value taken from it.
+    """
 
     num_axes: int
     operation: Callable[..., Tensor]
 
     @with_hints
-    def __init__(self, kernel_size: int | tuple[int, ...], stride: int | tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] | None = None,
+    ) -> None:
         name, axes = type(self).__name__, self.num_axes
         self.kernel_size: Any = per_axis(name, "kernel_size", kernel_size, axes)
-        self.stride: Any = self.kernel_size if stride is None else per_axis(name, "stride", stride, axes)
+        self.stride: Any = (
+            self.kernel_size
+            if stride is None
+            else per_axis(name, "stride", stride, axes)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, channels, length) to (n, channels, windows); images have two axes in place of length."""
+        """Map (n, channels, length) to (n, channels, windows); images have two axes in
+        place of length.
+        """
         return self.operation(x, self.kernel_size, self.stride)
 
     def describe(self) -> str:
         """Name the kernel, and the stride if it is different."""
-        stride = f", stride={written(self.stride)}" if self.stride != self.kernel_size else ""
+        stride = (
+            f", stride={written(self.stride)}"
+            if self.stride != self.kernel_size
+            else ""
+        )
         return written(self.kernel_size) + stride
 
 
 class MaxPool1d(_Pool):
-    """The largest element of each window of a series; see :func:`minipipe.functional.max_pool1d`.
+    """The largest element of each window of a series; see
+    :func:`minipipe.functional.max_pool1d`.
 
     Parameters
     ----------
@@ -281,9 +319,11 @@ class AvgPool2d(_Pool):
 
 
 class GlobalAvgPool(Module):
-    """The mean of each channel over all its positions; see :func:`minipipe.functional.global_avg_pool`.
+    """The mean of each channel over all its positions; see
+    :func:`minipipe.functional.global_avg_pool`.
 
-    Use it at the transition from images of any size to features, in place of ``AdaptiveAvgPool2d(1)`` and Flatten.
+    Use it at the transition from images of any size to features, in place of
+    ``AdaptiveAvgPool2d(1)`` and Flatten.
 
     Raises
     ------

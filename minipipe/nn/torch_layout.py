@@ -1,12 +1,14 @@
-"""Weights in PyTorch's layout: its names and axes for the layers that both libraries have.
+"""Weights in PyTorch's layout: its names and axes for the layers that both libraries
+have.
 
 ======================  ===============================================================================================
 here                    in PyTorch
 ======================  ===============================================================================================
-Linear                  the weight transposed: (outputs, inputs)
-LSTM                    ``weight_ih_l0`` and ``weight_hh_l0`` transposed; the sum of ``bias_ih_l0`` and ``bias_hh_l0``
-MultiHeadAttention      ``in_proj_weight`` transposed, ``in_proj_bias``, ``out_proj``
-CrossAttention          the same, whose first rows make the queries; ``q_proj_weight``, ``k_proj_weight`` and
+Linear                  the weight transposed: (outputs, inputs) LSTM
+``weight_ih_l0`` and ``weight_hh_l0`` transposed; the sum of ``bias_ih_l0`` and
+``bias_hh_l0`` MultiHeadAttention      ``in_proj_weight`` transposed, ``in_proj_bias``,
+``out_proj`` CrossAttention          the same, whose first rows make the queries;
+``q_proj_weight``, ``k_proj_weight`` and
                         ``v_proj_weight`` for a memory of another width
 TransformerBlock        ``TransformerEncoderLayer`` with ``norm_first=True``
 DecoderBlock            ``TransformerDecoderLayer`` with ``norm_first=True``
@@ -14,7 +16,8 @@ norms, embeddings,      the same
 convolutions
 ======================  ===============================================================================================
 
-Attention and blocks may also have minipipe's names, if a module of PyTorch is built like minipipe's.
+Attention and blocks may also have minipipe's names, if a module of PyTorch is built
+like minipipe's.
 """
 
 from __future__ import annotations
@@ -26,28 +29,64 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.nn.layers import LSTM, Embedding, GroupNorm, LayerNorm, Linear, PositionalEmbedding, RMSNorm, Unembedding
+from minipipe.nn.layers import (
+    LSTM,
+    Embedding,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    PositionalEmbedding,
+    RMSNorm,
+    Unembedding,
+)
 from minipipe.nn.module import Module
-from minipipe.nn.parallel import ColumnParallelLinear, ParallelEmbedding, ParallelUnembedding, RowParallelLinear
+from minipipe.nn.parallel import (
+    ColumnParallelLinear,
+    ParallelEmbedding,
+    ParallelUnembedding,
+    RowParallelLinear,
+)
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.spatial import Conv1d, Conv2d
-from minipipe.nn.transformer import CrossAttention, DecoderBlock, MultiHeadAttention, TransformerBlock
+from minipipe.nn.transformer import (
+    CrossAttention,
+    DecoderBlock,
+    MultiHeadAttention,
+    TransformerBlock,
+)
 
 _TRANSPOSED = (Linear, ColumnParallelLinear, RowParallelLinear)
 _ALIKE = (
-    *(Embedding, PositionalEmbedding, Unembedding, ParallelEmbedding, ParallelUnembedding),
+    *(
+        Embedding,
+        PositionalEmbedding,
+        Unembedding,
+        ParallelEmbedding,
+        ParallelUnembedding,
+    ),
     *(LayerNorm, GroupNorm, RMSNorm, Conv1d, Conv2d),
 )
 _BLOCK = {"attention.layers.0": "norm1", "attention.layers.1": "self_attn"}
 _BLOCKS: dict[type[Module], dict[str, str]] = {
     TransformerBlock: {
         **_BLOCK,
-        **{"network.layers.0": "norm2", "network.layers.1": "linear1", "network.layers.3": "linear2"},
+        **{
+            "network.layers.0": "norm2",
+            "network.layers.1": "linear1",
+            "network.layers.3": "linear2",
+        },
     },
     DecoderBlock: {
         **_BLOCK,
-        **{"cross_attention.layers.0": "norm2", "cross_attention.layers.1": "multihead_attn"},
-        **{"network.layers.0": "norm3", "network.layers.1": "linear1", "network.layers.3": "linear2"},
+        **{
+            "cross_attention.layers.0": "norm2",
+            "cross_attention.layers.1": "multihead_attn",
+        },
+        **{
+            "network.layers.0": "norm3",
+            "network.layers.1": "linear1",
+            "network.layers.3": "linear2",
+        },
     },
 }
 
@@ -59,8 +98,11 @@ class _Piece(NamedTuple):
     make: Callable[..., Array]
 
 
-def from_torch(model: Module, state: Mapping[str, Array], is_strict: bool = True) -> dict[str, Array]:
-    """Return a state with PyTorch's names and axes as one for :meth:`Module.load_state_dict`.
+def from_torch(
+    model: Module, state: Mapping[str, Array], is_strict: bool = True
+) -> dict[str, Array]:
+    """Return a state with PyTorch's names and axes as one for
+    :meth:`Module.load_state_dict`.
 
     Names of tied parameters may be there for one of their places or for all.
 
@@ -70,13 +112,14 @@ def from_torch(model: Module, state: Mapping[str, Array], is_strict: bool = True
     state : mapping of str to array
         The result of ``state_dict()`` of the same model in PyTorch, as arrays.
     is_strict : bool
-        Whether a matrix in a custom module is refused, because the order of its axes is unknown; otherwise it is loaded
-        as it is.
+        Whether a matrix in a custom module is refused, because the order of its axes is
+        unknown; otherwise it is loaded as it is.
 
     Raises
     ------
     ParameterError
-        Codes ``missing`` and ``unexpected``, and ``shape``, where tied parameters differ.
+        Codes ``missing`` and ``unexpected``, and ``shape``, where tied parameters
+        differ.
     ArgumentError
         Code ``type``, for such a matrix.
 
@@ -98,47 +141,76 @@ class _Walk:
 
     def __init__(self, state: Mapping[str, Array], is_strict: bool) -> None:
         self._state, self._is_strict = state, is_strict
-        self._modules: dict[str, str] = {}  # by minipipe's path of a module, PyTorch's path if it differs
-        self._pieces: dict[str, _Piece] = {}  # by minipipe's name of a parameter, if PyTorch has no such array
+        # by minipipe's path of a module, PyTorch's path if it differs
+        self._modules: dict[str, str] = {}
+        # by minipipe's name of a parameter, if PyTorch has no such array
+        self._pieces: dict[str, _Piece] = {}
         self._first_names: dict[int, str] = {}  # by owner
-        self._lacking: dict[str, str] = {}  # by minipipe's name, the name that is missing in the state
+        # by minipipe's name, the name that is missing in the state
+        self._lacking: dict[str, str] = {}
         self._used = set[str]()
         self.taken: dict[str, Array] = {}
 
     def visit(self, module: Module, ours: str, theirs: str) -> None:
-        """Take the parameters of a module, whose names begin with ``ours``, and in the state with ``theirs``."""
+        """Take the parameters of a module, whose names begin with ``ours``, and in the
+        state with ``theirs``.
+        """
         self._note_names(module, ours, theirs)
         for name, part in module._parts():
             path = f"{ours}{name}"
             place = self._modules.get(path, f"{theirs}{name}")
             if isinstance(part, Module):
-                end = "." if name else ""  # an inlined module's parts have the names that they would have without it
+                # an inlined module's parts have the names that they would have without
+                # it
+                end = "." if name else ""
                 self.visit(part, f"{path}{end}", f"{place}{end}")
             else:
-                self._take(part, path, self._pieces.get(path) or self._piece(module, part, path, place))
+                self._take(
+                    part,
+                    path,
+                    self._pieces.get(path) or self._piece(module, part, path, place),
+                )
 
     def _note_names(self, module: Module, ours: str, theirs: str) -> None:
-        """Record PyTorch's names for the parts of attention, blocks and LSTM, if the state has these names."""
+        """Record PyTorch's names for the parts of attention, blocks and LSTM, if the
+        state has these names.
+        """
         kinds = [kind for kind in _BLOCKS if isinstance(module, kind)]
         if kinds and f"{theirs}norm1.weight" in self._state:
-            self._modules |= {f"{ours}{name}": f"{theirs}{place}" for name, place in _BLOCKS[kinds[0]].items()}
+            self._modules |= {
+                f"{ours}{name}": f"{theirs}{place}"
+                for name, place in _BLOCKS[kinds[0]].items()
+            }
         pieces: dict[str, _Piece] = {}
         if isinstance(module, LSTM):
             pieces = _OF_LSTM
-        elif isinstance(module, MultiHeadAttention | CrossAttention) and f"{theirs}in_proj_bias" in self._state:
+        elif (
+            isinstance(module, MultiHeadAttention | CrossAttention)
+            and f"{theirs}in_proj_bias" in self._state
+        ):
             self._modules[f"{ours}output"] = f"{theirs}out_proj"
-            pieces = _of_attention(module, is_joined=f"{theirs}in_proj_weight" in self._state)
+            pieces = _of_attention(
+                module, is_joined=f"{theirs}in_proj_weight" in self._state
+            )
         for name, piece in pieces.items():
             names = tuple(f"{theirs}{each}" for each in piece.names)
             self._pieces[f"{ours}{name}"] = _Piece(names, piece.make)
 
-    def _piece(self, module: Module, parameter: Parameter, path: str, place: str) -> _Piece:
+    def _piece(
+        self, module: Module, parameter: Parameter, path: str, place: str
+    ) -> _Piece:
         if isinstance(module, _TRANSPOSED) and path.rpartition(".")[2] == "weight":
             return _Piece((place,), np.transpose)
         is_known = isinstance(module, _ALIKE) or len(parameter.whole_shape) < 2
         if self._is_strict and not is_known:
-            message = f"{path} belongs to {type(module).__name__}, whose counterpart in PyTorch is not known"
-            advice = "Bring its axes into minipipe's order, and give all arrays to model.load_state_dict."
+            message = (
+                f"{path} belongs to {type(module).__name__}, whose counterpart in "
+                "PyTorch is not known"
+            )
+            advice = (
+                "Bring its axes into minipipe's order, and give all arrays to "
+                "model.load_state_dict."
+            )
             raise ArgumentError("type", f"layout='torch': {message}. {advice}")
         return _Piece((place,), _as_it_is)
 
@@ -149,17 +221,35 @@ class _Walk:
             return
         self._used.update(piece.names)
         array = piece.make(*(self._state[name] for name in piece.names))
-        if first in self.taken and not np.array_equal(self.taken[first], array, equal_nan=True):
-            message = f"{first} and {path} are one parameter in this model, but the state has two"
-            raise ParameterError("shape", f"{message}: {', '.join(piece.names)} holds other numbers.")
+        if first in self.taken and not np.array_equal(
+            self.taken[first], array, equal_nan=True
+        ):
+            message = (
+                f"{first} and {path} are one parameter in this model, but the "
+                "state has "
+                "two"
+            )
+            raise ParameterError(
+                "shape", f"{message}: {', '.join(piece.names)} holds other numbers."
+            )
         self.taken.setdefault(first, array)
 
     def check_names(self, state: Mapping[str, Array]) -> None:
         """Refuse a state that lacks a parameter, or holds more."""
-        missing = [f"{names} (for {name})" for name, names in self._lacking.items() if name not in self.taken]
-        for code, names in (("missing", missing), ("unexpected", sorted(state.keys() - self._used))):
+        missing = [
+            f"{names} (for {name})"
+            for name, names in self._lacking.items()
+            if name not in self.taken
+        ]
+        for code, names in (
+            ("missing", missing),
+            ("unexpected", sorted(state.keys() - self._used)),
+        ):
             if names:
-                raise ParameterError(code, f"The state does not fit the model; {code}: {', '.join(names)}.")
+                raise ParameterError(
+                    code,
+                    f"The state does not fit the model; {code}: {', '.join(names)}.",
+                )
 
 
 def _as_it_is(array: Array) -> Array:
@@ -173,8 +263,12 @@ _OF_LSTM = {
 }
 
 
-def _of_attention(attention: MultiHeadAttention | CrossAttention, is_joined: bool) -> dict[str, _Piece]:
-    """Return the arrays of the projections of an attention, from one matrix or from one for each of q, k and v."""
+def _of_attention(
+    attention: MultiHeadAttention | CrossAttention, is_joined: bool
+) -> dict[str, _Piece]:
+    """Return the arrays of the projections of an attention, from one matrix or from one
+    for each of q, k and v.
+    """
     if isinstance(attention, MultiHeadAttention):
         return {
             "projections.weight": _Piece(("in_proj_weight",), np.transpose),
@@ -186,11 +280,17 @@ def _of_attention(attention: MultiHeadAttention | CrossAttention, is_joined: boo
         "projections.bias": _Piece(("in_proj_bias",), lambda bias: bias[width:]),
     }
     if is_joined:
-        found["queries.weight"] = _Piece(("in_proj_weight",), lambda matrix: matrix[:width].T)
-        found["projections.weight"] = _Piece(("in_proj_weight",), lambda matrix: matrix[width:].T)
+        found["queries.weight"] = _Piece(
+            ("in_proj_weight",), lambda matrix: matrix[:width].T
+        )
+        found["projections.weight"] = _Piece(
+            ("in_proj_weight",), lambda matrix: matrix[width:].T
+        )
     else:
         found["queries.weight"] = _Piece(("q_proj_weight",), np.transpose)
-        found["projections.weight"] = _Piece(("k_proj_weight", "v_proj_weight"), _side_by_side)
+        found["projections.weight"] = _Piece(
+            ("k_proj_weight", "v_proj_weight"), _side_by_side
+        )
     return found
 
 
@@ -199,7 +299,8 @@ def _side_by_side(keys: Array, values: Array) -> Array:
 
 
 def undecided(model: Module, state: Mapping[str, Any]) -> list[str]:
-    """Return the parameters that would differ if the state, whose names and shapes fit, were in PyTorch's layout.
+    """Return the parameters that would differ if the state, whose names and shapes fit,
+    were in PyTorch's layout.
 
     The list is empty if a shape determines the layout.
 
@@ -219,4 +320,8 @@ def undecided(model: Module, state: Mapping[str, Any]) -> list[str]:
         return []
     if any(array.shape != np.shape(state[name]) for name, array in theirs.items()):
         return []
-    return [name for name, array in theirs.items() if not np.array_equal(array, state[name], equal_nan=True)]
+    return [
+        name
+        for name, array in theirs.items()
+        if not np.array_equal(array, state[name], equal_nan=True)
+    ]

@@ -1,4 +1,6 @@
-"""Attention, of a sequence to itself and to another one, and the blocks that transformers are stacked from."""
+"""Attention, of a sequence to itself and to another one, and the blocks that
+transformers are stacked from.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from minipipe import functional
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ModelError, counted, shape_error
 from minipipe.nn.initialisers import glorot_uniform
-from minipipe.nn.layers import GELU, Dropout, LayerNorm, Linear, Residual, check_probability
+from minipipe.nn.layers import (
+    GELU,
+    Dropout,
+    LayerNorm,
+    Linear,
+    Residual,
+    check_probability,
+)
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.slices import SequenceSlice, current_slice
 from minipipe.specs import Spec, divisor
@@ -19,7 +28,8 @@ from minipipe.tensor import Operand, Tensor
 
 
 class MultiHeadAttention(Module):
-    """Each position of a sequence attends to all positions, or with is_causal to itself and those before it.
+    """Each position of a sequence attends to all positions, or with is_causal to itself
+    and those before it.
 
     Queries, keys and values are projections of the same input, computed in one product.
 
@@ -33,24 +43,29 @@ class MultiHeadAttention(Module):
     dtype : dtype, optional
         float32 by default.
     dropout : float
-        Probability with which a weight of the attention is set to 0 while training, by the key of :class:`Dropout`.
+        Probability with which a weight of the attention is set to 0 while training, by
+        the key of :class:`Dropout`.
     num_key_value_heads : int, optional
-        Heads of keys and values, a divisor of num_heads, by default num_heads. Fewer take less memory and time
-        ("grouped-query attention"; with one, "multi-query"): neighbouring heads of queries share one.
+        Heads of keys and values, a divisor of num_heads, by default num_heads. Fewer
+        take less memory and time ("grouped-query attention"; with one, "multi-query"):
+        neighbouring heads of queries share one.
     rotary_base : float, optional
-        Rotates queries and keys by their positions ("rotary position embedding"), with this base, often 10000. No
-        rotation by default. See :func:`minipipe.functional.rotary`.
+        Rotates queries and keys by their positions ("rotary position embedding"), with
+        this base, often 10000. No rotation by default. See
+        :func:`minipipe.functional.rotary`.
 
     Attributes
     ----------
     projections : Linear of shape (width, 3 * width)
-        To queries, keys and values, in this order; keys and values are narrower with fewer heads.
+        To queries, keys and values, in this order; keys and values are narrower with
+        fewer heads.
     output : Linear of shape (width, width)
 
     References
     ----------
-    Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023, "GQA", figure 2; Su et al. 2021,
-    "RoFormer". First values: Glorot, Bengio 2010, as in PyTorch.
+    Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023,
+    "GQA", figure 2; Su et al. 2021, "RoFormer". First values: Glorot, Bengio 2010, as
+    in PyTorch.
 
     Examples
     --------
@@ -73,10 +88,14 @@ class MultiHeadAttention(Module):
         rotary_base: float | None = None,
     ) -> None:
         check_probability("MultiHeadAttention", dropout=dropout)
-        width_of_keys = _width_of_keys("MultiHeadAttention", width, num_heads, num_key_value_heads)
+        width_of_keys = _width_of_keys(
+            "MultiHeadAttention", width, num_heads, num_key_value_heads
+        )
         _check_rotary("MultiHeadAttention", width // num_heads, rotary_base)
         glorot = glorot_uniform(width, width)
-        self.projections = Linear(width, width + 2 * width_of_keys, initialiser=glorot, dtype=dtype)
+        self.projections = Linear(
+            width, width + 2 * width_of_keys, initialiser=glorot, dtype=dtype
+        )
         self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
         self.num_heads = num_heads
         self.is_causal = is_causal
@@ -92,7 +111,8 @@ class MultiHeadAttention(Module):
         x : Tensor of shape (n, t, width)
         mask : array or Tensor of shape (n, t) or (n, t, t), optional
             True or 1 at visible positions, for instance everywhere except padding; see
-            :func:`minipipe.functional.attention`. A position that sees none gets the bias of ``output``.
+            :func:`minipipe.functional.attention`. A position that sees none gets the
+            bias of ``output``.
 
         Raises
         ------
@@ -117,24 +137,54 @@ class MultiHeadAttention(Module):
         )
         return self.output(attended)
 
-    def _attended(self, part: SequenceSlice, x: Tensor, mask: Operand | None, dropout: float) -> Tensor:
-        """Return the values that the positions of a slice gather from earlier slices and their own slice."""
+    def _attended(
+        self, part: SequenceSlice, x: Tensor, mask: Operand | None, dropout: float
+    ) -> Tensor:
+        """Return the values that the positions of a slice gather from earlier slices
+        and their own slice.
+        """
         if not self.is_causal or mask is not None:
-            message = f"{self.brief()} sees later positions, or takes a mask" if mask is None else "A mask is given"
-            raise ModelError("unsupported", f"{message}; slices of a sequence need is_causal=True and no mask.")
+            message = (
+                f"{self.brief()} sees later positions, or takes a mask"
+                if mask is None
+                else "A mask is given"
+            )
+            raise ModelError(
+                "unsupported",
+                f"{message}; slices of a sequence need is_causal=True and no mask.",
+            )
         shared, t = self.num_key_value_heads or self.num_heads, x.shape[1]
         heads = _by_head(self.projections(x), self.num_heads + 2 * shared)
         query, key, value = (
             functional.index(heads, (slice(None), slice(a, b), ...))
-            for a, b in pairwise((0, self.num_heads, self.num_heads + shared, self.num_heads + 2 * shared))
+            for a, b in pairwise(
+                (
+                    0,
+                    self.num_heads,
+                    self.num_heads + shared,
+                    self.num_heads + 2 * shared,
+                )
+            )
         )
         if self.rotary_base is not None:
             positions = np.arange(part.first, part.first + t)
-            query, key = (functional.rotary(each, positions, self.rotary_base) for each in (query, key))
-        key, value = (functional.concatenate(each, axis=2) for each in part.carried(key, value))
-        seen = backend.moved(np.tri(t, part.first + t, part.first, dtype=bool)[None], backend.array_module(x.data))
-        gathered = functional.attention(query, key, value, mask=seen, dropout=dropout, part=self._part)
-        return functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), (*x.shape[:2], -1))
+            query, key = (
+                functional.rotary(each, positions, self.rotary_base)
+                for each in (query, key)
+            )
+        key, value = (
+            functional.concatenate(each, axis=2) for each in part.carried(key, value)
+        )
+        seen = backend.moved(
+            np.tri(t, part.first + t, part.first, dtype=bool)[None],
+            backend.array_module(x.data),
+        )
+        gathered = functional.attention(
+            query, key, value, mask=seen, dropout=dropout, part=self._part
+        )
+        return functional.reshape(
+            functional.transpose(gathered, (0, 2, 1, 3)), (*x.shape[:2], -1)
+        )
 
     @property
     def _part(self) -> tuple[int, int]:
@@ -145,11 +195,14 @@ class MultiHeadAttention(Module):
         """Name width, heads and options."""
         names = ("is_causal", "dropout", "num_key_value_heads", "rotary_base")
         width = self.output.weight.shape[1]
-        return described(width, self.num_heads, **{name: getattr(self, name) for name in names})
+        return described(
+            width, self.num_heads, **{name: getattr(self, name) for name in names}
+        )
 
 
 class CrossAttention(Module):
-    """Each position of a sequence attends to another sequence, the memory: in translation, the source.
+    """Each position of a sequence attends to another sequence, the memory: in
+    translation, the source.
 
     Parameters
     ----------
@@ -161,7 +214,8 @@ class CrossAttention(Module):
     dtype : dtype, optional
         float32 by default.
     dropout : float
-        Probability with which a weight of the attention is set to 0 while training, by the key of :class:`Dropout`.
+        Probability with which a weight of the attention is set to 0 while training, by
+        the key of :class:`Dropout`.
     num_key_value_heads : int, optional
         Heads of keys and values, as in :class:`MultiHeadAttention`.
 
@@ -174,14 +228,18 @@ class CrossAttention(Module):
 
     References
     ----------
-    Vaswani et al. 2017, "Attention is all you need", section 3.2.3. First values as in :class:`MultiHeadAttention`.
+    Vaswani et al. 2017, "Attention is all you need", section 3.2.3. First values as in
+    :class:`MultiHeadAttention`.
 
     Examples
     --------
     >>> import numpy as np
     >>> from minipipe import Tensor, nn
     >>> layer = nn.CrossAttention(width=8, num_heads=2)
-    >>> layer(Tensor(np.ones((4, 10, 8), np.float32)), Tensor(np.ones((4, 7, 8), np.float32))).shape
+    >>> layer(
+    ...     Tensor(np.ones((4, 10, 8), np.float32)),
+    ...     Tensor(np.ones((4, 7, 8), np.float32)),
+    ... ).shape
     (4, 10, 8)
     """
 
@@ -198,11 +256,15 @@ class CrossAttention(Module):
         memory_width = width if memory_width is None else memory_width
         check_lengths("CrossAttention", memory_width=memory_width)
         check_probability("CrossAttention", dropout=dropout)
-        width_of_keys = _width_of_keys("CrossAttention", width, num_heads, num_key_value_heads)
+        width_of_keys = _width_of_keys(
+            "CrossAttention", width, num_heads, num_key_value_heads
+        )
         glorot = glorot_uniform(width, width)
         self.queries = Linear(width, width, initialiser=glorot, dtype=dtype)
         of_memory = glorot_uniform(memory_width, width)
-        self.projections = Linear(memory_width, 2 * width_of_keys, initialiser=of_memory, dtype=dtype)
+        self.projections = Linear(
+            memory_width, 2 * width_of_keys, initialiser=of_memory, dtype=dtype
+        )
         self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
         self.num_heads = num_heads
         self.dropout = dropout
@@ -216,29 +278,52 @@ class CrossAttention(Module):
         x : Tensor of shape (n, t, width)
         memory : Tensor of shape (n, s, memory_width)
         mask : array or Tensor of shape (n, s) or (n, t, s), optional
-            True or 1 at visible positions of the memory; see :func:`minipipe.functional.attention`.
+            True or 1 at visible positions of the memory; see
+            :func:`minipipe.functional.attention`.
 
         Raises
         ------
         TensorError
             Codes ``shape``, ``dtype`` and ``out-of-range``.
         """
-        width, memory_width = self.output.weight.shape[0], self.projections.weight.shape[0]
+        width, memory_width = (
+            self.output.weight.shape[0],
+            self.projections.weight.shape[0],
+        )
         n = x.shape[0] if x.ndim else 0
-        fits = x.ndim == memory.ndim == 3 and x.shape[2] == width and memory.shape[::2] == (n, memory_width)
+        fits = (
+            x.ndim == memory.ndim == 3
+            and x.shape[2] == width
+            and memory.shape[::2] == (n, memory_width)
+        )
         if not fits or 0 in memory.shape[1:]:
             expected = f"(n, t, {width}) and (n, s, {memory_width}), s at least 1"
-            raise shape_error("CrossAttention", expected, input=x.shape, memory=memory.shape)
+            raise shape_error(
+                "CrossAttention", expected, input=x.shape, memory=memory.shape
+            )
         shared = self.num_key_value_heads or self.num_heads
-        key, value = functional.split(_by_head(self.projections(memory), 2 * shared), 2, axis=1)
-        query, dropout = _by_head(self.queries(x), self.num_heads), self.dropout if self.is_training else 0.0
+        key, value = functional.split(
+            _by_head(self.projections(memory), 2 * shared), 2, axis=1
+        )
+        query, dropout = (
+            _by_head(self.queries(x), self.num_heads),
+            self.dropout if self.is_training else 0.0,
+        )
         gathered = functional.attention(query, key, value, mask=mask, dropout=dropout)
-        return self.output(functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape))
+        return self.output(
+            functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape)
+        )
 
     def describe(self) -> str:
         """Name width, heads and options."""
-        width, memory_width = self.output.weight.shape[0], self.projections.weight.shape[0]
-        options = {"dropout": self.dropout, "num_key_value_heads": self.num_key_value_heads}
+        width, memory_width = (
+            self.output.weight.shape[0],
+            self.projections.weight.shape[0],
+        )
+        options = {
+            "dropout": self.dropout,
+            "num_key_value_heads": self.num_key_value_heads,
+        }
         other_width = memory_width if memory_width != width else None
         return described(width, self.num_heads, memory_width=other_width, **options)
 
@@ -246,25 +331,41 @@ class CrossAttention(Module):
 def _by_head(x: Tensor, num_heads: int) -> Tensor:
     """Return a tensor of shape (n, t, num_heads * d) as (n, num_heads, t, d)."""
     n, t, width = x.shape
-    return functional.transpose(functional.reshape(x, (n, t, num_heads, width // num_heads)), (0, 2, 1, 3))
+    return functional.transpose(
+        functional.reshape(x, (n, t, num_heads, width // num_heads)), (0, 2, 1, 3)
+    )
 
 
-def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: int | None) -> int:
-    """Return the width of all keys together, after checking that the heads divide the width, and each other."""
+def _width_of_keys(
+    layer: str, width: int, num_heads: int, num_key_value_heads: int | None
+) -> int:
+    """Return the width of all keys together, after checking that the heads divide the
+    width, and each other.
+    """
     check_lengths(layer, width=width, num_heads=num_heads)
     divisor(f"{layer}: num_heads", num_heads, width, of=f"the width, {width}")
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     of = f"the {counted(num_heads, 'head')} of queries"
-    return width // num_heads * divisor(f"{layer}: num_key_value_heads", shared, num_heads, of=of)
+    return (
+        width
+        // num_heads
+        * divisor(f"{layer}: num_key_value_heads", shared, num_heads, of=of)
+    )
 
 
 def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> None:
     if rotary_base is None:
         return
-    Spec(float, above=0, advice="It is often 10000.").check(f"{layer}: rotary_base", rotary_base)
+    Spec(float, above=0, advice="It is often 10000.").check(
+        f"{layer}: rotary_base", rotary_base
+    )
     if width_of_head % 2:
         raise ArgumentError(
-            "value", f"{layer}: heads {width_of_head} wide cannot be turned, two by two; expected an even width."
+            "value",
+            (
+                f"{layer}: heads {width_of_head} wide cannot be turned, two by two; "
+                "expected an even width."
+            ),
         )
 
 
@@ -276,24 +377,32 @@ def described(width: int, num_heads: int, **options: Any) -> str:
     >>> described(4, 2, is_causal=True, dropout=0.0, hidden=8)
     '4, num_heads=2, is_causal=True, hidden=8'
     """
-    return f"{width}, num_heads={num_heads}" + "".join(f", {k}={value!r}" for k, value in options.items() if value)
+    return f"{width}, num_heads={num_heads}" + "".join(
+        f", {k}={value!r}" for k, value in options.items() if value
+    )
 
 
 class ResidualAttention(Residual):
-    """x + dropout(attention(norm(x), …)): the residual connection around an attention that takes more than x.
+    """x + dropout(attention(norm(x), …)): the residual connection around an attention
+    that takes more than x.
 
-    Its layers are the norm, the attention, which takes ``(x, *memory, mask=None)``, and a layer for its result.
+    Its layers are the norm, the attention, which takes ``(x, *memory, mask=None)``, and
+    a layer for its result.
 
     Examples
     --------
     >>> import numpy as np
     >>> from minipipe import Tensor, nn
-    >>> layer = ResidualAttention(nn.LayerNorm(8), nn.MultiHeadAttention(8, num_heads=2))
+    >>> layer = ResidualAttention(
+    ...     nn.LayerNorm(8), nn.MultiHeadAttention(8, num_heads=2)
+    ... )
     >>> layer(Tensor(np.ones((1, 3, 8), np.float32)), mask=[[1, 1, 0]]).shape
     (1, 3, 8)
     """
 
-    def forward(self, x: Tensor, *memory: Tensor, mask: Operand | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *memory: Tensor, mask: Operand | None = None
+    ) -> Tensor:
         """Keep the shape, (n, t, width)."""
         if not memory and mask is None:
             return super().forward(x)
@@ -305,10 +414,11 @@ class ResidualAttention(Residual):
 
 
 class TransformerBlock(Module):
-    """x + attention(norm(x)), and then x + network(norm(x)): one layer of a transformer.
+    """x + attention(norm(x)), and then x + network(norm(x)): one layer of a
+    transformer.
 
-    The norms come first ("pre-norm"), so that deep stacks train without a long warm-up. Stage boundaries lie between
-    blocks.
+    The norms come first ("pre-norm"), so that deep stacks train without a long warm-up.
+    Stage boundaries lie between blocks.
 
     Parameters
     ----------
@@ -329,15 +439,16 @@ class TransformerBlock(Module):
     attention_dropout : float
         Probability, for the weights of the attention.
     num_key_value_heads : int, optional
-        Heads of keys and values, a divisor of num_heads; by default as many. See :class:`MultiHeadAttention`.
+        Heads of keys and values, a divisor of num_heads; by default as many. See
+        :class:`MultiHeadAttention`.
     rotary_base : float, optional
-        Turns queries and keys by their positions, with this base; see there. It takes the place of a
-        :class:`PositionalEmbedding`.
+        Turns queries and keys by their positions, with this base; see there. It takes
+        the place of a :class:`PositionalEmbedding`.
 
     References
     ----------
-    Vaswani et al. 2017, figure 1; Radford et al. 2019 (GPT-2), section 2.3; Xiong et al. 2020, "On layer normalization
-    in the transformer architecture", figure 1b.
+    Vaswani et al. 2017, figure 1; Radford et al. 2019 (GPT-2), section 2.3; Xiong et
+    al. 2020, "On layer normalization in the transformer architecture", figure 1b.
 
     Examples
     --------
@@ -363,11 +474,18 @@ class TransformerBlock(Module):
         rotary_base: float | None = None,
     ) -> None:
         after: list[Module] = [Dropout(dropout)] if dropout else []
-        shared: dict[str, Any] = {"num_key_value_heads": num_key_value_heads, "rotary_base": rotary_base}
-        attention = MultiHeadAttention(width, num_heads, is_causal, dtype, dropout=attention_dropout, **shared)
+        shared: dict[str, Any] = {
+            "num_key_value_heads": num_key_value_heads,
+            "rotary_base": rotary_base,
+        }
+        attention = MultiHeadAttention(
+            width, num_heads, is_causal, dtype, dropout=attention_dropout, **shared
+        )
         options = {"dropout": dropout, "attention_dropout": attention_dropout, **shared}
         self._described = described(width, num_heads, is_causal=is_causal, **options)
-        self.attention = ResidualAttention(LayerNorm(width, dtype=dtype), attention, *after)
+        self.attention = ResidualAttention(
+            LayerNorm(width, dtype=dtype), attention, *after
+        )
         self.network = _network(width, hidden, approximate_gelu, dtype, after)
 
     def forward(self, x: Tensor, mask: Operand | None = None) -> Tensor:
@@ -383,11 +501,12 @@ class TransformerBlock(Module):
 
 
 class DecoderBlock(Module):
-    """A block that also attends to a memory: one layer of the decoder in an encoder-decoder transformer.
+    """A block that also attends to a memory: one layer of the decoder in an
+    encoder-decoder transformer.
 
-    x + attention(norm(x)), then x + cross_attention(norm(x), memory), then x + network(norm(x)). A position sees itself
-    and those before it, and the whole memory. Where a pipeline carries the memory from block to block, see
-    :class:`On`.
+    x + attention(norm(x)), then x + cross_attention(norm(x), memory), then x +
+    network(norm(x)). A position sees itself and those before it, and the whole memory.
+    Where a pipeline carries the memory from block to block, see :class:`On`.
 
     Parameters
     ----------
@@ -410,18 +529,23 @@ class DecoderBlock(Module):
     num_key_value_heads : int, optional
         Heads of keys and values of both, a divisor of num_heads; by default as many.
     rotary_base : float, optional
-        Turns queries and keys of the first attention by their positions; see :class:`MultiHeadAttention`.
+        Turns queries and keys of the first attention by their positions; see
+        :class:`MultiHeadAttention`.
 
     References
     ----------
-    Vaswani et al. 2017, figure 1, on the right; the norms first, as in :class:`TransformerBlock`.
+    Vaswani et al. 2017, figure 1, on the right; the norms first, as in
+    :class:`TransformerBlock`.
 
     Examples
     --------
     >>> import numpy as np
     >>> from minipipe import Tensor, nn
     >>> block = nn.DecoderBlock(width=8, num_heads=2)
-    >>> block(Tensor(np.ones((4, 10, 8), np.float32)), Tensor(np.ones((4, 7, 8), np.float32))).shape
+    >>> block(
+    ...     Tensor(np.ones((4, 10, 8), np.float32)),
+    ...     Tensor(np.ones((4, 7, 8), np.float32)),
+    ... ).shape
     (4, 10, 8)
     """
 
@@ -440,18 +564,38 @@ class DecoderBlock(Module):
         rotary_base: float | None = None,
     ) -> None:
         after: list[Module] = [Dropout(dropout)] if dropout else []
-        shared: dict[str, Any] = {"dropout": attention_dropout, "num_key_value_heads": num_key_value_heads}
-        attention = MultiHeadAttention(width, num_heads, True, dtype, rotary_base=rotary_base, **shared)
+        shared: dict[str, Any] = {
+            "dropout": attention_dropout,
+            "num_key_value_heads": num_key_value_heads,
+        }
+        attention = MultiHeadAttention(
+            width, num_heads, True, dtype, rotary_base=rotary_base, **shared
+        )
         of_memory = CrossAttention(width, num_heads, memory_width, dtype, **shared)
-        options = {"memory_width": memory_width, "dropout": dropout, "attention_dropout": attention_dropout}
-        options |= {"num_key_value_heads": num_key_value_heads, "rotary_base": rotary_base}
+        options = {
+            "memory_width": memory_width,
+            "dropout": dropout,
+            "attention_dropout": attention_dropout,
+        }
+        options |= {
+            "num_key_value_heads": num_key_value_heads,
+            "rotary_base": rotary_base,
+        }
         self._described = described(width, num_heads, **options)
-        self.attention = ResidualAttention(LayerNorm(width, dtype=dtype), attention, *after)
-        self.cross_attention = ResidualAttention(LayerNorm(width, dtype=dtype), of_memory, *after)
+        self.attention = ResidualAttention(
+            LayerNorm(width, dtype=dtype), attention, *after
+        )
+        self.cross_attention = ResidualAttention(
+            LayerNorm(width, dtype=dtype), of_memory, *after
+        )
         self.network = _network(width, hidden, approximate_gelu, dtype, after)
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Operand | None = None, memory_mask: Operand | None = None
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Operand | None = None,
+        memory_mask: Operand | None = None,
     ) -> Tensor:
         """Keep the shape, (n, t, width).
 
@@ -468,7 +612,13 @@ class DecoderBlock(Module):
         return self.network(self.cross_attention(x, memory, mask=memory_mask))
 
 
-def _network(width: int, hidden: int | None, approximate_gelu: bool, dtype: Any, after: list[Module]) -> Residual:
+def _network(
+    width: int,
+    hidden: int | None,
+    approximate_gelu: bool,
+    dtype: Any,
+    after: list[Module],
+) -> Residual:
     """Return x + network(norm(x)), position by position."""
     hidden = 4 * width if hidden is None else hidden
     return Residual(

@@ -1,4 +1,6 @@
-"""Attributes of layers that look like weights but are not: no optimiser, checkpoint or comparison would see them."""
+"""Attributes of layers that look like weights but are not: no optimiser, checkpoint or
+comparison would see them.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,16 @@ from minipipe.tensor import Tensor
 
 
 def warn_of_untrained(modules: Iterable[Any]) -> None:
-    """Warn, once for all modules, of attributes that may be weights and are not trained.
+    """Warn, once for all modules, of attributes that may be weights and are not
+    trained.
 
-    The following are reported if they belong to a custom layer: an array or a tensor of real numbers, alone or in a
-    list, tuple or dict; and a parameter, or a module with parameters, in a set, in a slot, or in an object that is not
-    a module, since modules do not search these. The following are not: whole numbers and truth values; attributes whose
-    names begin with an underscore; attributes that the class names in ``not_trained`` or in ``not_compared``; and
-    attributes of minipipe's layers that these do not use.
+    The following are reported if they belong to a custom layer: an array or a tensor of
+    real numbers, alone or in a list, tuple or dict; and a parameter, or a module with
+    parameters, in a set, in a slot, or in an object that is not a module, since modules
+    do not search these. The following are not: whole numbers and truth values;
+    attributes whose names begin with an underscore; attributes that the class names in
+    ``not_trained`` or in ``not_compared``; and attributes of minipipe's layers that
+    these do not use.
 
     Parameters
     ----------
@@ -31,8 +36,13 @@ def warn_of_untrained(modules: Iterable[Any]) -> None:
     >>> from minipipe import nn
     >>> class Scale(nn.Module):
     ...     __module__, not_trained = "yours", "offset"
+    ...
     ...     def __init__(self):
-    ...         self.scale, self.offset, self.mask = np.ones(3), np.zeros(3), np.tri(3, dtype=bool)
+    ...         self.scale, self.offset, self.mask = (
+    ...             np.ones(3),
+    ...             np.zeros(3),
+    ...             np.tri(3, dtype=bool),
+    ...         )
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
     ...     warn_of_untrained([Scale()])
@@ -40,19 +50,29 @@ def warn_of_untrained(modules: Iterable[Any]) -> None:
     Scale.scale holds real numbers that are not trained: it is not a parameter. A weight is an nn.Parameter(values), ...
     """
     distinct = {id(module): module for module in modules}.values()
-    found = dict.fromkeys(f"{type(module).__name__}.{name}" for module in distinct for name in _untrained_in(module))
+    found = dict.fromkeys(
+        f"{type(module).__name__}.{name}"
+        for module in distinct
+        for name in _untrained_in(module)
+    )
     if found:
         names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
-        message = f"{names} {holds} real numbers that are not trained: it is not a parameter. A weight is an"
+        message = (
+            f"{names} {holds} real numbers that are not trained: it is not a "
+            "parameter. "
+            "A weight is an"
+        )
         message += (
-            " nn.Parameter(values), in an attribute or in a list, tuple or dict of them. A constant is named by its"
+            " nn.Parameter(values), in an attribute or in a list, tuple or dict of "
+            "them. A constant is named by its"
         )
         one = next(iter(found)).partition(".")[2]
         warn_caller(f'{message} class: not_trained = ("{one}",).')
 
 
 def names_of(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names that a class gives as ``not_trained``, ``not_compared`` or ``__slots__``: one, or several.
+    """Return the names that a class gives as ``not_trained``, ``not_compared`` or
+    ``__slots__``: one, or several.
 
     Examples
     --------
@@ -64,12 +84,18 @@ def names_of(given: str | Iterable[str]) -> tuple[str, ...]:
 
 def _untrained_in(module: Any) -> Iterator[str]:
     """Yield the names of a module's attributes that may be weights."""
-    is_own = type(module).__module__.partition(".")[0] == "minipipe" and "forward" not in vars(module)
+    is_own = type(module).__module__.partition(".")[
+        0
+    ] == "minipipe" and "forward" not in vars(module)
     read = type(module).forward.__code__.co_names if is_own else None
     given = [getattr(module, name, ()) for name in ("not_trained", "not_compared")]
     declared = {name for names in given for name in names_of(names)}
     for name, value in vars(module).items():
-        is_looked_at = not name.startswith("_") and name not in declared and (read is None or name in read)
+        is_looked_at = (
+            not name.startswith("_")
+            and name not in declared
+            and (read is None or name in read)
+        )
         if is_looked_at and any(_are_weights(value)):
             yield name
     for kind in type(module).__mro__:
@@ -89,17 +115,24 @@ def _are_weights(value: Any) -> Iterator[bool]:
         yield backend.is_floating(value.dtype) and 0 not in value.shape
     elif isinstance(value, set | frozenset):
         yield _has_parameters(value)
-    elif not callable(value) and hasattr(value, "__dict__"):  # an object; modules, classes and functions can be called
+    # an object; modules, classes and functions can be called
+    elif not callable(value) and hasattr(value, "__dict__"):
         yield any(map(_has_parameters, vars(value).values()))
 
 
 def _has_parameters(value: Any) -> bool:
-    """Return whether a value is a parameter, or a module, list, tuple, dict or set with some in it."""
+    """Return whether a value is a parameter, or a module, list, tuple, dict or set with
+    some in it.
+    """
     if isinstance(value, Parameter):
         return True
     if isinstance(value, list | tuple | dict | set | frozenset):
         return any(map(_has_parameters, _items_of(value)))
-    return bool(getattr(value, "num_parameters", 0)) if hasattr(value, "named_parameters") else False
+    return (
+        bool(getattr(value, "num_parameters", 0))
+        if hasattr(value, "named_parameters")
+        else False
+    )
 
 
 def _items_of(value: Any) -> Iterable[Any]:

@@ -1,4 +1,6 @@
-"""Optimisers, learning rates and loss scales that change, and clipping: the update after each step. No messages."""
+"""Optimisers, learning rates and loss scales that change, and clipping: the update
+after each step. No messages.
+"""
 
 from minipipe._lazy import names_on_demand
 

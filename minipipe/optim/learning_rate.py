@@ -1,4 +1,6 @@
-"""Learning rates that change: functions of the step, and the schedule that applies them."""
+"""Learning rates that change: functions of the step, and the schedule that applies
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,26 @@ Factor = Callable[[int], float]
 """From the step, counted from 0, to the factor of the learning rate."""
 _FACTOR = Spec(Callable, expected="a function of the step, such as optim.cosine(1000)")
 _WARMUP = INDEX._replace(advice="The warm-up is a part of num_steps.")
-_FINAL = Spec(float, minimum=0, maximum=1, advice="It is a fraction of the learning rate.")
+_FINAL = Spec(
+    float, minimum=0, maximum=1, advice="It is a fraction of the learning rate."
+)
 
 
 class LearningRateSchedule(Familiar):
-    """Sets the learning rate of every group to the group's first rate times ``factor(step)``.
+    """Sets the learning rate of every group to the group's first rate times
+    ``factor(step)``.
 
-    Local; no messages: every rank counts the same steps and computes the same rates. The rates of step 0 are set at
-    once, so call ``step()`` after each ``optimiser.step()``. Rates that are set by hand last until the next ``step()``.
+    Local; no messages: every rank counts the same steps and computes the same rates.
+    The rates of step 0 are set at once, so call ``step()`` after each
+    ``optimiser.step()``. Rates that are set by hand last until the next ``step()``.
 
     Parameters
     ----------
     optimiser : Optimiser
         The factors multiply the learning rates of its groups.
     factor : function
-        From the step, counted from 0, to a number that is at least 0: ``optim.cosine(1000)``, or a custom function.
+        From the step, counted from 0, to a number that is at least 0:
+        ``optim.cosine(1000)``, or a custom function.
 
     Raises
     ------
@@ -76,7 +83,9 @@ class LearningRateSchedule(Familiar):
         Examples
         --------
         >>> from minipipe import optim
-        >>> schedule = optim.LearningRateSchedule(optim.SGD([], learning_rate=0.5), optim.linear(10))
+        >>> schedule = optim.LearningRateSchedule(
+        ...     optim.SGD([], learning_rate=0.5), optim.linear(10)
+        ... )
         >>> schedule.step()
         >>> schedule.state_dict()
         {'last_step': 1, 'first_rates': [0.5]}
@@ -84,17 +93,26 @@ class LearningRateSchedule(Familiar):
         return {"last_step": self._last_step, "first_rates": list(self._first_rates)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the result of :meth:`state_dict`, and set the learning rates of its last step. Local.
+        """Take the result of :meth:`state_dict`, and set the learning rates of its last
+        step. Local.
 
         Raises
         ------
         ArgumentError
-            Code ``value``: when it is of another number of groups, or no such state; then nothing has changed.
+            Code ``value``: when it is of another number of groups, or no such state;
+            then nothing has changed.
         """
         names, own = {"last_step", "first_rates"}, self._first_rates
-        rates = state["first_rates"] if isinstance(state, Mapping) and state.keys() == names else None
+        rates = (
+            state["first_rates"]
+            if isinstance(state, Mapping) and state.keys() == names
+            else None
+        )
         if not isinstance(rates, list) or len(rates) != len(own):
-            message = f"the state is {state!r:.80}; expected one of state_dict(), with {len(own)} rates."
+            message = (
+                f"the state is {state!r:.80}; expected one of state_dict(), with "
+                f"{len(own)} rates."
+            )
             raise ArgumentError("value", f"LearningRateSchedule: {message}")
         INDEX.check("last_step", state["last_step"])
         self._first_rates = [checked("learning_rate", rate) for rate in rates]
@@ -145,7 +163,8 @@ def step_decay(every: int, factor: float) -> Factor:
 
 @with_hints
 def linear(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
-    """Return a factor that falls from 1 to ``final`` along a straight line, after a warm-up.
+    """Return a factor that falls from 1 to ``final`` along a straight line, after a
+    warm-up.
 
     Its parameters are as in :func:`cosine`.
 
@@ -159,15 +178,18 @@ def linear(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
 
 @with_hints
 def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
-    """Return a factor that falls from 1 to ``final`` along half a cosine, after a warm-up.
+    """Return a factor that falls from 1 to ``final`` along half a cosine, after a
+    warm-up.
 
     Parameters
     ----------
     num_steps : int
-        In all, the warm-up among them; at least 1. From step ``num_steps`` on the factor is ``final``.
+        In all, the warm-up among them; at least 1. From step ``num_steps`` on the
+        factor is ``final``.
     warmup_steps : int
-        Through these the factor rises along a straight line: 1 / warmup_steps at step 0, and 1 at the last of them.
-        The next step is the first of the fall, and has 1 too. At least 0, at most num_steps.
+        Through these the factor rises along a straight line: 1 / warmup_steps at step
+        0, and 1 at the last of them. The next step is the first of the fall, and has 1
+        too. At least 0, at most num_steps.
     final : float
         At least 0, at most 1.
 
@@ -178,8 +200,9 @@ def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
 
     References
     ----------
-    Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", equation 5, without restarts.
-    The warm-up: Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2.
+    Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts",
+    equation 5, without restarts. The warm-up: Goyal et al. 2017, "Accurate, large
+    minibatch SGD", section 2.2.
 
     Examples
     --------
@@ -189,8 +212,12 @@ def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
     return _annealed(_half_cosine, num_steps, warmup_steps, final)
 
 
-def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int, final: float) -> Factor:
-    """Return the factor that warms up, follows ``fall`` from progress 0 to progress 1, and stays at ``final``."""
+def _annealed(
+    fall: Callable[[float], float], num_steps: int, warmup_steps: int, final: float
+) -> Factor:
+    """Return the factor that warms up, follows ``fall`` from progress 0 to progress 1,
+    and stays at ``final``.
+    """
     COUNT.check("num_steps", num_steps)
     _WARMUP._replace(maximum=num_steps).check("warmup_steps", warmup_steps)
     final = _FINAL.check("final", final)
@@ -216,9 +243,17 @@ def _half_cosine(progress: float) -> float:
     return (1 + cos(pi * progress)) / 2
 
 
-def _factor_at(fall: Callable[[float], float], num_steps: int, warmup_steps: int, final: float, step: int) -> float:
+def _factor_at(
+    fall: Callable[[float], float],
+    num_steps: int,
+    warmup_steps: int,
+    final: float,
+    step: int,
+) -> float:
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if step >= num_steps:
         return final
-    return final + (1 - final) * fall((step - warmup_steps) / (num_steps - warmup_steps))
+    return final + (1 - final) * fall(
+        (step - warmup_steps) / (num_steps - warmup_steps)
+    )

@@ -30,8 +30,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
     ----------
     parameters : iterable of Parameter
     hyper_parameters : mapping
-        Each becomes an attribute, ``group.learning_rate``, which may be changed between steps. Numbers are kept as
-        Python floats: those leave float32 alone, where NumPy's float64 would not.
+        Each becomes an attribute, ``group.learning_rate``, which may be changed between
+        steps. Numbers are kept as Python floats: those leave float32 alone, where
+        NumPy's float64 would not.
 
     Attributes
     ----------
@@ -54,20 +55,35 @@ class ParameterGroup(Familiar, SimpleNamespace):
     ParameterGroup(1 parameter, learning_rate=0.01, momentum=0.0, weight_decay=0.0, nesterov=False)
     """
 
-    def __init__(self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]) -> None:
-        numbers = {name: checked(name, value) for name, value in hyper_parameters.items()}
+    def __init__(
+        self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]
+    ) -> None:
+        numbers = {
+            name: checked(name, value) for name, value in hyper_parameters.items()
+        }
         super().__init__(parameters=tuple(map(_as_parameter, parameters)), **numbers)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.hyper_parameters:
             known = ", ".join(self.hyper_parameters)
-            hint = f"; instead: {instead}" if (instead := instead_of("ParameterGroup").get(name)) else ""
-            raise AttributeError(f"{name} cannot be set in this group of parameters{hint}; expected one of {known}.")
+            hint = (
+                f"; instead: {instead}"
+                if (instead := instead_of("ParameterGroup").get(name))
+                else ""
+            )
+            raise AttributeError(
+                f"{name} cannot be set in this group of parameters{hint}; expected "
+                f"one of {known}."
+            )
         super().__setattr__(name, checked(name, value))
 
     def __getitem__(self, name: str) -> NoReturn:
         raise ArgumentError(
-            "name", f"A group of parameters is not a dict; instead: {instead_of('ParameterGroup')['__getitem__']}."
+            "name",
+            (
+                "A group of parameters is not a dict; instead: "
+                f"{instead_of('ParameterGroup')['__getitem__']}."
+            ),
         )
 
     @property
@@ -81,8 +97,12 @@ class ParameterGroup(Familiar, SimpleNamespace):
         return type(self), (self.parameters, self.hyper_parameters)
 
     def __repr__(self) -> str:
-        numbers = ", ".join(f"{name}={value}" for name, value in self.hyper_parameters.items())
-        return f"ParameterGroup({counted(len(self.parameters), 'parameter')}, {numbers})"
+        numbers = ", ".join(
+            f"{name}={value}" for name, value in self.hyper_parameters.items()
+        )
+        return (
+            f"ParameterGroup({counted(len(self.parameters), 'parameter')}, {numbers})"
+        )
 
 
 HYPER_PARAMETERS = {
@@ -95,19 +115,24 @@ HYPER_PARAMETERS = {
 
 
 _EXPECTED = (
-    "Give model.parameters() or pipeline.parameters(), a list: [model.weight], or a list of groups: "
+    "Give model.parameters() or pipeline.parameters(), a list: [model.weight], or a "
+    "list of groups: "
     '[{"parameters": [model.weight]}].'
 )
 
 
 def checked(name: str, value: Any) -> Any:
-    """Return a hyper-parameter as a Python float, or as a pair of them. Names without a range pass as they are."""
+    """Return a hyper-parameter as a Python float, or as a pair of them. Names without a
+    range pass as they are.
+    """
     spec = HYPER_PARAMETERS.get(name)
     return value if spec is None else spec.check(name, value)
 
 
 def _as_parameter(item: Any) -> Parameter:
-    Spec(Parameter, expected="parameters", advice=_EXPECTED).of_class("An optimiser", item)
+    Spec(Parameter, expected="parameters", advice=_EXPECTED).of_class(
+        "An optimiser", item
+    )
     return item
 
 
@@ -119,56 +144,66 @@ num_steps_over_nothing = _steps_over_nothing.get
 class Optimiser(Familiar, ABC):
     """A rule that changes parameters by their gradients.
 
-    Local; no messages. A parameter's new values depend only on its own gradients and its group's hyper-parameters, so
-    they have the same bits on any rank. An optimiser may have no parameters: a rank may hold only layers without any.
-    A new rule defines ``_update``.
+    Local; no messages. A parameter's new values depend only on its own gradients and
+    its group's hyper-parameters, so they have the same bits on any rank. An optimiser
+    may have no parameters: a rank may hold only layers without any. A new rule defines
+    ``_update``.
 
-    A deep copy has copies of the parameters and of their states. To train a copy of a model, copy both at once:
-    ``model, optimiser = copy.deepcopy((model, optimiser))``. A pickle also has the parameters. On disk, a
-    checkpoint or :meth:`state_dict` needs neither.
+    A deep copy has copies of the parameters and of their states. To train a copy of a
+    model, copy both at once: ``model, optimiser = copy.deepcopy((model, optimiser))``.
+    A pickle also has the parameters. On disk, a checkpoint or :meth:`state_dict` needs
+    neither.
 
-    For a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values. It updates these
-    and rounds them into the parameter; otherwise a step smaller than the spacing of halves would be lost. If anything
-    else has changed the parameter, the copy is made again.
+    For a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the
+    master values. It updates these and rounds them into the parameter; otherwise a step
+    smaller than the spacing of halves would be lost. If anything else has changed the
+    parameter, the copy is made again.
 
     Parameters
     ----------
     parameters : iterable of Parameter, or of dict
-        All in one group; or a dict for each group, ``{"parameters": [...], "learning_rate": 0.1}``, whose other keys
-        replace the defaults.
+        All in one group; or a dict for each group, ``{"parameters": [...],
+        "learning_rate": 0.1}``, whose other keys replace the defaults.
     defaults
         The hyper-parameters of every group that does not set them itself.
 
     Attributes
     ----------
     kept : dict of str to number, or None
-        Class attribute: the values that the rule keeps for a parameter from the first change on, with their minimum;
-        an int for a count, a float for the elements of an array of the parameter's shape. A state is checked against
-        it before it is loaded. None for a rule that does not declare it: its states are loaded unchecked.
+        Class attribute: the values that the rule keeps for a parameter from the first
+        change on, with their minimum; an int for a count, a float for the elements of
+        an array of the parameter's shape. A state is checked against it before it is
+        loaded. None for a rule that does not declare it: its states are loaded
+        unchecked.
     is_elementwise : bool
-        Class attribute, not inherited: whether each element of a parameter is changed by its own value, gradient and
-        state alone. Then several ranks may update a shard each (:meth:`minipipe.Pipeline.sharded`), and parameters that
-        lie side by side are updated as one array of one axis.
+        Class attribute, not inherited: whether each element of a parameter is changed
+        by its own value, gradient and state alone. Then several ranks may update a
+        shard each (:meth:`minipipe.Pipeline.sharded`), and parameters that lie side by
+        side are updated as one array of one axis.
     groups : list of ParameterGroup
-        Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``. No other
-        attribute can be set, except the attributes of a custom rule.
+        Their hyper-parameters may be changed between steps:
+        ``optimiser.groups[0].learning_rate = 0.01``. No other attribute can be set,
+        except the attributes of a custom rule.
     first : list of dict
         For each group its hyper-parameters before the first step; empty before that.
     history : (int, int)
-        How many steps this optimiser took, and how often a state was loaded; all ranks of a pipeline have the same.
+        How many steps this optimiser took, and how often a state was loaded; all ranks
+        of a pipeline have the same.
     rate_factor : float
-        That of a :class:`LearningRateSchedule`, also the same on all ranks; it changes nothing by itself.
+        That of a :class:`LearningRateSchedule`, also the same on all ranks; it changes
+        nothing by itself.
 
     Raises
     ------
     ArgumentError
-        Code ``value``: when a number is out of its range, a group has a key that this optimiser does not know or lacks
-        ``"parameters"``, or a parameter occurs twice.
+        Code ``value``: when a number is out of its range, a group has a key that this
+        optimiser does not know or lacks ``"parameters"``, or a parameter occurs twice.
         Code ``type``: when an object is not a parameter.
 
     References
     ----------
-    Micikevicius et al. 2018, "Mixed precision training", section 3.1, for the master values.
+    Micikevicius et al. 2018, "Mixed precision training", section 3.1, for the master
+    values.
 
     Examples
     --------
@@ -187,28 +222,57 @@ class Optimiser(Familiar, ABC):
     """
 
     __slots__ = (
-        *("__weakref__", "_defaults", "_followers", "_is_one_group", "_masters", "_states", "groups", "history"),
+        *(
+            "__weakref__",
+            "_defaults",
+            "_followers",
+            "_is_one_group",
+            "_masters",
+            "_states",
+            "groups",
+            "history",
+        ),
         *("_walks", "first", "rate_factor"),
     )
     kept: ClassVar[Mapping[str, float] | None] = None
     is_elementwise: ClassVar[bool] = False
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
-        """Refuse keywords that the optimiser does not take; the error names the equivalent of PyTorch's."""
+        """Refuse keywords that the optimiser does not take; the error names the
+        equivalent of PyTorch's.
+        """
         check_keywords(cls, positional, given)
         return super().__new__(cls)
 
-    def __init__(self, parameters: Iterable[Parameter] | Iterable[Mapping[str, Any]], **defaults: Any) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Parameter] | Iterable[Mapping[str, Any]],
+        **defaults: Any,
+    ) -> None:
         groups = _as_groups(parameters)
         self.groups = [self._group(given, defaults) for given in groups]
         _check_each_stands_once(self.groups)
-        if any(parameter.is_divided for parameter in self.parameters) and not vars(type(self)).get("is_elementwise"):
-            message = f"{type(self).__name__} may read a parameter as a whole, but ranks keep parts of these"
-            raise ArgumentError("value", f"{message}; if it does not, write is_elementwise = True into the class.")
+        if any(parameter.is_divided for parameter in self.parameters) and not vars(
+            type(self)
+        ).get("is_elementwise"):
+            message = (
+                f"{type(self).__name__} may read a parameter as a whole, but "
+                "ranks keep "
+                "parts of these"
+            )
+            raise ArgumentError(
+                "value",
+                (
+                    f"{message}; if it does not, write is_elementwise = True into the "
+                    "class."
+                ),
+            )
         self._defaults = dict(defaults)
         self._is_one_group = len(groups) == 1 and groups[0].keys() == {"parameters"}
         self._followers = _followers_of(self.parameters)
-        self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
+        self._states: dict[int, dict[str, Any]] = {
+            id(parameter): {} for parameter in self.parameters
+        }
         self._masters: dict[int, Array] = {}  # of parameters in half precision
         self._walks: dict[int, Walk] = {}  # by group
         self.first: list[dict[str, Any]] = []
@@ -222,14 +286,17 @@ class Optimiser(Familiar, ABC):
                 raise
             raise missing(type(self).__name__, name, (), "Optimiser") from None
 
-    def _group(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> ParameterGroup:
+    def _group(
+        self, given: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> ParameterGroup:
         own = dict(given)
         parameters = own.pop("parameters", None)
         unknown = ", ".join(str(name) for name in own if name not in defaults)
         if parameters is None or unknown:
             wrong = f"has {unknown}" if unknown else 'has no "parameters"'
             message = (
-                f'A group of {type(self).__name__} {wrong}; expected "parameters" and any of {", ".join(defaults)}.'
+                f'A group of {type(self).__name__} {wrong}; expected "parameters" and '
+                f"any of {', '.join(defaults)}."
             )
             raise ArgumentError("value", message)
         return ParameterGroup(parameters, {**defaults, **own})
@@ -250,7 +317,10 @@ class Optimiser(Familiar, ABC):
         """
         rates = [group.learning_rate for group in self.groups]
         if len(set(rates)) > 1:
-            message = f"The groups' learning rates differ: {rates}. Read optimiser.groups[i].learning_rate."
+            message = (
+                f"The groups' learning rates differ: {rates}. Read "
+                "optimiser.groups[i].learning_rate."
+            )
             raise ArgumentError("value", message)
         return rates[0]
 
@@ -261,16 +331,21 @@ class Optimiser(Familiar, ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Values equal on all ranks: the class, and the current numbers of a single group or else the defaults.
+        """Values equal on all ranks: the class, and the current numbers of a single
+        group or else the defaults.
 
         Several groups may differ from rank to rank, since parameters do.
         """
-        numbers = self.groups[0].hyper_parameters if self._is_one_group else self._defaults
+        numbers = (
+            self.groups[0].hyper_parameters if self._is_one_group else self._defaults
+        )
         return {"class": type(self), **numbers}
 
     @property
     def numbers(self) -> list[Any]:
-        """The values of ``settings`` without the class: quick to read and to compare."""
+        """The values of ``settings`` without the class: quick to read and to
+        compare.
+        """
         if not self._is_one_group:
             return list(self._defaults.values())
         _, *numbers = vars(self.groups[0]).values()  # the parameters come first
@@ -278,9 +353,16 @@ class Optimiser(Familiar, ABC):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the arrays that this rank keeps in addition to the parameters, including master values."""
-        kept = [*self._masters.values(), *(value for state in self._states.values() for value in state.values())]
-        return sum(backend.num_bytes(array) for array in kept if backend.is_array(array))
+        """The bytes of the arrays that this rank keeps in addition to the parameters,
+        including master values.
+        """
+        kept = [
+            *self._masters.values(),
+            *(value for state in self._states.values() for value in state.values()),
+        ]
+        return sum(
+            backend.num_bytes(array) for array in kept if backend.is_array(array)
+        )
 
     @with_hints
     def step(self) -> None:
@@ -291,7 +373,8 @@ class Optimiser(Familiar, ABC):
         Raises
         ------
         ParameterError
-            Code ``missing``, when not one parameter has values: these are not the ones that are trained.
+            Code ``missing``, when not one parameter has values: these are not the ones
+            that are trained.
         """
         for follower in self._followers:
             follower.note(self)
@@ -303,7 +386,9 @@ class Optimiser(Familiar, ABC):
                 _steps_over_nothing.set(num_steps_over_nothing() + 1)
 
     def apply(self) -> bool:
-        """Change every parameter that has a gradient, as a part of a step that was counted; return whether one has."""
+        """Change every parameter that has a gradient, as a part of a step that was
+        counted; return whether one has.
+        """
         now, has_changed = next_order(), False
         for group in self.groups:
             for one in self._units_of(group.parameters):
@@ -315,34 +400,44 @@ class Optimiser(Familiar, ABC):
         return has_changed
 
     def _units_of(self, parameters: tuple[Parameter, ...]) -> Sequence[Parameter | Run]:
-        """Return what this step changes as one array each: a parameter, or a run of them."""
+        """Return what this step changes as one array each: a parameter, or a run of
+        them.
+        """
         if not vars(type(self)).get("is_elementwise"):
             return parameters
         walk = self._walks.get(id(parameters))
         units = None if walk is None else walk.units(parameters)
         if units is None:
             walk = Walk(parameters, self._states, self._masters)
-            # It may join states anew that a walk over a group of earlier steps has joined.
+            # It may join states anew that a walk over a group of earlier steps has
+            # joined.
             kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
-            self._walks = {key: self._walks[key] for key in kept} | {id(parameters): walk}
+            self._walks = {key: self._walks[key] for key in kept} | {
+                id(parameters): walk
+            }
             units = walk.units(parameters)
         assert units is not None  # of a new walk
         return units
 
-    def _change(self, one: Parameter | Run, gradient: Array, group: ParameterGroup) -> None:
+    def _change(
+        self, one: Parameter | Run, gradient: Array, group: ParameterGroup
+    ) -> None:
         if isinstance(one.node, HalfLeaf):
             self._update_half(one, gradient, group)
         else:
             state = one.state if isinstance(one, Run) else self._states[id(one)]
             self._update(one.data, gradient, state, group)
 
-    def _update_half(self, one: Parameter | Run, gradient: Array, group: ParameterGroup) -> None:
+    def _update_half(
+        self, one: Parameter | Run, gradient: Array, group: ParameterGroup
+    ) -> None:
         """Change the master values, and round them into the parameter."""
         data = one.data
         xp = backend.array_module(data)
         master = one.master if isinstance(one, Run) else self._masters.get(id(one))
         is_known = master is not None and xp.all(xp.astype(master, data.dtype) == data)
-        if not is_known and isinstance(one, Run) and master is not None:  # of some parameters only
+        # of some parameters only
+        if not is_known and isinstance(one, Run) and master is not None:
             one.is_divided = True
             for parameter in one.parameters:
                 self._update_half(parameter, cast(Array, parameter.grad), group)
@@ -358,8 +453,11 @@ class Optimiser(Familiar, ABC):
         data[...] = master
 
     @abstractmethod
-    def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
-        """Change one parameter's values in place. Every change of a parameter goes through here.
+    def _update(
+        self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
+    ) -> None:
+        """Change one parameter's values in place. Every change of a parameter goes
+        through here.
 
         Parameters
         ----------
@@ -374,15 +472,17 @@ class Optimiser(Familiar, ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of everything that the next steps depend on, except parameters' values and gradients. Local.
+        """Return copies of everything that the next steps depend on, except parameters'
+        values and gradients. Local.
 
         Returns
         -------
         dict
-            ``"num_steps"``: how many were taken. ``"groups"``: for each group its hyper-parameters. ``"states"``: for
-            each parameter, in the order of :attr:`parameters`, what is kept for it, by name: arrays of NumPy, and
-            numbers. The master values of a parameter in half precision are stored as ``"master"``. ``"first"``: the
-            groups before the first step.
+            ``"num_steps"``: how many were taken. ``"groups"``: for each group its
+            hyper-parameters. ``"states"``: for each parameter, in the order of
+            :attr:`parameters`, what is kept for it, by name: arrays of NumPy, and
+            numbers. The master values of a parameter in half precision are stored as
+            ``"master"``. ``"first"``: the groups before the first step.
 
         Examples
         --------
@@ -402,10 +502,16 @@ class Optimiser(Familiar, ABC):
                 kept["master"] = self._masters[id(parameter)]
             states.append({name: _copied(value) for name, value in kept.items()})
         groups = [group.hyper_parameters for group in self.groups]
-        return {"num_steps": self.history[0], "first": list(map(dict, self.first)), "groups": groups, "states": states}
+        return {
+            "num_steps": self.history[0],
+            "first": list(map(dict, self.first)),
+            "groups": groups,
+            "states": states,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of :meth:`state_dict`: training continues as with the optimiser that saved it. Local.
+        """Load the result of :meth:`state_dict`: training continues as with the
+        optimiser that saved it. Local.
 
         Raises
         ------
@@ -413,14 +519,19 @@ class Optimiser(Familiar, ABC):
             Code ``value``, as in :meth:`check_state`; then nothing has changed.
         """
         self.check_state(state)
-        first = state.get("first", self.first or [group.hyper_parameters for group in self.groups])
+        first = state.get(
+            "first", self.first or [group.hyper_parameters for group in self.groups]
+        )
         self.first = [ParameterGroup((), numbers).hyper_parameters for numbers in first]
         for group, numbers in zip(self.groups, state["groups"]):
             for name, value in numbers.items():
                 setattr(group, name, value)
         for parameter, given in zip(self.parameters, state["states"]):
             xp = parameter.xp
-            kept = {k: backend.copy(backend.moved(v, xp)) if backend.is_array(v) else v for k, v in given.items()}
+            kept = {
+                k: backend.copy(backend.moved(v, xp)) if backend.is_array(v) else v
+                for k, v in given.items()
+            }
             self._masters.pop(id(parameter), None)
             if "master" in kept:
                 self._masters[id(parameter)] = kept.pop("master")
@@ -434,8 +545,8 @@ class Optimiser(Familiar, ABC):
         Raises
         ------
         ArgumentError
-            Code ``value``: when there are other groups, hyper-parameters or parameters, or a number or an array is not
-            one that the rule leaves behind.
+            Code ``value``: when there are other groups, hyper-parameters or parameters,
+            or a number or an array is not one that the rule leaves behind.
         """
         if problem := self._problem_with(state):
             raise ArgumentError("value", f"{type(self).__name__}: {problem}.")
@@ -443,10 +554,20 @@ class Optimiser(Familiar, ABC):
             ParameterGroup((), numbers)
 
     def _problem_with(self, state: Any) -> str | None:
-        """Describe the error in a state, apart from the numbers of its groups; None if there is no error."""
+        """Describe the error in a state, apart from the numbers of its groups; None if
+        there is no error.
+        """
         if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
-            found = ", ".join(map(str, state)) if isinstance(state, Mapping) else f"a {type(state).__name__}"
-            return f'the state is {found or "empty"}; expected the result of state_dict(), with "groups" and "states"'
+            found = (
+                ", ".join(map(str, state))
+                if isinstance(state, Mapping)
+                else f"a {type(state).__name__}"
+            )
+            return (
+                f"the state is {found or 'empty'}; expected the result of "
+                "state_dict(), "
+                'with "groups" and "states"'
+            )
         known = [sorted(group.hyper_parameters) for group in self.groups]
         for groups in (state["groups"], state.get("first") or state["groups"]):
             if known != (given := [sorted(numbers) for numbers in groups]):
@@ -454,32 +575,66 @@ class Optimiser(Familiar, ABC):
         if len(state["states"]) != len(self.parameters):
             size = counted(len(state["states"]), "parameter")
             return f"the state is of {size}; this optimiser has {len(self.parameters)}"
-        for number, (parameter, kept) in enumerate(zip(self.parameters, state["states"])):
+        for number, (parameter, kept) in enumerate(
+            zip(self.parameters, state["states"])
+        ):
             is_half = backend.is_half(parameter.dtype)
-            dtype = np.dtype(np.float32) if is_half else backend.numpy_dtype(parameter.dtype)
+            dtype = (
+                np.dtype(np.float32)
+                if is_half
+                else backend.numpy_dtype(parameter.dtype)
+            )
             least = {**({"master": -inf} if is_half else {}), **(self.kept or {})}
             own = kept.keys() - ({"master"} if is_half else set())
             start = f"for parameter {number}, the state keeps"
             if self.kept is not None and own and own != self.kept.keys():
-                return f"{start} {', '.join(sorted(map(repr, own)))}; expected {', '.join(self.kept)}"
+                return (
+                    f"{start} {', '.join(sorted(map(repr, own)))}; expected "
+                    f"{', '.join(self.kept)}"
+                )
             for name in least:
-                if name in kept and (problem := _problem(kept[name], least[name], parameter.shape, dtype)):
+                if name in kept and (
+                    problem := _problem(kept[name], least[name], parameter.shape, dtype)
+                ):
                     return f"{start} {name} = {problem}"
         return None
 
-    # -- copies -------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------
 
     def __copy__(self) -> NoReturn:
-        """Refuse a copy that shares the parameters: each of two optimisers would keep a part of one state."""
-        message = f"copy.copy would make a second {type(self).__name__} over the same parameters and some of its state"
-        raise ModelError("not-copyable", f"{message}. Copy both: model, optimiser = copy.deepcopy((model, optimiser)).")
+        """Refuse a copy that shares the parameters: each of two optimisers would keep a
+        part of one state.
+        """
+        message = (
+            f"copy.copy would make a second {type(self).__name__} over the same "
+            "parameters and some of its state"
+        )
+        raise ModelError(
+            "not-copyable",
+            (
+                f"{message}. Copy both: model, optimiser = copy.deepcopy((model, "
+                "optimiser))."
+            ),
+        )
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state of a deep copy or a pickle: the parameters and, in their order, the optimiser state."""
-        attributes, slots = cast(tuple[dict[str, Any] | None, dict[str, Any]], super().__getstate__())
-        state = {name: value for name, value in slots.items() if name not in ("_followers", "_walks")}
-        state["_states"] = [self._states[id(parameter)] for parameter in self.parameters]
-        state["_masters"] = [self._masters.get(id(parameter)) for parameter in self.parameters]
+        """Return the state of a deep copy or a pickle: the parameters and, in their
+        order, the optimiser state.
+        """
+        attributes, slots = cast(
+            tuple[dict[str, Any] | None, dict[str, Any]], super().__getstate__()
+        )
+        state = {
+            name: value
+            for name, value in slots.items()
+            if name not in ("_followers", "_walks")
+        }
+        state["_states"] = [
+            self._states[id(parameter)] for parameter in self.parameters
+        ]
+        state["_masters"] = [
+            self._masters.get(id(parameter)) for parameter in self.parameters
+        ]
         return dict(attributes or {}), state
 
     def __setstate__(self, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -495,22 +650,32 @@ class Optimiser(Familiar, ABC):
 
     @with_hints
     def zero_grad(self) -> None:
-        """Set every gradient to None. ``pipeline.step`` overwrites gradients, so this is not needed there."""
+        """Set every gradient to None. ``pipeline.step`` overwrites gradients, so this
+        is not needed there.
+        """
         for parameter in self.parameters:
             parameter.zero_grad()
 
 
 def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
-    """Return the groups of the argument; parameters without groups, and an empty argument, are one group."""
-    if isinstance(parameters, (Module, Parameter, Mapping)) or not isinstance(parameters, Iterable):
-        message = f"An optimiser takes parameters; this is one {type(parameters).__name__}. {_EXPECTED}"
+    """Return the groups of the argument; parameters without groups, and an empty
+    argument, are one group.
+    """
+    if isinstance(parameters, (Module, Parameter, Mapping)) or not isinstance(
+        parameters, Iterable
+    ):
+        message = (
+            f"An optimiser takes parameters; this is one {type(parameters).__name__}. "
+            f"{_EXPECTED}"
+        )
         raise ArgumentError("type", message)
     items = list(parameters)
     num_groups = sum(isinstance(item, Mapping) for item in items)
     if 0 < num_groups < len(items):
         raise ArgumentError(
             "type",
-            f"{num_groups} of {len(items)} items are groups; expected parameters only or groups only. "
+            f"{num_groups} of {len(items)} items are groups; expected parameters "
+            "only or groups only. "
             'Put the others into a group: {"parameters": [...]}.',
         )
     return items if num_groups else [{"parameters": items}]
@@ -528,8 +693,17 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
         for parameter in group.parameters:
             owner = id(parameter.owner)
             if owner in first_group:
-                message = f"A parameter of shape {parameter.shape} is in group {first_group[owner]} and again in"
-                raise ArgumentError("value", f"{message} group {i}; each step would change it twice. Leave one out.")
+                message = (
+                    f"A parameter of shape {parameter.shape} is in group "
+                    f"{first_group[owner]} and again in"
+                )
+                raise ArgumentError(
+                    "value",
+                    (
+                        f"{message} group {i}; each step would change it twice. Leave "
+                        "one out."
+                    ),
+                )
             first_group[owner] = i
 
 
@@ -537,14 +711,27 @@ def _copied(value: Any) -> Any:
     return np.array(backend.to_numpy(value)) if backend.is_array(value) else value
 
 
-def _problem(value: Any, least: float, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
-    """Describe the error in a number or an array whose least value is known; None if there is no error."""
+def _problem(
+    value: Any, least: float, shape: tuple[int, ...], dtype: np.dtype
+) -> str | None:
+    """Describe the error in a number or an array whose least value is known; None if
+    there is no error.
+    """
     if isinstance(least, int):
         is_right = type(value) is int and least <= value < 2**63
-        return None if is_right else f"{value!r:.40}; expected a whole number, at least {least}"
-    if not backend.is_array(value) or (value.shape, backend.numpy_dtype(value.dtype)) != (shape, dtype):
+        return (
+            None
+            if is_right
+            else f"{value!r:.40}; expected a whole number, at least {least}"
+        )
+    if not backend.is_array(value) or (
+        value.shape,
+        backend.numpy_dtype(value.dtype),
+    ) != (shape, dtype):
         looks = (
-            f"an array of shape {value.shape} and dtype {value.dtype}" if backend.is_array(value) else f"{value!r:.40}"
+            f"an array of shape {value.shape} and dtype {value.dtype}"
+            if backend.is_array(value)
+            else f"{value!r:.40}"
         )
         return f"{looks}; expected an array of shape {shape} and dtype {dtype}"
     is_right = least == -inf or not backend.array_module(value).any(value < least)
@@ -557,14 +744,17 @@ def _check_and_warn(parameters: list[Parameter]) -> None:
         return  # all are frozen, or there is none
     if any(parameter.is_filled for parameter in parameters):
         warnings.warn(
-            f"optimiser.step() changed nothing: none of its {len(parameters)} parameters has a gradient. Call "
-            "backward() or pipeline.step() first. A pipeline trains copies: give pipeline.parameters(), not "
+            f"optimiser.step() changed nothing: none of its {len(parameters)} "
+            "parameters has a gradient. Call "
+            "backward() or pipeline.step() first. A pipeline trains copies: give "
+            "pipeline.parameters(), not "
             "model.parameters().",
             stacklevel=4,
         )
     else:
         raise ParameterError(
             "missing",
-            "None of these parameters has values. A pipeline trains copies of the model's layers: give "
+            "None of these parameters has values. A pipeline trains copies of the "
+            "model's layers: give "
             "pipeline.parameters() to the optimiser, not model.parameters().",
         )

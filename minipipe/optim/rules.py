@@ -1,4 +1,6 @@
-"""The rules: SGD, Adam and AdamW. Each changes one array in place, in pieces that fit the cache."""
+"""The rules: SGD, Adam and AdamW. Each changes one array in place, in pieces that fit
+the cache.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ from minipipe.optim.optimiser import Optimiser, ParameterGroup
 class SGD(Optimiser):
     """Stochastic gradient descent with momentum and weight decay.
 
-    Local; no messages. Roughly: ``v = momentum * v + gradient + weight_decay * p; p -= learning_rate * v``, which is
-    PyTorch's form. There may be no parameters: a rank may hold only layers without any.
+    Local; no messages. Roughly: ``v = momentum * v + gradient + weight_decay * p; p -=
+    learning_rate * v``, which is PyTorch's form. There may be no parameters: a rank may
+    hold only layers without any.
 
     Parameters
     ----------
     parameters : iterable of Parameter, or of dict
-        A dict is a group with its own hyper-parameters: ``{"parameters": [...], "learning_rate": 0.1}``.
+        A dict is a group with its own hyper-parameters: ``{"parameters": [...],
+        "learning_rate": 0.1}``.
     learning_rate : float
         At least 0; may be changed between steps.
     momentum : float
@@ -30,27 +34,30 @@ class SGD(Optimiser):
     weight_decay : float
         At least 0.
     nesterov : bool
-        Whether the parameter is the point to which the velocity would carry it next, so that gradients are of that
-        point: ``p -= learning_rate * (gradient + momentum * v)``.
+        Whether the parameter is the point to which the velocity would carry it next, so
+        that gradients are of that point: ``p -= learning_rate * (gradient + momentum *
+        v)``.
 
     Raises
     ------
     ArgumentError
-        Code ``value``: when a number is out of its range, or the groups are not well formed (see :class:`Optimiser`).
-        Code ``type``: when an object is not a parameter.
+        Code ``value``: when a number is out of its range, or the groups are not well
+        formed (see :class:`Optimiser`). Code ``type``: when an object is not a
+        parameter.
 
     Notes
     -----
-    *Delayed Nesterov*, for gradients that come some updates late, multiplies each by ``1 - momentum``, so that with a
-    momentum near 1 the look-ahead predicts the weights at the time of the update. To use it, set
-    ``learning_rate=rate * (1 - momentum), nesterov=True`` in a run of :func:`minipipe.schedules.pipedream`.
-    :class:`Adam` has that factor already.
+    *Delayed Nesterov*, for gradients that come some updates late, multiplies each by
+    ``1 - momentum``, so that with a momentum near 1 the look-ahead predicts the weights
+    at the time of the update. To use it, set ``learning_rate=rate * (1 - momentum),
+    nesterov=True`` in a run of :func:`minipipe.schedules.pipedream`. :class:`Adam` has
+    that factor already.
 
     References
     ----------
-    Sutskever, Martens, Dahl, Hinton 2013, "On the importance of initialization and momentum in deep learning".
-    Ajanthan, Ramasinghe, Zuo, Avraham, Long 2025, "Nesterov method for asynchronous pipeline parallel optimization",
-    equation 10.
+    Sutskever, Martens, Dahl, Hinton 2013, "On the importance of initialization and
+    momentum in deep learning". Ajanthan, Ramasinghe, Zuo, Avraham, Long 2025, "Nesterov
+    method for asynchronous pipeline parallel optimization", equation 10.
 
     Examples
     --------
@@ -75,10 +82,16 @@ class SGD(Optimiser):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        numbers = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        numbers = {
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
         super().__init__(parameters, learning_rate=learning_rate, **numbers)
 
-    def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
+    def _update(
+        self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
+    ) -> None:
         decay = group.weight_decay
         if not group.momentum:
             for p, g in blocks(data, gradient):
@@ -94,45 +107,53 @@ class SGD(Optimiser):
 
 
 class Adam(Optimiser):
-    """Adam: the running mean of the gradient, over the root of the running mean of its square.
+    """Adam: the running mean of the gradient, over the root of the running mean of its
+    square.
 
-    Local; no messages. Roughly: ``m += (1 - beta1) * (gradient - m); v += (1 - beta2) * (gradient**2 - v);
-    p -= learning_rate * corrected(m) / (sqrt(corrected(v)) + epsilon)``, which is PyTorch's form. There may be
-    no parameters: a rank may hold only layers without any.
+    Local; no messages. Roughly: ``m += (1 - beta1) * (gradient - m); v += (1 - beta2) *
+    (gradient**2 - v); p -= learning_rate * corrected(m) / (sqrt(corrected(v)) +
+    epsilon)``, which is PyTorch's form. There may be no parameters: a rank may hold
+    only layers without any.
 
     Parameters
     ----------
     parameters : iterable of Parameter, or of dict
-        A dict is a group with its own hyper-parameters: ``{"parameters": [...], "learning_rate": 0.1}``.
+        A dict is a group with its own hyper-parameters: ``{"parameters": [...],
+        "learning_rate": 0.1}``.
     learning_rate : float
         At least 0; may be changed between steps.
     betas : pair of float
-        How much of the running means of the gradient and of its square is kept at each step; at least 0, below 1.
+        How much of the running means of the gradient and of its square is kept at each
+        step; at least 0, below 1.
     epsilon : float
         Above 0; an element whose gradients have all been 0 is divided by this.
     weight_decay : float
-        At least 0. Adam adds ``weight_decay * p`` to the gradient, so that it is scaled like the gradient; see
-        :class:`AdamW`.
+        At least 0. Adam adds ``weight_decay * p`` to the gradient, so that it is scaled
+        like the gradient; see :class:`AdamW`.
     nesterov : bool
-        Whether to look ahead, as :class:`SGD` does: ``corrected(m)`` is then ``beta1 * m / (1 - beta1**(t + 1)) +
-        (1 - beta1) * gradient / (1 - beta1**t)``. This is NAdam, with the same beta1 at all steps.
+        Whether to look ahead, as :class:`SGD` does: ``corrected(m)`` is then ``beta1 *
+        m / (1 - beta1**(t + 1)) + (1 - beta1) * gradient / (1 - beta1**t)``. This is
+        NAdam, with the same beta1 at all steps.
 
     Raises
     ------
     ArgumentError
-        Code ``value``: when a number is out of its range, or the groups are not well formed (see :class:`Optimiser`).
-        Code ``type``: when an object is not a parameter.
+        Code ``value``: when a number is out of its range, or the groups are not well
+        formed (see :class:`Optimiser`). Code ``type``: when an object is not a
+        parameter.
 
     Notes
     -----
-    The running means start at 0, and after t steps their weights sum to 1 - beta**t instead of 1; dividing by that
-    corrects them. Each parameter counts its own t, the steps at which it had a gradient. Both corrections are folded
-    into the two numbers ``rate`` and ``epsilon``, which saves two passes over the arrays.
+    The running means start at 0, and after t steps their weights sum to 1 - beta**t
+    instead of 1; dividing by that corrects them. Each parameter counts its own t, the
+    steps at which it had a gradient. Both corrections are folded into the two numbers
+    ``rate`` and ``epsilon``, which saves two passes over the arrays.
 
     References
     ----------
-    Kingma & Ba 2015, "Adam: a method for stochastic optimization", algorithm 1; the folded form ends section 2.
-    Dozat 2016, "Incorporating Nesterov momentum into Adam", algorithm 2.
+    Kingma & Ba 2015, "Adam: a method for stochastic optimization", algorithm 1; the
+    folded form ends section 2. Dozat 2016, "Incorporating Nesterov momentum into Adam",
+    algorithm 2.
 
     Examples
     --------
@@ -148,7 +169,11 @@ class Adam(Optimiser):
     """
 
     __slots__ = ()
-    kept: ClassVar[Mapping[str, float]] = {"num_steps": 1, "mean": -inf, "mean_square": 0.0}
+    kept: ClassVar[Mapping[str, float]] = {
+        "num_steps": 1,
+        "mean": -inf,
+        "mean_square": 0.0,
+    }
     is_elementwise: ClassVar[bool] = True
 
     def __init__(
@@ -160,13 +185,22 @@ class Adam(Optimiser):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        numbers = {"betas": betas, "epsilon": epsilon, "weight_decay": weight_decay, "nesterov": nesterov}
+        numbers = {
+            "betas": betas,
+            "epsilon": epsilon,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
         super().__init__(parameters, learning_rate=learning_rate, **numbers)
 
-    def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
+    def _update(
+        self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
+    ) -> None:
         xp = array_module(data)
         if not state:
-            state.update(num_steps=0, mean=xp.zeros_like(data), mean_square=xp.zeros_like(data))
+            state.update(
+                num_steps=0, mean=xp.zeros_like(data), mean_square=xp.zeros_like(data)
+            )
         num_steps = state["num_steps"] = state["num_steps"] + 1
         beta1, beta2 = group.betas
         root = sqrt(1 - beta2**num_steps)
@@ -179,7 +213,9 @@ class Adam(Optimiser):
             v *= beta2
             v += (1 - beta2) * (g * g)
             if group.nesterov:
-                ahead = group.learning_rate * root * beta1 / (1 - beta1 ** (num_steps + 1))
+                ahead = (
+                    group.learning_rate * root * beta1 / (1 - beta1 ** (num_steps + 1))
+                )
                 step = ahead * m + rate * (1 - beta1) * g
             else:
                 step = rate * m
@@ -191,15 +227,18 @@ class Adam(Optimiser):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: every value shrinks by the same fraction, whatever its gradients were.
+    """Adam with decoupled weight decay: every value shrinks by the same fraction,
+    whatever its gradients were.
 
-    Local; no messages. Roughly: ``p -= learning_rate * weight_decay * p``, and then the step of :class:`Adam` without
-    weight decay. It has the parameters of Adam, but weight_decay is 0.01 by default, as in PyTorch.
+    Local; no messages. Roughly: ``p -= learning_rate * weight_decay * p``, and then the
+    step of :class:`Adam` without weight decay. It has the parameters of Adam, but
+    weight_decay is 0.01 by default, as in PyTorch.
 
     References
     ----------
-    Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2. As in PyTorch, the decay is
-    multiplied by the learning rate, and so follows its schedule.
+    Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2. As
+    in PyTorch, the decay is multiplied by the learning rate, and so follows its
+    schedule.
 
     Examples
     --------
@@ -224,7 +263,9 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         nesterov: bool = False,
     ) -> None:
-        super().__init__(parameters, learning_rate, betas, epsilon, weight_decay, nesterov)
+        super().__init__(
+            parameters, learning_rate, betas, epsilon, weight_decay, nesterov
+        )
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
         if group.weight_decay:
@@ -236,12 +277,14 @@ _BLOCK_SIZE = 1 << 16  # elements: a float32 block is 256 KiB
 
 
 def blocks(*arrays: Array) -> Iterable[tuple[Array, ...]]:
-    """Return the same piece of every array, piece by piece: views, to be changed in place.
+    """Return the same piece of every array, piece by piece: views, to be changed in
+    place.
 
-    NumPy passes through memory once for each operation of a formula, and allocates every intermediate result. Piece by
-    piece everything stays in the cache, at twice the speed. The bits are the same: element-wise operations round each
-    element alone. Small arrays, arrays that are not contiguous and arrays of other modules come whole: a GPU is
-    faster with one large operation.
+    NumPy passes through memory once for each operation of a formula, and allocates
+    every intermediate result. Piece by piece everything stays in the cache, at twice
+    the speed. The bits are the same: element-wise operations round each element alone.
+    Small arrays, arrays that are not contiguous and arrays of other modules come whole:
+    a GPU is faster with one large operation.
 
     Parameters
     ----------
@@ -262,4 +305,7 @@ def blocks(*arrays: Array) -> Iterable[tuple[Array, ...]]:
     if not all(isinstance(a, np.ndarray) and a.flags.c_contiguous for a in arrays):
         return (arrays,)
     flat = [array.reshape(-1) for array in arrays]
-    return (tuple(a[start : start + _BLOCK_SIZE] for a in flat) for start in range(0, size, _BLOCK_SIZE))
+    return (
+        tuple(a[start : start + _BLOCK_SIZE] for a in flat)
+        for start in range(0, size, _BLOCK_SIZE)
+    )

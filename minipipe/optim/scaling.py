@@ -1,4 +1,6 @@
-"""Gradients scaled as a whole: clipped to a norm, or multiplied by a loss scale in half precision."""
+"""Gradients scaled as a whole: clipped to a norm, or multiplied by a loss scale in half
+precision.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,19 @@ from minipipe.nn.shards import over_parts
 from minipipe.specs import COUNT, Spec
 from minipipe.tensor import Tensor
 
-# The norm has the same bits however the parameters are ordered, grouped or divided among ranks: each gradient's sum of
-# squares is computed alone, in float64, and ``math.fsum`` adds them without rounding before the end.
+# The norm has the same bits however the parameters are ordered, grouped or divided
+# among ranks: each gradient's sum of squares is computed alone, in float64, and
+# ``math.fsum`` adds them without rounding before the end.
 
 
 @with_hints
 def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
-    """Scale all gradients by the same factor, in place, so that their norm is at most ``max_norm``, up to rounding.
+    """Scale all gradients by the same factor, in place, so that their norm is at most
+    ``max_norm``, up to rounding.
 
-    Local; no messages. The parameters of one rank of a pipeline are not all of them: there, call
-    :meth:`minipipe.Pipeline.clip_grad_norm`. A limit for each element needs no norm, and is local on any rank:
-    ``p.grad = p.grad.clip(-1, 1)``.
+    Local; no messages. The parameters of one rank of a pipeline are not all of them:
+    there, call :meth:`minipipe.Pipeline.clip_grad_norm`. A limit for each element needs
+    no norm, and is local on any rank: ``p.grad = p.grad.clip(-1, 1)``.
 
     Parameters
     ----------
@@ -43,13 +47,15 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     ArgumentError
         Code ``value``: when max_norm is not above 0.
     ParameterError
-        Code ``not-finite``, when the norm is infinite or not a number. The gradients are as they were.
+        Code ``not-finite``, when the norm is infinite or not a number. The gradients
+        are as they were.
     RankError
         Code ``disagreement``, for parameters of a pipeline over several ranks.
 
     References
     ----------
-    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks",
+    algorithm 1.
 
     Examples
     --------
@@ -74,7 +80,8 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     Raises
     ------
     RankError
-        Code ``disagreement``, for parameters of a pipeline over several ranks: each rank knows only its own norm.
+        Code ``disagreement``, for parameters of a pipeline over several ranks: each
+        rank knows only its own norm.
 
     Examples
     --------
@@ -89,14 +96,16 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     check_all_ranks(
         parameters,
         "the norm of all gradients",
-        "pipeline.clip_grad_norm(max_norm), on every rank; with max_norm=inf it only measures. "
+        "pipeline.clip_grad_norm(max_norm), on every rank; with max_norm=inf it "
+        "only measures. "
         "The norm of these alone is total_norm(squared_norms(parameters))",
     )
     return total_norm(squared_norms(parameters))
 
 
 def check_all_ranks(parameters: Iterable[Parameter], wanted: str, advice: str) -> None:
-    """Refuse parameters of a pipeline over several ranks if a decision depends on all gradients. Local.
+    """Refuse parameters of a pipeline over several ranks if a decision depends on all
+    gradients. Local.
 
     Raises
     ------
@@ -106,14 +115,19 @@ def check_all_ranks(parameters: Iterable[Parameter], wanted: str, advice: str) -
     if any(parameter.updates is not None for parameter in parameters):
         raise RankError(
             "disagreement",
-            f"These parameters are one rank's part of a pipeline, and {wanted} depends on all ranks. Call {advice}.",
+            (
+                f"These parameters are one rank's part of a pipeline, and {wanted} "
+                f"depends on all ranks. Call {advice}."
+            ),
         )
 
 
 def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
-    """Return the sum of the squares of each gradient, in float64. Local, unless tensor parallelism divides parameters.
+    """Return the sum of the squares of each gradient, in float64. Local, unless tensor
+    parallelism divides parameters.
 
-    Parameters without a gradient are left out. On a GPU all sums are under way before the first one is waited for.
+    Parameters without a gradient are left out. On a GPU all sums are under way before
+    the first one is waited for.
 
     Examples
     --------
@@ -131,12 +145,15 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
 
 def _sum_of_squares(gradient: Array) -> Array:
     # Not a BLAS dot product: its order of summation depends on the number of threads.
-    exact = backend.as_array(backend.contiguous(gradient), backend.array_module(gradient).float64)
+    exact = backend.as_array(
+        backend.contiguous(gradient), backend.array_module(gradient).float64
+    )
     return backend.reduce_sum(exact * exact)
 
 
 def total_norm(squares: Iterable[float]) -> float:
-    """Return the norm of all gradients from the :func:`squared_norms` of every part, in any order. Local.
+    """Return the norm of all gradients from the :func:`squared_norms` of every part, in
+    any order. Local.
 
     Examples
     --------
@@ -146,10 +163,14 @@ def total_norm(squares: Iterable[float]) -> float:
     return sqrt(fsum(squares))
 
 
-def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float) -> None:
-    """Multiply the gradients by ``max_norm / norm``, in place, if ``norm`` is larger than ``max_norm``. Local.
+def clip_gradients(
+    parameters: Iterable[Parameter], norm: float, max_norm: float
+) -> None:
+    """Multiply the gradients by ``max_norm / norm``, in place, if ``norm`` is larger
+    than ``max_norm``. Local.
 
-    PyTorch divides by ``norm + 1e-6``. That is not needed here, since a norm above ``max_norm`` is not 0.
+    PyTorch divides by ``norm + 1e-6``. That is not needed here, since a norm above
+    ``max_norm`` is not 0.
 
     Parameters
     ----------
@@ -164,8 +185,9 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
     ArgumentError
         Code ``value``: when max_norm is not above 0.
     ParameterError
-        Code ``not-finite``, when the norm is infinite or not a number: no factor would make such gradients useful.
-        In PyTorch this is ``error_if_nonfinite=True``. The gradients are as they were.
+        Code ``not-finite``, when the norm is infinite or not a number: no factor would
+        make such gradients useful. In PyTorch this is ``error_if_nonfinite=True``. The
+        gradients are as they were.
 
     Examples
     --------
@@ -183,7 +205,8 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
     if not isfinite(norm):
         raise ParameterError(
             "not-finite",
-            f"The norm of the gradients is {norm}, so they cannot be clipped. Use a smaller learning rate, or catch "
+            f"The norm of the gradients is {norm}, so they cannot be clipped. Use a "
+            "smaller learning rate, or catch "
             "this error and leave the step out.",
         )
     if norm > max_norm:
@@ -191,11 +214,14 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
 
 
 class LossScale(Familiar):
-    """A factor of the gradients, as large as the range of float16 allows; backward starts with it instead of 1.
+    """A factor of the gradients, as large as the range of float16 allows; backward
+    starts with it instead of 1.
 
-    A float16 below 6e-8 is 0, and many gradients are smaller. So they are computed ``value`` times as large, and
-    divided by it in float32 before the update. After an overflow the update is skipped and ``value`` divided by
-    ``factor``; after ``growth_interval`` updates without one it is multiplied, if it stays finite. Roughly::
+    A float16 below 6e-8 is 0, and many gradients are smaller. So they are computed
+    ``value`` times as large, and divided by it in float32 before the update. After an
+    overflow the update is skipped and ``value`` divided by ``factor``; after
+    ``growth_interval`` updates without one it is multiplied, if it stays finite.
+    Roughly::
 
         loss = pipeline.step(x, y, scale=scale.value)         scale.backward(loss_function(model(x), y))
         if pipeline.unscale_gradients(scale):                 if scale.unscale(model.parameters()):
@@ -206,7 +232,8 @@ class LossScale(Familiar):
     Parameters
     ----------
     initial : float
-        The first value. With a factor of 2 and a power of 2 no scale changes a bit of gradients in range.
+        The first value. With a factor of 2 and a power of 2 no scale changes a bit of
+        gradients in range.
     factor : float
         Above 1.
     growth_interval : int
@@ -235,7 +262,10 @@ class LossScale(Familiar):
     >>> import numpy as np
     >>> from minipipe import Tensor, nn, optim
     >>> model = nn.Linear(2, 1, dtype=np.float16).initialise(0)
-    >>> optimiser, scale = optim.SGD(model.parameters(), 0.1), optim.LossScale(1024.0, growth_interval=2)
+    >>> optimiser, scale = (
+    ...     optim.SGD(model.parameters(), 0.1),
+    ...     optim.LossScale(1024.0, growth_interval=2),
+    ... )
     >>> x, y = Tensor(np.ones((4, 2), np.float16)), Tensor(np.ones((4, 1), np.float16))
     >>> for _ in range(3):
     ...     scale.backward(nn.MSELoss()(model(x), y))
@@ -252,16 +282,23 @@ class LossScale(Familiar):
 
     @with_hints
     def __init__(
-        self, initial: float = 2.0**15, factor: float = 2.0, growth_interval: int = 2000, minimum: float = 1.0
+        self,
+        initial: float = 2.0**15,
+        factor: float = 2.0,
+        growth_interval: int = 2000,
+        minimum: float = 1.0,
     ) -> None:
         self._minimum = Spec(float, above=0).check("LossScale: minimum", minimum)
         self.value = Spec(float, minimum=minimum).check("LossScale: initial", initial)
         self.num_good_steps = 0
         self._factor = Spec(float, above=1).check("LossScale: factor", factor)
-        self._growth_interval = COUNT.check("LossScale: growth_interval", growth_interval)
+        self._growth_interval = COUNT.check(
+            "LossScale: growth_interval", growth_interval
+        )
 
     def backward(self, loss: Tensor) -> None:
-        """Call ``loss.backward(self.value)``, without NumPy's warning if a gradient overflows. Local.
+        """Call ``loss.backward(self.value)``, without NumPy's warning if a gradient
+        overflows. Local.
 
         Examples
         --------
@@ -273,35 +310,44 @@ class LossScale(Familiar):
         """
         backend.quietly(loss.backward)(self.value)
 
-    def unscale(self, parameters: Iterable[Parameter], are_finite: bool | None = None) -> bool:
-        """Divide all gradients by the value, in place, and return whether to update; then adapt the value.
+    def unscale(
+        self, parameters: Iterable[Parameter], are_finite: bool | None = None
+    ) -> bool:
+        """Divide all gradients by the value, in place, and return whether to update;
+        then adapt the value.
 
-        Local; no messages. On several ranks all must leave out the same updates: there, call
-        :meth:`minipipe.Pipeline.unscale_gradients`.
+        Local; no messages. On several ranks all must leave out the same updates: there,
+        call :meth:`minipipe.Pipeline.unscale_gradients`.
 
         Parameters
         ----------
         parameters : iterable of Parameter
         are_finite : bool, optional
-            Whether all gradients are finite, also on other ranks; by default, whether these parameters' gradients are.
+            Whether all gradients are finite, also on other ranks; by default, whether
+            these parameters' gradients are.
 
         Returns
         -------
         bool
-            False after an overflow: then the gradients are as they were, and not to be used.
+            False after an overflow: then the gradients are as they were, and not to be
+            used.
 
         Raises
         ------
         ParameterError
             Code ``not-finite``, when the value would fall below the minimum.
         RankError
-            Code ``disagreement``, for parameters of a pipeline over several ranks, without ``are_finite``.
+            Code ``disagreement``, for parameters of a pipeline over several ranks,
+            without ``are_finite``.
 
         Examples
         --------
         >>> import numpy as np
         >>> from minipipe import nn, optim
-        >>> weight, scale = nn.Parameter(np.ones(1, np.float16)), optim.LossScale(initial=8.0)
+        >>> weight, scale = (
+        ...     nn.Parameter(np.ones(1, np.float16)),
+        ...     optim.LossScale(initial=8.0),
+        ... )
         >>> weight.grad = np.array([2.0], np.float32)
         >>> scale.unscale([weight]), weight.grad
         (True, array([0.25], dtype=float32))
@@ -311,7 +357,11 @@ class LossScale(Familiar):
         """
         gradients = _gradients(parameters)
         if are_finite is None:
-            check_all_ranks(gradients, "whether to update", "pipeline.unscale_gradients(scale), on every rank")
+            check_all_ranks(
+                gradients,
+                "whether to update",
+                "pipeline.unscale_gradients(scale), on every rank",
+            )
             are_finite = parts_are_finite(gradients)
         if not are_finite:
             self._shrink()
@@ -339,9 +389,22 @@ class LossScale(Familiar):
         ArgumentError
             Code ``value``: when it is not such a state; then nothing has changed.
         """
-        value, steps = map(state.get, self.state_dict()) if isinstance(state, Mapping) else (None, None)
-        if type(value) is not float or not self._minimum <= value < inf or type(steps) is not int or steps < 0:
-            message = f"the state is {state!r:.80}; expected the result of state_dict(), such as {self.state_dict()}."
+        value, steps = (
+            map(state.get, self.state_dict())
+            if isinstance(state, Mapping)
+            else (None, None)
+        )
+        if (
+            type(value) is not float
+            or not self._minimum <= value < inf
+            or type(steps) is not int
+            or steps < 0
+        ):
+            message = (
+                f"the state is {state!r:.80}; expected the result of "
+                "state_dict(), such "
+                f"as {self.state_dict()}."
+            )
             raise ArgumentError("value", f"LossScale: {message}")
         self.value, self.num_good_steps = value, steps
 
@@ -349,14 +412,18 @@ class LossScale(Familiar):
         if self.value / self._factor < self._minimum:
             raise ParameterError(
                 "not-finite",
-                f"The gradients are not finite, even at a loss scale of {self.value:g}. The model's own "
-                "values overflow, or the loss is not a number: check it, use a smaller learning rate, or float32.",
+                "The gradients are not finite, even at a loss scale of "
+                f"{self.value:g}. The model's own "
+                "values overflow, or the loss is not a number: check it, use a "
+                "smaller learning rate, or float32.",
             )
         self.value, self.num_good_steps = self.value / self._factor, 0
 
     def _grow(self) -> None:
         self.num_good_steps += 1
-        if self.num_good_steps >= self._growth_interval and isfinite(self.value * self._factor):
+        if self.num_good_steps >= self._growth_interval and isfinite(
+            self.value * self._factor
+        ):
             self.value, self.num_good_steps = self.value * self._factor, 0
 
     def __repr__(self) -> str:
@@ -379,16 +446,22 @@ def gradients_are_finite(parameters: Iterable[Parameter]) -> bool:
 
 
 def parts_are_finite(parameters: Iterable[Parameter]) -> bool:
-    """Return the same of all parts of these parameters. Collective where tensor parallelism divides some of them."""
+    """Return the same of all parts of these parameters. Collective where tensor
+    parallelism divides some of them.
+    """
     parameters = list(parameters)
     is_wrong = not gradients_are_finite(parameters)
     return not any(over_parts(parameters, [float(is_wrong)] * len(parameters)))
 
 
 def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
-    """Return the existing gradients, each read once: reading a shared parameter's gradient computes a new sum."""
+    """Return the existing gradients, each read once: reading a shared parameter's
+    gradient computes a new sum.
+    """
     found = ((parameter, parameter.grad) for parameter in parameters)
-    return {parameter: gradient for parameter, gradient in found if gradient is not None}
+    return {
+        parameter: gradient for parameter, gradient in found if gradient is not None
+    }
 
 
 def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:
@@ -400,4 +473,5 @@ def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:
 def _are_finite(gradients: Iterable[Array]) -> bool:
     modules = ((gradient, backend.array_module(gradient)) for gradient in gradients)
     found = [xp.all(xp.isfinite(gradient)) for gradient, xp in modules]
-    return all(map(bool, found))  # on a GPU all are under way before the first one is waited for
+    # on a GPU all are under way before the first one is waited for
+    return all(map(bool, found))

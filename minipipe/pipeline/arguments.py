@@ -1,4 +1,6 @@
-"""The arguments of a pipeline on all ranks: they are compared before any of them decides about a message."""
+"""The arguments of a pipeline on all ranks: they are compared before any of them
+decides about a message.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,14 @@ from minipipe.schedules import REGISTRY, Program, Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled
 from minipipe.specs import Spec
 
-_TOGETHER = {"schedule": ("num_microbatches", "chunks_per_rank"), "partition": ("layer_costs",)}
-_GROUP = Spec(ProcessGroup | Grid, expected="the group that init_process_group() returns, or a Grid of it")
+_TOGETHER = {
+    "schedule": ("num_microbatches", "chunks_per_rank"),
+    "partition": ("layer_costs",),
+}
+_GROUP = Spec(
+    ProcessGroup | Grid,
+    expected="the group that init_process_group() returns, or a Grid of it",
+)
 _DEFAULTS = {name: one.default for name, one in signature(Plan).parameters.items()}
 
 
@@ -35,8 +43,8 @@ def agreed(
 ) -> Planned:
     """Return the result of :func:`planned`, the same on all ranks.
 
-    Collective. Arguments are compared first, and then their results: the actions of a file, the layers of each
-    stage.
+    Collective. Arguments are compared first, and then their results: the actions of a
+    file, the layers of each stage.
 
     Parameters
     ----------
@@ -54,7 +62,13 @@ def agreed(
     found = planned(model, group, options, pipeline, **run)
     everyone = _everyone_on(group)
     if everyone.size > 1:
-        check_agreement(everyone, {name: description(value, name) for name, value in found.plan.description.items()})
+        check_agreement(
+            everyone,
+            {
+                name: description(value, name)
+                for name, value in found.plan.description.items()
+            },
+        )
     return found._replace(compares=compares)
 
 
@@ -64,12 +78,17 @@ def _everyone_on(group: ProcessGroup | Grid) -> ProcessGroup:
 
 
 def compare_options(
-    model: Any, group: ProcessGroup | Grid, options: Mapping[str, Any], keywords: Mapping[str, Any]
+    model: Any,
+    group: ProcessGroup | Grid,
+    options: Mapping[str, Any],
+    keywords: Mapping[str, Any],
 ) -> bool:
-    """Compare the arguments of a pipeline on all ranks; return whether first values and calls are compared from now on.
+    """Compare the arguments of a pipeline on all ranks; return whether first values and
+    calls are compared from now on.
 
-    Collective. Arguments are compared before any is checked, so that no rank waits for one whose argument was refused.
-    Arguments that determine messages are compared in any case, the others if ``check_agreement`` is true.
+    Collective. Arguments are compared before any is checked, so that no rank waits for
+    one whose argument was refused. Arguments that determine messages are compared in
+    any case, the others if ``check_agreement`` is true.
 
     Parameters
     ----------
@@ -91,53 +110,89 @@ def compare_options(
     values = {"model": model.model if isinstance(model, Plan) else model}
     values |= {name: keywords[name] for name in ("loss", "loss_weight")}
     values |= {name: _plain(keywords[name]) for name in ("seed", "dropout_seed")}
-    others = {name: value for name, value in keywords.items() if name not in (*values, "check_agreement")}
+    others = {
+        name: value
+        for name, value in keywords.items()
+        if name not in (*values, "check_agreement")
+    }
     is_grid, is_planned = isinstance(group, Grid), isinstance(model, Plan)
     always = {"group": "group: a Grid" if is_grid else "group: a ProcessGroup"}
-    always |= {"plan": "plan: given" if is_planned else "plan: made of the options", **_options(options)}
+    always |= {
+        "plan": "plan: given" if is_planned else "plan: made of the options",
+        **_options(options),
+    }
     always |= {name: description(_plain(value), name) for name, value in others.items()}
     return check_program(everyone, is_asked, values, always)
 
 
-def of_modules(pipeline: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords of the pipeline itself, with defaults for those that were left out; and the other options."""
+def of_modules(
+    pipeline: type, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keywords of the pipeline itself, with defaults for those that were
+    left out; and the other options.
+    """
     parameters = signature(pipeline).parameters.values()
     own = [one for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
     keywords = {
-        one.name: given.get(one.name, one.default) for one in own if one.name not in PlanOptions.__annotations__
+        one.name: given.get(one.name, one.default)
+        for one in own
+        if one.name not in PlanOptions.__annotations__
     }
-    return keywords, {name: value for name, value in given.items() if name not in keywords}
+    return keywords, {
+        name: value for name, value in given.items() if name not in keywords
+    }
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return descriptions of options, by what they affect: the same names on all ranks, whatever the arguments."""
-    found = {name: given.get(name, _DEFAULTS.get(name)) for name in PlanOptions.__annotations__}
+    """Return descriptions of options, by what they affect: the same names on all ranks,
+    whatever the arguments.
+    """
+    found = {
+        name: given.get(name, _DEFAULTS.get(name))
+        for name in PlanOptions.__annotations__
+    }
     found["schedule"] = schedule = _described(found["schedule"])
-    if found["num_microbatches"] is None and isinstance(schedule, str) and schedule in REGISTRY:
+    if (
+        found["num_microbatches"] is None
+        and isinstance(schedule, str)
+        and schedule in REGISTRY
+    ):
         found["num_microbatches"] = NUM_MICROBATCHES
     found.pop("sample")  # only one rank needs it
-    found["progress"] = "default" if found["progress"] is None else "given"  # rank 0 prints; others may differ
+    # rank 0 prints; others may differ
+    found["progress"] = "default" if found["progress"] is None else "given"
     texts = {name: description(_plain(value), name) for name, value in found.items()}
-    texts = {"replicas": texts.pop("replicas"), **texts}  # first: other numbers may follow from it
+    # first: other numbers may follow from it
+    texts = {"replicas": texts.pop("replicas"), **texts}
     for name, others in _TOGETHER.items():
         texts[name] = "\n".join([texts[name], *map(texts.pop, others)])
     unknown = [
-        description(value, name) for name, value in sorted(given.items()) if name not in PlanOptions.__annotations__
+        description(value, name)
+        for name, value in sorted(given.items())
+        if name not in PlanOptions.__annotations__
     ]
     return {**texts, "options": "\n".join(["other options", *unknown])}
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument as it is compared: numbers as Python's, sequences as lists, since both mean the same here."""
+    """Return an argument as it is compared: numbers as Python's, sequences as lists,
+    since both mean the same here.
+    """
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+    return (
+        [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+    )
 
 
 def _described(schedule: Any) -> Any:
-    """Return the compared properties of a schedule: its name, or the rows of a table. A file is compared once read."""
+    """Return the compared properties of a schedule: its name, or the rows of a table. A
+    file is compared once read.
+    """
     schedule = spelled(schedule)
     if isinstance(schedule, Schedule | Program):
         return str(schedule).splitlines()
-    is_file = isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt")))
+    is_file = isinstance(schedule, Path) or (
+        isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))
+    )
     return "a file" if is_file else schedule

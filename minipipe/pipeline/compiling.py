@@ -1,4 +1,6 @@
-"""Which calls of a pipeline are compiled: the option ``compile=``, the programs and what is told of them."""
+"""Which calls of a pipeline are compiled: the option ``compile=``, the programs and
+what is told of them.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,16 @@ How = bool | Literal["where-possible"]
 
 
 def without_replay(how: How, options: Mapping[str, Any]) -> tuple[How, Any]:
-    """Return ``compile`` and the options without ``replay``, its name until this release.
+    """Return ``compile`` and the options without ``replay``, its name until this
+    release.
 
     Parameters
     ----------
     how : bool or "where-possible"
         The argument ``compile``.
     options : mapping
-        Further options. ``replay=True`` means ``compile="where-possible"``, unless ``compile`` was given as well;
-        ``replay=False`` has no effect.
+        Further options. ``replay=True`` means ``compile="where-possible"``, unless
+        ``compile`` was given as well; ``replay=False`` has no effect.
 
     Raises
     ------
@@ -46,7 +49,10 @@ def without_replay(how: How, options: Mapping[str, Any]) -> tuple[How, Any]:
     rest = dict(options)
     if Spec(bool, code="type").check("replay", rest.pop("replay")):
         instead = 'compile="where-possible"'
-        warn_caller(f"replay=True is now {instead}; the next release takes no replay=.", DeprecationWarning)
+        warn_caller(
+            f"replay=True is now {instead}; the next release takes no replay=.",
+            DeprecationWarning,
+        )
         how = how or WHERE_POSSIBLE
     return how, rest
 
@@ -68,7 +74,10 @@ def check_how(how: Any) -> None:
     if isinstance(how, bool) or (isinstance(how, str) and how == WHERE_POSSIBLE):
         return
     message = f"compile is {quoted(how)}; expected True, False or {WHERE_POSSIBLE!r}."
-    advice = f"True refuses what cannot be compiled, {WHERE_POSSIBLE!r} runs it eagerly, False runs everything eagerly."
+    advice = (
+        f"True refuses what cannot be compiled, {WHERE_POSSIBLE!r} runs it eagerly, "
+        "False runs everything eagerly."
+    )
     raise ArgumentError("value", f"{message} {advice}")
 
 
@@ -87,7 +96,8 @@ class Compiling:
     ArgumentError
         Code ``value``: with stacked weight gradients.
     ModelError
-        Code ``unsupported``, on every rank: a layer that cannot be compiled. A step refuses the rest.
+        Code ``unsupported``, on every rank: a layer that cannot be compiled. A step
+        refuses the rest.
     """
 
     def __init__(self, how: How, plan: Plan, stacks_weights: bool = False) -> None:
@@ -96,8 +106,15 @@ class Compiling:
         self._repeated: RepeatedStep | None = None
         self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
         if how is True and stacks_weights and not self._has_updates:
-            message = "compile=True does not work with stack_weight_gradients=True: a compiled W has one microbatch."
-            advice = f"Leave one of them out, or pass compile={WHERE_POSSIBLE!r}, which runs such steps eagerly."
+            message = (
+                "compile=True does not work with stack_weight_gradients=True: a "
+                "compiled W has one microbatch."
+            )
+            advice = (
+                f"Leave one of them out, or pass compile={WHERE_POSSIBLE!r}, "
+                "which runs "
+                "such steps eagerly."
+            )
             raise ArgumentError("value", f"{message} {advice}")
         if how is True:
             from minipipe.compile.reasons import reason_against, refused
@@ -108,12 +125,14 @@ class Compiling:
                     raise refused(stage, reason)
 
     def compiler(self, call: str) -> Compiler | None:
-        """Return a compiler for the executor of a call, which runs schedules in its way; None without compilation.
+        """Return a compiler for the executor of a call, which runs schedules in its
+        way; None without compilation.
 
         Parameters
         ----------
         call : str
-            What it runs, for the report. A later executor of the same call replaces an earlier one there.
+            What it runs, for the report. A later executor of the same call replaces an
+            earlier one there.
         """
         if not self._how:
             return None
@@ -123,29 +142,41 @@ class Compiling:
         return compiler
 
     def stages(self, stages: Mapping[int, Stage]) -> CompiledStages | None:
-        """Return stages that compile themselves, for runs that update weights; None without these or compilation."""
+        """Return stages that compile themselves, for runs that update weights; None
+        without these or compilation.
+        """
         if not self._how or not self._has_updates:
             return None
         from minipipe.compile.stage import CompiledStages
 
-        self._compilers = {"run": (compiled := CompiledStages(stages, is_strict=self._how is True))}
+        self._compilers = {
+            "run": (compiled := CompiledStages(stages, is_strict=self._how is True))
+        }
         return compiled
 
     def note(self, framing: Framing, trainer: Executor) -> None:
         """Note that an ordinary training step has ended: others may be like it."""
         compiler = self._compilers.get("step")
-        self._repeated = None if compiler is None else framing.repeated(trainer, compiler)
+        self._repeated = (
+            None if compiler is None else framing.repeated(trainer, compiler)
+        )
 
     def stop_repeating(self) -> None:
         """Make the next training step an ordinary one."""
         self._repeated = None
 
     def repeated(self, call: TrainingCall) -> Record | None:
-        """Run a training step that is like the last one; return None if it has to be an ordinary one. Collective."""
+        """Run a training step that is like the last one; return None if it has to be an
+        ordinary one. Collective.
+        """
         return None if self._repeated is None else self._repeated.run(call)
 
-    def for_costs(self, stages: Mapping[int, Stage]) -> tuple[Compiler | None, CompiledStages | None]:
-        """Return what compiles the steps whose costs are measured: their rows, or stages for rows with a clock."""
+    def for_costs(
+        self, stages: Mapping[int, Stage]
+    ) -> tuple[Compiler | None, CompiledStages | None]:
+        """Return what compiles the steps whose costs are measured: their rows, or
+        stages for rows with a clock.
+        """
         if not self._how:
             return None, None
         from minipipe.compile.program import Compiler
@@ -158,11 +189,19 @@ class Compiling:
         """Return a line for each call and stage: compiled or not, and why."""
         if not self._how:
             return "all stages run eagerly: compile=False"
-        reports = ((call, compiler.report) for call, compiler in self._compilers.items())
-        return "\n".join(f"{call}: {line}" for call, report in reports for line in report.splitlines())
+        reports = (
+            (call, compiler.report) for call, compiler in self._compilers.items()
+        )
+        return "\n".join(
+            f"{call}: {line}"
+            for call, report in reports
+            for line in report.splitlines()
+        )
 
     def source(self, trainer: Executor) -> str:
-        """Return the program of a training step: the compiled one, or the row that runs until there is one."""
+        """Return the program of a training step: the compiled one, or the row that runs
+        until there is one.
+        """
         program = self._latest()
         if program is None:
             return source_of(trainer)
@@ -179,11 +218,17 @@ class Compiling:
             Code ``value``: the stage is not on this rank, or is not compiled.
         """
         if stage not in local:
-            message = f"source({stage!r}): stage {stage!r} is not on this rank; its stages: {[*local]}."
+            message = (
+                f"source({stage!r}): stage {stage!r} is not on this rank; its stages: "
+                f"{[*local]}."
+            )
             raise ArgumentError("value", message)
         program = self._latest()
         if program is None or stage not in program.sources:
-            message = f"source({stage}): stage {stage} is not compiled; compile_report() says:\n{self.report()}"
+            message = (
+                f"source({stage}): stage {stage} is not compiled; compile_report() "
+                f"says:\n{self.report()}"
+            )
             raise ArgumentError("value", message)
         return program.sources[stage]
 

@@ -1,4 +1,6 @@
-"""The results of a batch on their way from the rank of the last stage to the others: its loss, and its outputs."""
+"""The results of a batch on their way from the rank of the last stage to the others:
+its loss, and its outputs.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,16 @@ from minipipe.execution.checks.calls import Part, part_of
 from minipipe.execution.checks.finite import StepCheck
 from minipipe.execution.payload import Payload
 
-_MOST_FORMS = 8  # of losses, each with its channels: they differ in numbers of microbatches and metrics
+# of losses, each with its channels: they differ in numbers of microbatches and metrics
+_MOST_FORMS = 8
 
 
 class LossDelivery:
     """Gives each rank the loss of a batch, and the findings of all ranks.
 
-    Each rank sends its findings to all others itself, the root with the loss. So when the slowest rank finishes, the
-    findings of all others have arrived already; in a tree, or in rounds, each would wait for others on the way.
+    Each rank sends its findings to all others itself, the root with the loss. So when
+    the slowest rank finishes, the findings of all others have arrived already; in a
+    tree, or in rounds, each would wait for others on the way.
 
     Parameters
     ----------
@@ -37,14 +41,17 @@ class LossDelivery:
         self._part = Part()
         self._channels: dict[tuple[int, ...], ExchangeChannel] = {}
 
-    def exchanged(self, batch: Batch, own: list[float], num_findings: int) -> dict[int, list[float]]:
+    def exchanged(
+        self, batch: Batch, own: list[float], num_findings: int
+    ) -> dict[int, list[float]]:
         """Return the numbers of all ranks that send some, over channels. Collective.
 
         Parameters
         ----------
         batch : Batch
         own : list of float
-            Of this rank: of the root the losses, the metrics and its findings, of others their findings.
+            Of this rank: of the root the losses, the metrics and its findings, of
+            others their findings.
         num_findings : int
             Of each rank.
         """
@@ -54,21 +61,33 @@ class LossDelivery:
         if channels is None:
             while len(self._channels) >= _MOST_FORMS:
                 del self._channels[next(iter(self._channels))]
-            lengths = dict.fromkeys(self._senders(num_findings), num_findings) | {self.root: length}
-            channels = ExchangeChannel(self.group, lengths, OwnTag.IBROADCAST, self._part)
+            lengths = dict.fromkeys(self._senders(num_findings), num_findings) | {
+                self.root: length
+            }
+            channels = ExchangeChannel(
+                self.group, lengths, OwnTag.IBROADCAST, self._part
+            )
             self._channels[length, num_findings] = channels
         return channels.exchange(own, batch.step)
 
-    def broadcast(self, batch: Batch, own: list[float], num_findings: int) -> Callable[[], dict[int, list[float]]]:
-        """Send the messages of :meth:`exchanged`; return a function that waits for the others'.
+    def broadcast(
+        self, batch: Batch, own: list[float], num_findings: int
+    ) -> Callable[[], dict[int, list[float]]]:
+        """Send the messages of :meth:`exchanged`; return a function that waits for the
+        others'.
 
-        Collective, but no rank waits for another. The group keeps the order if several broadcasts are under way.
+        Collective, but no rank waits for another. The group keeps the order if several
+        broadcasts are under way.
         """
         group, requests = self.group, {}
         for rank in self._senders(num_findings):
             mine = np.array(own) if rank == group.rank else None
-            requests[rank] = group.ibroadcast(mine, rank, step=batch.step, what=part_of(batch.call))
-        return lambda: {rank: request.wait().tolist() for rank, request in requests.items()}
+            requests[rank] = group.ibroadcast(
+                mine, rank, step=batch.step, what=part_of(batch.call)
+            )
+        return lambda: {
+            rank: request.wait().tolist() for rank, request in requests.items()
+        }
 
     def _senders(self, num_findings: int) -> list[int]:
         others = [rank for rank in range(self.group.size) if rank != self.root]
@@ -79,8 +98,11 @@ def _num_results(batch: Batch) -> int:
     return 1 + len(batch.sizes) + len(batch.objective.metrics)
 
 
-def exchange_loss(delivery: LossDelivery, batch: Batch, check: StepCheck | None = None) -> BatchLoss:
-    """Return the loss of a batch on every rank, with its outputs on the ranks that are to have them.
+def exchange_loss(
+    delivery: LossDelivery, batch: Batch, check: StepCheck | None = None
+) -> BatchLoss:
+    """Return the loss of a batch on every rank, with its outputs on the ranks that are
+    to have them.
 
     Collective; parameters are as in :func:`deliver_loss`.
     """
@@ -90,8 +112,11 @@ def exchange_loss(delivery: LossDelivery, batch: Batch, check: StepCheck | None 
     return reading.loss(delivery.exchanged(batch, reading.own, reading.num_findings))
 
 
-def deliver_loss(delivery: LossDelivery, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
-    """Begin to give the loss of a batch to every rank, and its outputs to the ranks that are to have them.
+def deliver_loss(
+    delivery: LossDelivery, batch: Batch, check: StepCheck | None = None
+) -> PendingLoss:
+    """Begin to give the loss of a batch to every rank, and its outputs to the ranks
+    that are to have them.
 
     Collective, but no rank waits for another, except for outputs.
 
@@ -108,7 +133,8 @@ def deliver_loss(delivery: LossDelivery, batch: Batch, check: StepCheck | None =
 
 
 class _Reading:
-    """The results of a batch that this rank sends, and the loss that it makes of the results of all.
+    """The results of a batch that this rank sends, and the loss that it makes of the
+    results of all.
 
     Attributes
     ----------
@@ -116,18 +142,30 @@ class _Reading:
     num_findings : int
     """
 
-    def __init__(self, delivery: LossDelivery, batch: Batch, check: StepCheck | None) -> None:
-        group, root, findings = delivery.group, delivery.root, check.findings if check else ()
+    def __init__(
+        self, delivery: LossDelivery, batch: Batch, check: StepCheck | None
+    ) -> None:
+        group, root, findings = (
+            delivery.group,
+            delivery.root,
+            check.findings if check else (),
+        )
         self._delivery, self._batch, self._check = delivery, batch, check
-        self._outputs = deliver_outputs(group, root, batch) if batch.objective.where else None
+        self._outputs = (
+            deliver_outputs(group, root, batch) if batch.objective.where else None
+        )
         self.num_findings = len(findings)
-        self.own: list[float] = batch.objective.numbers(*findings) if group.rank == root else [*findings]
+        self.own: list[float] = (
+            batch.objective.numbers(*findings) if group.rank == root else [*findings]
+        )
 
     def loss(self, found: dict[int, list[float]]) -> BatchLoss:
         """Return the loss from the numbers of all ranks, after checking it."""
         batch, root = self._batch, self._delivery.root
         size, numbers = _num_results(batch), found[root]
-        loss = BatchLoss.read(numbers[:size], len(batch.sizes), batch.objective.metrics, self._outputs)
+        loss = BatchLoss.read(
+            numbers[:size], len(batch.sizes), batch.objective.metrics, self._outputs
+        )
         if self._check is not None:
             found[root] = numbers[size:]
             self._check.judge(loss, [found[rank] for rank in sorted(found)])
@@ -149,6 +187,10 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     found = batch.outputs() if group.rank == root else None
     if batch.objective.where == "everywhere":
         message = None if found is None else found.to_message()
-        found = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
-        found = found._replace(arrays=[a if a.flags.writeable else a.copy() for a in found.arrays])
+        found = Payload.from_message(
+            group.broadcast(message, root, what=part_of(batch.call))
+        )
+        found = found._replace(
+            arrays=[a if a.flags.writeable else a.copy() for a in found.arrays]
+        )
     return None if found is None else batch.returned(found)

@@ -60,7 +60,8 @@ class Framing:
         self._sums, self._finite, self._pending = sums, finite, pending
 
     def program(self, clip: bool = False, update: bool = False) -> Program:
-        """Return the program of a training step with everything that its ranks do in it.
+        """Return the program of a training step with everything that its ranks do in
+        it.
 
         Parameters
         ----------
@@ -78,10 +79,13 @@ class Framing:
             update=update,
         )
 
-    def trainer(self, make: Callable[..., Executor], stacks_weights: bool) -> Executor | None:
+    def trainer(
+        self, make: Callable[..., Executor], stacks_weights: bool
+    ) -> Executor | None:
         """Return the executor of training steps.
 
-        None if the schedule updates weights itself, which needs a run, or has no backward.
+        None if the schedule updates weights itself, which needs a run, or has no
+        backward.
 
         Parameters
         ----------
@@ -91,17 +95,23 @@ class Framing:
             Whether neighbouring W of a stage are computed together.
         """
         schedule = self._plan.schedule
-        if ActionKind.UPDATE in schedule.kinds or (schedule.is_forward_only and not schedule.frozen):
+        if ActionKind.UPDATE in schedule.kinds or (
+            schedule.is_forward_only and not schedule.frozen
+        ):
             return None
         row = self._plan.program.numbered[self._group.rank]
         handlers, observers = handlers_of(row), journal()
         if stacks_weights:
             stacking = StackedWeights(row)
             handlers, observers = stacking.handlers(handlers), (*observers, stacking)
-        return make(self.program(), handlers=self.handlers(handlers), observers=observers)
+        return make(
+            self.program(), handlers=self.handlers(handlers), observers=observers
+        )
 
     def repeated(self, trainer: Executor, compiler: Any) -> RepeatedStep | None:
-        """Return what runs steps like the last one; None without a compiler, or if it ran eagerly."""
+        """Return what runs steps like the last one; None without a compiler, or if it
+        ran eagerly.
+        """
         if compiler is None or compiler.program is None:
             return None
         from minipipe.pipeline.repeating import repeated  # most programs do not compile
@@ -117,11 +127,19 @@ class Framing:
             "FINITE": self._check,
             "LOSS": self._deliver_loss,
         }
-        after_sums = {kind: self._after_sums(handler) for kind, handler in behind.items()}
-        return {**self._sums.handlers(handlers), "HANDSHAKE": self._handshake, **after_sums}
+        after_sums = {
+            kind: self._after_sums(handler) for kind, handler in behind.items()
+        }
+        return {
+            **self._sums.handlers(handlers),
+            "HANDSHAKE": self._handshake,
+            **after_sums,
+        }
 
     def _after_sums(self, handler: Handler) -> Handler:
-        """Return a handler that first waits for the gradient all-reduces: only the first one of a row has to."""
+        """Return a handler that first waits for the gradient all-reduces: only the
+        first one of a row has to.
+        """
 
         @wraps(handler)
         def run(executor: Executor, action: Action, *values: Any) -> Any:
@@ -133,11 +151,15 @@ class Framing:
     def _handshake(self, executor: Executor, action: Action) -> None:
         call = executor.call
         given = call.inputs, call.targets, call.objective
-        executor.batch = call.batch or self._intake.batch(call.name, *given, call.is_training, call.num_steps)
+        executor.batch = call.batch or self._intake.batch(
+            call.name, *given, call.is_training, call.num_steps
+        )
         for stage in executor.stages.values():
             check_frozen(stage)
             stage.begin(call.accumulates)
-        call.earlier = self._parameters.shared.take_gradients() if call.accumulates else {}
+        call.earlier = (
+            self._parameters.shared.take_gradients() if call.accumulates else {}
+        )
         self._sums.begin(call.accumulates)
         call.is_agreed = True
 
@@ -155,12 +177,16 @@ class Framing:
     def _check(self, executor: Executor, action: Action) -> StepCheck | None:
         return self._finite.of_step(executor.batch, executor.call.waits)
 
-    def _deliver_loss(self, executor: Executor, action: Action, finite: StepCheck | None = None) -> None:
+    def _deliver_loss(
+        self, executor: Executor, action: Action, finite: StepCheck | None = None
+    ) -> None:
         call, batch = executor.call, executor.batch
         if call.num_steps == 0:
             warn_of_missing_gradients(self._parameters.own)
         call.is_computed = True
-        call.input_gradients = self._intake.input_gradients(batch, executor.record.input_gradients)
+        call.input_gradients = self._intake.input_gradients(
+            batch, executor.record.input_gradients
+        )
         if call.waits and not self._pending:
             call.loss = exchange_loss(self._intake.delivery, batch, finite)
             return

@@ -1,4 +1,6 @@
-"""The arguments of a call, of which each rank reads its part of the batch; and the results of replicas."""
+"""The arguments of a call, of which each rank reads its part of the batch; and the
+results of replicas.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ from minipipe.pipeline.delivery import LossDelivery
 from minipipe.pipeline.planning import roles_of
 
 _MOST_FORMS = 16  # of batches that are remembered
-_WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
+# calls that take any number of samples, and sequences as they are
+_WHOLE = ("evaluate", "predict", "measure_memory")
 
 
 class _Reads(NamedTuple):
@@ -45,7 +48,8 @@ class _Reads(NamedTuple):
 
 
 class Needs(_Reads):
-    """The parts of a batch that a rank reads: the first stage's rank reads inputs, the last stage's rank reads targets.
+    """The parts of a batch that a rank reads: the first stage's rank reads inputs, the
+    last stage's rank reads targets.
 
     Attributes
     ----------
@@ -60,13 +64,16 @@ class Needs(_Reads):
         """Return the needs of a rank."""
         table = plan.schedule
         stages, numbers = (0, table.num_stages - 1), range(table.num_microbatches)
-        own = [[k for k in numbers if table.rank_of(stage, k) == rank] for stage in stages]
+        own = [
+            [k for k in numbers if table.rank_of(stage, k) == rank] for stage in stages
+        ]
         found = cls(*(rank in table.ranks_of(stage) for stage in stages))
         found.microbatches, found.num_microbatches = own, len(numbers)
         return found
 
     def share(self, num_samples: int) -> tuple[slice | None, slice | None]:
-        """Return which rows this rank reads of the inputs, and of the targets; with replicas not all of them. Local.
+        """Return which rows this rank reads of the inputs, and of the targets; with
+        replicas not all of them. Local.
 
         Parameters
         ----------
@@ -77,7 +84,12 @@ class Needs(_Reads):
         --------
         >>> from minipipe import Pipeline, nn, spawn
         >>> layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        >>> spawn(lambda group: Pipeline(layers, group, replicas=2, num_microbatches=2).needs.share(8), num_ranks=2)
+        >>> spawn(
+        ...     lambda group: Pipeline(
+        ...         layers, group, replicas=2, num_microbatches=2
+        ...     ).needs.share(8),
+        ...     num_ranks=2,
+        ... )
         [(slice(0, 4, None), slice(0, 4, None)), (slice(4, 8, None), slice(4, 8, None))]
         """
         rows = split_microbatches(num_samples, self.num_microbatches)
@@ -88,7 +100,8 @@ class Needs(_Reads):
 
 
 class PlainBatch:
-    """A batch of at most one array of inputs and one of targets, as they were given: others are often like it.
+    """A batch of at most one array of inputs and one of targets, as they were given:
+    others are often like it.
 
     Attributes
     ----------
@@ -97,7 +110,13 @@ class PlainBatch:
     loss : function or None
     """
 
-    def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, ...], begins: bool) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        parts: Mapping[str, Payload],
+        agreed: tuple[int, ...],
+        begins: bool,
+    ) -> None:
         self.agreed = agreed
         self._rows = rows_of(batch.sizes)
         self._requires_grad = {noun: part.requires_grad for noun, part in parts.items()}
@@ -108,12 +127,22 @@ class PlainBatch:
         arrays = [part.arrays[0] for part in parts.values()]
         self._forms = [(array.shape, array.strides, array.dtype) for array in arrays]
 
-    def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Payload] | None:
-        """Return the parts of another batch, if it has the same form and is given in the same call."""
-        if call != self._of_call[0] or objective.loss is not self.loss or type(objective) is not self._kind:
+    def like(
+        self, call: str, inputs: Any, targets: Any, objective: BatchObjective
+    ) -> dict[str, Payload] | None:
+        """Return the parts of another batch, if it has the same form and is given in
+        the same call.
+        """
+        if (
+            call != self._of_call[0]
+            or objective.loss is not self.loss
+            or type(objective) is not self._kind
+        ):
             return None
         own = {}
-        for (noun, flags), (shape, strides, dtype) in zip(self._requires_grad.items(), self._forms):
+        for (noun, flags), (shape, strides, dtype) in zip(
+            self._requires_grad.items(), self._forms
+        ):
             array = inputs if noun == "inputs" else targets
             if type(array) is not np.ndarray or array.shape != shape:
                 return None
@@ -122,7 +151,13 @@ class PlainBatch:
             own[noun] = Payload([array], flags)
         return own
 
-    def batch(self, step: int, training_step: int, own: Mapping[str, Payload], objective: BatchObjective) -> Batch:
+    def batch(
+        self,
+        step: int,
+        training_step: int,
+        own: Mapping[str, Payload],
+        objective: BatchObjective,
+    ) -> Batch:
         """Return a batch of the same form."""
         cut = {noun: Cut(part, self._rows) for noun, part in own.items()}
         call, sizes = self._of_call
@@ -187,7 +222,10 @@ class Intake:
     ) -> Batch:
         """Agree on the call and on the size of the batch, and cut it. Collective."""
         if not objective.has_loss and call != "predict":
-            message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
+            message = (
+                f"{call}() needs a loss, but this pipeline has none: Pipeline(…, "
+                "loss=nn.MSELoss())."
+            )
             raise ModelError("loss", message)
         given = call, inputs, targets, objective
         like = None if self.last is None else self.last.like(*given)
@@ -200,8 +238,16 @@ class Intake:
                 raise
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
-            alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
-            alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
+            alike |= {
+                "mode": bool(is_training),
+                "number of training steps": training_step,
+                **objective.alike,
+            }
+            alike |= (
+                batch_marks(_compared(inputs), _compared(targets))
+                if self._compares
+                else {}
+            )
         agreed = self.calls.begin(call, alike, self._form_of(like, own))
         if self.last is not None and like is not None:
             if agreed == self.last.agreed:
@@ -213,8 +259,12 @@ class Intake:
         batch.form = self.last
         return batch
 
-    def _form_of(self, like: Mapping[str, Payload] | None, own: Mapping[str, Samples]) -> tuple[int, ...]:
-        """Return the size, the layout and the form of the inputs, as far as this rank knows them."""
+    def _form_of(
+        self, like: Mapping[str, Payload] | None, own: Mapping[str, Samples]
+    ) -> tuple[int, ...]:
+        """Return the size, the layout and the form of the inputs, as far as this rank
+        knows them.
+        """
         if self.last is not None and like is not None and "inputs" in like:
             return self.last.agreed
         read = own.get("inputs")
@@ -245,7 +295,15 @@ class Intake:
         if self.needs.targets:
             objective.begin(sizes, parts.get(objective.noun), exchange)
         of_call = self.calls.count, training_step, self._seed
-        batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, bool(layout & 1), self._num_slices(call))
+        batch = Batch(
+            call,
+            sizes,
+            parts.get("inputs"),
+            objective,
+            *of_call,
+            bool(layout & 1),
+            self._num_slices(call),
+        )
         batch.form_of_inputs = form
         return batch
 
@@ -253,24 +311,43 @@ class Intake:
         return 1 if call in _WHOLE else self._plan.schedule.num_slices
 
     def _plain(
-        self, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, ...]
+        self,
+        batch: Batch,
+        own: Mapping[str, Samples],
+        given: tuple[Any, Any],
+        agreed: tuple[int, ...],
     ) -> PlainBatch | None:
-        """Return what is known of a batch for others like it, the same for batches of one form; None if not plain."""
+        """Return what is known of a batch for others like it, the same for batches of
+        one form; None if not plain.
+        """
         for noun, each in own.items():
             array = given[noun != "inputs"]
-            if agreed[1] or type(array) is not np.ndarray or each.parts[0].arrays[0] is not array:
+            if (
+                agreed[1]
+                or type(array) is not np.ndarray
+                or each.parts[0].arrays[0] is not array
+            ):
                 return None
-        if batch.num_slices > 1 or batch.objective.num_microbatches is not None or len(batch.sizes) == 1:
+        if (
+            batch.num_slices > 1
+            or batch.objective.num_microbatches is not None
+            or len(batch.sizes) == 1
+        ):
             return None
         arrays = {noun: each.parts[0].arrays[0] for noun, each in own.items()}
-        forms = [(noun, array.shape, array.strides, array.dtype) for noun, array in arrays.items()]
+        forms = [
+            (noun, array.shape, array.strides, array.dtype)
+            for noun, array in arrays.items()
+        ]
         key = batch.call, batch.sizes, agreed, *forms
         known = self._plain_batches.get(key)
         if known is None or batch.objective.loss is not known.loss:
             if len(self._plain_batches) >= _MOST_FORMS:
                 self._plain_batches.clear()
             parts = {noun: each.parts[0] for noun, each in own.items()}
-            known = self._plain_batches[key] = PlainBatch(batch, parts, agreed, self.needs.targets)
+            known = self._plain_batches[key] = PlainBatch(
+                batch, parts, agreed, self.needs.targets
+            )
         return known
 
     def _read(
@@ -280,12 +357,16 @@ class Intake:
         targets: Any,
         objective: BatchObjective,
     ) -> dict[str, Samples]:
-        """Return the parts of a batch that this rank reads, by the nouns for them in messages."""
+        """Return the parts of a batch that this rank reads, by the nouns for them in
+        messages.
+        """
         own, num_slices = {}, self._num_slices(call)
         if self.needs.inputs:
             own["inputs"] = self._own(inputs, "inputs", "inputs", num_slices)
         if self.needs.targets and objective.needs_targets:
-            own[objective.noun] = self._own(targets, objective.noun, "targets", num_slices)
+            own[objective.noun] = self._own(
+                targets, objective.noun, "targets", num_slices
+            )
         if any(each.layout == OF_SHARES for each in own.values()):
             self._check_share(call, num_slices)
         return own
@@ -306,40 +387,55 @@ class Intake:
         return into_slices(own, noun, num_sequences, num_slices)
 
     def gather_input_gradients(self, own: dict[int, Payload]) -> None:
-        """Gather the gradients of the inputs on the first rank of the first stage. Collective among its replicas."""
+        """Gather the gradients of the inputs on the first rank of the first stage.
+        Collective among its replicas.
+        """
         sent = [(k, payload.to_message()) for k, payload in own.items()]
         for found in gathered(self._group, self._first_ranks, sent):
-            own.update((k, Payload.from_message(message, self._xp)) for k, message in found)
+            own.update(
+                (k, Payload.from_message(message, self._xp)) for k, message in found
+            )
 
     def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
-        """Return the gradients of the inputs, if they are requested, on the first rank of the first stage. Local."""
+        """Return the gradients of the inputs, if they are requested, on the first rank
+        of the first stage. Local.
+        """
         if not self._plan.inputs_require_grad or self._group.rank != self.first_rank:
             return None
         return batch.input_gradients(own)
 
-    def _check_alike(self, own: Samples, noun: str, num_samples: int, layout: int) -> None:
+    def _check_alike(
+        self, own: Samples, noun: str, num_samples: int, layout: int
+    ) -> None:
         rank, problem = self._group.name(), ""
         if own.num_samples != num_samples:
             problem = (
-                f"There are {num_samples} inputs (on rank {self._group.name(self.first_rank)}), but "
-                f"{own.num_samples} {noun} (on rank {rank}); expected equal numbers: pass the same batch on every rank."
+                f"There are {num_samples} inputs (on rank "
+                f"{self._group.name(self.first_rank)}), but "
+                f"{own.num_samples} {noun} (on rank {rank}); expected equal "
+                "numbers: pass the same batch on every rank."
             )
         elif OF_SHARES in (own.layout, layout) and own.layout != layout:
             what = "a share" if own.layout == OF_SHARES else "not a share"
             problem = (
-                f"The {noun} on rank {rank} are {what} of a batch, unlike the inputs on rank {self.first_rank}. "
-                "On every rank that reads inputs or targets, pass its Share of both, or the whole batch."
+                f"The {noun} on rank {rank} are {what} of a batch, unlike the "
+                f"inputs on rank {self.first_rank}. "
+                "On every rank that reads inputs or targets, pass its Share of "
+                "both, or the whole batch."
             )
         elif own.layout != layout:
             problem = (
-                f"Inputs and {noun} are split into different microbatches; pass both as Microbatches with equal "
+                f"Inputs and {noun} are split into different microbatches; pass "
+                "both as Microbatches with equal "
                 "numbers of samples, or neither."
             )
         if problem:
             raise MicrobatchError("wrong-number", problem)
 
     def _check_share(self, call: str, num_slices: int) -> None:
-        """Refuse a part of a batch if this rank may need other rows, or would return some."""
+        """Refuse a part of a batch if this rank may need other rows, or would return
+        some.
+        """
         why = ""
         if self._plan.inputs_require_grad:
             why = "it returns the gradients of all inputs"
@@ -348,7 +444,9 @@ class Intake:
         elif call in _WHOLE:
             why = "it divides the whole batch among the replicas"
         if why:
-            message = f"{call}() does not take a Share, because {why}; pass the whole batch."
+            message = (
+                f"{call}() does not take a Share, because {why}; pass the whole batch."
+            )
             raise ArgumentError("value", message)
 
     def _check_rows(
@@ -363,14 +461,18 @@ class Intake:
             if any(parts[noun][k] is ABSENT for k in numbers):
                 first, end = sum(sizes[: numbers[0]]), sum(sizes[: numbers[-1] + 1])
                 message = (
-                    f"Rank {self._group.name()} has rows {each.rows.start} to {each.rows.stop - 1} of the {noun}, "
+                    f"Rank {self._group.name()} has rows {each.rows.start} to "
+                    f"{each.rows.stop - 1} of the {noun}, "
                     f"but its microbatches have rows {first} to {end - 1}; "
-                    f"pipeline.needs.share({each.num_samples}) returns the rows to pass."
+                    f"pipeline.needs.share({each.num_samples}) returns the rows to "
+                    "pass."
                 )
                 raise MicrobatchError("out-of-range", message)
 
     def _all_weights(self, own: Sequence[float | None]) -> list[float]:
-        """Return the weights of all microbatches. Collective among the ranks of the last stage."""
+        """Return the weights of all microbatches. Collective among the ranks of the
+        last stage.
+        """
         table, group = self._plan.schedule, self._group
         found, stage = dict(enumerate(own)), table.num_stages - 1
         ks: dict[int, list[int]] = {rank: [] for rank in self.last_ranks}
@@ -391,11 +493,12 @@ def _compared(given: Any) -> Any:
     return None if isinstance(given, Share) else given
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------
 
 
 def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]:
-    """Return the results of the other replicas of a stage on the first of its ranks; return nothing on the others.
+    """Return the results of the other replicas of a stage on the first of its ranks;
+    return nothing on the others.
 
     Collective among these ranks.
 
@@ -409,14 +512,19 @@ def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]
     first, *others = ranks
     if group.rank == first:
         words = "the results of another replica"
-        return [unpack(group.irecv(other, OwnTag.RESULTS, what=words).wait()) for other in others]
+        return [
+            unpack(group.irecv(other, OwnTag.RESULTS, what=words).wait())
+            for other in others
+        ]
     if group.rank in others:
         group.isend(pack(found), first, OwnTag.RESULTS).wait()
     return []
 
 
 def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> None:
-    """Give the objective of the first replica of the last stage the results of the other replicas. Collective."""
+    """Give the objective of the first replica of the last stage the results of the
+    other replicas. Collective.
+    """
     if len(ranks) > 1 and group.rank in ranks:
         for found in gathered(group, ranks, batch.objective.found()):
             batch.objective.take(found)

@@ -1,4 +1,6 @@
-"""The options of a pipeline by name and type, for type checkers, editors and ``help``."""
+"""The options of a pipeline by name and type, for type checkers, editors and
+``help``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Taking = TypeVar("Taking", bound=Callable[..., Any])
 
 
 class PlanOptions(TypedDict, total=False):
-    """Keywords of :class:`minipipe.Pipeline` other than its own: for a plan, and for the functions that measure one."""
+    """Keywords of :class:`minipipe.Pipeline` other than its own: for a plan, and for
+    the functions that measure one.
+    """
 
     schedule: str | Path | Schedule | Program
     num_microbatches: int | None
@@ -35,7 +39,9 @@ class PlanOptions(TypedDict, total=False):
 
 
 class ModulesOptions(TypedDict, total=False):
-    """Keywords of :meth:`minipipe.Pipeline.from_modules`: keywords of the pipeline itself, and two of its plan."""
+    """Keywords of :meth:`minipipe.Pipeline.from_modules`: keywords of the pipeline
+    itself, and two of its plan.
+    """
 
     loss: Loss | None
     seed: int
@@ -62,10 +68,12 @@ class Asked(TypedDict, total=False):
 
 
 def showing(options: type, *like: Callable[..., Any]) -> Callable[[Taking], Taking]:
-    """Return a decorator: a function with ``**options`` shows each of them in its signature.
+    """Return a decorator: a function with ``**options`` shows each of them in its
+    signature.
 
-    ``help`` and notebooks read the signature; type checkers and editors read the TypedDict. Keywords with defaults
-    would not show which of them the caller passed, and a plan excludes them all.
+    ``help`` and notebooks read the signature; type checkers and editors read the
+    TypedDict. Keywords with defaults would not show which of them the caller passed,
+    and a plan excludes them all.
 
     Parameters
     ----------
@@ -74,13 +82,26 @@ def showing(options: type, *like: Callable[..., Any]) -> Callable[[Taking], Taki
     *like : function
         Functions whose defaults are shown; None for an option that none of them has.
     """
-    defaults = {name: one.default for function in like for name, one in signature(function).parameters.items()}
+    defaults = {
+        name: one.default
+        for function in like
+        for name, one in signature(function).parameters.items()
+    }
 
     def decorated(function: Taking) -> Taking:
         shown = signature(function)
-        own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        own = [
+            one
+            for one in shown.parameters.values()
+            if one.kind is not Parameter.VAR_KEYWORD
+        ]
         more = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind.__forward_arg__)
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                default=defaults.get(name),
+                annotation=kind.__forward_arg__,
+            )
             for name, kind in options.__annotations__.items()
         ]
         vars(function)["__signature__"] = shown.replace(parameters=[*own, *more])

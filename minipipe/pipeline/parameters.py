@@ -1,8 +1,8 @@
 """The parameters of all ranks: their collective operations between two steps.
 
-With ``accumulate=True`` a parameter that several ranks use adds its sum over the uses of
-each batch. Keeping the uses apart, in the order of one process, would lose changes of
-gradients between two batches, such as clipping.
+With ``accumulate=True`` a parameter that several ranks use adds its sum over the uses
+of each batch. Keeping the uses apart, in the order of one process, would lose changes
+of gradients between two batches, such as clipping.
 """
 
 from __future__ import annotations
@@ -73,13 +73,20 @@ class AllParameters:
         every = grid.group if grid else group
         if every.rank == 0:
             warn_of_untrained(plan.model.modules())
-        self.own = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
+        self.own = {
+            name: p for stage in stages.values() for name, p in stage.parameters.items()
+        }
         updates = Updates(self.own.values()) if compares or group.size > 1 else None
         if compares:
             alike = {**dict(plan.model.named_parameters()), **self.own}
-            check_first_values(group, {name: one for name, one in alike.items() if not one.is_summed})
+            check_first_values(
+                group, {name: one for name, one in alike.items() if not one.is_summed}
+            )
             if grid is not None:
-                check_first_values(grid.tensor, {name: p for name, p in self.own.items() if not p.is_divided})
+                check_first_values(
+                    grid.tensor,
+                    {name: p for name, p in self.own.items() if not p.is_divided},
+                )
             calls.updates = updates
         self._trained = calls.trained = Trained(plan, group, self.own, grid)
         self.shared = SharedParameters(plan.shared, group, self.own)
@@ -91,13 +98,19 @@ class AllParameters:
         state = {}
         for name, owner in self._plan.owners.items():
             own, is_owner = self.own.get(name), owner == self._group.rank
-            mine = own.joined(own.data) if own is not None and (is_owner or own.is_divided) else None
+            mine = (
+                own.joined(own.data)
+                if own is not None and (is_owner or own.is_divided)
+                else None
+            )
             mine = backend.to_numpy(mine) if is_owner else None
             state[name] = self._group.broadcast(mine, owner, what=part_of("state_dict"))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take this rank's part of the whole model's values. Every rank gives the same."""
+        """Take this rank's part of the whole model's values. Every rank gives the
+        same.
+        """
         check_state(dict(self._plan.model.named_parameters()), state)
         if self._calls.updates:
             self._calls.updates.note_state(state)
@@ -105,62 +118,93 @@ class AllParameters:
             parameter.load(backend.as_array(state[name]), name)
 
     def clip_grad_norm(self, max_norm: float) -> float:
-        """Limit the norm of the gradients of all ranks, and return the norm before. Collective."""
+        """Limit the norm of the gradients of all ranks, and return the norm before.
+        Collective.
+        """
         check_backward(self._plan.schedule, "clip_grad_norm")
         self._calls.begin("clip_grad_norm", {"max_norm": float(max_norm)})
-        owned = [self.own[name] for name, owner in self._plan.owners.items() if owner == self._group.rank]
+        owned = [
+            self.own[name]
+            for name, owner in self._plan.owners.items()
+            if owner == self._group.rank
+        ]
         mine = squared_norms([one for one in owned if not one.is_summed])
-        summed = squared_norms([one for one in self.own.values() if one.is_summed])  # collective among replicas
+        # collective among replicas
+        summed = squared_norms([one for one in self.own.values() if one.is_summed])
         mine += summed if any(one.is_summed for one in owned) else []
         squares = self._group.all_gather(np.array(mine), what=part_of("clip_grad_norm"))
         norm = total_norm(np.concatenate(squares).tolist())
         clip_gradients(self.own.values(), norm, max_norm)
         return norm
 
-    def sharded(self, rule: Any, parameters: Any, numbers: Mapping[str, Any]) -> ShardedOptimiser:
-        """Return an optimiser whose state is divided among the ranks that have the same parameters. Collective."""
+    def sharded(
+        self, rule: Any, parameters: Any, numbers: Mapping[str, Any]
+    ) -> ShardedOptimiser:
+        """Return an optimiser whose state is divided among the ranks that have the same
+        parameters. Collective.
+        """
         asked = description((rule, sorted(numbers.items())), "optimiser")
         self._calls.begin(
             "sharded", {"sharded optimiser": digest(asked) >> 16}
         )  # as many bits as one number of a fingerprint keeps
         if any(one.is_summed for one in self.own.values()):
-            message = "On this grid parameters are sharded, and so is the state of the optimiser"
-            raise ArgumentError("value", f"{message}: write optim.Adam(pipeline.parameters()), without sharded.")
-        rule, trained = check_elementwise(rule), list(self.own.values() if parameters is None else parameters)
+            message = (
+                "On this grid parameters are sharded, and so is the state of the "
+                "optimiser"
+            )
+            raise ArgumentError(
+                "value",
+                f"{message}: write optim.Adam(pipeline.parameters()), without sharded.",
+            )
+        rule, trained = (
+            check_elementwise(rule),
+            list(self.own.values() if parameters is None else parameters),
+        )
         own = rule(trained, **numbers).parameters
         self._trained.check_given(own)
         sharings = sharings_of(self._plan, self.own, own)
         return ShardedOptimiser(list(sharings), self._group, rule, trained, numbers)
 
     def unscale_gradients(self, scale: LossScale) -> bool:
-        """Divide the gradients of all ranks by a loss scale, unless one of them is not finite. Collective."""
+        """Divide the gradients of all ranks by a loss scale, unless one of them is not
+        finite. Collective.
+        """
         check_backward(self._plan.schedule, "unscale_gradients")
         self._calls.begin("unscale_gradients")
         mine = np.array([parts_are_finite(self.own.values()), scale.value])
         gathered = self._group.all_gather(mine, what=part_of("unscale_gradients"))
         finite, values = zip(*(row.tolist() for row in gathered))
         if len(set(values)) > 1:
-            message = f"The loss scales of the ranks are {list(values)}; expected the same on all."
+            message = (
+                f"The loss scales of the ranks are {list(values)}; expected the "
+                "same on "
+                "all."
+            )
             raise RankError(
-                "disagreement", f"{message} Create it in the same way on every rank, and use it in the same steps."
+                "disagreement",
+                (
+                    f"{message} Create it in the same way on every rank, and use it in "
+                    "the same steps."
+                ),
             )
         return scale.unscale(self.own.values(), all(finite))
 
 
-# -- shared by several ranks ------------------------------------------------------------------------------------------
+# -- shared by several ranks -----------------------------------------------------------
 
 
 _NOTHING = np.zeros(0)  # travels in place of a gradient that is None
 
 
 class SharedParameters:
-    """The exchange among the ranks that share a parameter: of values once, and of gradients after every step.
+    """The exchange among the ranks that share a parameter: of values once, and of
+    gradients after every step.
 
     Parameters
     ----------
     users : mapping
-        By name of a parameter and use, for each rank that has the parameter, the rank from which it gets the gradient
-        of the use: ``Plan.shared``.
+        By name of a parameter and use, for each rank that has the parameter, the rank
+        from which it gets the gradient of the use: ``Plan.shared``.
     group : ProcessGroup
     parameters : mapping of str to Parameter
         The parameters of this rank, by their names in the whole model.
@@ -177,29 +221,40 @@ class SharedParameters:
     def take_first_values(self) -> None:
         """Give every copy the values of the first one.
 
-        Collective among the ranks that share a parameter. First values drawn from the seed are equal already; values
-        that a program computed before may not be.
+        Collective among the ranks that share a parameter. First values drawn from the
+        seed are equal already; values that a program computed before may not be.
         """
         group, parameters, sends = self._group, self._parameters, []
         for tag, (name, users) in enumerate(self._users.items()):
-            first, *others = dict.fromkeys(source for sources in users.values() for source in sources.values())
+            first, *others = dict.fromkeys(
+                source for sources in users.values() for source in sources.values()
+            )
             if group.rank == first:
                 values = backend.to_numpy(parameters[name].data)
                 sends += [group.isend(values, other, tag) for other in others]
             elif group.rank in others:
-                received = group.irecv(first, tag, what=f"the first values of {name}").wait()
+                received = group.irecv(
+                    first, tag, what=f"the first values of {name}"
+                ).wait()
                 assert received is not None
                 parameters[name].load(received, name)
         finish(sends)
 
     def take_gradients(self) -> dict[str, Array | None]:
         """Return the gradients of these parameters, which are gone then. Local."""
-        return {name: self._parameters[name].take_grad() for name in self._users if name in self._parameters}
+        return {
+            name: self._parameters[name].take_grad()
+            for name in self._users
+            if name in self._parameters
+        }
 
-    def exchange_gradients(self, step: int, first_tag: int, before: Mapping[str, Array | None]) -> None:
+    def exchange_gradients(
+        self, step: int, first_tag: int, before: Mapping[str, Array | None]
+    ) -> None:
         """Give every copy the sum over all of them, in the order of uses.
 
-        Collective among the ranks that share a parameter; each sends to each, all at once.
+        Collective among the ranks that share a parameter; each sends to each, all at
+        once.
 
         Parameters
         ----------
@@ -208,26 +263,47 @@ class SharedParameters:
         first_tag : int
             The first of the tags that this may use.
         before : mapping of str to array
-            The gradients of earlier steps, to which the gradients of this step are added.
+            The gradients of earlier steps, to which the gradients of this step are
+            added.
         """
-        rank, coming = self._group.rank, dict[str, list[tuple[Array | None, int, Exchange]]]()
-        uses = [(name, use, sources) for name, users in self._users.items() for use, sources in users.items()]
+        rank, coming = (
+            self._group.rank,
+            dict[str, list[tuple[Array | None, int, Exchange]]](),
+        )
+        uses = [
+            (name, use, sources)
+            for name, users in self._users.items()
+            for use, sources in users.items()
+        ]
         for tag, (name, use, sources) in enumerate(uses, first_tag):
             if name in self._parameters:
                 own, source = self._parameters[name].grad_of_use(use), sources[rank]
                 others = [other for other in sources if other != rank == sources[other]]
                 outgoing = [(_message(own), others)] if others else []
-                awaited = {source: f"the gradient of use {use} of {name}"} if source != rank else {}
+                awaited = (
+                    {source: f"the gradient of use {use} of {name}"}
+                    if source != rank
+                    else {}
+                )
                 exchange = Exchange(Channel(self._group, tag, step), outgoing, awaited)
                 coming.setdefault(name, []).append((own, source, exchange))
         for name, of_uses in coming.items():
             parameter = self._parameters[name]
             gradients = [
-                own if source == rank else _gradient(exchange.wait()[source], parameter.xp)
+                own
+                if source == rank
+                else _gradient(exchange.wait()[source], parameter.xp)
                 for own, source, exchange in of_uses
             ]
-            parameter.grad = sum_of_gradients([before.get(name), sum_of_gradients(gradients)])
-        finish(send for of_uses in coming.values() for *_, exchange in of_uses for send in exchange.sends)
+            parameter.grad = sum_of_gradients(
+                [before.get(name), sum_of_gradients(gradients)]
+            )
+        finish(
+            send
+            for of_uses in coming.values()
+            for *_, exchange in of_uses
+            for send in exchange.sends
+        )
 
 
 def _message(gradient: Array | None) -> np.ndarray:

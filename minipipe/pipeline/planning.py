@@ -1,4 +1,6 @@
-"""The plan of a pipeline, from the arguments of its constructor: a model or a plan, a group or a mesh, and options."""
+"""The plan of a pipeline, from the arguments of its constructor: a model or a plan, a
+group or a mesh, and options.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +54,19 @@ def planned(
     pipeline: type,
     **run: Any,
 ) -> Planned:
-    """Return the plan argument, or a plan of a model and options, and the ranks that run it.
+    """Return the plan argument, or a plan of a model and options, and the ranks that
+    run it.
 
-    Collective if the partition or the schedule follows from measurements: ``pipeline`` makes the pipelines that
-    are measured, and ``run`` has their loss, seed, device and recompute. Otherwise local.
+    Collective if the partition or the schedule follows from measurements: ``pipeline``
+    makes the pipelines that are measured, and ``run`` has their loss, seed, device and
+    recompute. Otherwise local.
 
     Raises
     ------
     ArgumentError
-        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is not a whole number, and for
-        another ``compile``; and for arguments that do not fit a device mesh, see :func:`over_grid`.
+        Code ``name``, for an option that does not exist. Code ``value``, for a seed
+        that is not a whole number, and for another ``compile``; and for arguments that
+        do not fit a device mesh, see :func:`over_grid`.
     ModelError
         Code ``unsupported``, for options together with a plan.
     RankError
@@ -86,14 +91,21 @@ def planned(
         message = f"The stages determine {', '.join(options)}; leave it out."
         raise ModelError("unsupported", message)
     if model.schedule.num_ranks != group.size:
-        message = f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this group has {group.size}."
-        raise RankError("wrong-number", f"{message} Start as many ranks, or make a plan for {group.size}.")
+        message = (
+            f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this "
+            f"group has {group.size}."
+        )
+        raise RankError(
+            "wrong-number",
+            f"{message} Start as many ranks, or make a plan for {group.size}.",
+        )
     _check_shards(model)
     return Planned(model, group, grid, recompute)
 
 
 def _has_others(options: Mapping[str, Any], model: Sequential) -> bool:
-    """Return whether some options are no arguments of a plan, but of the functions that measure one.
+    """Return whether some options are no arguments of a plan, but of the functions that
+    measure one.
 
     Raises
     ------
@@ -104,8 +116,10 @@ def _has_others(options: Mapping[str, Any], model: Sequential) -> bool:
     is_measured = is_measured or str(options.get("partition")) == "measured"
     if is_measured and any(one.is_divided for one in model.parameters()):
         message = (
-            'Tensor-parallel and fully sharded layers cannot be measured on one rank, as schedule="auto" and '
-            'partition="measured" would; pass the name of a schedule, and a partition or layer_costs.'
+            "Tensor-parallel and fully sharded layers cannot be measured on one "
+            'rank, as schedule="auto" and '
+            'partition="measured" would; pass the name of a schedule, and a '
+            "partition or layer_costs."
         )
         raise ArgumentError("value", message)
     of_plan = signature(Plan).parameters.keys() - {"num_ranks"}
@@ -122,32 +136,41 @@ def _check_shards(plan: Plan) -> None:
     for stage in range(plan.program.num_stages):
         count = len(plan.program.ranks_of(stage))
         if {count} != sizes:
-            message = f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its parameters have"
+            message = (
+                f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its "
+                "parameters have"
+            )
             advice = "; pass replicas= or a grid with as many replicas."
             if count > plan.replicas:
                 advice = (
-                    ": fully sharded layers do not work with a schedule that has replicas itself. Choose another "
+                    ": fully sharded layers do not work with a schedule that has "
+                    "replicas itself. Choose another "
                     "schedule, such as '1f1b', or layers that are not fully sharded."
                 )
             raise ArgumentError("value", f"{message} {sizes.pop()} shards{advice}")
     if U in plan.program.kinds:
         message = (
-            f"{name} keeps versions of weights, but a fully sharded replica keeps a shard of the last version "
+            f"{name} keeps versions of weights, but a fully sharded replica keeps a "
+            "shard of the last version "
             "only; choose a schedule with a flush, such as '1f1b'."
         )
         raise ArgumentError("value", message)
 
 
-def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a model whose layers are divided among the tensor-parallel ranks of a mesh, and options with its replicas.
+def over_grid(
+    model: Any, grid: Grid, options: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return a model whose layers are divided among the tensor-parallel ranks of a
+    mesh, and options with its replicas.
 
     A plan stays as it is.
 
     Raises
     ------
     ArgumentError
-        Code ``value``: replicas in addition to the mesh's; a plan of a whole model, or of another number of
-        replicas; a fully sharded model together with tensor parallelism.
+        Code ``value``: replicas in addition to the mesh's; a plan of a whole model, or
+        of another number of replicas; a fully sharded model together with tensor
+        parallelism.
     ModelError
         Code ``type``.
     """
@@ -169,21 +192,32 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
         model = fully_shard(model, grid.data) if is_sharded else model
         return model, {**options, "replicas": grid.replicas}
     if model.replicas != grid.replicas:
-        message = f"The plan has {counted(model.replicas, 'replica')}, and the grid {grid.replicas}"
-        raise ArgumentError("value", f"{message}; make it with replicas={grid.replicas}.")
+        message = (
+            f"The plan has {counted(model.replicas, 'replica')}, and the grid "
+            f"{grid.replicas}"
+        )
+        raise ArgumentError(
+            "value", f"{message}; make it with replicas={grid.replicas}."
+        )
     parameters, made = list(model.model.parameters()), ""
     if is_shared and not any(one.is_divided for one in parameters):
         made = "nn.parallelise(model, grid.tensor)"
     elif is_sharded and not any(one.is_summed for one in parameters):
         made = "nn.fully_shard(model, grid.data)"
     if made:
-        message = "The grid divides the model, but the plan has whole layers; make the plan from"
+        message = (
+            "The grid divides the model, but the plan has whole layers; make the plan "
+            "from"
+        )
         raise ArgumentError("value", f"{message} {made}.")
     return model, {**options}
 
 
-def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid | None) -> partial[BatchObjective]:
-    """Return the function by which every call takes the results of the last stage, after checking the loss.
+def objective_of(
+    plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid | None
+) -> partial[BatchObjective]:
+    """Return the function by which every call takes the results of the last stage,
+    after checking the loss.
 
     Raises
     ------
@@ -196,12 +230,16 @@ def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid |
 
 
 def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, str]:
-    """Return the names of ranks in messages, by their numbers in the world: by mesh coordinates, and by stage."""
+    """Return the names of ranks in messages, by their numbers in the world: by mesh
+    coordinates, and by stage.
+    """
     if grid is None:
         return {group.name(rank): role for rank, role in plan.roles.items()}
     places, found = grid.pipeline.size // grid.replicas, {}
     for rank, (name, role) in enumerate(grid.roles.items()):
         place, replica, _ = grid.coordinates_of(rank)
         stages = plan.schedule.stages_of(replica * places + place)
-        found[name] = f"{role}; stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+        found[name] = (
+            f"{role}; stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+        )
     return found

@@ -28,8 +28,19 @@ class Predictors:
     compiling : Compiling
     """
 
-    def __init__(self, plan: Plan, intake: Intake, make: Callable[..., Executor], compiling: Compiling) -> None:
-        self._plan, self._intake, self._make, self._compiling = plan, intake, make, compiling
+    def __init__(
+        self,
+        plan: Plan,
+        intake: Intake,
+        make: Callable[..., Executor],
+        compiling: Compiling,
+    ) -> None:
+        self._plan, self._intake, self._make, self._compiling = (
+            plan,
+            intake,
+            make,
+            compiling,
+        )
         self._executors: dict[int, Executor] = {}
 
     def run(self, batch: Batch, is_training: bool) -> Batch:
@@ -50,10 +61,15 @@ class Predictors:
 
     def _executor(self, count: int) -> Executor:
         known = self._executors.get(count)
-        if known is not None and not known.is_running:  # a metric of evaluate() may predict
+        # a metric of evaluate() may predict
+        if known is not None and not known.is_running:
             return known
-        schedule = forward_only_through(self._plan.pipelines, count, self._plan.schedule.num_ranks)
-        compiler = self._compiling.compiler(f"forward only, {counted(count, 'microbatch')}")
+        schedule = forward_only_through(
+            self._plan.pipelines, count, self._plan.schedule.num_ranks
+        )
+        compiler = self._compiling.compiler(
+            f"forward only, {counted(count, 'microbatch')}"
+        )
         made = self._make(lower(schedule), run_schedule=compiler)
         self._executors.setdefault(count, made)
         return made

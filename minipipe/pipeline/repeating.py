@@ -1,7 +1,9 @@
-"""A compiled training step for a batch like the last one, without what cannot have changed since.
+"""A compiled training step for a batch like the last one, without what cannot have
+changed since.
 
-An ordinary step reads its batch, agrees on it, sets the modes of computing, runs its row and judges the result.
-If the last one was compiled and its batch was plain, most of that is known::
+An ordinary step reads its batch, agrees on it, sets the modes of computing, runs its
+row and judges the result. If the last one was compiled and its batch was plain, most of
+that is known::
 
     step             handshake | modes | schedule | sums | check | loss
     repeated step    forms, guards, agreement | compiled schedule | check | loss
@@ -31,17 +33,32 @@ _BEHIND = {"FINITE", "LOSS"}
 
 
 def repeated(
-    executor: Executor, compiler: Compiler, intake: Intake, finite: FiniteCheck, pending: deque[PendingLoss]
+    executor: Executor,
+    compiler: Compiler,
+    intake: Intake,
+    finite: FiniteCheck,
+    pending: deque[PendingLoss],
 ) -> RepeatedStep | None:
-    """Return what runs steps like the last one, of an executor; None if no other can be like it."""
+    """Return what runs steps like the last one, of an executor; None if no other can be
+    like it.
+    """
     program = compiler.program
-    if program is None or not program.is_whole or intake.last is None or finite.grid is not None:
+    if (
+        program is None
+        or not program.is_whole
+        or intake.last is None
+        or finite.grid is not None
+    ):
         return None
     row = executor.program.actions[executor.group.rank]
-    behind = {str(action.kind) for action in row if action.kind.declaration.of_rank} - {"HANDSHAKE"}
+    behind = {str(action.kind) for action in row if action.kind.declaration.of_rank} - {
+        "HANDSHAKE"
+    }
     if behind - _BEHIND:
         return None
-    return RepeatedStep(executor, compiler, intake, finite, intake.last, program, pending)
+    return RepeatedStep(
+        executor, compiler, intake, finite, intake.last, program, pending
+    )
 
 
 class RepeatedStep:
@@ -74,7 +91,9 @@ class RepeatedStep:
     ) -> None:
         self._executor, self._compiler, self._program = executor, compiler, program
         self._intake, self._finite, self._like = intake, finite, like
-        self._leaves = [leaf for stage in executor.stages.values() for leaf in stage.leaves]
+        self._leaves = [
+            leaf for stage in executor.stages.values() for leaf in stage.leaves
+        ]
         self._is_alone = intake.calls.is_alone
         self._checks = finite.when_not_finite != "off"
         self._pending = pending
@@ -85,7 +104,8 @@ class RepeatedStep:
         Returns
         -------
         Record or None
-            None if the step has to be an ordinary one, which goes on from what the call is then.
+            None if the step has to be an ordinary one, which goes on from what the call
+            is then.
 
         Raises
         ------
@@ -93,7 +113,13 @@ class RepeatedStep:
             Any of its codes, as of an ordinary step.
         """
         executor, objective = self._executor, call.objective
-        if not call.waits or call.accumulates or objective.where or objective.metrics or self._pending:
+        if (
+            not call.waits
+            or call.accumulates
+            or objective.where
+            or objective.metrics
+            or self._pending
+        ):
             return None
         if self._compiler.program is not self._program or mode().watch is not None:
             return None
@@ -128,7 +154,9 @@ class RepeatedStep:
             return None
 
     def _loss_of(self, batch: Batch) -> BatchLoss:
-        """Return the loss of a batch, after checking it and the gradients. Collective."""
+        """Return the loss of a batch, after checking it and the gradients.
+        Collective.
+        """
         if not self._is_alone:
             check = self._finite.of_step(batch, waits=True)
             return exchange_loss(self._intake.delivery, batch, check)
@@ -138,7 +166,9 @@ class RepeatedStep:
             losses.append(loss)
             total += share * loss if share else 0.0
         found = BatchLoss(total, losses)
-        if self._checks and not (isfinite(total) and self._finite.looks_finite(objective.scale)):
+        if self._checks and not (
+            isfinite(total) and self._finite.looks_finite(objective.scale)
+        ):
             check = self._finite.of_step(batch, waits=True)
             assert check is not None
             check.judge(found, [check.findings])

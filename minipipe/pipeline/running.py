@@ -1,7 +1,9 @@
-"""Training without flushes: a run over many batches, in which the schedule updates the weights itself.
+"""Training without flushes: a run over many batches, in which the schedule updates the
+weights itself.
 
-All batches are one batch of the executor, divided into the microbatches of the whole run; ``execution/versions.py``
-runs the updates. The gradient of an update is the mean over its microbatches, so each counts by its weight among them.
+All batches are one batch of the executor, divided into the microbatches of the whole
+run; ``execution/versions.py`` runs the updates. The gradient of an update is the mean
+over its microbatches, so each counts by its weight among them.
 """
 
 from __future__ import annotations
@@ -20,11 +22,25 @@ from minipipe.autograd.modes import current_mode, mode, setting
 from minipipe.comm import ProcessGroup
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, pairs_of
-from minipipe.errors import ArgumentError, Code, MicrobatchError, NotFiniteError, ScheduleError, counted
+from minipipe.errors import (
+    ArgumentError,
+    Code,
+    MicrobatchError,
+    NotFiniteError,
+    ScheduleError,
+    counted,
+)
 from minipipe.execution import BatchLoss
 from minipipe.execution.checks.calls import check_frozen, part_of
 from minipipe.execution.executor import Executor
-from minipipe.execution.objective import BatchObjective, Exchange, Loss, Weight, added, shares
+from minipipe.execution.objective import (
+    BatchObjective,
+    Exchange,
+    Loss,
+    Weight,
+    added,
+    shares,
+)
 from minipipe.execution.observers import handlers_of
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
@@ -39,20 +55,27 @@ from minipipe.schedules.action import R, U
 from minipipe.schedules.action_table import ActionTable
 from minipipe.specs import Spec
 
-_OPTIMISER = Spec(Optimiser, expected="an optimiser, such as optim.Adam(pipeline.parameters())")
+_OPTIMISER = Spec(
+    Optimiser, expected="an optimiser, such as optim.Adam(pipeline.parameters())"
+)
 
 
 class RunLosses(list[BatchLoss]):
-    """The losses of a run, batch by batch; each has the losses of its microbatches in ``losses``.
+    """The losses of a run, batch by batch; each has the losses of its microbatches in
+    ``losses``.
 
     Attributes
     ----------
     copies : dict of int to HeldCopies
-        By stage of this rank, the most that it held of versions of its weights and of sums of gradients. Empty if the
-        schedule is synchronous.
+        By stage of this rank, the most that it held of versions of its weights and of
+        sums of gradients. Empty if the schedule is synchronous.
     """
 
-    def __init__(self, losses: Iterable[BatchLoss], copies: Mapping[int, HeldCopies] | None = None) -> None:
+    def __init__(
+        self,
+        losses: Iterable[BatchLoss],
+        copies: Mapping[int, HeldCopies] | None = None,
+    ) -> None:
         super().__init__(losses)
         self.copies = dict(copies or {})
 
@@ -85,36 +108,66 @@ class RunObjective(BatchObjective):
     ) -> None:
         super().__init__(loss, loss_weight, **options)
         self._given = loss, loss_weight
-        self._updates, self._batches, self._is_stashed, self._compared = updates, batches, is_stashed, compared
+        self._updates, self._batches, self._is_stashed, self._compared = (
+            updates,
+            batches,
+            is_stashed,
+            compared,
+        )
         self.num_microbatches = sum(map(len, updates))
 
     @property
     def alike(self) -> dict[str, float | None]:
         """Numbers, by name, that must be equal on all ranks."""
-        counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": len(self._batches[0])}
+        counts = {
+            "microbatches of the run": self.num_microbatches,
+            "microbatches of a batch": len(self._batches[0]),
+        }
         return {**super().alike, **counts, "stash": self._is_stashed, **self._compared}
 
-    def begin(self, sizes: Sequence[int], targets: Sequence[Payload] | None, exchange: Exchange | None = None) -> None:
-        """Take the sizes of the microbatches of the run, and its targets; all of these are here."""
+    def begin(
+        self,
+        sizes: Sequence[int],
+        targets: Sequence[Payload] | None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Take the sizes of the microbatches of the run, and its targets; all of these
+        are here.
+        """
         super().begin(sizes, targets, exchange)
         self._of_batches = [self._shares_of(sizes, batch) for batch in self._batches]
         for update in self._updates:
             for k, share in zip(update, self._shares_of(sizes, update)):
                 self._shares[k] = share
 
-    def _shares_of(self, sizes: Sequence[int], microbatches: Sequence[int]) -> list[float]:
-        targets = None if self.targets is None else [self.targets[k] for k in microbatches]
+    def _shares_of(
+        self, sizes: Sequence[int], microbatches: Sequence[int]
+    ) -> list[float]:
+        targets = (
+            None if self.targets is None else [self.targets[k] for k in microbatches]
+        )
         return shares([sizes[k] for k in microbatches], *self._given, targets)
 
     def rows(self) -> np.ndarray:
-        """Return for each batch its loss, and its microbatches' losses: an array of shape (batches, 1 + per batch)."""
+        """Return for each batch its loss, and its microbatches' losses: an array of
+        shape (batches, 1 + per batch).
+        """
         losses = [[self.losses[k] for k in batch] for batch in self._batches]
-        means = [added(map(float.__mul__, own, row)) for own, row in zip(self._of_batches, losses)]
+        means = [
+            added(map(float.__mul__, own, row))
+            for own, row in zip(self._of_batches, losses)
+        ]
         return np.column_stack([means, losses])
 
 
-def in_turn(step: Callable[..., BatchLoss], batches: Iterable[tuple[Any, Any]], optimiser: Optimiser) -> RunLosses:
-    """Return the losses of steps with a synchronous schedule, and update after each. Collective."""
+def in_turn(
+    step: Callable[..., BatchLoss],
+    batches: Iterable[tuple[Any, Any]],
+    optimiser: Optimiser,
+) -> RunLosses:
+    """Return the losses of steps with a synchronous schedule, and update after each.
+    Collective.
+    """
     losses = RunLosses([])
     for inputs, targets in batches:
         losses.append(step(inputs, targets))
@@ -131,9 +184,11 @@ class Runs:
     group : ProcessGroup
     intake : Intake
     executor : partial
-        ``(program, handlers=…) -> Executor``, with the stages of this rank and their array module.
+        ``(program, handlers=…) -> Executor``, with the stages of this rank and their
+        array module.
     objective : partial
-        Of a :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`: the loss, and its weight.
+        Of a :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`: the
+        loss, and its weight.
     check_finite : str
     compiled : CompiledStages, optional
         The stages of this rank, if they are to be compiled.
@@ -146,7 +201,8 @@ class Runs:
     Raises
     ------
     ScheduleError
-        Code ``unsupported``: parts of the plan that cannot be updated at different times.
+        Code ``unsupported``: parts of the plan that cannot be updated at different
+        times.
     """
 
     def __init__(
@@ -160,13 +216,24 @@ class Runs:
         compiled: Any = None,
     ) -> None:
         self.program, self.compiled = plan.program, compiled
-        self._plan, self._group, self._intake, self._build, self._objective = plan, group, intake, executor, objective
+        self._plan, self._group, self._intake, self._build, self._objective = (
+            plan,
+            group,
+            intake,
+            executor,
+            objective,
+        )
         self._check_finite = check_finite
         if U in plan.schedule.kinds:
             _check_plan(plan)
 
     def run(
-        self, given: list[tuple[Any, Any]], optimiser: Optimiser, stash: bool | None, is_training: bool, step: int
+        self,
+        given: list[tuple[Any, Any]],
+        optimiser: Optimiser,
+        stash: bool | None,
+        is_training: bool,
+        step: int,
     ) -> tuple[RunLosses, Record]:
         """Run over all batches; see :meth:`minipipe.Pipeline.run`."""
         begun, is_stashed = perf_counter(), self._plan.is_stashed(stash)
@@ -183,15 +250,21 @@ class Runs:
         compared = followed.of_run(optimiser) if followed else {}
         rest = (updates_of(self.program), numbers_of, is_stashed, compared)
         objective = RunObjective(loss, weight, *rest, **self._objective.keywords)
-        inputs, targets = (_cut(each, noun, numbers_of) for each, noun in zip(zip(*given), ("inputs", "targets")))
+        inputs, targets = (
+            _cut(each, noun, numbers_of)
+            for each, noun in zip(zip(*given), ("inputs", "targets"))
+        )
         batch = self._intake.batch("run", inputs, targets, objective, is_training, step)
         sums = ReplicaSums(self.program, group, self._build.keywords["xp"])
-        updating = Updating(self.program, group.rank, stages, optimiser, is_stashed, sums)
+        updating = Updating(
+            self.program, group.rank, stages, optimiser, is_stashed, sums
+        )
         handlers = handlers_of(self.program.actions[group.rank])
         executor = self._build(self.program, handlers=updating.handlers(handlers))
         if self.compiled is not None:
             executor.stages = self.compiled.begin_row(executor.actions)
-        watch = mode().watch if is_stashed else None  # which would refuse a change in place that is meant
+        # which would refuse a change in place that is meant
+        watch = mode().watch if is_stashed else None
         try:
             with setting(current_mode, mode()._replace(watch=watch)):
                 record = executor.run(batch)
@@ -208,28 +281,59 @@ class Runs:
         return losses, record
 
     def _take_program(self, num_batches: int) -> None:
-        """Take a program with the microbatches of all batches; the last one again, if it is."""
+        """Take a program with the microbatches of all batches; the last one again, if
+        it is.
+        """
         plan = self._plan
         m = plan.schedule.num_microbatches
         count = m * num_batches if plan.built_as else m
         if num_batches < 1 or count % (num_batches * plan.replicas):
-            given = f"{counted(m, 'microbatch')} for a run of {counted(num_batches, 'batch')}"
-            message = f"{plan.schedule.name} has {given}; expected the same number of microbatches for each batch."
-            raise MicrobatchError("wrong-number", f"{message} Pass such a table, or the name of a schedule.")
+            given = (
+                f"{counted(m, 'microbatch')} for a run of "
+                f"{counted(num_batches, 'batch')}"
+            )
+            message = (
+                f"{plan.schedule.name} has {given}; expected the same number of "
+                "microbatches for each batch."
+            )
+            raise MicrobatchError(
+                "wrong-number",
+                f"{message} Pass such a table, or the name of a schedule.",
+            )
         if self.program.num_microbatches != count:
             self.program = plan.program_of_run(count)
 
-    def _check_optimiser(self, optimiser: Any, stages: Mapping[int, Stage], is_stashed: bool) -> None:
+    def _check_optimiser(
+        self, optimiser: Any, stages: Mapping[int, Stage], is_stashed: bool
+    ) -> None:
         _OPTIMISER.of_class("run", optimiser)
         if type(optimiser).step is not Optimiser.step:
             message = (
-                f"{type(optimiser).__name__} overrides step(); in a run each stage updates its parameters separately."
+                f"{type(optimiser).__name__} overrides step(); in a run each stage "
+                "updates its parameters separately."
             )
-            raise ArgumentError("type", f"{message} Pass an optimiser that defines _update, such as optim.Adam.")
-        modules = [*self._plan.model.modules(), *(stage._forward for stage in stages.values())]
-        if not is_stashed and (R in self.program.kinds or any(isinstance(part, Recompute) for part in modules)):
-            message = "Recomputation with newer weights than the forward gives different activations"
-            raise ScheduleError.of(Code.UNSUPPORTED, f"{message}; leave out recompute, or pass stash=True.")
+            raise ArgumentError(
+                "type",
+                (
+                    f"{message} Pass an optimiser that defines _update, such as "
+                    "optim.Adam."
+                ),
+            )
+        modules = [
+            *self._plan.model.modules(),
+            *(stage._forward for stage in stages.values()),
+        ]
+        if not is_stashed and (
+            R in self.program.kinds
+            or any(isinstance(part, Recompute) for part in modules)
+        ):
+            message = (
+                "Recomputation with newer weights than the forward gives different "
+                "activations"
+            )
+            raise ScheduleError.of(
+                Code.UNSUPPORTED, f"{message}; leave out recompute, or pass stash=True."
+            )
 
     def _look_at(self, losses: RunLosses, rank: int) -> None:
         """Stop or warn, if a loss is not finite. Updates were made meanwhile."""
@@ -237,8 +341,14 @@ class Runs:
         first = next((k for k, loss in enumerate(numbers) if not isfinite(loss)), None)
         if first is None or self._check_finite == "off":
             return
-        message = f"The loss of microbatch {first} of the run is not finite. A schedule without flushes has updated the"
-        message += " parameters since, before all ranks knew. A smaller learning rate often helps."
+        message = (
+            f"The loss of microbatch {first} of the run is not finite. A schedule "
+            "without flushes has updated the"
+        )
+        message += (
+            " parameters since, before all ranks knew. A smaller learning rate often "
+            "helps."
+        )
         if self._check_finite == "stop":
             raise NotFiniteError(Code.NOT_FOUND, message)
         if rank == 0:
@@ -271,8 +381,14 @@ def updates_of(table: ActionTable) -> list[list[int]]:
     (first, updates), *others = sorted(found.items())
     for stage, its in others:
         if its != updates:
-            message = f"Stages {first} and {stage} of {table.name} update after different microbatches. The gradient of"
-            message += " an update is the mean over its microbatches, so all stages need the same microbatches."
+            message = (
+                f"Stages {first} and {stage} of {table.name} update after different "
+                "microbatches. The gradient of"
+            )
+            message += (
+                " an update is the mean over its microbatches, so all stages need the "
+                "same microbatches."
+            )
             raise ScheduleError.of(Code.UNSUPPORTED, message)
     return updates
 
@@ -280,42 +396,78 @@ def updates_of(table: ActionTable) -> list[list[int]]:
 def _check_plan(plan: Plan) -> None:
     """Refuse plans for which a run with updates would compute wrong results."""
     name = plan.schedule.name
-    num_replicas = max(len(plan.program.ranks_of(stage)) for stage in range(plan.schedule.num_stages))
+    num_replicas = max(
+        len(plan.program.ranks_of(stage)) for stage in range(plan.schedule.num_stages)
+    )
     if plan.schedule.num_slices > 1:
-        message = f"{name} has slices, which would use different weights: it can be drawn and simulated, but not run."
+        message = (
+            f"{name} has slices, which would use different weights: it can be "
+            "drawn and "
+            "simulated, but not run."
+        )
         raise ScheduleError.of(Code.UNSUPPORTED, message)
     if plan.inputs_require_grad:
-        message = f"inputs_require_grad=True does not work with {name}, which updates weights itself: a run returns"
-        message += " losses, but no gradients of its inputs. Leave it out, or choose a schedule such as '1f1b'."
+        message = (
+            f"inputs_require_grad=True does not work with {name}, which updates "
+            "weights "
+            "itself: a run returns"
+        )
+        message += (
+            " losses, but no gradients of its inputs. Leave it out, or choose a "
+            "schedule such as '1f1b'."
+        )
         raise ScheduleError.of(Code.UNSUPPORTED, message)
     if plan.gradient_blocks != num_replicas:
         message = (
-            f"gradient_blocks is {plan.gradient_blocks}, but {name} sums the gradients of {num_replicas} replicas in"
+            f"gradient_blocks is {plan.gradient_blocks}, but {name} sums the gradients "
+            f"of {num_replicas} replicas in"
         )
-        raise ScheduleError.of(Code.UNSUPPORTED, f"{message} each update. Leave it out.")
-    shared = next((name for name, stages in plan.uses.items() if len(set(stages.values())) > 1), None)
+        raise ScheduleError.of(
+            Code.UNSUPPORTED, f"{message} each update. Leave it out."
+        )
+    shared = next(
+        (name for name, stages in plan.uses.items() if len(set(stages.values())) > 1),
+        None,
+    )
     if shared is not None:
-        message = f"Several stages share the parameter {shared}, but in {name} each stage updates at another time."
+        message = (
+            f"Several stages share the parameter {shared}, but in {name} each stage "
+            "updates at another time."
+        )
         message += " Untie the parameter, or choose a synchronous schedule."
         raise ScheduleError.of(Code.UNSUPPORTED, message)
     updates_of(plan.schedule)
 
 
 def batches_of(count: int, num_batches: int, replicas: int) -> list[list[int]]:
-    """Return the microbatches of each batch of a run; every replica has the same number of each batch.
+    """Return the microbatches of each batch of a run; every replica has the same number
+    of each batch.
 
     Examples
     --------
-    >>> batches_of(8, num_batches=2, replicas=1), batches_of(8, num_batches=2, replicas=2)
+    >>> (
+    ...     batches_of(8, num_batches=2, replicas=1),
+    ...     batches_of(8, num_batches=2, replicas=2),
+    ... )
     ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 4, 5], [2, 3, 6, 7]])
     """
     each = count // num_batches // replicas
-    starts = [[d * num_batches * each + b * each for d in range(replicas)] for b in range(num_batches)]
-    return [[k for start in of_batch for k in range(start, start + each)] for of_batch in starts]
+    starts = [
+        [d * num_batches * each + b * each for d in range(replicas)]
+        for b in range(num_batches)
+    ]
+    return [
+        [k for start in of_batch for k in range(start, start + each)]
+        for of_batch in starts
+    ]
 
 
-def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) -> Microbatches | None:
-    """Return the microbatches of all batches by their numbers, or None if this rank has none."""
+def _cut(
+    batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]
+) -> Microbatches | None:
+    """Return the microbatches of all batches by their numbers, or None if this rank has
+    none.
+    """
     if all(batch is None for batch in batches):
         return None
     each, parts = len(numbers[0]), dict[int, Any]()

@@ -1,18 +1,22 @@
-"""ZeRO-1: the state of an optimiser divided among the ranks that have the same parameters, such as replicas of a stage.
+"""ZeRO-1: the state of an optimiser divided among the ranks that have the same
+parameters, such as replicas of a stage.
 
-Their gradients are summed, so every one of them could make the whole update. Each updates its shard of the elements
-instead, keeps the state of these alone, and sends the values to the others::
+Their gradients are summed, so every one of them could make the whole update. Each
+updates its shard of the elements instead, keeps the state of these alone, and sends the
+values to the others::
 
     rank 0   gradients of a stage   updates shard 0 --.   .-- takes shard 1   the values of a whole update
                                                        \\ /
     rank 2   gradients of a stage   updates shard 1 ----'---- takes shard 0
 
-The result has the bits of a whole update if the rule updates each element independently. A rank sends 2 (n - 1) / n of
-the gradients for their sum, and in addition (n - 1) / n of the values.
+The result has the bits of a whole update if the rule updates each element
+independently. A rank sends 2 (n - 1) / n of the gradients for their sum, and in
+addition (n - 1) / n of the values.
 
 References
 ----------
-Rajbhandari, Rasley, Ruwase, He 2020, "ZeRO: memory optimizations toward training trillion parameter models", section 5.
+Rajbhandari, Rasley, Ruwase, He 2020, "ZeRO: memory optimizations toward training
+trillion parameter models", section 5.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from minipipe.parallel.reduction import AllGather, Channel, equal_parts
 
 
 class Sharing(NamedTuple):
-    """Parameters that the same ranks have, each of which updates a shard of their elements.
+    """Parameters that the same ranks have, each of which updates a shard of their
+    elements.
 
     Attributes
     ----------
@@ -52,25 +57,41 @@ class Sharing(NamedTuple):
         return [found.get(i, slice(0, 0)) for i in range(len(self.parameters))]
 
 
-def sharings_of(plan: Plan, own: Mapping[str, Parameter], trained: Sequence[Parameter]) -> Iterator[Sharing]:
+def sharings_of(
+    plan: Plan, own: Mapping[str, Parameter], trained: Sequence[Parameter]
+) -> Iterator[Sharing]:
     """Yield the parameters of an optimiser that this rank has in common with others.
 
-    Frozen parameters, which have no state, are divided separately, so that the others are divided equally.
+    Frozen parameters, which have no state, are divided separately, so that the others
+    are divided equally.
     """
-    wanted, found = {id(parameter.owner) for parameter in trained}, dict[tuple, Sharing]()
+    wanted, found = (
+        {id(parameter.owner) for parameter in trained},
+        dict[tuple, Sharing](),
+    )
     for name, stages in plan.uses.items():
         if name in own and id(own[name].owner) in wanted:
-            ranks = sorted({pipeline[stage] for pipeline in plan.pipelines for stage in stages.values()})
-            sharing = found.setdefault((*ranks, own[name].requires_grad), Sharing(ranks, []))
+            ranks = sorted(
+                {
+                    pipeline[stage]
+                    for pipeline in plan.pipelines
+                    for stage in stages.values()
+                }
+            )
+            sharing = found.setdefault(
+                (*ranks, own[name].requires_grad), Sharing(ranks, [])
+            )
             sharing.parameters.append(own[name])
     yield from found.values()
 
 
 class ShardedOptimiser(Optimiser):
-    """An optimiser that keeps the state of a shard of its parameters' elements; :meth:`minipipe.Pipeline.sharded`.
+    """An optimiser that keeps the state of a shard of its parameters' elements;
+    :meth:`minipipe.Pipeline.sharded`.
 
-    ``step`` and ``state_dict`` are collective among the ranks that have the same parameters. The state equals the state
-    of a plain optimiser, so any number of replicas can load it, sharded or not.
+    ``step`` and ``state_dict`` are collective among the ranks that have the same
+    parameters. The state equals the state of a plain optimiser, so any number of
+    replicas can load it, sharded or not.
 
     Parameters
     ----------
@@ -94,27 +115,46 @@ class ShardedOptimiser(Optimiser):
         numbers: Mapping[str, Any],
     ) -> None:
         super().__init__([])
-        self._whole = rule(parameters, **numbers)  # whose groups count; it takes no step and has no state
+        # whose groups count; it takes no step and has no state
+        self._whole = rule(parameters, **numbers)
         self.groups, self._followers = self._whole.groups, self._whole._followers
         self._states = {id(parameter): {} for parameter in self.parameters}
         self._process_group, self._sharings = group, sharings
-        self._pieces: dict[int, tuple[Parameter, slice]] = {}  # by parameter: its elements in this rank's shard
+        # by parameter: its elements in this rank's shard
+        self._pieces: dict[int, tuple[Parameter, slice]] = {}
         for sharing in sharings:
             own = sharing.share(sharing.ranks.index(group.rank))
             for parameter, elements in zip(sharing.parameters, own):
-                self._pieces[id(parameter)] = Parameter(_flat(parameter)[elements]), elements
-        if foreign := [parameter.shape for parameter in self.parameters if id(parameter) not in self._pieces]:
-            message = f"pipeline.sharded was given a parameter of shape {foreign[0]} that is not of this pipeline"
-            raise ArgumentError("value", f"{message}; expected some of pipeline.parameters().")
+                self._pieces[id(parameter)] = (
+                    Parameter(_flat(parameter)[elements]),
+                    elements,
+                )
+        if foreign := [
+            parameter.shape
+            for parameter in self.parameters
+            if id(parameter) not in self._pieces
+        ]:
+            message = (
+                f"pipeline.sharded was given a parameter of shape {foreign[0]} that is "
+                "not of this pipeline"
+            )
+            raise ArgumentError(
+                "value", f"{message}; expected some of pipeline.parameters()."
+            )
         pieces = [self._pieces[id(parameter)][0] for parameter in self.parameters]
-        self._sharded = rule(pieces, **numbers)  # which has the state; its groups do not count
+        # which has the state; its groups do not count
+        self._sharded = rule(pieces, **numbers)
 
     def __copy__(self) -> NoReturn:
         self.__reduce_ex__(4)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(self, "each rank has a shard of its state", "state_dict() and load_state_dict() move it.")
+        raise not_copyable(
+            self,
+            "each rank has a shard of its state",
+            "state_dict() and load_state_dict() move it.",
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -132,10 +172,16 @@ class ShardedOptimiser(Optimiser):
         return self._sharded.nbytes
 
     def step(self) -> None:
-        """Update this rank's shard of all parameters; receive the values of the others. Collective among them."""
+        """Update this rank's shard of all parameters; receive the values of the others.
+        Collective among them.
+        """
         super().step()
         trained = [
-            [(i, _flat(parameter)) for i, parameter in enumerate(one.parameters) if parameter.requires_grad]
+            [
+                (i, _flat(parameter))
+                for i, parameter in enumerate(one.parameters)
+                if parameter.requires_grad
+            ]
             for one in self._sharings
         ]
         self._gather(trained, "the values")
@@ -146,11 +192,15 @@ class ShardedOptimiser(Optimiser):
         xp = backend.array_module(gradient)
         self._sharded._change(piece, xp.reshape(gradient, (-1,))[elements], group)
 
-    def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
+    def _update(
+        self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
+    ) -> None:
         raise NotImplementedError  # _change leaves it to the rule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as of a plain optimiser, on every rank. Collective among those that share parameters."""
+        """Return the state as of a plain optimiser, on every rank. Collective among
+        those that share parameters.
+        """
         pieces = self._sharded.state_dict()["states"]
         states = dict(zip(map(id, self.parameters), pieces))
         wholes: list[list[tuple[int, Array]]] = [[] for _ in self._sharings]
@@ -162,9 +212,13 @@ class ShardedOptimiser(Optimiser):
                         xp = backend.array_module(value)
                         found.append((i, xp.zeros(parameter.size, dtype=value.dtype)))
                         found[-1][1][elements] = value
-                        state[name] = xp.reshape(found[-1][1], parameter.shape)  # a view
+                        # a view
+                        state[name] = xp.reshape(found[-1][1], parameter.shape)
         self._gather(wholes, "the optimiser's state")
-        return {**super().state_dict(), "states": [states[id(parameter)] for parameter in self.parameters]}
+        return {
+            **super().state_dict(),
+            "states": [states[id(parameter)] for parameter in self.parameters],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load this rank's shard of the state of a plain optimiser. Local."""
@@ -191,16 +245,26 @@ class ShardedOptimiser(Optimiser):
         Parameters
         ----------
         wholes : list of list of (int, array)
-            For each sharing, arrays of one axis, with the number of the parameter whose size each has.
+            For each sharing, arrays of one axis, with the number of the parameter whose
+            size each has.
         what : str
         """
         begun = list[AllGather]()
         for sharing, arrays in zip(self._sharings, wholes):
             shares = [sharing.share(place) for place in range(len(sharing.ranks))]
-            parts = [[(k, of_rank[i]) for k, (i, _) in enumerate(arrays)] for of_rank in shares]
+            parts = [
+                [(k, of_rank[i]) for k, (i, _) in enumerate(arrays)]
+                for of_rank in shares
+            ]
             words = f"{what} of shard {{}} of {len(sharing.ranks)}"
-            channel = Channel(self._process_group, OwnTag.COPY, xp=sharing.parameters[0].xp)
-            begun.append(AllGather(channel, sharing.ranks, [array for _, array in arrays], parts, words))
+            channel = Channel(
+                self._process_group, OwnTag.COPY, xp=sharing.parameters[0].xp
+            )
+            begun.append(
+                AllGather(
+                    channel, sharing.ranks, [array for _, array in arrays], parts, words
+                )
+            )
         for gathering in begun:
             gathering.wait()
         finish(send for gathering in begun for send in gathering.exchange.sends)
@@ -215,16 +279,26 @@ def check_elementwise(rule: Any) -> type[Optimiser]:
         Code ``type``, for any other object.
     """
     if not (isinstance(rule, type) and issubclass(rule, Optimiser)):
-        message = f"pipeline.sharded was given {rule!r:.60}; expected a class of optimisers, such as optim.Adam."
+        message = (
+            f"pipeline.sharded was given {rule!r:.60}; expected a class of optimisers, "
+            "such as optim.Adam."
+        )
         raise ArgumentError(
-            "type", f"{message} Pass its settings by name: pipeline.sharded(optim.SGD, learning_rate=0.1)."
+            "type",
+            (
+                f"{message} Pass its settings by name: pipeline.sharded(optim.SGD, "
+                "learning_rate=0.1)."
+            ),
         )
     if not vars(rule).get("is_elementwise"):
         raise ArgumentError(
             "type",
-            f"{rule.__name__} may read a parameter as a whole, such as its norm; a rank that updates a shard of "
-            "its elements cannot. If its update of an element follows from that element's own value, gradient and "
-            "state, write is_elementwise = True into the class; otherwise use it without pipeline.sharded.",
+            f"{rule.__name__} may read a parameter as a whole, such as its norm; a "
+            "rank that updates a shard of "
+            "its elements cannot. If its update of an element follows from that "
+            "element's own value, gradient and "
+            "state, write is_elementwise = True into the class; otherwise use it "
+            "without pipeline.sharded.",
         )
     return rule
 

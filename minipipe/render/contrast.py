@@ -8,24 +8,33 @@ _BLACK, _WHITE = "#000000", "#ffffff"
 
 
 def text_on(colour: str) -> str:
-    """Return black or white, the one with more contrast: one of them always has at least 4.58, the root of 21."""
+    """Return black or white, the one with more contrast: one of them always has at
+    least 4.58, the root of 21.
+    """
     return max((_BLACK, _WHITE), key=lambda ink: _contrast(ink, colour))
 
 
 def _contrast(first: str, second: str) -> float:
-    """Return the contrast of two colours, from 1 to 21, as the Web Content Accessibility Guidelines 2.1 define it."""
-    darker, lighter = sorted(luminance(channels_of(colour)) for colour in (first, second))
+    """Return the contrast of two colours, from 1 to 21, as the Web Content
+    Accessibility Guidelines 2.1 define it.
+    """
+    darker, lighter = sorted(
+        luminance(channels_of(colour)) for colour in (first, second)
+    )
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def luminance(channels: Sequence[float]) -> float:
-    """Return the relative luminance of red, green and blue, each from 0 to 1: 0 for black, 1 for white.
+    """Return the relative luminance of red, green and blue, each from 0 to 1: 0 for
+    black, 1 for white.
 
     References
     ----------
     Web Content Accessibility Guidelines 2.1, "relative luminance".
     """
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    ]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
 
 

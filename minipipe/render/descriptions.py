@@ -1,4 +1,6 @@
-"""The texts of drawings: actions, idle times, messages, times and captions, the same in every format."""
+"""The texts of drawings: actions, idle times, messages, times and captions, the same in
+every format.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,18 @@ from minipipe.render.panel import Panel
 from minipipe.schedules import Action, ActionKind, Idle, IdleCause, Message, Timeline
 from minipipe.schedules.simulation.timeline import ONE_UNIT
 
-# A note on the arrows of measured messages: the end of the receive is measured, the arrival is not.
-LATE_RECEIPTS = "measured arrows end when the rank receives the value, which may have arrived long before"
+# A note on the arrows of measured messages: the end of the receive is measured, the
+# arrival is not.
+LATE_RECEIPTS = (
+    "measured arrows end when the rank receives the value, which may have arrived long "
+    "before"
+)
 
 # The value that another rank gets from an action.
 _CARRIES = {
-    **dict.fromkeys((ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F), "activation"),
+    **dict.fromkeys(
+        (ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F), "activation"
+    ),
     **dict.fromkeys((ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT), "gradient"),
     **dict.fromkeys((ActionKind.SEND_B, ActionKind.RECV_B), "gradient"),
 }
@@ -27,7 +35,10 @@ def darker_words(panels: Sequence[Panel]) -> str:
     --------
     >>> from minipipe import schedules
     >>> from minipipe.render.panel import panels_of
-    >>> darker_words(panels_of([schedules.zb_v(4, 8)])), darker_words(panels_of([schedules.chimera(4, 8)]))
+    >>> (
+    ...     darker_words(panels_of([schedules.zb_v(4, 8)])),
+    ...     darker_words(panels_of([schedules.chimera(4, 8)])),
+    ... )
     ('darker: a later stage of the same rank', 'darker: a replica of later microbatches, or a later stage')
     """
     if any(panel.has_replicas for panel in panels):
@@ -46,9 +57,15 @@ def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
     'activations held'
     """
     if not is_memory:
-        return "activations held" + (f", in {ONE_UNIT}" if any(panel.pairs for panel in panels) else "")
+        return "activations held" + (
+            f", in {ONE_UNIT}" if any(panel.pairs for panel in panels) else ""
+        )
     has_recomputation = any(panel.recomputes for panel in panels)
-    return "memory held, with recomputed activations during a backward" if has_recomputation else "memory held"
+    return (
+        "memory held, with recomputed activations during a backward"
+        if has_recomputation
+        else "memory held"
+    )
 
 
 def describe_action(action: Action) -> str:
@@ -65,7 +82,10 @@ def describe_action(action: Action) -> str:
     if kind.of_rank:
         return f"{action}: {kind.words}"
     of = "up to" if kind.sums_up else "of"
-    return f"{action}: {kind.words} {of} microbatch {action.microbatch} on stage {action.stage}"
+    return (
+        f"{action}: {kind.words} {of} microbatch {action.microbatch} on stage "
+        f"{action.stage}"
+    )
 
 
 def describe_idle(idle: Idle) -> str:
@@ -96,20 +116,35 @@ def describe_wait(idle: Idle) -> str:
     if idle.cause is IdleCause.UPDATE:
         return "between two steps (the optimiser and other work of the program)"
     if idle.cause is IdleCause.OVERHEAD:
-        return "between two actions (overhead: bookkeeping or, if measured, another program on its core)"
+        return (
+            "between two actions (overhead: bookkeeping or, if measured, another "
+            "program on its core)"
+        )
     if idle.awaited is None:
         return "has not begun" if idle.cause is IdleCause.WARM_UP else "waits"
     if idle.cause is IdleCause.SENDING:
         return f"waits until rank {idle.source} reaches {idle.awaited}"
     if idle.awaited.kind is ActionKind.REDUCE_GRAD:
-        is_late = f"rank {idle.source} is still in {idle.running}" if idle.running else "it is in progress"
-        return f"waits for the gradient all-reduce of stage {idle.awaited.stage}: {is_late}"
+        is_late = (
+            f"rank {idle.source} is still in {idle.running}"
+            if idle.running
+            else "it is in progress"
+        )
+        return (
+            f"waits for the gradient all-reduce of stage {idle.awaited.stage}: "
+            f"{is_late}"
+        )
     if idle.awaited.kind is ActionKind.LOAD:
         return f"waits for {idle.awaited}: the activations are on their way"
     kind = idle.awaited.kind
     if kind.is_of_rank:
-        return f"waits for {idle.awaited} on rank {idle.source} ({kind.declaration.words})"
-    payload = f"{_CARRIES.get(kind, kind.declaration.words)} of microbatch {idle.awaited.microbatch}"
+        return (
+            f"waits for {idle.awaited} on rank {idle.source} ({kind.declaration.words})"
+        )
+    payload = (
+        f"{_CARRIES.get(kind, kind.declaration.words)} of microbatch "
+        f"{idle.awaited.microbatch}"
+    )
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 
 
@@ -123,24 +158,31 @@ def describe_message(message: Message) -> str:
     'the result of 0F0, from rank 0 to rank 1, for 1F0'
     """
     return (
-        f"the result of {message.value}, from rank {message.source} to rank {message.destination}, "
+        f"the result of {message.value}, from rank {message.source} to rank "
+        f"{message.destination}, "
         f"for {message.used_by}"
     )
 
 
 def short_label(action: Action, names_stage: bool) -> str:
-    """Return the label of an action's box: ``F3``, or ``2F3`` if its rank has several stages.
+    """Return the label of an action's box: ``F3``, or ``2F3`` if its rank has several
+    stages.
 
     Examples
     --------
     >>> short_label(Action.parse("2F3"), names_stage=False)
     'F3'
     """
-    return str(action) if names_stage or action.kind.is_of_rank else f"{action.kind}{action.microbatch}"
+    return (
+        str(action)
+        if names_stage or action.kind.is_of_rank
+        else f"{action.kind}{action.microbatch}"
+    )
 
 
 def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], str]]:
-    """Return the entries of a legend: kinds, in the order of their declarations, and what they are.
+    """Return the entries of a legend: kinds, in the order of their declarations, and
+    what they are.
 
     Kinds that belong to a rank have one entry.
 
@@ -150,7 +192,9 @@ def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], st
     ([<ActionKind.FINITE: 'FINITE'>, <ActionKind.LOSS: 'LOSS'>], 'frame of the step')
     """
     ordered = [kind for kind in map(ActionKind, KINDS) if kind in kinds]
-    entries = [([kind], kind.declaration.words) for kind in ordered if not kind.is_of_rank]
+    entries = [
+        ([kind], kind.declaration.words) for kind in ordered if not kind.is_of_rank
+    ]
     frame = [kind for kind in ordered if kind.is_of_rank]
     return [*entries, (frame, "frame of the step")] if frame else entries
 
@@ -181,7 +225,8 @@ def caption(panel: Panel) -> str:
 
 
 def figures(panel: Panel) -> str:
-    """Return the figures of a caption, in the unit that all panels of the drawing share.
+    """Return the figures of a caption, in the unit that all panels of the drawing
+    share.
 
     Examples
     --------

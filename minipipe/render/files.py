@@ -1,4 +1,6 @@
-"""Drawings as files: the ending of the name selects the format. CairoSVG, which is optional, makes PNG and PDF."""
+"""Drawings as files: the ending of the name selects the format. CairoSVG, which is
+optional, makes PNG and PDF.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,18 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.specs import Spec
 
-_PNG_SCALE = 2  # pixels for each pixel of the SVG, for printers and screens of high resolution
+# pixels for each pixel of the SVG, for printers and screens of high resolution
+_PNG_SCALE = 2
 _TEXT_WIDTH = 120  # columns: a file may be wider than a terminal
 
 
-def _text(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
+def _text(
+    *drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()
+) -> str:
     head = [*([printable(title)] if title else []), *note_lines(notes)]
-    return "\n".join([*head, *([""] if head else []), draw_text(*drawn, width=_TEXT_WIDTH), ""])
+    return "\n".join(
+        [*head, *([""] if head else []), draw_text(*drawn, width=_TEXT_WIDTH), ""]
+    )
 
 
 # The drawing of a file with each ending. Pictures are drawn as SVG, and then converted.
@@ -38,21 +45,27 @@ ENDINGS = MappingProxyType[str, Callable[..., str]](
     }
 )
 PICTURES = (".svg", ".png", ".pdf")
-_MEANINGS = {".svg": " (a picture)", ".html": " (a player)", ".json": " (a trace for Perfetto)"}
+_MEANINGS = {
+    ".svg": " (a picture)",
+    ".html": " (a player)",
+    ".json": " (a trace for Perfetto)",
+}
 
 
 def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Path:
-    """Save a drawing of schedules or timelines, above each other on a common time axis, to a file.
+    """Save a drawing of schedules or timelines, above each other on a common time axis,
+    to a file.
 
     Parameters
     ----------
     path : str or Path
-        Its ending selects the format: ``.svg`` a picture, ``.html`` a player, ``.json`` a trace for Perfetto
-        (https://ui.perfetto.dev) or chrome://tracing, ``.txt`` text. ``.png`` and ``.pdf`` need CairoSVG.
+        Its ending selects the format: ``.svg`` a picture, ``.html`` a player, ``.json``
+        a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing, ``.txt``
+        text. ``.png`` and ``.pdf`` need CairoSVG.
     *drawn : Schedule or Timeline
     **options
-        ``title`` and ``notes`` for every format; ``.svg``, ``.png`` and ``.pdf`` take all options of
-        :func:`minipipe.render.draw_svg`.
+        ``title`` and ``notes`` for every format; ``.svg``, ``.png`` and ``.pdf`` take
+        all options of :func:`minipipe.render.draw_svg`.
 
     Returns
     -------
@@ -61,8 +74,8 @@ def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Pa
     Raises
     ------
     ArgumentError
-        Code ``value``: if the ending is unknown, if CairoSVG is missing for ``.png`` or ``.pdf``, or as for
-        :func:`minipipe.render.panel.panels_of`.
+        Code ``value``: if the ending is unknown, if CairoSVG is missing for ``.png`` or
+        ``.pdf``, or as for :func:`minipipe.render.panel.panels_of`.
     FileError
         Code ``unwritable``; an earlier file stays unchanged.
 
@@ -78,7 +91,8 @@ def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Pa
 
 
 def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str | bytes:
-    """Return the content of a file with this ending: bytes for ``.png`` and ``.pdf``, otherwise text.
+    """Return the content of a file with this ending: bytes for ``.png`` and ``.pdf``,
+    otherwise text.
 
     Parameters
     ----------
@@ -104,7 +118,8 @@ def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str 
 
 
 def converted(content: str, ending: str) -> str | bytes:
-    """Return an SVG as a PNG, with two pixels for each of its pixels, or as a PDF; anything else unchanged.
+    """Return an SVG as a PNG, with two pixels for each of its pixels, or as a PDF;
+    anything else unchanged.
 
     Both have a light background. The PDF is one page, with 0.75 points for each pixel.
 
@@ -135,7 +150,8 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     Raises
     ------
     ArgumentError
-        Code ``value``: if the ending is unknown, or if CairoSVG is missing for ``.png`` or ``.pdf``.
+        Code ``value``: if the ending is unknown, or if CairoSVG is missing for ``.png``
+        or ``.pdf``.
 
     Examples
     --------
@@ -146,7 +162,13 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     if ending not in endings:
         *others, last = (each + _MEANINGS.get(each, "") for each in endings)
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
-        raise ArgumentError("value", f"{quoted(str(path), 200)} {given}; expected {', '.join(others)} or {last}.")
+        raise ArgumentError(
+            "value",
+            (
+                f"{quoted(str(path), 200)} {given}; expected {', '.join(others)} or "
+                f"{last}."
+            ),
+        )
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))
     return ending
@@ -156,9 +178,15 @@ def _cairosvg(given: str) -> ModuleType:
     try:
         import cairosvg
     except ImportError:
-        message = f"{given!r} needs CairoSVG, which is not installed; run `pip install cairosvg`, or write .svg."
+        message = (
+            f"{given!r} needs CairoSVG, which is not installed; run `pip install "
+            "cairosvg`, or write .svg."
+        )
         raise ArgumentError("value", message) from None
     except OSError:  # CairoSVG is installed, but cannot load the library
-        message = f"{given!r} needs the library Cairo, which is not installed; run `apt-get install libcairo2`"
+        message = (
+            f"{given!r} needs the library Cairo, which is not installed; run `apt-get "
+            "install libcairo2`"
+        )
         raise ArgumentError("value", f"{message}, or write .svg.") from None
     return cairosvg

@@ -1,4 +1,6 @@
-"""Coordinates in a picture: the width of text, its line breaks, and axes for times and for amounts."""
+"""Coordinates in a picture: the width of text, its line breaks, and axes for times and
+for amounts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from unicodedata import combining
 
 from minipipe.render.units import round_step, scale_of
 
-# Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts that browsers fall back on.
+# Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts
+# that browsers fall back on.
 _WIDTHS = {
     **dict.fromkeys("ijl'|", 0.34),
     **dict.fromkeys(" .,:;fIJt/\\", 0.4),
@@ -82,7 +85,8 @@ def number(value: float) -> str:
     return "0" if digits == "-0" else digits
 
 
-_SHORTEST = 1e-300  # of any unit: below it, divisions overflow, so that such a duration counts as 0
+# of any unit: below it, divisions overflow, so that such a duration counts as 0
+_SHORTEST = 1e-300
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,9 @@ class Axis:
 
     @cached_property
     def scale(self) -> float:
-        """Pixels per unit of time, rounded down to a whole number if that costs little, so that edges are crisp."""
+        """Pixels per unit of time, rounded down to a whole number if that costs little,
+        so that edges are crisp.
+        """
         if self.duration < _SHORTEST:
             return 0.0
         scale = self.room / self.duration
@@ -128,7 +134,9 @@ class Axis:
         return self.left + (self.duration * self.scale or self.room)
 
     def x(self, time: float) -> float:
-        """Return the x coordinate of a time, rounded to a hundredth of a pixel: equal times have equal coordinates."""
+        """Return the x coordinate of a time, rounded to a hundredth of a pixel: equal
+        times have equal coordinates.
+        """
         return round(self.left + time * self.scale, 2)
 
     @cached_property
@@ -139,7 +147,9 @@ class Axis:
         if not self.scale:
             return ((0.0, "0"),)
         widest = text_width(f"{round_step(length / 10) * 9:.10g}", self.tick_size)
-        step = round_step(length / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size)))))
+        step = round_step(
+            length / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size))))
+        )
         marks = (i * step for i in range(math.floor(length / step * (1 + 1e-12)) + 1))
         return tuple((mark / factor, f"{mark:.10g}") for mark in marks)
 
@@ -167,14 +177,20 @@ class LogAxis(NamedTuple):
     end: float
 
     @classmethod
-    def over(cls, amounts: Iterable[float], start: float, end: float, floor: float = 0.0) -> LogAxis:
-        """Return an axis for the amounts, with a small margin beyond them; it begins at ``floor`` or above."""
+    def over(
+        cls, amounts: Iterable[float], start: float, end: float, floor: float = 0.0
+    ) -> LogAxis:
+        """Return an axis for the amounts, with a small margin beyond them; it begins at
+        ``floor`` or above.
+        """
         known = [max(amount, floor) for amount in amounts]
         room = 1.12 if max(known) < 8 * min(known) else 1.25
         return cls(max(min(known) / room, floor), max(known) * room, start, end)
 
     def at(self, amount: float) -> float:
-        """Return the coordinate of an amount, to a hundredth of a pixel; amounts beyond an end are drawn at the end."""
+        """Return the coordinate of an amount, to a hundredth of a pixel; amounts beyond
+        an end are drawn at the end.
+        """
         inside = min(max(amount, self.least), self.most)
         share = math.log(inside / self.least) / math.log(self.most / self.least)
         return round(self.start + share * (self.end - self.start), 2)
@@ -192,6 +208,13 @@ class LogAxis(NamedTuple):
         >>> LogAxis(0.03, 0.4, 0, 100).round_amounts()
         [0.05, 0.1, 0.2]
         """
-        first, last = math.floor(math.log10(self.least)), math.floor(math.log10(self.most))
-        marks = (float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors)
+        first, last = (
+            math.floor(math.log10(self.least)),
+            math.floor(math.log10(self.most)),
+        )
+        marks = (
+            float(f"{factor}e{power}")
+            for power in range(first, last + 1)
+            for factor in factors
+        )
         return [mark for mark in marks if self.least <= mark <= self.most]

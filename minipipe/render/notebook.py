@@ -14,7 +14,8 @@ from minipipe.schedules.simulation.timeline import Timeline
 
 
 def show(*drawn: ActionTable | Timeline) -> None:
-    """Show schedules and timelines above each other: as a picture in a notebook, elsewhere as text.
+    """Show schedules and timelines above each other: as a picture in a notebook,
+    elsewhere as text.
 
     Parameters
     ----------
@@ -50,9 +51,11 @@ def show_picture(picture: str, text: str) -> None:
     Parameters
     ----------
     picture : str
-        SVG, as :func:`draw_svg`, :func:`draw_graph` and :func:`draw_tradeoff` return it.
+        SVG, as :func:`draw_svg`, :func:`draw_graph` and :func:`draw_tradeoff` return
+        it.
     text : str
-        The text that a terminal prints, and that replaces the picture if it cannot be drawn.
+        The text that a terminal prints, and that replaces the picture if it cannot be
+        drawn.
 
     Examples
     --------
@@ -68,14 +71,18 @@ def show_picture(picture: str, text: str) -> None:
 
 
 def _notebook() -> Any:
-    """Return IPython if this process is one of its kernels, whose front end can draw. It is never imported here."""
+    """Return IPython if this process is one of its kernels, whose front end can draw.
+    It is never imported here.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return ipython if hasattr(shell, "kernel") else None
 
 
 def picture_or_text(drawn: ActionTable | Timeline) -> str:
-    """Return HTML for a notebook: a picture or, if a schedule cannot run, its text and the error."""
+    """Return HTML for a notebook: a picture or, if a schedule cannot run, its text and
+    the error.
+    """
     try:
         return draw_svg(drawn)
     except ValueError as error:  # such as a ScheduleError

@@ -1,8 +1,9 @@
 """Colours and letters of the kinds of action, the same in every drawing.
 
-The hues follow Okabe and Ito 2008, "Color Universal Design". Their lightness differs more than in the original: the
-kinds are distinct on grey paper and for all common forms of colour blindness, which ``tests/render/test_palette.py``
-simulates after Machado, Oliveira and Fernandes 2009. No drawing relies on colour alone.
+The hues follow Okabe and Ito 2008, "Color Universal Design". Their lightness differs
+more than in the original: the kinds are distinct on grey paper and for all common forms
+of colour blindness, which ``tests/render/test_palette.py`` simulates after Machado,
+Oliveira and Fernandes 2009. No drawing relies on colour alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from minipipe.schedules import ActionKind, IdleCause
 
 
 class Fill(NamedTuple):
-    """The fill and the text of a kind of action, as CSS colours, on a light and on a dark background.
+    """The fill and the text of a kind of action, as CSS colours, on a light and on a
+    dark background.
 
-    These are for the first chunk of a rank; :func:`shade` returns the colours of the others.
+    These are for the first chunk of a rank; :func:`shade` returns the colours of the
+    others.
     """
 
     light: str
@@ -90,7 +93,8 @@ def _fill(colour: str) -> Fill:
 
 
 def shade(fill: Fill, chunk: int) -> Fill:
-    """Return the fill of a chunk: of the same hue for all chunks of a rank, and darker for later ones.
+    """Return the fill of a chunk: of the same hue for all chunks of a rank, and darker
+    for later ones.
 
     Parameters
     ----------
@@ -110,8 +114,14 @@ def shade(fill: Fill, chunk: int) -> Fill:
         return fill
     hue, saturation, value = rgb_to_hsv(*channels_of(fill.light))
     depth = 0.6**chunk  # each step is smaller than the last, so that no chunk is black
-    red, green, blue = hsv_to_rgb(hue, saturation + (1 - saturation) * 0.6 * (1 - depth), value * (0.45 + 0.55 * depth))
-    return _fill(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")
+    red, green, blue = hsv_to_rgb(
+        hue,
+        saturation + (1 - saturation) * 0.6 * (1 - depth),
+        value * (0.45 + 0.55 * depth),
+    )
+    return _fill(
+        f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+    )
 
 
 _SEND = _fill("#8a8f98")
@@ -138,13 +148,16 @@ def fill_of(kind: ActionKind) -> Fill:
 
     Examples
     --------
-    >>> fill_of(ActionKind.RECV_F) == fill_of(ActionKind.SEND_F) == FILL[ActionKind.SEND_F]
+    >>> fill_of(ActionKind.RECV_F) == fill_of(ActionKind.SEND_F) == FILL[
+    ...     ActionKind.SEND_F
+    ... ]
     True
     """
     return FILL.get(kind, _SEND if kind.is_communication else _DECLARED)
 
 
-# The hatching of idle time, by cause: the angle of the lines in degrees, clockwise, and their spacing in pixels.
+# The hatching of idle time, by cause: the angle of the lines in degrees, clockwise, and
+# their spacing in pixels.
 HATCH = MappingProxyType(
     {
         IdleCause.WARM_UP: (45, 6),
@@ -157,15 +170,31 @@ HATCH = MappingProxyType(
 )
 
 
-def chunks_by_kind(boxes: Iterable[tuple[ActionKind, int]]) -> dict[ActionKind, list[int]]:
-    """Return the kinds of action among (kind, chunk) pairs, in the order of ``FILL``, each with its chunks, ascending.
+def chunks_by_kind(
+    boxes: Iterable[tuple[ActionKind, int]],
+) -> dict[ActionKind, list[int]]:
+    """Return the kinds of action among (kind, chunk) pairs, in the order of ``FILL``,
+    each with its chunks, ascending.
 
     Examples
     --------
-    >>> chunks_by_kind([(ActionKind.BACKWARD, 1), (ActionKind.FORWARD, 0), (ActionKind.BACKWARD, 0)])
+    >>> chunks_by_kind(
+    ...     [
+    ...         (ActionKind.BACKWARD, 1),
+    ...         (ActionKind.FORWARD, 0),
+    ...         (ActionKind.BACKWARD, 0),
+    ...     ]
+    ... )
     {<ActionKind.FORWARD: 'F'>: [0], <ActionKind.BACKWARD: 'B'>: [0, 1]}
     """
     found = set(boxes)
-    others = (kind for kind in map(ActionKind, KINDS) if kind not in FILL and not kind.is_communication)
-    chunks = {kind: sorted(chunk for other, chunk in found if other is kind) for kind in (*FILL, *others)}
+    others = (
+        kind
+        for kind in map(ActionKind, KINDS)
+        if kind not in FILL and not kind.is_communication
+    )
+    chunks = {
+        kind: sorted(chunk for other, chunk in found if other is kind)
+        for kind in (*FILL, *others)
+    }
     return {kind: own for kind, own in chunks.items() if own}

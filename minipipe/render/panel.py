@@ -1,4 +1,6 @@
-"""The data of a drawing: one timeline, or several above each other on a common time axis."""
+"""The data of a drawing: one timeline, or several above each other on a common time
+axis.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,21 @@ from typing import NamedTuple
 
 from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError
-from minipipe.schedules import Action, ActionKind, Costs, GradientSum, Span, Timeline, simulate
+from minipipe.schedules import (
+    Action,
+    ActionKind,
+    Costs,
+    GradientSum,
+    Span,
+    Timeline,
+    simulate,
+)
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import in_groups
 from minipipe.specs import Spec
 
-# In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together: whole rounds of F B and of
-# F I W, so that bands look alike.
+# In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together:
+# whole rounds of F B and of F I W, so that bands look alike.
 NARROW, TOGETHER = 3, 12
 
 
@@ -23,7 +33,9 @@ _DRAWN = Spec(ActionTable | Timeline, expected="a Schedule or a Timeline", code=
 
 
 class Beside(NamedTuple):
-    """A transfer concurrent with the actions of a rank: an activation copy, or its part of a gradient all-reduce."""
+    """A transfer concurrent with the actions of a rank: an activation copy, or its part
+    of a gradient all-reduce.
+    """
 
     action: Action
     start: float
@@ -38,51 +50,81 @@ class Panel:
     ----------
     timeline : Timeline
     pairs : int, optional
-        How many (stage, microbatch) pairs count as one microbatch: the stages of a rank. The default is 1.
+        How many (stage, microbatch) pairs count as one microbatch: the stages of a
+        rank. The default is 1.
 
     Attributes
     ----------
     num_slices : int
         The number of slices of a sequence; 1 if microbatches are whole.
     stages : tuple of tuple of int
-        The stages of each rank, its chunks. Stages whose replica on this rank has the first microbatches come first,
-        then the stages of a second replica; the stages of one replica ascend.
+        The stages of each rank, its chunks. Stages whose replica on this rank has the
+        first microbatches come first, then the stages of a second replica; the stages
+        of one replica ascend.
     has_replicas : bool
         Whether a stage is on several ranks.
     """
 
     def __init__(self, timeline: Timeline, pairs: int | None = None) -> None:
-        self.timeline, self.pairs, self.num_slices = timeline, pairs, timeline.num_slices
+        self.timeline, self.pairs, self.num_slices = (
+            timeline,
+            pairs,
+            timeline.num_slices,
+        )
         replicas = _replicas(timeline)
-        on_ranks = ({span.action.stage for span in row if not span.action.kind.is_of_rank} for row in timeline.spans)
+        on_ranks = (
+            {span.action.stage for span in row if not span.action.kind.is_of_rank}
+            for row in timeline.spans
+        )
         self.stages = tuple(
-            tuple(stage for _, stage in sorted((replicas[stage].index(rank), stage) for stage in stages))
+            tuple(
+                stage
+                for _, stage in sorted(
+                    (replicas[stage].index(rank), stage) for stage in stages
+                )
+            )
             for rank, stages in enumerate(on_ranks)
         )
         self.has_replicas = any(len(ranks) > 1 for ranks in replicas.values())
 
     def chunk_of(self, rank: int, action: Action) -> int:
-        """Return the index of an action's stage among the stages of its rank, from 0; 0 for one of the rank itself."""
+        """Return the index of an action's stage among the stages of its rank, from 0; 0
+        for one of the rank itself.
+        """
         return 0 if action.kind.is_of_rank else self._chunks[rank][action.stage]
 
     def beside(self, rank: int) -> list[Beside]:
-        """Return the transfers concurrent with the actions of a rank that take some time; one by one for each kind.
+        """Return the transfers concurrent with the actions of a rank that take some
+        time; one by one for each kind.
 
         Examples
         --------
         >>> from minipipe import Costs, Schedule
-        >>> timeline = simulate(Schedule.from_text("F0 O0 L0 B0"), Costs(copy_bandwidth=1))
-        >>> [(str(copy.action), copy.start, copy.end) for copy in Panel(timeline).beside(0)]
+        >>> timeline = simulate(
+        ...     Schedule.from_text("F0 O0 L0 B0"), Costs(copy_bandwidth=1)
+        ... )
+        >>> [
+        ...     (str(copy.action), copy.start, copy.end)
+        ...     for copy in Panel(timeline).beside(0)
+        ... ]
         [('0O0', 1.0, 2.0), ('0L0', 2.0, 3.0)]
         """
         sums = (found for found in self.timeline.sums if rank in found.ranks)
         own = [Beside(s.actions[s.ranks.index(rank)], s.begin, s.end, s) for s in sums]
         copies = self.timeline.copies[rank] if self.timeline.copies else ()
-        return [each for each in (*own, *starmap(Beside, copies)) if each.end > each.start]
+        return [
+            each for each in (*own, *starmap(Beside, copies)) if each.end > each.start
+        ]
 
     def kinds_beside(self) -> list[ActionKind]:
-        """Return the kinds of transfers concurrent with actions, each for a thin lane of its own."""
-        found = {each.action.kind for rank in range(self.timeline.num_ranks) for each in self.beside(rank)}
+        """Return the kinds of transfers concurrent with actions, each for a thin lane
+        of its own.
+        """
+        found = {
+            each.action.kind
+            for rank in range(self.timeline.num_ranks)
+            for each in self.beside(rank)
+        }
         return [kind for kind in map(ActionKind, KINDS) if kind in found]
 
     def names_stage(self, rank: int) -> bool:
@@ -97,14 +139,23 @@ class Panel:
     @property
     def held_activations(self) -> tuple[tuple[float, ...], ...]:
         """The activations held after each span, by rank."""
-        return tuple(tuple(self._counted(held) for held in row) for row in self.timeline.held_activations)
+        return tuple(
+            tuple(self._counted(held) for held in row)
+            for row in self.timeline.held_activations
+        )
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
-        """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps."""
-        return [(time, self._counted(held)) for time, held in self.timeline.activations_over_time(rank)]
+        """Return (time, activations held) at the start and at the end of each span of a
+        rank: a curve of steps.
+        """
+        return [
+            (time, self._counted(held))
+            for time, held in self.timeline.activations_over_time(rank)
+        ]
 
     def idle_until(self, rank: int, time: float) -> float:
-        """Return the idle time of a rank from the start of the timeline until ``time`` after it.
+        """Return the idle time of a rank from the start of the timeline until ``time``
+        after it.
 
         Examples
         --------
@@ -114,7 +165,11 @@ class Panel:
         [1.0, 5.0, 9.0]
         """
         now = self.timeline.start + time
-        return sum(min(slot.end, now) - slot.start for slot in self.timeline.idle[rank] if slot.start < now)
+        return sum(
+            min(slot.end, now) - slot.start
+            for slot in self.timeline.idle[rank]
+            if slot.start < now
+        )
 
     def _counted(self, pairs: float) -> float:
         return pairs / (self.pairs or 1)
@@ -123,17 +178,29 @@ class Panel:
     def tells_memory(self) -> bool:
         """Whether the memory is known and is not just the number of activations."""
         timeline = self.timeline
-        # Whether costs give a size of 1 to a pair, as they do by default, or to a microbatch.
+        # Whether costs give a size of 1 to a pair, as they do by default, or to a
+        # microbatch.
         of_pairs = timeline.held_activations, timeline.peak_activations
-        of_microbatches = self.held_activations, tuple(map(self._counted, timeline.peak_activations))
-        is_number = (timeline.memory, timeline.peak_memory) in (of_pairs, of_microbatches)
-        return timeline.memory is not None and (timeline.memory_unit == "bytes" or not is_number)
+        of_microbatches = (
+            self.held_activations,
+            tuple(map(self._counted, timeline.peak_activations)),
+        )
+        is_number = (timeline.memory, timeline.peak_memory) in (
+            of_pairs,
+            of_microbatches,
+        )
+        return timeline.memory is not None and (
+            timeline.memory_unit == "bytes" or not is_number
+        )
 
     @property
     def recomputes(self) -> bool:
-        """Whether some backward holds more while it runs than before and after it: recomputed activations."""
+        """Whether some backward holds more while it runs than before and after it:
+        recomputed activations.
+        """
         memory, during = self.timeline.memory, self.timeline.memory_during
-        if memory is None or during is None or self.timeline.copies:  # during copies, more may be held
+        # during copies, more may be held
+        if memory is None or during is None or self.timeline.copies:
             return False
         return any(
             span.action.kind.is_backward and most > max(before, after)
@@ -143,8 +210,12 @@ class Panel:
 
     @property
     def has_late_receipts(self) -> bool:
-        """Whether a receiver of a measured message came late, so that its arrow is longer than the time in flight."""
-        return any(not message.was_awaited for message in self.timeline.measured_messages)
+        """Whether a receiver of a measured message came late, so that its arrow is
+        longer than the time in flight.
+        """
+        return any(
+            not message.was_awaited for message in self.timeline.measured_messages
+        )
 
     @cached_property
     def joined(self) -> dict[Action, Span]:
@@ -155,11 +226,15 @@ class Panel:
 
     @cached_property
     def _chunks(self) -> list[dict[int, int]]:
-        return [{stage: chunk for chunk, stage in enumerate(stages)} for stages in self.stages]
+        return [
+            {stage: chunk for chunk, stage in enumerate(stages)}
+            for stages in self.stages
+        ]
 
 
 def side_by_side(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of a rank as they are drawn: overlapped spans side by side, each in half of their time.
+    """Return the spans of a rank as they are drawn: overlapped spans side by side, each
+    in half of their time.
 
     Examples
     --------
@@ -171,13 +246,18 @@ def side_by_side(spans: Sequence[Span]) -> list[Span]:
     drawn: list[Span] = []
     for group in in_groups(spans):
         start, part = group[0].start, (group[-1].end - group[0].start) / len(group)
-        halves = (Span(span.action, start + i * part, start + (i + 1) * part) for i, span in enumerate(group))
+        halves = (
+            Span(span.action, start + i * part, start + (i + 1) * part)
+            for i, span in enumerate(group)
+        )
         drawn += group if len(group) == 1 else halves
     return drawn
 
 
 def _replicas(timeline: Timeline) -> dict[int, list[int]]:
-    """Return the ranks of each stage, by the lowest microbatch that each of them has."""
+    """Return the ranks of each stage, by the lowest microbatch that each of them
+    has.
+    """
     lowest: dict[int, dict[int, int]] = {}
     for rank, row in enumerate(timeline.spans):
         for (stage, kind, k), _, _ in row:
@@ -189,68 +269,103 @@ def _replicas(timeline: Timeline) -> dict[int, list[int]]:
 
 
 def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
-    """Return, for each item, how many pairs count as one: all pairs of a rank and sequence if these differ, else 1.
+    """Return, for each item, how many pairs count as one: all pairs of a rank and
+    sequence if these differ, else 1.
 
-    This makes the items comparable: a model cut into more stages has the same layers on each rank, but smaller stages;
-    a sequence in slices is a microbatch. There is no such unit if ranks hold no whole number of stages on average.
+    This makes the items comparable: a model cut into more stages has the same layers on
+    each rank, but smaller stages; a sequence in slices is a microbatch. There is no
+    such unit if ranks hold no whole number of stages on average.
 
     Examples
     --------
     >>> from minipipe import schedules
-    >>> shares([schedules.gpipe(4, 8), schedules.zb_v(4, 8)]), shares([schedules.zb_v(4, 8), schedules.v_min(4, 8)])
+    >>> (
+    ...     shares([schedules.gpipe(4, 8), schedules.zb_v(4, 8)]),
+    ...     shares([schedules.zb_v(4, 8), schedules.v_min(4, 8)]),
+    ... )
     ([1, 2], [1, 1])
-    >>> shares([schedules.data_parallel(one, 2) for one in (schedules.gpipe(4, 8), schedules.zb_v(4, 8))])
+    >>> shares(
+    ...     [
+    ...         schedules.data_parallel(one, 2)
+    ...         for one in (schedules.gpipe(4, 8), schedules.zb_v(4, 8))
+    ...     ]
+    ... )
     [1, 2]
     >>> shares([schedules.gpipe(4, 8), schedules.seq1f1b(4, 8, num_slices=4)])
     [1, 4]
     """
     counts = [_num_stages(item) / max(1, item.num_ranks) for item in drawn]
-    least = min([1.0, *filter(None, counts)])  # below one, where copies are side by side; none without a span
+    # below one, where copies are side by side; none without a span
+    least = min([1.0, *filter(None, counts)])
     counts = [count / least for count in counts]
     kinds = [(count, item.num_slices) for count, item in zip(counts, drawn)]
-    are_alike = len(set(kinds)) == 1 or not all(count >= 1 and count.is_integer() for count in counts)
+    are_alike = len(set(kinds)) == 1 or not all(
+        count >= 1 and count.is_integer() for count in counts
+    )
     return [1 if are_alike else int(count) * slices for count, slices in kinds]
 
 
 def _num_stages(item: ActionTable | Timeline) -> int:
     if isinstance(item, ActionTable):
         return item.num_stages
-    return len({span.action.stage for row in item.spans for span in row if not span.action.kind.is_of_rank})
+    return len(
+        {
+            span.action.stage
+            for row in item.spans
+            for span in row
+            if not span.action.kind.is_of_rank
+        }
+    )
 
 
 def chunks_of(item: ActionTable | Timeline, share: int) -> int:
-    """Return how many stages of a rank count as one if a number of pairs does: pairs of slices belong together."""
+    """Return how many stages of a rank count as one if a number of pairs does: pairs of
+    slices belong together.
+    """
     return max(1, share // item.num_slices)
 
 
 def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     """Return a panel for each schedule (F, I and W one unit each) or timeline.
 
-    If ranks hold different numbers of stages, or sequences are cut into different numbers of slices, F, I and W of
-    a rank and sequence are one unit each, and an activation is a microbatch of all layers of its rank: see
-    :func:`shares`.
+    If ranks hold different numbers of stages, or sequences are cut into different
+    numbers of slices, F, I and W of a rank and sequence are one unit each, and an
+    activation is a microbatch of all layers of its rank: see :func:`shares`.
 
     Raises
     ------
     ArgumentError
-        Code ``type``: if an argument is neither.
-        Code ``value``: if there is nothing to draw, or if the units differ, so that there is no common axis.
+        Code ``type``: if an argument is neither. Code ``value``: if there is nothing to
+        draw, or if the units differ, so that there is no common axis.
     """
     if not drawn:
-        raise ArgumentError("value", "Nothing to draw; expected at least one Schedule or Timeline.")
+        raise ArgumentError(
+            "value", "Nothing to draw; expected at least one Schedule or Timeline."
+        )
     for item in drawn:
         _DRAWN.check("An argument", item)
     pairs = shares(drawn)
     timelines = [
-        item if isinstance(item, Timeline) else simulate(item, Costs().cut(chunks_of(item, share)))
+        item
+        if isinstance(item, Timeline)
+        else simulate(item, Costs().cut(chunks_of(item, share)))
         for item, share in zip(drawn, pairs)
     ]
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
-        message = f"These timelines are in {' and in '.join(units)}, so one axis cannot show them together."
+        message = (
+            f"These timelines are in {' and in '.join(units)}, so one axis cannot show "
+            "them together."
+        )
         raise ArgumentError(
-            "value", f"{message} Simulate the predicted timeline with Costs(unit='s') and times in seconds."
+            "value",
+            (
+                f"{message} Simulate the predicted timeline with Costs(unit='s') and "
+                "times in seconds."
+            ),
         )
     own = [timeline.pairs_per_microbatch for timeline in timelines]
     pairs = pairs if None in own else [count or 1 for count in own]
-    return tuple(map(Panel, timelines, pairs if max(pairs) > 1 else [None] * len(pairs)))
+    return tuple(
+        map(Panel, timelines, pairs if max(pairs) > 1 else [None] * len(pairs))
+    )

@@ -1,14 +1,16 @@
-"""Timelines as traces for ui.perfetto.dev and chrome://tracing, which zoom, search, query and follow messages.
+"""Timelines as traces for ui.perfetto.dev and chrome://tracing, which zoom, search,
+query and follow messages.
 
 The format is Chrome's Trace Event Format, a list of events in JSON:
 
 ====  ==================================================================================================
 "ph"  here
 ====  ==================================================================================================
-M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or its concurrent transfers)
-X     a slice: an action, an overlapped pair or an idle time, with its start ``ts`` and its length ``dur`` in us
-s, f  a message: its arrow starts in the slice of the producer and ends in the slice of the consumer
-C     a counter: the activations, or the versions of weights, that a rank holds from ``ts`` on
+M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or its
+concurrent transfers) X     a slice: an action, an overlapped pair or an idle time, with
+its start ``ts`` and its length ``dur`` in us s, f  a message: its arrow starts in the
+slice of the producer and ends in the slice of the consumer C     a counter: the
+activations, or the versions of weights, that a rank holds from ``ts`` on
 ====  ==================================================================================================
 """
 
@@ -21,7 +23,12 @@ from typing import Any
 
 from minipipe.errors import ArgumentError
 from minipipe.io import note_lines, printable
-from minipipe.render.descriptions import describe_idle, describe_message, origin, short_label
+from minipipe.render.descriptions import (
+    describe_idle,
+    describe_message,
+    origin,
+    short_label,
+)
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules import Action, ActionKind, Message, Span, Timeline
 from minipipe.schedules.action import number_of
@@ -30,12 +37,15 @@ from minipipe.schedules.simulation.timeline import format_time
 
 Event = dict[str, Any]
 
-# Eighths of a microsecond are exact as floats, also when multiplied by 1000. Viewers count in nanoseconds and drop a
-# slice that overlaps the one before. Adjacent slices must therefore touch exactly, however a viewer rounds.
+# Eighths of a microsecond are exact as floats, also when multiplied by 1000. Viewers
+# count in nanoseconds and drop a slice that overlaps the one before. Adjacent slices
+# must therefore touch exactly, however a viewer rounds.
 _STEPS = 8
-_MICROSECONDS = {"s": 1e6}  # per unit of time; any other unit is drawn as one millisecond
+# per unit of time; any other unit is drawn as one millisecond
+_MICROSECONDS = {"s": 1e6}
 _LONGEST = 2**53  # steps: beyond this, floats are not exact
-# The fixed colours of chrome://tracing closest to palette.py. Perfetto chooses a colour by the name of a slice.
+# The fixed colours of chrome://tracing closest to palette.py. Perfetto chooses a colour
+# by the name of a slice.
 _COLOURS = {
     ActionKind.FORWARD: "thread_state_runnable",  # blue
     ActionKind.BACKWARD: "thread_state_uninterruptible",  # pink
@@ -45,16 +55,24 @@ _COLOURS = {
     ActionKind.REDUCE_GRAD: "olive",
     ActionKind.RECOMPUTE: "yellow",
 }
-_BESIDE = {ActionKind.REDUCE_GRAD: "sums", ActionKind.OFFLOAD: "offloads", ActionKind.LOAD: "loads"}
+_BESIDE = {
+    ActionKind.REDUCE_GRAD: "sums",
+    ActionKind.OFFLOAD: "offloads",
+    ActionKind.LOAD: "loads",
+}
 _OTHER_COLOUR = "generic_work"  # grey, of SEND and RECV
 _IDLE_COLOUR = "thread_state_sleeping"  # nearly white
 
 
-def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
-    """Write schedules (F, I and W one unit each) or timelines as a trace for ui.perfetto.dev or chrome://tracing.
+def perfetto_trace(
+    *drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()
+) -> str:
+    """Write schedules (F, I and W one unit each) or timelines as a trace for
+    ui.perfetto.dev or chrome://tracing.
 
-    Each timeline is a process. Each rank has a thread of actions and, below it, a thread of idle times with their
-    causes. Arrows are messages, and counters show the activations held. All timelines start at 0 for comparison.
+    Each timeline is a process. Each rank has a thread of actions and, below it, a
+    thread of idle times with their causes. Arrows are messages, and counters show the
+    activations held. All timelines start at 0 for comparison.
 
     Parameters
     ----------
@@ -62,21 +80,22 @@ def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, not
         All in the same unit of time.
     title : str, optional
     notes : sequence of str
-        Lines about the drawing, such as the machine and the date. The title and the notes go to ``otherData``, which
-        viewers display.
+        Lines about the drawing, such as the machine and the date. The title and the
+        notes go to ``otherData``, which viewers display.
 
     Returns
     -------
     str
-        JSON. Times are in microseconds, rounded to an eighth; an abstract unit of time is one millisecond. A message
-        has no arrow if its producer or its consumer is too short after rounding.
+        JSON. Times are in microseconds, rounded to an eighth; an abstract unit of time
+        is one millisecond. A message has no arrow if its producer or its consumer is
+        too short after rounding.
 
     Raises
     ------
     ArgumentError
-        Code ``type``: if an argument is neither a schedule nor a timeline.
-        Code ``value``: if there is nothing to draw, if the units differ, or if a timeline is longer than the limit of
-        35 years.
+        Code ``type``: if an argument is neither a schedule nor a timeline. Code
+        ``value``: if there is nothing to draw, if the units differ, or if a timeline is
+        longer than the limit of 35 years.
 
     References
     ----------
@@ -87,12 +106,21 @@ def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, not
     >>> import json
     >>> from minipipe import schedules
     >>> trace = json.loads(perfetto_trace(schedules.gpipe(2, 2)))
-    >>> next(f"{e['name']} at {e['ts']:g} us" for e in trace["traceEvents"] if e.get("cat") == "B")
+    >>> next(
+    ...     f"{e['name']} at {e['ts']:g} us"
+    ...     for e in trace["traceEvents"]
+    ...     if e.get("cat") == "B"
+    ... )
     'B0 at 5000 us'
     """
-    numbers = count(1)  # of processes, threads and messages: all are distinct, whatever a viewer joins by
+    # of processes, threads and messages: all are distinct, whatever a viewer joins by
+    numbers = count(1)
     processes = [_Process(panel, numbers) for panel in panels_of(drawn)]
-    events = [json.dumps(event, allow_nan=False) for process in processes for event in process.events()]
+    events = [
+        json.dumps(event, allow_nan=False)
+        for process in processes
+        for event in process.events()
+    ]
     facts = {"title": title and printable(title), "notes": note_lines(notes)}
     about = json.dumps(
         {
@@ -102,7 +130,10 @@ def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, not
         }
     )
     lines = ",\n".join(events)
-    return f'{{"displayTimeUnit": "ms",\n"otherData": {about},\n"traceEvents": [\n{lines}\n]}}\n'
+    return (
+        f'{{"displayTimeUnit": "ms",\n"otherData": {about},\n"traceEvents": '
+        f"[\n{lines}\n]}}\n"
+    )
 
 
 class _Process:
@@ -117,14 +148,22 @@ class _Process:
         if not timeline.makespan * self.scale < _LONGEST:
             length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
             raise ArgumentError(
-                "value", f"{length}, but a trace may last at most {_LONGEST / self.scale:.3g}; choose another unit."
+                "value",
+                (
+                    f"{length}, but a trace may last at most "
+                    f"{_LONGEST / self.scale:.3g}; choose another unit."
+                ),
             )
         self.process = next(numbers)
-        self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]  # by rank: actions, idle time
+        # by rank: actions, idle time
+        self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]
         self.beside = {  # by rank, kind and stage of concurrent transfers
             place: next(numbers)
             for rank in range(timeline.num_ranks)
-            for place in dict.fromkeys((rank, each.action.kind, each.action.stage) for each in panel.beside(rank))
+            for place in dict.fromkeys(
+                (rank, each.action.kind, each.action.stage)
+                for each in panel.beside(rank)
+            )
         }
 
     def summary(self) -> Event:
@@ -145,21 +184,32 @@ class _Process:
             yield from self.actions(rank)
             yield from self.idle(rank)
             yield from self.held(rank)
-            yield from self.counter(rank, "versions", "of weights", self.timeline.versions_over_time(rank))
+            yield from self.counter(
+                rank, "versions", "of weights", self.timeline.versions_over_time(rank)
+            )
         for rank in range(self.timeline.num_ranks):
             yield from self.going_on_beside(rank)
         yield from self.messages()
 
-    # -- the kinds of events -------------------------------------------------------------------------
+    # -- the kinds of events -----------------------------------------------------------
 
     def names(self) -> Iterator[Event]:
         timeline, process = self.timeline, self.process
-        yield self.named("process_name", process, name=f"{timeline.name}, {origin(timeline)}")
-        makespan, bubble = format_time(timeline.makespan, timeline.unit), f"{100 * timeline.bubble_fraction:.1f} %"
-        yield self.named("process_labels", process, labels=f"makespan {makespan},bubble {bubble}")
+        yield self.named(
+            "process_name", process, name=f"{timeline.name}, {origin(timeline)}"
+        )
+        makespan, bubble = (
+            format_time(timeline.makespan, timeline.unit),
+            f"{100 * timeline.bubble_fraction:.1f} %",
+        )
+        yield self.named(
+            "process_labels", process, labels=f"makespan {makespan},bubble {bubble}"
+        )
         yield self.named("process_sort_index", process, sort_index=self.process)
         named = (
-            (rank, name, thread) for rank, own in enumerate(self.threads) for name, thread in zip(("", ", idle"), own)
+            (rank, name, thread)
+            for rank, own in enumerate(self.threads)
+            for name, thread in zip(("", ", idle"), own)
         )
         beside = (
             (rank, f", {_BESIDE.get(kind, kind)} of stage {stage}", thread)
@@ -173,19 +223,28 @@ class _Process:
         thread, names_stage = self.threads[rank][0], self.panel.names_stage(rank)
         for index, (action, start, end) in enumerate(self.timeline.spans[rank]):
             if end > start or not action.kind.is_communication:
-                name, colour = short_label(action, names_stage), _COLOURS.get(action.kind, _OTHER_COLOUR)
+                name, colour = (
+                    short_label(action, names_stage),
+                    _COLOURS.get(action.kind, _OTHER_COLOUR),
+                )
                 about = self.about(rank, index)
-                if other := self.panel.joined.get(action):  # two slices at one time would be drawn below each other
+                # two slices at one time would be drawn below each other
+                if other := self.panel.joined.get(action):
                     if action.kind is not ActionKind.FORWARD:
                         continue
                     name = f"{name} & {short_label(other.action, names_stage)}"
                     about = {"forward": about, "backward": self.about(rank, index + 1)}
-                yield self.slice_of(name, action.kind.value, colour, thread, start, end, about)
+                yield self.slice_of(
+                    name, action.kind.value, colour, thread, start, end, about
+                )
 
     def about(self, rank: int, index: int) -> Event:
         """Return the details of an action, which viewers show on a click."""
         timeline, action = self.timeline, self.timeline.spans[rank][index].action
-        place = {"stage": action.stage, "microbatch": number_of(action.microbatch, timeline.num_slices)}
+        place = {
+            "stage": action.stage,
+            "microbatch": number_of(action.microbatch, timeline.num_slices),
+        }
         about = {
             **({} if action.kind.is_of_rank else place),
             "kind": action.kind.declaration.words,
@@ -193,34 +252,68 @@ class _Process:
             "on the critical path": action in self.critical,
         }
         if timeline.memory:
-            about[f"held {timeline.memory_unit} after it"] = timeline.memory[rank][index]
+            about[f"held {timeline.memory_unit} after it"] = timeline.memory[rank][
+                index
+            ]
         return about
 
     def idle(self, rank: int) -> Iterator[Event]:
         for idle in self.timeline.idle[rank]:
             if self.steps(idle.end) > self.steps(idle.start):
                 thread, about = self.threads[rank][1], {"why": describe_idle(idle)}
-                yield self.slice_of(idle.cause.value, "idle", _IDLE_COLOUR, thread, idle.start, idle.end, about)
+                yield self.slice_of(
+                    idle.cause.value,
+                    "idle",
+                    _IDLE_COLOUR,
+                    thread,
+                    idle.start,
+                    idle.end,
+                    about,
+                )
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
-        curve = timeline.memory_over_time(rank) if timeline.memory else self.panel.activations_over_time(rank)
-        name, series = ("memory", timeline.memory_unit) if timeline.memory else ("held", "activations")
+        curve = (
+            timeline.memory_over_time(rank)
+            if timeline.memory
+            else self.panel.activations_over_time(rank)
+        )
+        name, series = (
+            ("memory", timeline.memory_unit)
+            if timeline.memory
+            else ("held", "activations")
+        )
         yield from self.counter(rank, name, series, [(timeline.start, 0), *curve])
 
-    def counter(self, rank: int, name: str, series: str, curve: Iterable[tuple[float, float]]) -> Iterator[Event]:
+    def counter(
+        self, rank: int, name: str, series: str, curve: Iterable[tuple[float, float]]
+    ) -> Iterator[Event]:
         for time, value in {self.time(time): value for time, value in curve}.items():
-            yield self.event("C", f"rank {rank} {name}", self.threads[rank][0], ts=time, args={series: value})
+            yield self.event(
+                "C",
+                f"rank {rank} {name}",
+                self.threads[rank][0],
+                ts=time,
+                args={series: value},
+            )
 
     def going_on_beside(self, rank: int) -> Iterator[Event]:
-        """Draw the gradient all-reduces and the copies of a rank, which run concurrently with its actions."""
+        """Draw the gradient all-reduces and the copies of a rank, which run
+        concurrently with its actions.
+        """
         for action, start, end, whole in self.panel.beside(rank):
             about: Event = {"kind": action.kind.declaration.words}
             if whole:
-                about |= {"ranks": list(whole.ranks), "came last": f"rank {whole.last_rank}"}
+                about |= {
+                    "ranks": list(whole.ranks),
+                    "came last": f"rank {whole.last_rank}",
+                }
             if self.steps(end) > self.steps(start):
                 thread, kind = self.beside[rank, action.kind, action.stage], action.kind
-                name, colour = short_label(action, self.panel.names_stage(rank)), _COLOURS.get(kind, _OTHER_COLOUR)
+                name, colour = (
+                    short_label(action, self.panel.names_stage(rank)),
+                    _COLOURS.get(kind, _OTHER_COLOUR),
+                )
                 yield self.slice_of(name, kind.value, colour, thread, start, end, about)
 
     def messages(self) -> Iterator[Event]:
@@ -229,27 +322,59 @@ class _Process:
             yield from self.message(message, spans)
 
     def message(self, message: Message, spans: dict[Action, Span]) -> Iterator[Event]:
-        """Draw an arrow from the end of the producer's slice to the start of the consumer's slice.
+        """Draw an arrow from the end of the producer's slice to the start of the
+        consumer's slice.
 
-        Both ends lie half a step inside. At the very edge, a viewer might choose the adjacent slice.
+        Both ends lie half a step inside. At the very edge, a viewer might choose the
+        adjacent slice.
         """
         produced, consumed = spans[message.value], spans[message.used_by]
         ends = self.steps(consumed.start)
-        starts = min(self.steps(produced.end), ends)  # the clocks of ranks may differ: no arrow points back in time
+        # the clocks of ranks may differ: no arrow points back in time
+        starts = min(self.steps(produced.end), ends)
         if starts <= self.steps(produced.start) or ends == self.steps(consumed.end):
             return  # one of the two slices is too short for an arrow
         own = {"cat": "message", "id": next(self.numbers)}
-        name, about = describe_message(message), {} if message.size is None else {"size": message.size}
-        source, destination = self.threads[message.source][0], self.threads[message.destination][0]
-        yield self.event("s", name, source, ts=(starts - 0.5) / _STEPS, **own, args=about)
-        # The binding point "e" selects the slice that encloses the end of the arrow, not the next one.
-        yield self.event("f", name, destination, ts=(ends + 0.5) / _STEPS, **own, bp="e")
+        name, about = (
+            describe_message(message),
+            {} if message.size is None else {"size": message.size},
+        )
+        source, destination = (
+            self.threads[message.source][0],
+            self.threads[message.destination][0],
+        )
+        yield self.event(
+            "s", name, source, ts=(starts - 0.5) / _STEPS, **own, args=about
+        )
+        # The binding point "e" selects the slice that encloses the end of the arrow,
+        # not the next one.
+        yield self.event(
+            "f", name, destination, ts=(ends + 0.5) / _STEPS, **own, bp="e"
+        )
 
-    # -- the form of an event -----------------------------------------------------------------------------
+    # -- the form of an event ----------------------------------------------------------
 
-    def slice_of(self, name: str, kind: str, colour: str, thread: int, start: float, end: float, about: Event) -> Event:
+    def slice_of(
+        self,
+        name: str,
+        kind: str,
+        colour: str,
+        thread: int,
+        start: float,
+        end: float,
+        about: Event,
+    ) -> Event:
         length = (self.steps(end) - self.steps(start)) / _STEPS
-        return self.event("X", name, thread, ts=self.time(start), dur=length, cat=kind, cname=colour, args=about)
+        return self.event(
+            "X",
+            name,
+            thread,
+            ts=self.time(start),
+            dur=length,
+            cat=kind,
+            cname=colour,
+            args=about,
+        )
 
     def named(self, metadata: str, thread: int, **names: str | int) -> Event:
         return self.event("M", metadata, thread, args=names)

@@ -13,8 +13,9 @@ from minipipe.render.contrast import luminance as relative_luminance
 from minipipe.schedules.action import ActionKind
 
 _GREYS = (247, 243, 240, 237)  # of SEND and RECV
-# The hues of palette.py in the nearest of a terminal's 256 colours: for the first chunk of a rank, then a shade darker
-# for each further chunk. Background and text are both set, so that labels are legible on dark and light terminals.
+# The hues of palette.py in the nearest of a terminal's 256 colours: for the first chunk
+# of a rank, then a shade darker for each further chunk. Background and text are both
+# set, so that labels are legible on dark and light terminals.
 SHADES = MappingProxyType(
     {
         ActionKind.FORWARD: (117, 74, 31, 24),
@@ -30,7 +31,9 @@ IDLE = "38;5;244"  # a grey, visible on black and on white
 ALARM = "1;38;5;160"  # a red, visible on both
 
 
-def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | None = None) -> bool:
+def has_colour(
+    stream: TextIO | None = None, environment: Mapping[str, str] | None = None
+) -> bool:
     """Return whether the output to a stream may be coloured.
 
     Parameters
@@ -38,8 +41,9 @@ def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | No
     stream : TextIO, optional
         By default standard output.
     environment : mapping, optional
-        By default the environment of the process. Its variables decide in this order: ``NO_COLOR`` (any value: no),
-        ``FORCE_COLOR`` (any value but 0: yes), ``TERM`` (``dumb``: no). Without them, a terminal may be coloured.
+        By default the environment of the process. Its variables decide in this order:
+        ``NO_COLOR`` (any value: no), ``FORCE_COLOR`` (any value but 0: yes), ``TERM``
+        (``dumb``: no). Without them, a terminal may be coloured.
 
     References
     ----------
@@ -47,7 +51,10 @@ def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | No
 
     Examples
     --------
-    >>> has_colour(environment={"FORCE_COLOR": "1"}), has_colour(environment={"FORCE_COLOR": "1", "NO_COLOR": "1"})
+    >>> (
+    ...     has_colour(environment={"FORCE_COLOR": "1"}),
+    ...     has_colour(environment={"FORCE_COLOR": "1", "NO_COLOR": "1"}),
+    ... )
     (True, False)
     """
     variables = os.environ if environment is None else environment
@@ -71,7 +78,8 @@ def paint(text: str, code: str) -> str:
 
 
 def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
-    """Return the colours of an action: its background, and black or white for its label, the more legible one.
+    """Return the colours of an action: its background, and black or white for its
+    label, the more legible one.
 
     The fill characters after the label have the colour of the background.
     """
@@ -82,7 +90,8 @@ def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
 
 
 def luminance(colour: int) -> float:
-    """Return the relative luminance of one of the colours 16 to 255, from 0 (black) to 1 (white).
+    """Return the relative luminance of one of the colours 16 to 255, from 0 (black) to
+    1 (white).
 
     Above 0.18, black text is more legible than white.
     """

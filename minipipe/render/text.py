@@ -1,4 +1,6 @@
-"""Timelines as text: a row for each rank, time from left to right in columns of characters."""
+"""Timelines as text: a row for each rank, time from left to right in columns of
+characters.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ from minipipe.schedules import Action, ActionKind, Span, Timeline
 from minipipe.schedules.action_table import ActionTable
 from minipipe.specs import TEXT_WIDTH
 
-_FEW_BANDS, _MANY_BANDS = 4, 6  # with space between labels; before labels shrink to letters
+# with space between labels; before labels shrink to letters
+_FEW_BANDS, _MANY_BANDS = 4, 6
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
-_LETTERS = {ActionKind.SEND_F: "S", ActionKind.SEND_B: "S", ActionKind.RECV_F: "R", ActionKind.RECV_B: "R"}
+_LETTERS = {
+    ActionKind.SEND_F: "S",
+    ActionKind.SEND_B: "S",
+    ActionKind.RECV_F: "R",
+    ActionKind.RECV_B: "R",
+}
 
 
 class Columns(NamedTuple):
@@ -31,9 +39,11 @@ class Columns(NamedTuple):
     makespan : float
         The longest makespan of the drawing.
     total, band : int
-        The columns of the whole makespan, and the columns of one band. Further bands are drawn below.
+        The columns of the whole makespan, and the columns of one band. Further bands
+        are drawn below.
     names_stages : bool
-        Whether labels name the stage on ranks with several stages. Otherwise lower case marks the second of two stages.
+        Whether labels name the stage on ranks with several stages. Otherwise lower case
+        marks the second of two stages.
     """
 
     makespan: float
@@ -51,56 +61,84 @@ class Columns(NamedTuple):
 
 
 def drawn_spans(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of a rank without sends and receives of no duration; overlapped ones side by side."""
-    visible = (span for span in spans if not span.action.kind.is_communication or span.end > span.start)
+    """Return the spans of a rank without sends and receives of no duration; overlapped
+    ones side by side.
+    """
+    visible = (
+        span
+        for span in spans
+        if not span.action.kind.is_communication or span.end > span.start
+    )
     return side_by_side(list(visible))
 
 
 def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[str]:
-    """Return the possible labels of an action, the longest first: ``2F3``, ``F3``, ``F``; ``f3``, ``f`` on chunk 1.
+    """Return the possible labels of an action, the longest first: ``2F3``, ``F3``,
+    ``F``; ``f3``, ``f`` on chunk 1.
 
     Examples
     --------
     >>> from minipipe import schedules, simulate
     >>> panel = Panel(simulate(schedules.zb_v(2, 3)))
-    >>> labels(panel, 0, Action.parse("3F1"), names_stages=True), labels(panel, 0, Action.parse("3F1"), False)
+    >>> (
+    ...     labels(panel, 0, Action.parse("3F1"), names_stages=True),
+    ...     labels(panel, 0, Action.parse("3F1"), False),
+    ... )
     (['3F1', 'f1', 'f'], ['f1', 'f'])
     """
     name = action.kind.value
     if action.kind.is_of_rank:
         return [name]
-    short = [f"{letter}{action.microbatch}" for letter in dict.fromkeys((name, name[0]))]
+    short = [
+        f"{letter}{action.microbatch}" for letter in dict.fromkeys((name, name[0]))
+    ]
     short.append(name[0])
     if not panel.names_stage(rank):
         return short
     if len(panel.stages[rank]) == 2 and panel.chunk_of(rank, action) == 1:
         short = [label.lower() for label in short]
-    return [f"{action.stage}{action.kind}{action.microbatch}", *short] if names_stages else short
+    return (
+        [f"{action.stage}{action.kind}{action.microbatch}", *short]
+        if names_stages
+        else short
+    )
 
 
 def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
     """Choose the columns of the longest makespan and of one band.
 
-    If all labels fit into one band, there is one band. Otherwise there are a few, with the longest labels that fit. If
-    none fit, all but the shortest actions get at least one column. Integral times get a whole number of columns per
-    unit.
+    If all labels fit into one band, there is one band. Otherwise there are a few, with
+    the longest labels that fit. If none fit, all but the shortest actions get at least
+    one column. Integral times get a whole number of columns per unit.
     """
     makespan = max(panel.timeline.makespan for panel in panels)
     if not makespan:
         return Columns(makespan, room, room)
-    per_unit = math.lcm(*(panel.num_slices for panel in panels))  # a slice takes a part of a unit
+    # a slice takes a part of a unit
+    per_unit = math.lcm(*(panel.num_slices for panel in panels))
     is_whole = _are_whole(panels, per_unit)
-    fitted = (_of_whole_units if is_whole else _of_any_times)(panels, makespan, room, per_unit)
-    longest = max(len(drawn_spans(row)) for panel in panels for row in panel.timeline.spans)
-    if fitted is None or fitted.total < longest:  # a column for each action, not to scale
-        return Columns(makespan, room * max(_FEW_BANDS, math.ceil(longest / room)), room)
+    fitted = (_of_whole_units if is_whole else _of_any_times)(
+        panels, makespan, room, per_unit
+    )
+    longest = max(
+        len(drawn_spans(row)) for panel in panels for row in panel.timeline.spans
+    )
+    # a column for each action, not to scale
+    if fitted is None or fitted.total < longest:
+        return Columns(
+            makespan, room * max(_FEW_BANDS, math.ceil(longest / room)), room
+        )
     return fitted
 
 
-def places_of(spans: Sequence[Span], start: float, columns: Columns) -> list[tuple[int, int]]:
-    """Return the columns of each span: from its rounded start to its rounded end, at least one column if it fits.
+def places_of(
+    spans: Sequence[Span], start: float, columns: Columns
+) -> list[tuple[int, int]]:
+    """Return the columns of each span: from its rounded start to its rounded end, at
+    least one column if it fits.
 
-    A span that would be invisible pushes its neighbours to the right or, at the edge, to the left.
+    A span that would be invisible pushes its neighbours to the right or, at the edge,
+    to the left.
     """
     if not columns.makespan or not spans:
         return [(0, 0)] * len(spans)
@@ -109,7 +147,9 @@ def places_of(spans: Sequence[Span], start: float, columns: Columns) -> list[tup
         first = max(taken, round(columns.column(begin - start)))
         taken = max(first + 1, round(columns.column(end - start)))
         places.append((first, taken))
-    limit = min(columns.total, max(math.ceil(columns.column(spans[-1].end - start)), len(spans)))
+    limit = min(
+        columns.total, max(math.ceil(columns.column(spans[-1].end - start)), len(spans))
+    )
     for i in range(len(places) - 1, -1, -1):
         first, last = places[i]
         last = min(last, limit)
@@ -119,19 +159,35 @@ def places_of(spans: Sequence[Span], start: float, columns: Columns) -> list[tup
     return places
 
 
-def are_near(spans: Sequence[Span], places: Sequence[tuple[int, int]], start: float, columns: Columns) -> bool:
-    """Return whether positions and lengths are nearly to scale: within a thirtieth of the total."""
+def are_near(
+    spans: Sequence[Span],
+    places: Sequence[tuple[int, int]],
+    start: float,
+    columns: Columns,
+) -> bool:
+    """Return whether positions and lengths are nearly to scale: within a thirtieth of
+    the total.
+    """
     tolerance = max(2, columns.total // 30)
-    drift = max((abs(first - columns.column(span.start - start)) for span, (first, _) in zip(spans, places)), default=0)
+    drift = max(
+        (
+            abs(first - columns.column(span.start - start))
+            for span, (first, _) in zip(spans, places)
+        ),
+        default=0,
+    )
     drawn = sum(last - first for first, last in places)
     length = columns.column(sum(span.end - span.start for span in spans))
     return drift <= tolerance and abs(drawn - length) <= tolerance
 
 
 def label_width(panels: Sequence[Panel], names_stages: bool) -> int:
-    """Return the width of the longest label of a computation, plus a space before a label that begins with a digit."""
+    """Return the width of the longest label of a computation, plus a space before a
+    label that begins with a digit.
+    """
     found = (
-        len(labels(panel, rank, span.action, names_stages)[0]) + (names_stages and panel.names_stage(rank))
+        len(labels(panel, rank, span.action, names_stages)[0])
+        + (names_stages and panel.names_stage(rank))
         for panel in panels
         for rank, row in enumerate(panel.timeline.spans)
         for span in row
@@ -141,25 +197,34 @@ def label_width(panels: Sequence[Panel], names_stages: bool) -> int:
 
 
 def shortest_time(panels: Sequence[Panel]) -> float:
-    """Return the tenth percentile of the durations, so that a single short action does not stretch the drawing."""
+    """Return the tenth percentile of the durations, so that a single short action does
+    not stretch the drawing.
+    """
     spans = (span for panel in panels for row in panel.timeline.spans for span in row)
     times = sorted(end - start for _, start, end in spans if end > start)
     return times[len(times) // 10] if times else 1.0
 
 
-def _of_whole_units(panels: Sequence[Panel], makespan: float, room: int, per_unit: int) -> Columns | None:
-    """Lay out times that are multiples of a fraction of a unit, each fraction with a whole number of columns.
+def _of_whole_units(
+    panels: Sequence[Panel], makespan: float, room: int, per_unit: int
+) -> Columns | None:
+    """Lay out times that are multiples of a fraction of a unit, each fraction with a
+    whole number of columns.
 
     Bands have nearly equal length.
     """
-    units, shortest = int(makespan * per_unit), max(1, int(shortest_time(panels) * per_unit))
+    units, shortest = (
+        int(makespan * per_unit),
+        max(1, int(shortest_time(panels) * per_unit)),
+    )
     if units > _MANY_BANDS * room:
         return _of_any_times(panels, makespan, room)
     most = min(_MOST_COLUMNS, room // units)
     names, short = label_width(panels, True), label_width(panels, False)
     if most * shortest >= names:
         return Columns(makespan, units * most, room)
-    has_letters = max(len(stages) for panel in panels for stages in panel.stages) <= 2  # whose case tells the stage
+    # whose case tells the stage
+    has_letters = max(len(stages) for panel in panels for stages in panel.stages) <= 2
     for most_bands, width, names_stages in (
         (_FEW_BANDS, max(names, short + 1), True),
         (_FEW_BANDS if has_letters else 0, short, False),
@@ -170,19 +235,28 @@ def _of_whole_units(panels: Sequence[Panel], makespan: float, room: int, per_uni
         each = math.ceil(width / shortest)
         bands = math.ceil(units / (room // each))
         if bands <= most_bands:
-            return Columns(makespan, units * each, _even(units, bands, room // each) * each, names_stages)
+            return Columns(
+                makespan,
+                units * each,
+                _even(units, bands, room // each) * each,
+                names_stages,
+            )
     each = max(1, _FEW_BANDS * room // units)
     return Columns(makespan, units * each, room // each * each, names_stages=False)
 
 
 def _even(units: int, bands: int, most: int) -> int:
-    """Return the units of a band: as few as the number of bands allows, in multiples of five if they fit."""
+    """Return the units of a band: as few as the number of bands allows, in multiples of
+    five if they fit.
+    """
     least = math.ceil(units / bands)
     fives = 5 * math.ceil(least / 5)
     return fives if fives <= most else least
 
 
-def _of_any_times(panels: Sequence[Panel], makespan: float, room: int, _: int = 1) -> Columns | None:
+def _of_any_times(
+    panels: Sequence[Panel], makespan: float, room: int, _: int = 1
+) -> Columns | None:
     names, short = label_width(panels, True), label_width(panels, False)
     ratio = makespan / shortest_time(panels)  # may be infinite
     for width, names_stages, most_bands in (
@@ -194,7 +268,9 @@ def _of_any_times(panels: Sequence[Panel], makespan: float, room: int, _: int = 
     ):
         bands = width * ratio / room
         if bands <= most_bands:
-            return Columns(makespan, room * max(1, math.ceil(bands)), room, names_stages)
+            return Columns(
+                makespan, room * max(1, math.ceil(bands)), room, names_stages
+            )
     return None
 
 
@@ -221,40 +297,52 @@ FILL = {
     ActionKind.LOAD: "<",
     ActionKind.REDUCE_GRAD: "%",
 }
-_BESIDE = {ActionKind.REDUCE_GRAD: "sum", ActionKind.OFFLOAD: "out", ActionKind.LOAD: "in"}  # names of thin lanes
+# names of thin lanes
+_BESIDE = {
+    ActionKind.REDUCE_GRAD: "sum",
+    ActionKind.OFFLOAD: "out",
+    ActionKind.LOAD: "in",
+}
 Cell = tuple[str, str]  # a character and its colours
 _EMPTY: Cell = (" ", "")
 
 
-def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = False) -> str:
-    """Draw schedules (F, I and W one unit each) or timelines as text, above each other on a common time axis.
+def draw_text(
+    *drawn: ActionTable | Timeline, width: int = 80, colour: bool = False
+) -> str:
+    """Draw schedules (F, I and W one unit each) or timelines as text, above each other
+    on a common time axis.
 
     Parameters
     ----------
     *drawn : Schedule or Timeline
         Each is drawn from its own start, so that equal columns are equal times.
     width : int
-        The largest width of a row, in columns; at least 40. Longer rows continue in a band below. Captions wrap at 80
-        columns, or at the width if that is larger.
+        The largest width of a row, in columns; at least 40. Longer rows continue in a
+        band below. Captions wrap at 80 columns, or at the width if that is larger.
     colour : bool
-        Whether to add terminal colours, one for each kind of action, a shade darker for each further stage of a rank.
-        :func:`minipipe.render.has_colour` checks that a terminal supports them. The characters stay the same.
+        Whether to add terminal colours, one for each kind of action, a shade darker for
+        each further stage of a rank. :func:`minipipe.render.has_colour` checks that a
+        terminal supports them. The characters stay the same.
 
     Returns
     -------
     str
-        A row for each rank, then a legend and a caption. An action begins with as much of its label as fits: ``F3``, or
-        ``2F3`` if its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
-        ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update, ``:`` an R, ``+`` a send that
-        blocks, and ``·`` is idle time. ``F3-&B1=`` are an overlapped forward and backward, each in half of their
-        time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column at which the time
-        next to it begins. Below a rank, ``%`` is a gradient all-reduce, while the rank continues.
+        A row for each rank, then a legend and a caption. An action begins with as much
+        of its label as fits: ``F3``, or ``2F3`` if its rank has several stages. If
+        stages do not fit, lower case marks the second of two stages, ``f3``. ``-``
+        fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update,
+        ``:`` an R, ``+`` a send that blocks, and ``·`` is idle time. ``F3-&B1=`` are an
+        overlapped forward and backward, each in half of their time. Several bands, or
+        several drawings, have an axis above them; its ``|`` marks the column at which
+        the time next to it begins. Below a rank, ``%`` is a gradient all-reduce, while
+        the rank continues.
 
     Raises
     ------
     ArgumentError
-        Codes of :func:`minipipe.render.panel.panels_of`; code ``value`` if the width is less than 40, or if
-        there would be more characters than ``MOST_CHARACTERS``.
+        Codes of :func:`minipipe.render.panel.panels_of`; code ``value`` if the width is
+        less than 40, or if there would be more characters than ``MOST_CHARACTERS``.
 
     Examples
     --------
@@ -282,12 +370,30 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     columns = fit_columns(panels, width - margin)
     characters = columns.total * sum(panel.timeline.num_ranks for panel in panels)
     if characters > MOST_CHARACTERS:
-        message = f"The drawing would have {characters:,} characters; the limit is {MOST_CHARACTERS:,}."
-        raise ArgumentError("value", f"{message} Choose the format svg, html or perfetto, which have no columns.")
+        message = (
+            f"The drawing would have {characters:,} characters; the limit is "
+            f"{MOST_CHARACTERS:,}."
+        )
+        raise ArgumentError(
+            "value",
+            (
+                f"{message} Choose the format svg, html or perfetto, which have no "
+                "columns."
+            ),
+        )
     rows = [list(_named_rows(panel, columns)) for panel in panels]
-    bands = [_band(panels, rows, first, columns, margin, colour) for first in range(0, columns.total, columns.band)]
+    bands = [
+        _band(panels, rows, first, columns, margin, colour)
+        for first in range(0, columns.total, columns.band)
+    ]
     captions = (_filled(line, max(width, 80)) for line in _captions(panels, columns))
-    return "\n".join(["\n\n".join(bands), *legend(panels, columns, max(width, 80), colour), *captions])
+    return "\n".join(
+        [
+            "\n\n".join(bands),
+            *legend(panels, columns, max(width, 80), colour),
+            *captions,
+        ]
+    )
 
 
 def _filled(line: str, width: int) -> str:
@@ -299,19 +405,27 @@ def _filled(line: str, width: int) -> str:
 
 
 def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell]]]:
-    """Yield the name and the cells of each rank, followed by its gradient all-reduces and its copies."""
+    """Yield the name and the cells of each rank, followed by its gradient all-reduces
+    and its copies.
+    """
     for rank in range(panel.timeline.num_ranks):
         yield f"rank {rank}", row_cells(panel, rank, columns)
         lanes: dict[ActionKind, list[Cell]] = {}
         for action, start, end, _ in panel.beside(rank):
             cells = lanes.setdefault(action.kind, [])
-            first, last = (round(columns.column(t - panel.timeline.start)) for t in (start, end))
+            first, last = (
+                round(columns.column(t - panel.timeline.start)) for t in (start, end)
+            )
             cells += [_EMPTY] * (last - len(cells))
             if action.kind is ActionKind.REDUCE_GRAD:
-                filled = ground(action.kind, panel.chunk_of(rank, action), is_label=False)
+                filled = ground(
+                    action.kind, panel.chunk_of(rank, action), is_label=False
+                )
                 cells[first:last] = [(FILL[action.kind], filled)] * (last - first)
             else:
-                cells[first:last] = action_cells(panel, rank, action, last - first, columns.names_stages)
+                cells[first:last] = action_cells(
+                    panel, rank, action, last - first, columns.names_stages
+                )
         for kind, cells in lanes.items():
             yield f"  {_BESIDE.get(kind, kind.lower()[:4])}", cells
 
@@ -319,27 +433,54 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     """Return the cells of one rank, up to the end of its timeline."""
     timeline = panel.timeline
-    length = math.ceil(columns.column(timeline.makespan)) if columns.makespan else columns.total
+    length = (
+        math.ceil(columns.column(timeline.makespan))
+        if columns.makespan
+        else columns.total
+    )
     spans = drawn_spans(timeline.spans[rank])
     places = places_of(spans, timeline.start, columns)
     cells: list[Cell] = [(_IDLE, IDLE)] * max(length, places[-1][1] if places else 0)
     for span, (first, last) in zip(spans, places):
-        cells[first:last] = action_cells(panel, rank, span.action, last - first, columns.names_stages)
+        cells[first:last] = action_cells(
+            panel, rank, span.action, last - first, columns.names_stages
+        )
     return cells
 
 
 def action_cells(
-    panel: Panel, rank: int, action: Action, length: int, names_stages: bool, has_begun: bool = True
+    panel: Panel,
+    rank: int,
+    action: Action,
+    length: int,
+    names_stages: bool,
+    has_begun: bool = True,
 ) -> list[Cell]:
-    """Return the cells of an action: as much of its label as fits, and its fill; for a future action, only the label.
+    """Return the cells of an action: as much of its label as fits, and its fill; for a
+    future action, only the label.
 
     The forward of an overlapped pair ends in ``&``.
     """
-    mark = "&" if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1 else ""
-    label = next((text for text in labels(panel, rank, action, names_stages) if len(text + mark) <= length), "")
+    mark = (
+        "&"
+        if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1
+        else ""
+    )
+    label = next(
+        (
+            text
+            for text in labels(panel, rank, action, names_stages)
+            if len(text + mark) <= length
+        ),
+        "",
+    )
     rest = length - len(label + mark)
     if not has_begun:
-        return [(letter, IDLE) for letter in label] + [_EMPTY] * rest + [(letter, IDLE) for letter in mark]
+        return (
+            [(letter, IDLE) for letter in label]
+            + [_EMPTY] * rest
+            + [(letter, IDLE) for letter in mark]
+        )
     chunk = panel.chunk_of(rank, action)
     text, fill = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
     filling = _filling(action.kind) * rest + mark
@@ -350,8 +491,11 @@ def _filling(kind: ActionKind) -> str:
     return FILL.get(kind, "+" if kind.is_communication else "*")
 
 
-def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) -> list[str]:
-    """Return the meanings of the letters, fills and numbers of a drawing, in lines of at most ``width`` columns.
+def legend(
+    panels: Sequence[Panel], columns: Columns, width: int, colour: bool
+) -> list[str]:
+    """Return the meanings of the letters, fills and numbers of a drawing, in lines of
+    at most ``width`` columns.
 
     Examples
     --------
@@ -360,13 +504,21 @@ def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) 
     >>> legend(panels, fit_columns(panels, 60), 60, colour=False)
     ['F- forward, I= backward of the inputs,', 'W~ backward of the weights, · idle, F3: microbatch 3']
     """
-    drawn = {span.action.kind for panel in panels for row in panel.timeline.spans for span in drawn_spans(row)}
+    drawn = {
+        span.action.kind
+        for panel in panels
+        for row in panel.timeline.spans
+        for span in drawn_spans(row)
+    }
     drawn |= {kind for panel in panels for kind in panel.kinds_beside()}
     entries: list[tuple[list[Cell], str]] = []
     for kinds, words in entries_of(drawn):
         first, *others = kinds
         name = f"{words}: {first}" if first.is_of_rank else words
-        entries += [([*_sample(first)], f" {name}"), *(([], str(kind)) for kind in others)]
+        entries += [
+            ([*_sample(first)], f" {name}"),
+            *(([], str(kind)) for kind in others),
+        ]
     entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
     lines, length = [""], 0
     for cells, words in entries:
@@ -379,7 +531,9 @@ def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) 
 
 
 def _sample(kind: ActionKind) -> Iterator[Cell]:
-    """Yield how an action of a kind is drawn: its letter and its fill, or the fill of its lane below the actions."""
+    """Yield how an action of a kind is drawn: its letter and its fill, or the fill of
+    its lane below the actions.
+    """
     if kind is not ActionKind.REDUCE_GRAD and not kind.is_of_rank:
         yield _LETTERS.get(kind, kind.value), ground(kind, 0)
     yield _filling(kind), ground(kind, 0, is_label=False)
@@ -387,27 +541,44 @@ def _sample(kind: ActionKind) -> Iterator[Cell]:
 
 def _numbers(panels: Sequence[Panel], columns: Columns) -> str:
     """Return the meanings of the numbers of a label."""
-    several = any(panel.names_stage(rank) for panel in panels for rank in range(panel.timeline.num_ranks))
+    several = any(
+        panel.names_stage(rank)
+        for panel in panels
+        for rank in range(panel.timeline.num_ranks)
+    )
     has_slices = any(panel.num_slices > 1 for panel in panels)
     names_stages = several and columns.names_stages
     label, stage = ("2F3", "stage 2, ") if names_stages else ("F3", "")
-    return f"{label}.1: {stage}microbatch 3, slice 1" if has_slices else f"{label}: {stage}microbatch 3"
+    return (
+        f"{label}.1: {stage}microbatch 3, slice 1"
+        if has_slices
+        else f"{label}: {stage}microbatch 3"
+    )
 
 
 def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
     """Return cells as text, with their colours or without."""
     if not colour:
         return "".join(map(itemgetter(0), cells))
-    runs = ((code, "".join(map(itemgetter(0), run))) for code, run in groupby(cells, itemgetter(1)))
+    runs = (
+        (code, "".join(map(itemgetter(0), run)))
+        for code, run in groupby(cells, itemgetter(1))
+    )
     return "".join(paint(text, code) for code, text in runs)
 
 
 def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
-    """Return the axis above a band: ``|`` marks the column at which the time next to it begins."""
+    """Return the axis above a band: ``|`` marks the column at which the time next to it
+    begins.
+    """
     scale, name = scale_of(unit)
     last = min(first + columns.band, columns.total)
     line = name[: margin - 1].ljust(margin)
-    for time in _ticks(scale * columns.time(first), scale * columns.time(last), scale * columns.time(10)):
+    for time in _ticks(
+        scale * columns.time(first),
+        scale * columns.time(last),
+        scale * columns.time(10),
+    ):
         at, label = margin + round(columns.column(time / scale)) - first, f"|{time:g}"
         if len(line) <= at and at + len(label) <= margin + last - first:
             line = line.ljust(at) + label + " "
@@ -415,7 +586,9 @@ def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
 
 
 def _ticks(start: float, end: float, least_step: float) -> Iterator[float]:
-    """Yield the multiples of 1, 2 or 5 times a power of ten from ``start`` on, ``least_step`` apart or more."""
+    """Yield the multiples of 1, 2 or 5 times a power of ten from ``start`` on,
+    ``least_step`` apart or more.
+    """
     if not 1e-300 < least_step < 1e300:
         return
     step = round_step(least_step)
@@ -431,7 +604,9 @@ def _band(
     margin: int,
     colour: bool,
 ) -> str:
-    """Draw one band of columns: an axis, and below it all panels that extend into the band."""
+    """Draw one band of columns: an axis, and below it all panels that extend into the
+    band.
+    """
     lines, last = [], first + columns.band
     if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
         lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
@@ -441,18 +616,30 @@ def _band(
         if len(panels) > 1:
             lines.append(" " * margin + title(panel.timeline))
         shown = ((name, row[first:last]) for name, row in named)
-        drawn = ((name, row) for name, row in shown if name.startswith("rank") or any(cell != _EMPTY for cell in row))
+        drawn = (
+            (name, row)
+            for name, row in shown
+            if name.startswith("rank") or any(cell != _EMPTY for cell in row)
+        )
         lines += [name.ljust(margin) + paint_cells(row, colour) for name, row in drawn]
     return "\n".join(lines)
 
 
 def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
     for panel in panels:
-        yield caption(panel) if len(panels) > 1 else f"{panel.timeline.name}: {figures(panel)}"
+        yield (
+            caption(panel)
+            if len(panels) > 1
+            else f"{panel.timeline.name}: {figures(panel)}"
+        )
         if panel.timeline.note:
             yield f"({panel.timeline.note})"
-    if not columns.names_stages and any(len(stages) == 2 for panel in panels for stages in panel.stages):
-        replica = ", or its replica of later microbatches" * any(panel.has_replicas for panel in panels)
+    if not columns.names_stages and any(
+        len(stages) == 2 for panel in panels for stages in panel.stages
+    ):
+        replica = ", or its replica of later microbatches" * any(
+            panel.has_replicas for panel in panels
+        )
         yield f"(lower case: the second stage of its rank{replica})"
     if any(panel.joined for panel in panels):
         yield "(&: a forward and a backward overlap, each drawn in half of their time)"
@@ -463,4 +650,7 @@ def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
 def _is_to_scale(panel: Panel, columns: Columns) -> bool:
     start = panel.timeline.start
     rows = map(drawn_spans, panel.timeline.spans)
-    return all(are_near(spans, places_of(spans, start, columns), start, columns) for spans in rows)
+    return all(
+        are_near(spans, places_of(spans, start, columns), start, columns)
+        for spans in rows
+    )

@@ -6,7 +6,8 @@ import math
 
 
 def scale_of(unit: str) -> tuple[float, str]:
-    """Return the factor and the name of the unit in which times are marked: milliseconds for seconds.
+    """Return the factor and the name of the unit in which times are marked:
+    milliseconds for seconds.
 
     Examples
     --------
@@ -17,7 +18,8 @@ def scale_of(unit: str) -> tuple[float, str]:
 
 
 def round_step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is not below ``least``.
+    """Return the smallest of 1, 2 and 5 times a power of ten that is not below
+    ``least``.
 
     Examples
     --------
@@ -25,4 +27,8 @@ def round_step(least: float) -> float:
     (0.5, 20.0, 50.0)
     """
     power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+    return next(
+        factor * power
+        for factor in (1, 2, 5, 10)
+        if factor * power >= least * (1 - 1e-9)
+    )

@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 
 class ActionKind(StrEnum):
-    """The kind of an action. The letters are PyTorch's; the zero-bubble papers write B for our I.
+    """The kind of an action. The letters are PyTorch's; the zero-bubble papers write B
+    for our I.
 
-    A SEND is named after the producing stage, a RECV after the consuming stage: ``0SEND_F3`` on one rank matches
-    ``1RECV_F3`` on another. ``0REDUCE_GRAD3`` sums the gradients of stage 0 over its replicas, and ``0U3`` updates its
-    parameters: with the gradients of all microbatches of that row up to 3 that no earlier one took. ``0R3`` computes
-    the dropped activations of ``0F3`` again, ``0O3`` offloads activations that its backward needs, and ``0L3`` loads
-    them again.
+    A SEND is named after the producing stage, a RECV after the consuming stage:
+    ``0SEND_F3`` on one rank matches ``1RECV_F3`` on another. ``0REDUCE_GRAD3`` sums the
+    gradients of stage 0 over its replicas, and ``0U3`` updates its parameters: with the
+    gradients of all microbatches of that row up to 3 that no earlier one took. ``0R3``
+    computes the dropped activations of ``0F3`` again, ``0O3`` offloads activations that
+    its backward needs, and ``0L3`` loads them again.
 
-    A kind that a program has declared (:func:`minipipe.schedules.declare`) is also a member: ``ActionKind("KEEP")``.
-    Only iteration leaves it out; ``minipipe.core.values.KINDS`` has all names.
+    A kind that a program has declared (:func:`minipipe.schedules.declare`) is also a
+    member: ``ActionKind("KEEP")``. Only iteration leaves it out;
+    ``minipipe.core.values.KINDS`` has all names.
 
     Examples
     --------
@@ -51,11 +54,20 @@ class ActionKind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: Any) -> ActionKind:
-        """Return the member of a kind that a program has declared: Python asks for those above first."""
-        from minipipe.schedules.cells import KINDS, is_kind  # on demand: who runs a schedule needs no declarations
+        """Return the member of a kind that a program has declared: Python asks for
+        those above first.
+        """
+        # on demand: who runs a schedule needs no declarations
+        from minipipe.schedules.cells import KINDS, is_kind
 
         if not is_kind(value):
-            raise ArgumentError("name", f"{quoted(value)} is not a kind of action; schedules.declare(…) adds kinds.")
+            raise ArgumentError(
+                "name",
+                (
+                    f"{quoted(value)} is not a kind of action; schedules.declare(…) "
+                    "adds kinds."
+                ),
+            )
         member = _DECLARED.setdefault(KINDS[value], str.__new__(cls, value))
         member._name_ = member._value_ = str(value)
         return member
@@ -88,7 +100,8 @@ F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, U, R, O, L = ActionKind
 
 
 class Slice(NamedTuple):
-    """The index of a slice of a sequence: the place of a microbatch in a table whose sequences are cut into slices.
+    """The index of a slice of a sequence: the place of a microbatch in a table whose
+    sequences are cut into slices.
 
     Attributes
     ----------
@@ -111,45 +124,62 @@ class Slice(NamedTuple):
 
 
 def number_of(microbatch: Any, num_slices: int) -> int:
-    """Return the number of a microbatch, or of a slice of a table with so many in each sequence.
+    """Return the number of a microbatch, or of a slice of a table with so many in each
+    sequence.
 
     Examples
     --------
     >>> number_of(3, num_slices=1), number_of(Slice(1, 1), num_slices=2)
     (3, 3)
     """
-    return microbatch if num_slices == 1 else microbatch.sequence * num_slices + microbatch.part
+    return (
+        microbatch
+        if num_slices == 1
+        else microbatch.sequence * num_slices + microbatch.part
+    )
 
 
 Rows = Sequence[Sequence["Action"]]
 
 
 def numbered(rows: Rows, num_slices: int) -> Rows:
-    """Return rows with the number of each slice in its place; without slices, the rows themselves.
+    """Return rows with the number of each slice in its place; without slices, the rows
+    themselves.
 
     Examples
     --------
-    >>> print(*numbered([[Action(2, ActionKind.FORWARD, Slice(1, 1))]], num_slices=2)[0])
+    >>> print(
+    ...     *numbered([[Action(2, ActionKind.FORWARD, Slice(1, 1))]], num_slices=2)[0]
+    ... )
     2F3
     """
     if num_slices == 1:
         return rows
     n = num_slices
     return tuple(
-        tuple([new_action((stage, kind, sequence * n + i)) for stage, kind, (sequence, i) in row]) for row in rows
+        tuple(
+            [
+                new_action((stage, kind, sequence * n + i))
+                for stage, kind, (sequence, i) in row
+            ]
+        )
+        for row in rows
     )
 
 
 class Action(NamedTuple):
-    """The stage, the kind and the microbatch of one action; ``str(action)`` is its cell in a schedule.
+    """The stage, the kind and the microbatch of one action; ``str(action)`` is its cell
+    in a schedule.
 
     Attributes
     ----------
     stage : int
-        Index of the stage, from 0; of an instruction of a rank (``kind.is_of_rank``), the rank.
+        Index of the stage, from 0; of an instruction of a rank (``kind.is_of_rank``),
+        the rank.
     kind : ActionKind
     microbatch : int or Slice
-        Index of the microbatch, from 0; a :class:`Slice` in a table of sliced sequences.
+        Index of the microbatch, from 0; a :class:`Slice` in a table of sliced
+        sequences.
 
     Examples
     --------
@@ -164,8 +194,11 @@ class Action(NamedTuple):
     microbatch: Any
 
     def __str__(self) -> str:
-        is_word = isinstance(self.kind, ActionKind) and self.kind.is_of_rank  # it may be a letter
-        return str(self.kind) if is_word else f"{self.stage}{self.kind}{self.microbatch}"
+        # it may be a letter
+        is_word = isinstance(self.kind, ActionKind) and self.kind.is_of_rank
+        return (
+            str(self.kind) if is_word else f"{self.stage}{self.kind}{self.microbatch}"
+        )
 
     @classmethod
     def parse(cls, cell: str) -> Action:
@@ -174,14 +207,17 @@ class Action(NamedTuple):
         Raises
         ------
         ScheduleError
-            Code ``syntax``, if the text is not a stage, a kind and a microbatch: also of an instruction of a rank,
-            whose cell names no rank. ``"1LOSS0"`` is the LOSS of rank 1.
+            Code ``syntax``, if the text is not a stage, a kind and a microbatch: also
+            of an instruction of a rank, whose cell names no rank. ``"1LOSS0"`` is the
+            LOSS of rank 1.
         """
-        from minipipe.schedules.cells import split_cell  # on demand: most tables are built, not read
+        # on demand: most tables are built, not read
+        from minipipe.schedules.cells import split_cell
 
         stage, kind, microbatch = split_cell(cell)
         return cls(stage, ActionKind(kind), microbatch)
 
 
-# The constructor of a NamedTuple takes twice as long; a large schedule has a million actions.
+# The constructor of a NamedTuple takes twice as long; a large schedule has a million
+# actions.
 new_action: Callable[[tuple[int, str, int]], Action] = partial(tuple.__new__, Action)

@@ -1,7 +1,8 @@
 """The table of actions: for each rank, the list of its actions, in order.
 
-A :class:`Schedule` is a table of computations, a :class:`Program` one of computations, sends and receives. Both have
-the same text and CSV, and every analysis reads both through :class:`ActionTable`.
+A :class:`Schedule` is a table of computations, a :class:`Program` one of computations,
+sends and receives. Both have the same text and CSV, and every analysis reads both
+through :class:`ActionTable`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,26 @@ from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minipipe.errors import Code, ScheduleError, counted, misuse, quoted
-from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, Slice, W, number_of, numbered
+from minipipe.schedules.action import (
+    Action,
+    ActionKind,
+    B,
+    F,
+    I,
+    Rows,
+    Slice,
+    W,
+    number_of,
+    numbered,
+)
 from minipipe.schedules.collector import collector_paused as collector_paused
-from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
+from minipipe.schedules.placement import (
+    Placed,
+    check_index,
+    check_placement,
+    in_replica_order,
+    ranks_in,
+)
 from minipipe.schedules.written import ShownInNotebooks as ShownInNotebooks
 from minipipe.schedules.written import Written, read_cells, stem_of
 from minipipe.schedules.written import describe_sizes as describe_sizes
@@ -50,36 +68,52 @@ class ActionTable(Placed, Written):
     overlaps: frozenset[Action] = frozenset()
     num_slices: int = 1
     tied: tuple[tuple[int, ...], ...] = ()
-    # Cached walks and results of analyses. A table never changes, so each is computed once.
+    # Cached walks and results of analyses. A table never changes, so each is computed
+    # once.
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._set(placement=tuple(tuple(r) if isinstance(r, list) else r for r in self.placement))
+        self._set(
+            placement=tuple(
+                tuple(r) if isinstance(r, list) else r for r in self.placement
+            )
+        )
         rows = (_as_actions(row, rank) for rank, row in enumerate(self.actions))
         self._set(actions=tuple(rows), frozen=frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
-            message = f"{self.name!r} has {quoted(self.num_microbatches)} microbatches; expected a whole number."
+            message = (
+                f"{self.name!r} has {quoted(self.num_microbatches)} microbatches; "
+                "expected a whole number."
+            )
             raise ScheduleError.of(Code.PLACEMENT, message)
         if not self.actions or not self.placement or self.num_microbatches < 1:
             raise ScheduleError.of(
                 Code.SYNTAX,
-                f"A schedule needs at least one rank, one stage and one microbatch; {self.name!r} has "
+                "A schedule needs at least one rank, one stage and one microbatch; "
+                f"{self.name!r} has "
                 f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
             )
         check_placement(self.placement, self.num_ranks)
-        self._set(tied=tuple(sorted(tuple(sorted(set(stages))) for stages in self.tied)))
+        self._set(
+            tied=tuple(sorted(tuple(sorted(set(stages))) for stages in self.tied))
+        )
         for stage in chain(self.frozen, *self.tied):
             check_index("stage", stage, self.num_stages)
         self._set(overlaps=frozenset(map(_as_action, self.overlaps)))
         _check_slices(self.name, self.num_microbatches, self.num_slices)
         overlaps, *numbered_rows = _with_indices(
-            (tuple(self.overlaps), *self.actions), self.num_slices, self.num_microbatches
+            (tuple(self.overlaps), *self.actions),
+            self.num_slices,
+            self.num_microbatches,
         )
         self._set(actions=tuple(numbered_rows), overlaps=frozenset(overlaps))
         self._set(placement=in_replica_order(self.placement, self.numbered))
         for action in self.overlaps:
             if action.kind is not F or action not in self.first_rank_with:
-                message = f"{action} is among the overlaps of {self.name!r}; expected forwards of its rows."
+                message = (
+                    f"{action} is among the overlaps of {self.name!r}; expected "
+                    "forwards of its rows."
+                )
                 raise ScheduleError.of(Code.OVERLAP, message)
 
     def _set(self, **parts: Any) -> None:
@@ -88,44 +122,58 @@ class ActionTable(Placed, Written):
 
     @cached_property
     def microbatches(self) -> Sequence[Any]:
-        """The indices of all microbatches: numbers, or each a :class:`~minipipe.schedules.action.Slice`."""
+        """The indices of all microbatches: numbers, or each a
+        :class:`~minipipe.schedules.action.Slice`.
+        """
         numbers = range(self.num_microbatches)
         if self.num_slices == 1:
             return numbers
         return tuple(Slice(*divmod(number, self.num_slices)) for number in numbers)
 
     def number_of(self, microbatch: Any) -> int:
-        """Return the number of a microbatch; of a slice, ``sequence * num_slices + part``."""
+        """Return the number of a microbatch; of a slice, ``sequence * num_slices +
+        part``.
+        """
         return number_of(microbatch, self.num_slices)
 
     @cached_property
     def numbered(self) -> Rows:
-        """The rows with the number of each microbatch, for engines that calculate with it; if unsliced, ``actions``."""
+        """The rows with the number of each microbatch, for engines that calculate with
+        it; if unsliced, ``actions``.
+        """
         return numbered(self.actions, self.num_slices)
 
     def check_known(self, reader: str, *known: str) -> None:
-        """Refuse features of the table that its reader does not support: all of ``FEATURES`` except the known ones.
+        """Refuse features of the table that its reader does not support: all of
+        ``FEATURES`` except the known ones.
 
         Raises
         ------
         ScheduleError
             Code ``unsupported`` or ``overlap``.
         """
-        from minipipe.schedules.features import FEATURES  # on demand: most tables are never refused
+        # on demand: most tables are never refused
+        from minipipe.schedules.features import FEATURES
 
         for feature in FEATURES:
             found = () if feature.name in known else feature.examples(self, known)
             if found:
                 what = f"{self.title} {feature.words.format(found[0])}"
-                raise ScheduleError.of(feature.code, f"{what}, which {reader} does not support; {feature.advice}")
+                raise ScheduleError.of(
+                    feature.code,
+                    f"{what}, which {reader} does not support; {feature.advice}",
+                )
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
-        """Return the rank of each stage, for a reader that supports no feature but overlaps."""
+        """Return the rank of each stage, for a reader that supports no feature but
+        overlaps.
+        """
         self.check_known(reader, "overlap")
         return tuple(ranks_in(home)[0] for home in self.placement)
 
     def without_overlaps(self, reader: str) -> Self:
-        """Return the table itself, for a reader that supports all features but overlaps.
+        """Return the table itself, for a reader that supports all features but
+        overlaps.
 
         Raises
         ------
@@ -133,25 +181,38 @@ class ActionTable(Placed, Written):
             Code ``overlap``.
         """
         if self.overlaps:
-            self.check_known(reader, "replicas", "slices", "updates", "recompute", "kinds")
+            self.check_known(
+                reader, "replicas", "slices", "updates", "recompute", "kinds"
+            )
         return self
 
     @cached_property
     def joined(self) -> dict[Action, Action]:
-        """Maps each overlapped forward to the next action of its row, a B or I of another microbatch.
+        """Maps each overlapped forward to the next action of its row, a B or I of
+        another microbatch.
 
-        Members of ``overlaps`` with another next action, or none, are left out; the verifier refuses them.
+        Members of ``overlaps`` with another next action, or none, are left out; the
+        verifier refuses them.
 
         Examples
         --------
         >>> from minipipe import Schedule
-        >>> {str(a): str(b) for a, b in Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1").joined.items()}
+        >>> {
+        ...     str(a): str(b)
+        ...     for a, b in Schedule.from_text(
+        ...         "0F0 (0F1;0B0)OVERLAP_F_B 0B1"
+        ...     ).joined.items()
+        ... }
         {'0F1': '0B0'}
         """
         found = {}
         for row in self.actions if self.overlaps else ():
             for a, b in pairwise(row):
-                if a in self.overlaps and b.kind in (B, I) and a.microbatch != b.microbatch:
+                if (
+                    a in self.overlaps
+                    and b.kind in (B, I)
+                    and a.microbatch != b.microbatch
+                ):
                     found[a] = b
         return found
 
@@ -163,7 +224,9 @@ class ActionTable(Placed, Written):
     @property
     @abstractmethod
     def message_cuts(self) -> tuple[bool, ...]:
-        """By stage, whether values between it and the next one travel by a SEND and a RECV of this table."""
+        """By stage, whether values between it and the next one travel by a SEND and a
+        RECV of this table.
+        """
 
     @cached_property
     def kinds(self) -> frozenset[ActionKind]:
@@ -182,7 +245,9 @@ class ActionTable(Placed, Written):
 
     @cached_property
     def first_backward_stage(self) -> int:
-        """The first stage with a backward: the first that is not frozen. ``num_stages`` if all are frozen."""
+        """The first stage with a backward: the first that is not frozen. ``num_stages``
+        if all are frozen.
+        """
         return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
 
     def without_sums(self) -> Self:
@@ -190,32 +255,45 @@ class ActionTable(Placed, Written):
         return self.without_kinds(lambda kind: kind.lane == "" and not kind.message)
 
     def without_kinds(self, are_left_out: Callable[[Kind], bool]) -> Self:
-        """Return the table without the kinds that a function of their declarations chooses."""
+        """Return the table without the kinds that a function of their declarations
+        chooses.
+        """
         left_out = {kind for kind in self.kinds if are_left_out(kind.declaration)}
         if not left_out:
             return self
-        rows = ((action for action in row if action.kind not in left_out) for row in self.actions)
+        rows = (
+            (action for action in row if action.kind not in left_out)
+            for row in self.actions
+        )
         return self.with_rows(type(self), rows)
 
     def as_written(self, action: Action) -> Action:
-        """Return an action as the table writes it: I in place of a B whose backward is split."""
+        """Return an action as the table writes it: I in place of a B whose backward is
+        split.
+        """
         split = action._replace(kind=I)
         return split if action.kind is B and split in self.first_rank_with else action
 
     @cached_property
     def is_reproducible(self) -> bool:
-        """Whether every stage adds its gradients in ascending order of microbatches, as one process does.
+        """Whether every stage adds its gradients in ascending order of microbatches, as
+        one process does.
 
-        The slices of a sequence descend. Floating-point sums depend on their order; if the orders agree, the bits
-        agree.
+        The slices of a sequence descend. Floating-point sums depend on their order; if
+        the orders agree, the bits agree.
         """
         place = _place_in_sum(self.num_slices)
-        rows = ([(stage, place(k)) for stage, kind, k in row if kind in _GRADIENT_KINDS] for row in self.numbered)
+        rows = (
+            [(stage, place(k)) for stage, kind, k in row if kind in _GRADIENT_KINDS]
+            for row in self.numbered
+        )
         # By stage alone, a sort keeps the order of each stage's microbatches.
         return all(sorted(row, key=itemgetter(0)) == sorted(row) for row in rows)
 
     def with_rows(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
-        """Return a table over the same stages with other rows. Their actions come from a table and need no check."""
+        """Return a table over the same stages with other rows. Their actions come from
+        a table and need no check.
+        """
         table = object.__new__(kind)
         table._set(**{**self.__getstate__(), "actions": tuple(map(tuple, rows))})
         return table
@@ -226,7 +304,8 @@ class ActionTable(Placed, Written):
 
 
 def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
-    """Refuse an argument that is neither a Schedule nor a Program, or not of the expected type; say how to get one.
+    """Refuse an argument that is neither a Schedule nor a Program, or not of the
+    expected type; say how to get one.
 
     Raises
     ------
@@ -235,46 +314,72 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
     """
     if not isinstance(given, kind or ActionTable):
         expected = "Schedule"
-        how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
+        how = (
+            "schedules.build(name, num_ranks) makes one of a name, "
+            "Schedule.from_file(path) reads one"
+        )
         if isinstance(given, ActionTable):
             how = f"the computations of a {type(given).__name__} are its .schedule"
             if kind is Program:
                 expected, how = "Program", "schedules.lower(schedule) returns one"
-        raise ScheduleError.of(Code.TYPE, f"Expected a {expected}, not {quoted(given)}; {how}.")
+        raise ScheduleError.of(
+            Code.TYPE, f"Expected a {expected}, not {quoted(given)}; {how}."
+        )
 
 
 def check_range(table: ActionTable) -> None:
-    """Refuse stages and microbatches that do not exist, quickly; the verifier says where they are.
+    """Refuse stages and microbatches that do not exist, quickly; the verifier says
+    where they are.
 
     Raises
     ------
     ScheduleError
-        Codes ``out-of-range``, and ``missing`` if nearly all actions are missing: tables of their events would
-        waste memory.
+        Codes ``out-of-range``, and ``missing`` if nearly all actions are missing:
+        tables of their events would waste memory.
     """
     if table._kept.get("is in range"):
         return
-    for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
+    for part, count, name in (
+        (0, table.num_stages, "stage"),
+        (2, table.num_microbatches, "microbatch"),
+    ):
         for rank, row in enumerate(table.numbered):
-            own = [action for action in row if action[1] not in table.rank_kinds] if table.rank_kinds else row
+            own = (
+                [action for action in row if action[1] not in table.rank_kinds]
+                if table.rank_kinds
+                else row
+            )
             numbers = set(map(itemgetter(part), own))
             if not all(0 <= number < count for number in numbers):
-                message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
+                message = (
+                    f"Rank {rank} names a {name} that is not among the {count}; "
+                    "verify(schedule) says where."
+                )
                 raise ScheduleError.of(Code.OUT_OF_RANGE, message, rank)
-    pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
+    pairs, actions = (
+        table.num_stages * table.num_microbatches,
+        sum(map(len, table.actions)),
+    )
     if pairs > 100 * (actions + 100):
         message = (
-            f"{table.title} has {counted(actions, 'action')} for {counted(pairs, 'pair')} of stage and microbatch."
+            f"{table.title} has {counted(actions, 'action')} for "
+            f"{counted(pairs, 'pair')} of stage and microbatch."
         )
-        raise ScheduleError.of(Code.MISSING, f"{message} verify(schedule) says what is missing.")
+        raise ScheduleError.of(
+            Code.MISSING, f"{message} verify(schedule) says what is missing."
+        )
     table._kept["is in range"] = True
 
 
 def _as_actions(row: Iterable[Action | str], rank: int) -> tuple[Action, ...]:
-    """Read cells such as ``"2F0"``, and kinds such as ``"F"``. A row of actions is returned unchanged."""
+    """Read cells such as ``"2F0"``, and kinds such as ``"F"``. A row of actions is
+    returned unchanged.
+    """
     cells: tuple[Any, ...] = tuple(row)
     if set(map(type, cells)) == {Action}:
-        parts = ((itemgetter(part), kind) for part, kind in enumerate((int, ActionKind, int)))
+        parts = (
+            (itemgetter(part), kind) for part, kind in enumerate((int, ActionKind, int))
+        )
         if all(set(map(type, map(part, cells))) == {kind} for part, kind in parts):
             return cells
     return tuple(_as_action(_with_rank(cell, rank)) for cell in cells)
@@ -293,20 +398,30 @@ def _as_action(cell: Action | str) -> Action:
         return Action.parse(cell)
     try:
         stage, kind, microbatch = cell
-        number = Slice(*map(index, microbatch)) if isinstance(microbatch, tuple) else index(microbatch)
+        number = (
+            Slice(*map(index, microbatch))
+            if isinstance(microbatch, tuple)
+            else index(microbatch)
+        )
         return Action(index(stage), ActionKind(kind), number)
     except (TypeError, ValueError):
-        from minipipe.schedules.cells import expected_cell  # on demand: as in Action.parse
+        # on demand: as in Action.parse
+        from minipipe.schedules.cells import expected_cell
 
-        raise ScheduleError.of(Code.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}") from None
+        raise ScheduleError.of(
+            Code.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}"
+        ) from None
 
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
-    """Refuse an invalid number of slices, or one that leaves a sequence of a schedule incomplete."""
+    """Refuse an invalid number of slices, or one that leaves a sequence of a schedule
+    incomplete.
+    """
     SCHEDULE_COUNT.check("num_slices", num_slices)
     if num_microbatches % num_slices:
         message = (
-            f"num_slices is {num_slices}, and {name!r} has {num_microbatches} microbatches, each of which is a slice;"
+            f"num_slices is {num_slices}, and {name!r} has {num_microbatches} "
+            "microbatches, each of which is a slice;"
         )
         raise misuse(f"{message} expected a multiple of {num_slices}.")
 
@@ -316,18 +431,31 @@ def _with_indices(
 ) -> Sequence[tuple[Action, ...]]:
     """Return rows whose microbatches are numbers, or slices if a sequence has several.
 
-    Slices of a table with another number of them get their numbers first: ``dataclasses.replace(table, num_slices=1)``.
-    If it had fewer, rows that have all its slices show it: they have too many sequences for the new number.
+    Slices of a table with another number of them get their numbers first:
+    ``dataclasses.replace(table, num_slices=1)``. If it had fewer, rows that have all
+    its slices show it: they have too many sequences for the new number.
 
     Examples
     --------
-    >>> print(*_with_indices([(Action(2, ActionKind.FORWARD, 3),)], num_slices=2, num_microbatches=4)[0])
+    >>> print(
+    ...     *_with_indices(
+    ...         [(Action(2, ActionKind.FORWARD, 3),)], num_slices=2, num_microbatches=4
+    ...     )[0]
+    ... )
     2F1.1
-    >>> print(*_with_indices([(Action(2, ActionKind.FORWARD, Slice(1, 1)),)], num_slices=1, num_microbatches=4)[0])
+    >>> print(
+    ...     *_with_indices(
+    ...         [(Action(2, ActionKind.FORWARD, Slice(1, 1)),)],
+    ...         num_slices=1,
+    ...         num_microbatches=4,
+    ...     )[0]
+    ... )
     2F3
     """
     index = itemgetter(2)
-    if num_slices == 1 and all(Slice not in set(map(type, map(index, row))) for row in rows):
+    if num_slices == 1 and all(
+        Slice not in set(map(type, map(index, row))) for row in rows
+    ):
         return rows
     given = {index(action) for row in rows for action in row}
     most = max((k.part + 1 for k in given if isinstance(k, Slice)), default=1)
@@ -337,29 +465,38 @@ def _with_indices(
         n = most if given == whole else num_slices
     numbers = {k: k.sequence * n + k.part if isinstance(k, Slice) else k for k in given}
     if num_slices > 1:
-        index_of: dict[Any, Any] = {k: Slice(*divmod(number, num_slices)) for k, number in numbers.items()}
+        index_of: dict[Any, Any] = {
+            k: Slice(*divmod(number, num_slices)) for k, number in numbers.items()
+        }
     else:
         index_of = numbers
-    return [tuple(Action(stage, kind, index_of[k]) for stage, kind, k in row) for row in rows]
+    return [
+        tuple(Action(stage, kind, index_of[k]) for stage, kind, k in row)
+        for row in rows
+    ]
 
 
 def _place_in_sum(num_slices: int) -> Callable[[int], int]:
-    """Return, by number of a microbatch, its place in the order in which one process adds gradients.
+    """Return, by number of a microbatch, its place in the order in which one process
+    adds gradients.
 
-    Sequences ascend, slices descend: the backward of the last slice of a sequence comes first, because the others get
-    gradients of their keys and values from it.
+    Sequences ascend, slices descend: the backward of the last slice of a sequence comes
+    first, because the others get gradients of their keys and values from it.
 
     Examples
     --------
     >>> list(map(_place_in_sum(2), range(6)))
     [1, 0, 3, 2, 5, 4]
     """
-    return int if num_slices == 1 else lambda k: k - 2 * (k % num_slices) + num_slices - 1
+    return (
+        int if num_slices == 1 else lambda k: k - 2 * (k % num_slices) + num_slices - 1
+    )
 
 
 @dataclass(frozen=True, repr=False)
 class Schedule(ActionTable):
-    """The computations of every rank, in order: F, B, I and W. It may be illegal; :func:`minipipe.verify` decides.
+    """The computations of every rank, in order: F, B, I and W. It may be illegal;
+    :func:`minipipe.verify` decides.
 
     :func:`minipipe.schedules.lower` adds the sends and receives, which makes a
     :class:`~minipipe.schedules.Program` of it.
@@ -369,29 +506,35 @@ class Schedule(ActionTable):
     name : str
         The name in drawings and reports.
     placement : tuple of int or tuple
-        ``placement[stage]`` is the rank that holds the stage, or a tuple of ranks, its replicas. Each replica has
-        microbatches of its own: a microbatch runs on the rank whose row has it. Replicas are ordered by their lowest
-        microbatches.
+        ``placement[stage]`` is the rank that holds the stage, or a tuple of ranks, its
+        replicas. Each replica has microbatches of its own: a microbatch runs on the
+        rank whose row has it. Replicas are ordered by their lowest microbatches.
     num_microbatches : int
     actions : tuple of tuple of Action
-        ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as actions.
+        ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as
+        actions.
     frozen : frozenset of int
-        Stages without trained parameters, which have no W; those before the first other stage have no backward.
+        Stages without trained parameters, which have no W; those before the first other
+        stage have no backward.
     overlaps : frozenset of Action
-        Forwards that are overlapped with the next action of their row, a B or I of another microbatch: the two begin
-        together, when the inputs of both are available, and end together. Cells such as ``"0F3"`` are read as actions.
+        Forwards that are overlapped with the next action of their row, a B or I of
+        another microbatch: the two begin together, when the inputs of both are
+        available, and end together. Cells such as ``"0F3"`` are read as actions.
     num_slices : int
-        The slices of a sequence, at least 1. Each slice is a microbatch, and ``num_microbatches`` counts slices. The
-        ``microbatch`` of an action is then the tuple (sequence, slice), which text writes ``0F1.2``; ``numbered`` has
-        the rows with the number ``sequence * num_slices + slice`` in its place, which cells such as ``"0F5"`` may give.
+        The slices of a sequence, at least 1. Each slice is a microbatch, and
+        ``num_microbatches`` counts slices. The ``microbatch`` of an action is then the
+        tuple (sequence, slice), which text writes ``0F1.2``; ``numbered`` has the rows
+        with the number ``sequence * num_slices + slice`` in its place, which cells such
+        as ``"0F5"`` may give.
     tied : tuple of tuple of int
-        The stages that share a parameter, together: ``((0, 3),)`` if the last stage uses the embedding of the first.
+        The stages that share a parameter, together: ``((0, 3),)`` if the last stage
+        uses the embedding of the first.
 
     Raises
     ------
     ScheduleError
-        Code ``type``, if a SEND or a RECV is among the actions; ``overlap``, if a member of ``overlaps`` is
-        not a forward in the rows.
+        Code ``type``, if a SEND or a RECV is among the actions; ``overlap``, if a
+        member of ``overlaps`` is not a forward in the rows.
 
     Examples
     --------
@@ -405,11 +548,15 @@ class Schedule(ActionTable):
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(kind.is_communication for kind in self.kinds):
-            message = next(a for row in self.actions for a in row if a.kind.is_communication)
+            message = next(
+                a for row in self.actions for a in row if a.kind.is_communication
+            )
             raise ScheduleError.of(
                 Code.TYPE,
-                f"{self.title} holds {message}: it is a Program, and a Schedule has computations alone. "
-                "Program.from_file, from_text and from_csv read it; its .schedule has the computations.",
+                f"{self.title} holds {message}: it is a Program, and a Schedule has "
+                "computations alone. "
+                "Program.from_file, from_text and from_csv read it; its .schedule "
+                "has the computations.",
             )
 
     @property
@@ -419,7 +566,9 @@ class Schedule(ActionTable):
 
     @property
     def message_cuts(self) -> tuple[bool, ...]:
-        """By stage, whether values travel to the next stage by a SEND and a RECV: always False in a schedule."""
+        """By stage, whether values travel to the next stage by a SEND and a RECV:
+        always False in a schedule.
+        """
         return (False,) * self.num_stages
 
 
@@ -427,16 +576,16 @@ class Schedule(ActionTable):
 class Program(ActionTable):
     """The computations, sends and receives of every rank, in order: a lowered schedule.
 
-    :func:`minipipe.schedules.lower` makes one that cannot deadlock; a text or CSV file with SEND and RECV is also one.
-    It may be illegal; :func:`minipipe.verify` decides.
+    :func:`minipipe.schedules.lower` makes one that cannot deadlock; a text or CSV file
+    with SEND and RECV is also one. It may be illegal; :func:`minipipe.verify` decides.
 
     Attributes
     ----------
     name, placement, num_microbatches
         As for :class:`~minipipe.Schedule`.
     actions : tuple of tuple of Action
-        ``actions[rank]`` are the actions of a rank. A SEND is named after the stage that produces the value, a RECV
-        after the stage that consumes it.
+        ``actions[rank]`` are the actions of a rank. A SEND is named after the stage
+        that produces the value, a RECV after the stage that consumes it.
 
     Examples
     --------
@@ -453,18 +602,25 @@ class Program(ActionTable):
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The computations alone, without messages and without what a rank does besides."""
+        """The computations alone, without messages and without what a rank does
+        besides.
+        """
         alone = self.without_kinds(lambda kind: kind.message != "" or kind.of_rank)
         return self.with_rows(Schedule, alone.actions)
 
     @property
     def message_cuts(self) -> tuple[bool, ...]:
-        """By stage, whether values travel to the next stage by a SEND and a RECV: True if it is on another rank."""
+        """By stage, whether values travel to the next stage by a SEND and a RECV: True
+        if it is on another rank.
+        """
         return self._cuts_between_ranks
 
 
-def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule | Program:
-    """Read a file of text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
+def read_schedule(
+    path: str | Path, ignore_sharding: bool = False
+) -> Schedule | Program:
+    """Read a file of text or CSV: a Program if it holds SEND or RECV, otherwise a
+    Schedule.
 
     Parameters and errors are as in :meth:`minipipe.Schedule.from_file`.
 
@@ -481,7 +637,9 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
     return _of_its_kind(stem_of(path), read_cells("file", path, ignore_sharding))
 
 
-def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
+def schedule_of_text(
+    text: str, name: str = "text", ignore_sharding: bool = False
+) -> Schedule | Program:
     """Read text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
     Parameters and errors are as in :meth:`minipipe.Schedule.from_text`.

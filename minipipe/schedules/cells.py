@@ -1,4 +1,6 @@
-"""The cells of a schedule's text: stage, kind and microbatch of an action, such as ``2F0``."""
+"""The cells of a schedule's text: stage, kind and microbatch of an action, such as
+``2F0``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _WORD = re.compile(r"[A-Z_]{2,}", re.ASCII)
 
 
 def is_kind(name: object) -> bool:
-    """Whether there is a kind of that name: one of the core, of a pass, or of the program.
+    """Whether there is a kind of that name: one of the core, of a pass, or of the
+    program.
 
     Examples
     --------
@@ -23,7 +26,8 @@ def is_kind(name: object) -> bool:
     """
     if name in KINDS:
         return True
-    from minipipe.passes.kinds import ADDED  # on demand: it declares them, and most tables have none
+    # on demand: it declares them, and most tables have none
+    from minipipe.passes.kinds import ADDED
 
     return name in ADDED
 
@@ -74,11 +78,15 @@ def is_cell(cell: str) -> bool:
 
 
 def may_omit_stage(cell: str) -> bool:
-    """Whether a cell without a stage is an action if its rank has one stage: papers write no messages so.
+    """Whether a cell without a stage is an action if its rank has one stage: papers
+    write no messages so.
 
     Examples
     --------
-    >>> [may_omit_stage(cell) for cell in ("F3", "F3.1", "REDUCE_GRAD3", "SEND_F3", "G3", "0F3")]
+    >>> [
+    ...     may_omit_stage(cell)
+    ...     for cell in ("F3", "F3.1", "REDUCE_GRAD3", "SEND_F3", "G3", "0F3")
+    ... ]
     [True, True, True, False, False, False]
     """
     match = _WITHOUT_STAGE.fullmatch(cell)
@@ -86,8 +94,14 @@ def may_omit_stage(cell: str) -> bool:
 
 
 def expected_cell() -> str:
-    """Return the form of a cell, as the end of an error. Passes add further kinds, which people seldom write."""
+    """Return the form of a cell, as the end of an error. Passes add further kinds,
+    which people seldom write.
+    """
     from minipipe.passes.kinds import ADDED  # on demand, as above
 
-    kinds = (name for name, kind in KINDS.items() if not (kind.of_rank or name in ADDED))
-    return f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(kinds)}."
+    kinds = (
+        name for name, kind in KINDS.items() if not (kind.of_rank or name in ADDED)
+    )
+    return (
+        f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(kinds)}."
+    )

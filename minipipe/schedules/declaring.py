@@ -118,7 +118,9 @@ class _Trial:
     def local_stages(self, rank: int) -> Sequence[int]:
         return (rank,)
 
-    def taken(self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
+    def taken(
+        self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
+    ) -> Mapping[int, Sequence[int]]:
         return {-1: [0]}
 
     def index(self, site: Site, kind: str) -> int:
@@ -127,11 +129,19 @@ class _Trial:
 
 _FORMS: tuple[Any, ...] = (str, bool, Callable)
 _FORM = Spec(code="type")
-_KIND = _FORM._replace(kind=Kind, expected="a Kind, such as Kind('KEEP', uses, 'copy of the weights')")
-_NOUNS = _FORM._replace(kind=Mapping, expected="nouns by name, such as {'copy': Noun('copied weights')}")
+_KIND = _FORM._replace(
+    kind=Kind, expected="a Kind, such as Kind('KEEP', uses, 'copy of the weights')"
+)
+_NOUNS = _FORM._replace(
+    kind=Mapping, expected="nouns by name, such as {'copy': Noun('copied weights')}"
+)
 _MEETS = _FORM._replace(kind=Callable | None, expected="a function, or None")
-_MEETING = _FORM._replace(kind=Meeting, expected="a Meeting(key, size) of minipipe.schedules")
-_VALUES = _FORM._replace(kind=tuple, expected="a tuple of values, such as (site.value('weights'),)")
+_MEETING = _FORM._replace(
+    kind=Meeting, expected="a Meeting(key, size) of minipipe.schedules"
+)
+_VALUES = _FORM._replace(
+    kind=tuple, expected="a tuple of values, such as (site.value('weights'),)"
+)
 _TEMPORARY = _FORM._replace(kind=str, expected="the name of a value, or ''")
 _EXAMPLE = Kind("KEEP", lambda site: None, "copy of the weights")
 
@@ -143,7 +153,9 @@ def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
     subject = f"of the kind {quoted(kind.name)}"
     _check_form(kind, _EXAMPLE, subject)
     _MEETS.check(f"The meets {subject}", kind.meets)
-    own: dict[str, Noun] = _NOUNS.check("The argument nouns", {} if nouns is None else nouns)
+    own: dict[str, Noun] = _NOUNS.check(
+        "The argument nouns", {} if nouns is None else nouns
+    )
     for name, noun in own.items():
         _NOUNS._replace(kind=str).check("The name of a value", name)
         _NOUNS._replace(kind=Noun).check(f"The value {quoted(name)}", noun)
@@ -196,7 +208,9 @@ def _check_meeting(kind: Kind, site: Site) -> None:
     """Refuse messages, which a Schedule does not have, and meetings on other lanes."""
     if kind.message:
         hint = "a value whose Noun has travels=True can be taken on another rank"
-        message = f"{kind.name} is declared as a message, {quoted(kind.message)}; {hint}."
+        message = (
+            f"{kind.name} is declared as a message, {quoted(kind.message)}; {hint}."
+        )
         raise ArgumentError("value", message)
     if kind.meets is None:
         return
@@ -209,16 +223,25 @@ def _check_meeting(kind: Kind, site: Site) -> None:
 
 
 def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
-    """Refuse an instruction of a rank that gives a value of a stage, and the other way round."""
+    """Refuse an instruction of a rank that gives a value of a stage, and the other way
+    round.
+    """
     for value in uses.gives:
         if nouns[value.name].of_rank != kind.of_rank:
             owner = "rank" if kind.of_rank else "stage"
-            where = f"{kind.name} is an instruction of a {owner} and gives the value {value.name!r}"
+            where = (
+                f"{kind.name} is an instruction of a {owner} and gives the value "
+                f"{value.name!r}"
+            )
             hint = f"expected a Noun with of_rank={kind.of_rank}"
-            raise ArgumentError("value", f"{where} of a {nouns[value.name].owner}; {hint}.")
+            raise ArgumentError(
+                "value", f"{where} of a {nouns[value.name].owner}; {hint}."
+            )
 
 
-def _check_ranges(kind: Kind, site: Site, uses: Uses, nouns: Mapping[str, Noun], varies: bool) -> None:
+def _check_ranges(
+    kind: Kind, site: Site, uses: Uses, nouns: Mapping[str, Noun], varies: bool
+) -> None:
     """Refuse values that no noun declares, or that no table has."""
     num_stages = site.setting.num_stages
     if uses.temporary and uses.temporary not in nouns:
@@ -249,7 +272,9 @@ def _check_values(kind: Kind, site: Site, uses: Uses) -> None:
         is_tuple = _VALUES.allows(values) and not isinstance(values, Value)
         if not is_tuple or not all(isinstance(value, Value) for value in values):
             raise _VALUES.refusal(where, values)
-        _TEMPORARY.check(f"The temporary of {kind.name} for stage {site.stage}", uses.temporary)
+        _TEMPORARY.check(
+            f"The temporary of {kind.name} for stage {site.stage}", uses.temporary
+        )
         for value in values:
             _FORM._replace(kind=str).check(f"{where}: a name", value.name)
             for number in (value.stage, value.microbatch):

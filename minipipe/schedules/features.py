@@ -1,4 +1,6 @@
-"""The features of tables that not every reader supports: one list, from which readers refuse what they do not know."""
+"""The features of tables that not every reader supports: one list, from which readers
+refuse what they do not know.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Feature(NamedTuple):
     words : str
         With a place for the first example.
     examples : function
-        From a table, and the names of the features that a reader supports, to what the table has.
+        From a table, and the names of the features that a reader supports, to what the
+        table has.
     advice : str
     code : Code
         Of the error of a reader that does not.
@@ -38,7 +41,9 @@ class Feature(NamedTuple):
 
 
 def _replicas(table: ActionTable, known: Names) -> list[int]:
-    return [stage for stage, home in enumerate(table.placement) if len(ranks_in(home)) > 1]
+    return [
+        stage for stage, home in enumerate(table.placement) if len(ranks_in(home)) > 1
+    ]
 
 
 def _slices(table: ActionTable, known: Names) -> list[int]:
@@ -68,8 +73,16 @@ def _overlaps(table: ActionTable, known: Names) -> list[Action]:
 FEATURES = (
     Feature("replicas", "has replicas of stages (such as stage {})", _replicas),
     Feature("slices", "splits sequences into {} slices", _slices),
-    Feature("updates", "has actions for gradient all-reduces or updates (such as {})", _updates),
-    Feature("recompute", "has actions that recompute or offload activations (such as {})", _recomputation),
+    Feature(
+        "updates",
+        "has actions for gradient all-reduces or updates (such as {})",
+        _updates,
+    ),
+    Feature(
+        "recompute",
+        "has actions that recompute or offload activations (such as {})",
+        _recomputation,
+    ),
     Feature("kinds", "has actions of a declared kind (such as {})", _declared),
     Feature(
         "overlap",

@@ -15,11 +15,14 @@ from minipipe.schedules.action import Action, F, Slice, number_of, numbered
 from minipipe.specs import SCHEDULE_COUNT
 
 _misplaced = partial(ScheduleError.of, Code.PLACEMENT)
-Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
+# by stage, its rank, or the ranks of its replicas
+Placement = Sequence[int | tuple[int, ...]]
 
 
 class Placed:
-    """The placement of a table: its ranks and stages, and which rank runs a microbatch on a stage."""
+    """The placement of a table: its ranks and stages, and which rank runs a microbatch
+    on a stage.
+    """
 
     placement: tuple[int | tuple[int, ...], ...]
     actions: tuple[tuple[Action, ...], ...]
@@ -44,10 +47,13 @@ class Placed:
             Code ``out-of-range``, for a rank that does not exist.
         """
         check_index("rank", rank, self.num_ranks)
-        return tuple(stage for stage, home in enumerate(self.placement) if rank in ranks_in(home))
+        return tuple(
+            stage for stage, home in enumerate(self.placement) if rank in ranks_in(home)
+        )
 
     def ranks_of(self, stage: int) -> tuple[int, ...]:
-        """Return the rank of a stage, or the ranks of its replicas, ordered by their lowest microbatches.
+        """Return the rank of a stage, or the ranks of its replicas, ordered by their
+        lowest microbatches.
 
         Raises
         ------
@@ -69,7 +75,8 @@ class Placed:
         return any(len(ranks_in(home)) > 1 for home in self.placement)
 
     def rank_of(self, stage: int, microbatch: Any) -> int:
-        """Return the rank that runs a microbatch on a stage; with replicas, the rank whose row has the microbatch.
+        """Return the rank that runs a microbatch on a stage; with replicas, the rank
+        whose row has the microbatch.
 
         A slice may be given by its index or by its number.
 
@@ -79,13 +86,23 @@ class Placed:
         >>> [Schedule.from_text("0F1 0B1 \\n 0F0 0B0").rank_of(0, k) for k in range(2)]
         [1, 0]
         """
-        number = number_of(microbatch, self.num_slices) if isinstance(microbatch, Slice) else microbatch
+        number = (
+            number_of(microbatch, self.num_slices)
+            if isinstance(microbatch, Slice)
+            else microbatch
+        )
         return self._replica_of.get((stage, number), ranks_in(self.placement[stage])[0])
 
     @cached_property
     def _replica_of(self) -> dict[tuple[int, int], int]:
-        """By stage and microbatch, the replica that runs its F or, if the F is missing, another of its actions."""
-        shared = {stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1}
+        """By stage and microbatch, the replica that runs its F or, if the F is missing,
+        another of its actions.
+        """
+        shared = {
+            stage
+            for stage, home in enumerate(self.placement)
+            if len(ranks_in(home)) > 1
+        }
         forwards: dict[tuple[int, int], int] = {}
         others: dict[tuple[int, int], int] = {}
         rows = numbered(self.actions, self.num_slices) if shared else ()
@@ -96,7 +113,8 @@ class Placed:
         return others | forwards
 
     def crosses_ranks(self, stage: int) -> bool:
-        """Whether values between a stage and the next one travel between ranks; False for the last stage.
+        """Whether values between a stage and the next one travel between ranks; False
+        for the last stage.
 
         Raises
         ------
@@ -110,20 +128,37 @@ class Placed:
     def _cuts_between_ranks(self) -> tuple[bool, ...]:
         if not self.has_replicas:
             return (*(a != b for a, b in pairwise(self.placement)), False)
-        known = {k for _, k in self._replica_of}  # the verifier checks that one stands for all
+        # the verifier checks that one stands for all
+        known = {k for _, k in self._replica_of}
         cuts = pairwise(range(self.num_stages))
-        return (*(any(self.rank_of(a, k) != self.rank_of(b, k) for k in known) for a, b in cuts), False)
+        return (
+            *(
+                any(self.rank_of(a, k) != self.rank_of(b, k) for k in known)
+                for a, b in cuts
+            ),
+            False,
+        )
 
     @cached_property
     def first_rank_with(self) -> dict[Action, int]:
         """The first rank that has each action."""
-        return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
+        return {
+            action: rank
+            for rank in reversed(range(self.num_ranks))
+            for action in self.actions[rank]
+        }
 
     def home_of(self, action: Action) -> int | None:
-        """Return the rank of an action; if it is missing, the rank of its stage, or None if there is no such stage."""
+        """Return the rank of an action; if it is missing, the rank of its stage, or
+        None if there is no such stage.
+        """
         if action.kind.is_of_rank:
             return action.stage
-        home = self.rank_of(action.stage, action.microbatch) if 0 <= action.stage < self.num_stages else None
+        home = (
+            self.rank_of(action.stage, action.microbatch)
+            if 0 <= action.stage < self.num_stages
+            else None
+        )
         return self.first_rank_with.get(action, home)
 
 
@@ -139,7 +174,8 @@ def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...
 
 
 def neighbouring_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
-    """Return the placement of adjacent stages: rank r has ``chunks_per_rank`` of them, from ``r * chunks_per_rank`` on.
+    """Return the placement of adjacent stages: rank r has ``chunks_per_rank`` of them,
+    from ``r * chunks_per_rank`` on.
 
     Examples
     --------
@@ -150,10 +186,11 @@ def neighbouring_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[in
 
 
 def v_placement(num_ranks: int, num_waves: int = 1) -> tuple[int, ...]:
-    """Return the placement in one or several V: in the first V, rank r has stages r and ``2 * num_ranks - 1 - r``.
+    """Return the placement in one or several V: in the first V, rank r has stages r and
+    ``2 * num_ranks - 1 - r``.
 
-    The first and the last stage are on rank 0. The two stages of the last rank are adjacent, so values between them
-    need no message.
+    The first and the last stage are on rank 0. The two stages of the last rank are
+    adjacent, so values between them need no message.
 
     Examples
     --------
@@ -163,15 +200,25 @@ def v_placement(num_ranks: int, num_waves: int = 1) -> tuple[int, ...]:
     return (*range(num_ranks), *reversed(range(num_ranks))) * num_waves
 
 
-def pipelines_placement(pipelines: Sequence[Sequence[int]], num_microbatches: int) -> tuple[int | tuple[int, ...], ...]:
-    """Return the placement of several pipelines, or of the first alone if there is a single microbatch.
+def pipelines_placement(
+    pipelines: Sequence[Sequence[int]], num_microbatches: int
+) -> tuple[int | tuple[int, ...], ...]:
+    """Return the placement of several pipelines, or of the first alone if there is a
+    single microbatch.
 
     Examples
     --------
-    >>> pipelines_placement([(0, 1), (1, 0)], 2), pipelines_placement([(0, 1), (1, 0)], 1)
+    >>> (
+    ...     pipelines_placement([(0, 1), (1, 0)], 2),
+    ...     pipelines_placement([(0, 1), (1, 0)], 1),
+    ... )
     (((0, 1), (1, 0)), (0, 1))
     """
-    return tuple(pipelines[0]) if min(len(pipelines), num_microbatches) == 1 else tuple(zip(*pipelines))
+    return (
+        tuple(pipelines[0])
+        if min(len(pipelines), num_microbatches) == 1
+        else tuple(zip(*pipelines))
+    )
 
 
 def ranks_in(home: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -185,15 +232,21 @@ def ranks_in(home: int | tuple[int, ...]) -> tuple[int, ...]:
     return home if isinstance(home, tuple) else (home,)
 
 
-def in_replica_order(placement: Placement, actions: Sequence[Sequence[Action]]) -> tuple[int | tuple[int, ...], ...]:
-    """Sort the replicas of each stage by their lowest microbatch, the order in which their gradients are added.
+def in_replica_order(
+    placement: Placement, actions: Sequence[Sequence[Action]]
+) -> tuple[int | tuple[int, ...], ...]:
+    """Sort the replicas of each stage by their lowest microbatch, the order in which
+    their gradients are added.
 
     The order follows from the rows, so that text and CSV carry it.
 
     Examples
     --------
     >>> from minipipe import Action
-    >>> rows = [[Action.parse("0F1"), Action.parse("0B1")], [Action.parse("0F0"), Action.parse("0B0")]]
+    >>> rows = [
+    ...     [Action.parse("0F1"), Action.parse("0B1")],
+    ...     [Action.parse("0F0"), Action.parse("0B0")],
+    ... ]
     >>> in_replica_order(((0, 1),), rows), in_replica_order(((1,),), rows)
     (((1, 0),), (1,))
     """
@@ -205,7 +258,10 @@ def in_replica_order(placement: Placement, actions: Sequence[Sequence[Action]]) 
             if kind.is_of_rank:
                 continue
             lowest[rank, stage] = min(k, lowest.get((rank, stage), k))
-    homes = (sorted(ranks_in(home), key=lambda r: (lowest.get((r, s), inf), r)) for s, home in enumerate(placement))
+    homes = (
+        sorted(ranks_in(home), key=lambda r: (lowest.get((r, s), inf), r))
+        for s, home in enumerate(placement)
+    )
     return tuple(tuple(ranks) if len(ranks) > 1 else ranks[0] for ranks in homes)
 
 
@@ -226,7 +282,8 @@ def stages_by_rank(placement: Placement, num_ranks: int) -> list[list[int]]:
 
 
 def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
-    """Refuse a placement that names anything but a rank for each stage, or the different ranks of its replicas.
+    """Refuse a placement that names anything but a rank for each stage, or the
+    different ranks of its replicas.
 
     Examples
     --------
@@ -236,12 +293,22 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     minipipe.errors.ScheduleError: [placement] Stage 1 is placed on rank 2 of 2.
     """
     for stage, home in enumerate(placement):
-        if not ranks_in(home) or len(set(map(str, ranks_in(home)))) < len(ranks_in(home)):
-            hint = "expected a rank, or the different ranks of its replicas, such as (0, 3)."
+        if not ranks_in(home) or len(set(map(str, ranks_in(home)))) < len(
+            ranks_in(home)
+        ):
+            hint = (
+                "expected a rank, or the different ranks of its replicas, such as (0, "
+                "3)."
+            )
             raise _misplaced(f"Stage {stage} is placed on {quoted(home)}; {hint}")
-    for stage, rank in ((stage, rank) for stage, home in enumerate(placement) for rank in ranks_in(home)):
+    for stage, rank in (
+        (stage, rank) for stage, home in enumerate(placement) for rank in ranks_in(home)
+    ):
         if not isinstance(rank, Integral):
-            message = f"Stage {stage} is placed on {quoted(rank)}; expected the number of a rank, 0 to {num_ranks - 1}."
+            message = (
+                f"Stage {stage} is placed on {quoted(rank)}; expected the number of a "
+                f"rank, 0 to {num_ranks - 1}."
+            )
             raise _misplaced(message)
         if not 0 <= int(rank) < num_ranks:
             raise _misplaced(f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
@@ -260,13 +327,19 @@ def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
     check_placement(placement, num_ranks)
     for stage, home in enumerate(placement):
         if len(ranks_in(home)) > 1:
-            message = f"Stage {stage} is placed on ranks {quoted(home)}; expected one rank for each stage."
+            message = (
+                f"Stage {stage} is placed on ranks {quoted(home)}; expected one rank "
+                "for each stage."
+            )
             raise _misplaced(message)
     return tuple(ranks_in(home)[0] for home in placement)
 
 
-def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
-    """Refuse counts that are not whole numbers of at least 1, as the arguments of a formula.
+def check_counts(
+    num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
+) -> None:
+    """Refuse counts that are not whole numbers of at least 1, as the arguments of a
+    formula.
 
     Examples
     --------
@@ -275,12 +348,18 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
         ...
     minipipe.errors.ScheduleError: [value] num_ranks is 0; expected a whole number, at least 1.
     """
-    given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
+    given = {
+        "num_ranks": num_ranks,
+        "num_microbatches": num_microbatches,
+        "chunks_per_rank": chunks_per_rank,
+    }
     for name, value in given.items():
         SCHEDULE_COUNT.check(name, value)
 
 
-def check_sizes(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
+def check_sizes(
+    num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
+) -> None:
     """Refuse counts below 1, and schedules beyond the size limits.
 
     Examples
@@ -298,12 +377,19 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     """Refuse more stages, or more forwards and backwards, than the limits allow."""
     num_actions = 2 * num_stages * num_microbatches
     if num_stages > MOST_STAGES or num_actions > MOST_ACTIONS:
-        asked = f"{quoted(num_stages)} stages and {quoted(num_microbatches)} microbatches"
-        message = f"{asked} take {quoted(num_actions)} actions, F and B; the limits are {MOST_STAGES} stages and"
+        asked = (
+            f"{quoted(num_stages)} stages and {quoted(num_microbatches)} microbatches"
+        )
+        message = (
+            f"{asked} take {quoted(num_actions)} actions, F and B; the limits are "
+            f"{MOST_STAGES} stages and"
+        )
         raise ScheduleError.of(Code.TOO_LARGE, f"{message} {MOST_ACTIONS} actions.")
 
 
-def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> None:
+def check_two_chunks(
+    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int
+) -> None:
     """Refuse any number of chunks but two, one for each arm of a V.
 
     Examples
@@ -315,12 +401,23 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
-        raise misuse(f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped and has exactly 2 chunks on each rank.")
+        raise misuse(
+            f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped and has "
+            "exactly 2 chunks on each rank."
+        )
 
 
 def check_index(noun: str, given: Any, count: int) -> None:
     """Refuse a stage or a rank that does not exist."""
-    if not isinstance(given, Integral) or isinstance(given, bool) or int(given) not in range(count):
+    if (
+        not isinstance(given, Integral)
+        or isinstance(given, bool)
+        or int(given) not in range(count)
+    ):
         raise ScheduleError.of(
-            Code.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."
+            Code.OUT_OF_RANGE,
+            (
+                f"There is no {noun} {quoted(given, 40)}; there are {count}, counted "
+                "from 0."
+            ),
         )

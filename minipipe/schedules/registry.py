@@ -20,7 +20,10 @@ _ENTRIES: dict[str, tuple[str, str]] = {
     "1f1b": ("one_f_one_b.one_f_one_b", "GPipe's time, much less memory"),
     "eager-1f1b": ("interleaved.eager_1f1b", "more memory, to hide latency"),
     "seq1f1b": ("sliced.seq1f1b", "1F1B over slices of sequences"),
-    "interleaved-1f1b": ("interleaved.interleaved_1f1b", "less bubble; more messages, memory"),
+    "interleaved-1f1b": (
+        "interleaved.interleaved_1f1b",
+        "less bubble; more messages, memory",
+    ),
     "looped-bfs": ("interleaved.looped_bfs", "GPipe, one chunk after the other"),
     "zb-h1": ("zero_bubble.zb_h1", "1F1B's memory, less idle; splits B"),
     "zb-h2": ("zero_bubble.zb_h2", "no pauses; <2x 1F1B's memory"),
@@ -34,19 +37,25 @@ _ENTRIES: dict[str, tuple[str, str]] = {
     "bitpipe": ("bidirectional.bitpipe", "a V down and a V up; 2x weights"),
     "dualpipe": ("bidirectional.dualpipe", "dualpipe-v down and up; 2x weights"),
     "pipedream": ("asynchronous.pipedream", "no flush; stale, p versions"),
-    "vertical-sync": ("asynchronous.vertical_sync", "no flush; 1 version per microbatch"),
+    "vertical-sync": (
+        "asynchronous.vertical_sync",
+        "no flush; 1 version per microbatch",
+    ),
     "2bw": ("asynchronous.two_buffered", "no flush; stale by 1, 2 versions"),
     "paci": ("asynchronous.paci", "no flush; 1 version, which drifts"),
     "forward-only": ("sequential.forward_only", "prediction only; keeps nothing"),
 }
 
-# The default is the same for any number of ranks, because results depend on it: dropout draws for each microbatch.
-# ``theory.recommended_num_microbatches`` is advice for speed.
+# The default is the same for any number of ranks, because results depend on it: dropout
+# draws for each microbatch. ``theory.recommended_num_microbatches`` is advice for
+# speed.
 NUM_MICROBATCHES = 8
 
 
 class _Builders(Mapping[str, Callable[..., Schedule]]):
-    """The builders by name. Each is imported when it is asked for: most commands need one."""
+    """The builders by name. Each is imported when it is asked for: most commands need
+    one.
+    """
 
     def __getitem__(self, name: str) -> Callable[..., Schedule]:
         file, _, function = _ENTRIES[name][0].partition(".")
@@ -66,7 +75,9 @@ class _Builders(Mapping[str, Callable[..., Schedule]]):
 
 
 REGISTRY: Mapping[str, Callable[..., Schedule]] = _Builders()
-TRADES: Mapping[str, str] = MappingProxyType({name: entry[1] for name, entry in _ENTRIES.items()})
+TRADES: Mapping[str, str] = MappingProxyType(
+    {name: entry[1] for name, entry in _ENTRIES.items()}
+)
 
 
 def build(
@@ -91,14 +102,16 @@ def build(
     chunks_per_rank : int, optional
         Stages on each rank; the default depends on the schedule.
     microbatch_group_size : int, optional
-        For interleaved schedules: the smallest number of microbatches that a rank runs through one chunk before it
-        switches to the next chunk.
+        For interleaved schedules: the smallest number of microbatches that a rank runs
+        through one chunk before it switches to the next chunk.
     microbatches_per_update : int, optional
         For ``"2bw"`` and ``"paci"``: the microbatches of one update.
     joined : bool, optional
-        For DualPipe: whether forwards are overlapped with backwards, which takes less time than one after the other.
+        For DualPipe: whether forwards are overlapped with backwards, which takes less
+        time than one after the other.
     num_slices : int, optional
-        For ``"seq1f1b"``: the slices of a microbatch, which is a sequence; 2 by default.
+        For ``"seq1f1b"``: the slices of a microbatch, which is a sequence; 2 by
+        default.
 
     Returns
     -------
@@ -125,10 +138,19 @@ def build(
     options = {option: value for option, value in given.items() if value is not None}
     for option in options:
         if option not in _parameters(builder):
-            able = [other for other in REGISTRY if option in _parameters(REGISTRY[other])]
-            raise misuse(f"{name} takes no {option}; leave it out. Schedules that take it: {', '.join(able)}.")
+            able = [
+                other for other in REGISTRY if option in _parameters(REGISTRY[other])
+            ]
+            raise misuse(
+                f"{name} takes no {option}; leave it out. Schedules that take it: "
+                f"{', '.join(able)}."
+            )
     with collector_paused():
-        return builder(num_ranks, NUM_MICROBATCHES if num_microbatches is None else num_microbatches, **options)
+        return builder(
+            num_ranks,
+            NUM_MICROBATCHES if num_microbatches is None else num_microbatches,
+            **options,
+        )
 
 
 def builder_of(name: str) -> Callable[..., Schedule]:
@@ -144,15 +166,21 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     builder = REGISTRY.get(spelled(name)) if isinstance(name, str) else None
     if builder is None and callable(name):
         function = getattr(name, "__name__", name)
-        message = f"{function} is a function; call it with the numbers of ranks and microbatches."
+        message = (
+            f"{function} is a function; call it with the numbers of ranks and "
+            "microbatches."
+        )
         raise ScheduleError.of(Code.NAME, message)
     if builder is None:
-        raise ScheduleError.of(Code.NAME, f"There is no schedule {quoted(name)}; {expected_names(name)}.")
+        raise ScheduleError.of(
+            Code.NAME, f"There is no schedule {quoted(name)}; {expected_names(name)}."
+        )
     return builder
 
 
 def spelled(given: T) -> T | str:
-    """Return the name of a schedule that is written in another case, such as ``"1F1B"``; anything else as it is.
+    """Return the name of a schedule that is written in another case, such as
+    ``"1F1B"``; anything else as it is.
 
     Examples
     --------
@@ -172,18 +200,26 @@ def expected_names(given: object) -> str:
     >>> expected_names("1F1B ")[:20]
     'did you mean 1f1b? E'
     """
-    from minipipe.hints import schedule_like  # takes longer to import than a schedule to build
+    # takes longer to import than a schedule to build
+    from minipipe.hints import schedule_like
 
     near = schedule_like(given, REGISTRY) if isinstance(given, str) else None
-    return f"{f'did you mean {near}? E' if near else 'e'}xpected one of {', '.join(REGISTRY)}"
+    return (
+        f"{f'did you mean {near}? E' if near else 'e'}xpected one of "
+        f"{', '.join(REGISTRY)}"
+    )
 
 
 def default_of(builder: Callable[..., Schedule], option: str) -> int:
-    """Return the default of an option that counts something; 1 for a builder that has no such option.
+    """Return the default of an option that counts something; 1 for a builder that has
+    no such option.
 
     Examples
     --------
-    >>> default_of(REGISTRY["zb-v"], "chunks_per_rank"), default_of(REGISTRY["seq1f1b"], "num_slices")
+    >>> (
+    ...     default_of(REGISTRY["zb-v"], "chunks_per_rank"),
+    ...     default_of(REGISTRY["seq1f1b"], "num_slices"),
+    ... )
     (2, 2)
     """
     return _parameters(builder).get(option, 1)
@@ -203,4 +239,9 @@ def takes(name: str, option: str) -> bool:
 def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:
     """Return the optional parameters of a builder with their defaults."""
     code, defaults = builder.__code__, builder.__defaults__ or ()
-    return dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults))
+    return dict(
+        zip(
+            code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount],
+            defaults,
+        )
+    )

@@ -1,4 +1,6 @@
-"""Microbatches one by one, forwards alone, a single microbatch; and GPipe: all forwards, then all backwards."""
+"""Microbatches one by one, forwards alone, a single microbatch; and GPipe: all
+forwards, then all backwards.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +10,34 @@ from numbers import Integral
 from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.interleaved import microbatch_groups, order_table
-from minipipe.schedules.placement import check_sizes, looped_placement, one_rank_each, stages_by_rank
+from minipipe.schedules.placement import (
+    check_sizes,
+    looped_placement,
+    one_rank_each,
+    stages_by_rank,
+)
 from minipipe.schedules.transforms import straight
 
 
 def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return GPipe: every rank runs all forwards, then all backwards, both in ascending order of microbatches.
+    """Return GPipe: every rank runs all forwards, then all backwards, both in ascending
+    order of microbatches.
 
     ::
 
         rank 0: F0 F1 F2 F3       B0 B1 B2 B3
         rank 1:    F0 F1 F2 F3 B0 B1 B2 B3
 
-    The makespan is (m + p - 1)(tF + tB). Every rank holds the activations of all m microbatches.
+    The makespan is (m + p - 1)(tF + tB). Every rank holds the activations of all m
+    microbatches.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
         At least 1.
     chunks_per_rank : int
-        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank``
+        on, and runs them as one.
 
     Returns
     -------
@@ -35,7 +45,8 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
 
     References
     ----------
-    Huang et al. 2019, "GPipe: Efficient training of giant neural networks using pipeline parallelism", figure 2c.
+    Huang et al. 2019, "GPipe: Efficient training of giant neural networks using
+    pipeline parallelism", figure 2c.
 
     Examples
     --------
@@ -46,11 +57,16 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     rank 1: 1F0 1F1 1F2 1B0 1B1 1B2
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    rows = [[Action(rank, kind, k) for kind in (F, B) for k in range(num_microbatches)] for rank in range(num_ranks)]
+    rows = [
+        [Action(rank, kind, k) for kind in (F, B) for k in range(num_microbatches)]
+        for rank in range(num_ranks)
+    ]
     return straight("gpipe", rows, num_microbatches, chunks_per_rank)
 
 
-def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
+def sequential(
+    num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
+) -> Schedule:
     """Return the sequential schedule: one rank works while all others wait.
 
     ::
@@ -81,13 +97,23 @@ def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     placement = looped_placement(num_ranks, chunks_per_rank)
-    return Schedule("sequential", placement, num_microbatches, _one_by_one(placement, num_ranks, num_microbatches, B))
+    return Schedule(
+        "sequential",
+        placement,
+        num_microbatches,
+        _one_by_one(placement, num_ranks, num_microbatches, B),
+    )
 
 
 def _one_by_one(
-    placement: Sequence[int], num_ranks: int, num_microbatches: int, *backwards: ActionKind
+    placement: Sequence[int],
+    num_ranks: int,
+    num_microbatches: int,
+    *backwards: ActionKind,
 ) -> tuple[tuple[Action, ...], ...]:
-    """Return the rows of microbatches that go down all stages with F and up again with their backwards, in turn."""
+    """Return the rows of microbatches that go down all stages with F and up again with
+    their backwards, in turn.
+    """
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
     for k in range(num_microbatches):
         for stage, rank in enumerate(placement):
@@ -97,15 +123,19 @@ def _one_by_one(
     return tuple(map(tuple, rows))
 
 
-def forward_only(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return the forward-only schedule, for inference: every microbatch passes every stage, without a backward.
+def forward_only(
+    num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
+) -> Schedule:
+    """Return the forward-only schedule, for inference: every microbatch passes every
+    stage, without a backward.
 
     ::
 
         rank 0: F0 F1 F2 F3
         rank 1:    F0 F1 F2 F3
 
-    The makespan is ((v - 1) max(m, p) + m + p - 1) tF / v. An activation is freed at the end of its F.
+    The makespan is ((v - 1) max(m, p) + m + p - 1) tF / v. An activation is freed at
+    the end of its F.
 
     Parameters
     ----------
@@ -125,10 +155,14 @@ def forward_only(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     rank 1: 1F0 1F1 1F2
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    return forward_only_over(looped_placement(num_ranks, chunks_per_rank), num_microbatches, num_ranks)
+    return forward_only_over(
+        looped_placement(num_ranks, chunks_per_rank), num_microbatches, num_ranks
+    )
 
 
-def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks: int | None = None) -> Schedule:
+def forward_only_over(
+    placement: Sequence[int], num_microbatches: int, num_ranks: int | None = None
+) -> Schedule:
     """Return the forward-only schedule for any placement.
 
     Parameters
@@ -138,7 +172,8 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     num_microbatches : int
         At least 1.
     num_ranks : int, optional
-        By default one more than the highest rank of the placement. Give a larger number if some ranks have no stage.
+        By default one more than the highest rank of the placement. Give a larger number
+        if some ranks have no stage.
 
     Returns
     -------
@@ -153,19 +188,29 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     rank 1: 1F0 1F1 2F0 2F1
     """
     if num_ranks is None:
-        num_ranks = 1 + max((rank for rank in placement if isinstance(rank, Integral)), default=len(placement))
-    return forward_only_through([one_rank_each(placement, num_ranks)], num_microbatches, num_ranks)
+        num_ranks = 1 + max(
+            (rank for rank in placement if isinstance(rank, Integral)),
+            default=len(placement),
+        )
+    return forward_only_through(
+        [one_rank_each(placement, num_ranks)], num_microbatches, num_ranks
+    )
 
 
-def forward_only_through(pipelines: Sequence[Sequence[int]], num_microbatches: int, num_ranks: int) -> Schedule:
-    """Return the forward-only schedule of several pipelines with the same stages, such as replicas.
+def forward_only_through(
+    pipelines: Sequence[Sequence[int]], num_microbatches: int, num_ranks: int
+) -> Schedule:
+    """Return the forward-only schedule of several pipelines with the same stages, such
+    as replicas.
 
     Parameters
     ----------
     pipelines : sequence of sequence of int
-        By pipeline, the rank of each stage. The first takes the first microbatches, and so on, as equally as possible.
+        By pipeline, the rank of each stage. The first takes the first microbatches, and
+        so on, as equally as possible.
     num_microbatches, num_ranks : int
-        At least 1. With fewer microbatches than pipelines, the last pipelines take none.
+        At least 1. With fewer microbatches than pipelines, the last pipelines take
+        none.
 
     Returns
     -------
@@ -179,22 +224,34 @@ def forward_only_through(pipelines: Sequence[Sequence[int]], num_microbatches: i
     rank 1: 0F2 1F0 1F1
     """
     check_sizes(num_ranks, num_microbatches)
-    used, rows, first = pipelines[:num_microbatches], [list[tuple[int, Action]]() for _ in range(num_ranks)], 0
+    used, rows, first = (
+        pipelines[:num_microbatches],
+        [list[tuple[int, Action]]() for _ in range(num_ranks)],
+        0,
+    )
     for i, placement in enumerate(used):
         count = -(-(num_microbatches - first) // (len(used) - i))
         groups = microbatch_groups(num_ranks, count)
         for row, stages in zip(rows, stages_by_rank(placement, num_ranks)):
-            row += [(s + k, Action(s, F, first + k)) for s, _, k in order_table(F, stages, groups)]
+            row += [
+                (s + k, Action(s, F, first + k))
+                for s, _, k in order_table(F, stages, groups)
+            ]
         first += count
-    if len(used) > 1:  # a rank may be in several: order its actions by the time at which each, alone, could run them
+    # a rank may be in several: order its actions by the time at which each, alone,
+    # could run them
+    if len(used) > 1:
         rows = [sorted(row) for row in rows]
     actions = tuple(tuple(action for _, action in row) for row in rows)
-    placements = tuple(ranks if len(set(ranks)) > 1 else ranks[0] for ranks in zip(*used))
+    placements = tuple(
+        ranks if len(set(ranks)) > 1 else ranks[0] for ranks in zip(*used)
+    )
     return Schedule("forward-only", placements, num_microbatches, actions)
 
 
 def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
-    """Return the schedule of a single microbatch with a split backward, for any placement.
+    """Return the schedule of a single microbatch with a split backward, for any
+    placement.
 
     ::
 
@@ -221,4 +278,6 @@ def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
     """
     check_sizes(num_ranks, 1)
     placement = one_rank_each(placement, num_ranks)
-    return Schedule("one-microbatch", placement, 1, _one_by_one(placement, num_ranks, 1, I, W))
+    return Schedule(
+        "one-microbatch", placement, 1, _one_by_one(placement, num_ranks, 1, I, W)
+    )

@@ -1,7 +1,7 @@
 """Reading of schedules from text and CSV.
 
-The CSV format is PyTorch's: one line per rank, with cells such as ``0F0``. Reading is strict, and errors name the line
-and the cell.
+The CSV format is PyTorch's: one line per rank, with cells such as ``0F0``. Reading is
+strict, and errors name the line and the cell.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from minipipe.schedules.cells import is_cell, is_of_rank, may_omit_stage
 
 # An overlapped forward and backward, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
-# Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions. A REDUCE_GRAD with a microbatch is.
+# Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions. A
+# REDUCE_GRAD with a microbatch is.
 _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCII)
 
-_SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)  # of a sequence, after its number: 2F0.1
+# of a sequence, after its number: 2F0.1
+_SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)
 _SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
-_TIED = re.compile(r"\ufeff?# .*\(tied: (\d{1,9}(?:-\d{1,9})+(?:, \d{1,9}(?:-\d{1,9})+)*)\)[ :]", re.ASCII)
+_TIED = re.compile(
+    r"\ufeff?# .*\(tied: (\d{1,9}(?:-\d{1,9})+(?:, \d{1,9}(?:-\d{1,9})+)*)\)[ :]",
+    re.ASCII,
+)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile(r"\d", re.ASCII)
@@ -49,28 +54,44 @@ class Cells(NamedTuple):
     tied: tuple[tuple[int, ...], ...] = ()
 
 
-# The number of a line and its cells, blank ones among them. Only the cells of one line are in memory at a time.
+# The number of a line and its cells, blank ones among them. Only the cells of one line
+# are in memory at a time.
 _Row = tuple[int, Iterable[str]]
 
 
 def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
-    """Read a schedule from ``"text"``, from ``"csv"``, from ``"either"`` of these, or from the path of a ``"file"``.
+    """Read a schedule from ``"text"``, from ``"csv"``, from ``"either"`` of these, or
+    from the path of a ``"file"``.
 
-    Comments of text are ignored, except the notes of the first line: ``# 1f1b (tied: 0-3) (frozen: 1, 2): …``.
+    Comments of text are ignored, except the notes of the first line: ``# 1f1b (tied:
+    0-3) (frozen: 1, 2): …``.
 
-    Errors have code ``syntax``, or code ``unreadable`` for a file that cannot be read, is too large or is not text.
+    Errors have code ``syntax``, or code ``unreadable`` for a file that cannot be read,
+    is too large or is not text.
     """
     text = _text_of_file(given) if form == "file" else given
-    if form in ("text", "csv") and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
-        message = f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file."
+    if form in ("text", "csv") and (
+        not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))
+    ):
+        message = (
+            f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file "
+            "reads a file."
+        )
         raise _unreadable(message)
     _check_length(text)
     is_csv = form == "csv" or (form != "text" and _is_csv(text))
     frozen = None if is_csv else _FROZEN.match(text)
     stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
     tied = None if is_csv else _TIED.match(text)
-    groups = (tuple(map(int, group.split("-"))) for group in (tied[1].split(",") if tied else ()))
-    cells = _from_rows(partial(_rows_of_csv if is_csv else _rows_of_text, text), ignore_sharding, stages)
+    groups = (
+        tuple(map(int, group.split("-")))
+        for group in (tied[1].split(",") if tied else ())
+    )
+    cells = _from_rows(
+        partial(_rows_of_csv if is_csv else _rows_of_text, text),
+        ignore_sharding,
+        stages,
+    )
     return cells._replace(tied=tuple(groups))
 
 
@@ -86,7 +107,9 @@ def _text_of_file(path: str | Path) -> str:
 
 
 def _rows_of_text(text: str) -> Iterator[_Row]:
-    """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label ``rank N:`` is optional."""
+    """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label
+    ``rank N:`` is optional.
+    """
     rank = 0
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         content = line.split("#", 1)[0].strip()
@@ -94,13 +117,26 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
         if not content:
             continue
         if "," in content:
-            raise _unreadable(f"Line {number} has commas. Read CSV with Schedule.from_csv.")
+            raise _unreadable(
+                f"Line {number} has commas. Read CSV with Schedule.from_csv."
+            )
         if content[:4].lower() == "rank" and not label:
-            raise _unreadable(f"Line {number} begins with {quoted(content[:12])}; expected 'rank {rank}:'.")
+            raise _unreadable(
+                f"Line {number} begins with {quoted(content[:12])}; expected 'rank "
+                f"{rank}:'."
+            )
         if label and int(label[1]) != rank:
-            where = f"Line {number} is labelled rank {label[1]}, but the next rank is {rank}"
-            raise _unreadable(f"{where}; ranks are counted from 0, and each has one line.")
-        yield number, (word[0] for word in _WORD.finditer(content, label.end() if label else 0))
+            where = (
+                f"Line {number} is labelled rank {label[1]}, but the next rank is "
+                f"{rank}"
+            )
+            raise _unreadable(
+                f"{where}; ranks are counted from 0, and each has one line."
+            )
+        yield (
+            number,
+            (word[0] for word in _WORD.finditer(content, label.end() if label else 0)),
+        )
         rank += 1
 
 
@@ -113,19 +149,31 @@ def _rows_of_csv(text: str) -> Iterator[_Row]:
 
 
 def _check_length(text: str) -> None:
-    """Refuse a text that is too long to parse. Commas separate the cells of CSV, which is read line by line."""
-    for size, noun, most in ((len(text), "characters", MOST_BYTES), (text.count(","), "cells", MOST_ACTIONS)):
+    """Refuse a text that is too long to parse. Commas separate the cells of CSV, which
+    is read line by line.
+    """
+    for size, noun, most in (
+        (len(text), "characters", MOST_BYTES),
+        (text.count(","), "cells", MOST_ACTIONS),
+    ):
         if size > most:
             message = f"The text has {size:,} {noun}; the limit is {most:,}."
             raise ScheduleError.of(Code.TOO_LARGE, message)
 
 
-def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int]) -> Cells:
+def _from_rows(
+    read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int]
+) -> Cells:
     actions, overlaps, num_slices = _rows_in(read, ignore_sharding)
     total = sum(map(len, actions))
     if not total:
         raise ScheduleError.of(
-            Code.SYNTAX, "The text has no action. Expected one line per rank, with cells such as 0F0."
+            Code.SYNTAX,
+            (
+                "The text has no action. Expected one line per rank, with cells "
+                "such as "
+                "0F0."
+            ),
         )
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
     n, k = max(1, num_slices), largest.microbatch
@@ -133,14 +181,22 @@ def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen
     if (k.sequence * n + k.part if n > 1 else k) >= total:
         message = f"{largest} names microbatch {k}, but most lower ones are missing."
         raise ScheduleError.of(Code.MISSING, message)
-    return Cells(_placement(actions, frozen), num_microbatches, tuple(actions), frozen, overlaps, n)
+    return Cells(
+        _placement(actions, frozen),
+        num_microbatches,
+        tuple(actions),
+        frozen,
+        overlaps,
+        n,
+    )
 
 
 _Rows = tuple[list[tuple[Action, ...]], frozenset[Action], int]
 
 
 def rows_of(text: str) -> _Rows:
-    """Return the rows of text or CSV in which anything may be missing, its overlapped forwards and number of slices.
+    """Return the rows of text or CSV in which anything may be missing, its overlapped
+    forwards and number of slices.
 
     Examples
     --------
@@ -151,9 +207,14 @@ def rows_of(text: str) -> _Rows:
     return _rows_in(partial(_rows_of_csv if _is_csv(text) else _rows_of_text, text))
 
 
-def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) -> _Rows:
-    # One cell with a stage is enough, so that a typo in one cell does not affect the others.
-    names_stages = any(_WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells)
+def _rows_in(
+    read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False
+) -> _Rows:
+    # One cell with a stage is enough, so that a typo in one cell does not affect the
+    # others.
+    names_stages = any(
+        _WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells
+    )
     num_slices = _num_slices(read)
     overlaps: set[Action] = set()
 
@@ -172,27 +233,44 @@ def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) 
         actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
         total += len(actions[-1])
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
-            message = f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions."
+            message = (
+                f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and "
+                f"{MOST_ACTIONS:,} actions."
+            )
             raise ScheduleError.of(Code.TOO_LARGE, message)
     return actions, frozenset(overlaps), num_slices
 
 
 def _with_rank(cell: str, rank: int, num_slices: int) -> str:
-    """Return the cell of an instruction of a rank with the numbers that its word leaves out; others as they are."""
+    """Return the cell of an instruction of a rank with the numbers that its word leaves
+    out; others as they are.
+    """
     word = cell.strip()
     return f"{rank}{word}0{'.0' if num_slices else ''}" if is_of_rank(word) else cell
 
 
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
-    """Return the number of slices of a sequence, as the largest one says; 0 if the first cell names none."""
-    first = next((cell for _, cells in read() for cell in cells if _NUMBER.search(cell)), "")
+    """Return the number of slices of a sequence, as the largest one says; 0 if the
+    first cell names none.
+    """
+    first = next(
+        (cell for _, cells in read() for cell in cells if _NUMBER.search(cell)), ""
+    )
     if not _SLICE.search(first):
         return 0
-    return 1 + max(int(number) for _, cells in read() for cell in cells for number in _SLICE.findall(cell))
+    return 1 + max(
+        int(number)
+        for _, cells in read()
+        for cell in cells
+        for number in _SLICE.findall(cell)
+    )
 
 
 def _row(
-    line: int, cells: Iterable[str], stage: int | None, parse: Callable[[str], tuple[Action, ...]]
+    line: int,
+    cells: Iterable[str],
+    stage: int | None,
+    parse: Callable[[str], tuple[Action, ...]],
 ) -> Iterator[Action]:
     """Yield the actions of a line. ``stage`` belongs to cells without one."""
     for column, cell in enumerate(map(str.strip, cells), 1):
@@ -201,34 +279,61 @@ def _row(
         try:
             yield from parse(cell)
         except ScheduleError as error:
-            raise _unreadable(f"Line {line}, cell {column}: {error.problems[0].message}") from None
+            raise _unreadable(
+                f"Line {line}, cell {column}: {error.problems[0].message}"
+            ) from None
 
 
 def _actions_of(cell: str, ignore_sharding: bool, num_slices: int) -> list[Action]:
-    """Return the actions of a cell: mostly one, two for an overlap, none for idle time and PyTorch's sharding."""
+    """Return the actions of a cell: mostly one, two for an overlap, none for idle time
+    and PyTorch's sharding.
+    """
     if not cell:
         return []
     if _SHARDING.fullmatch(cell) and not is_cell(cell):
         if ignore_sharding:
             return []
-        instead = "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; " if "_" in cell else ""
-        hint = f"{instead or 'Leave it out, '}or read with ignore_sharding=True (minipipe check --ignore-sharding)."
-        raise _unreadable(f"{cell} shards parameters and is not a pipeline action. {hint}")
+        instead = (
+            "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; "
+            if "_" in cell
+            else ""
+        )
+        hint = (
+            f"{instead or 'Leave it out, '}or read with ignore_sharding=True (minipipe "
+            "check --ignore-sharding)."
+        )
+        raise _unreadable(
+            f"{cell} shards parameters and is not a pipeline action. {hint}"
+        )
     overlap = _OVERLAP.fullmatch(cell)
-    actions = [_action_of(part.strip(), num_slices) for part in (overlap.groups() if overlap else [cell])]
-    if overlap and [action.kind.value for action in actions] not in (["F", "B"], ["F", "I"]):
+    actions = [
+        _action_of(part.strip(), num_slices)
+        for part in (overlap.groups() if overlap else [cell])
+    ]
+    if overlap and [action.kind.value for action in actions] not in (
+        ["F", "B"],
+        ["F", "I"],
+    ):
         expected = "expected a forward, then a backward, such as (0F3;3B1)OVERLAP_F_B"
         raise _unreadable(f"{printable(cell)} is not a supported overlap; {expected}.")
     return actions
 
 
 def _action_of(cell: str, num_slices: int) -> Action:
-    """Read one action, of a slice or of a whole microbatch; either all cells name a slice, or none does."""
+    """Read one action, of a slice or of a whole microbatch; either all cells name a
+    slice, or none does.
+    """
     found = _SLICED.fullmatch(cell)
     whole = Action.parse(found[1] if found else cell)
     if bool(found) != bool(num_slices):
-        sentence = f"{cell} names a slice, and the first cell names none" if found else f"{cell} names no slice"
-        hint = "expected the slice of a sequence in each cell, such as 0F1.0, or in none."
+        sentence = (
+            f"{cell} names a slice, and the first cell names none"
+            if found
+            else f"{cell} names no slice"
+        )
+        hint = (
+            "expected the slice of a sequence in each cell, such as 0F1.0, or in none."
+        )
         raise _unreadable(f"{sentence}; {hint}")
     if num_slices < 2:
         return whole
@@ -236,15 +341,22 @@ def _action_of(cell: str, num_slices: int) -> Action:
     return whole._replace(microbatch=Slice(whole.microbatch, int(found[2])))
 
 
-def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> tuple[int | tuple[int, ...], ...]:
-    """Place each stage on the rank with most of its actions, so that the verifier reports the stray actions.
+def _placement(
+    actions: Sequence[Sequence[Action]], frozen: frozenset[int]
+) -> tuple[int | tuple[int, ...], ...]:
+    """Place each stage on the rank with most of its actions, so that the verifier
+    reports the stray actions.
 
-    A rank is a replica of a stage if it has the forward and the backward of a microbatch: a stray F makes no replica.
-    The first stages, if they are frozen, have no backward.
+    A rank is a replica of a stage if it has the forward and the backward of a
+    microbatch: a stray F makes no replica. The first stages, if they are frozen, have
+    no backward.
     """
-    counts: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage and rank: the number of actions
+    # by stage and rank: the number of actions
+    counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for rank, row in enumerate(actions):
-        for stage, count in Counter(stage for stage, kind, _ in row if not kind.is_of_rank).items():
+        for stage, count in Counter(
+            stage for stage, kind, _ in row if not kind.is_of_rank
+        ).items():
             counts[stage][rank] += count
     stages = sorted(counts)
     if len(stages) > MOST_STAGES:
@@ -253,13 +365,28 @@ def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> t
     if stages != list(range(len(stages))):
         missing = next(index for index, stage in enumerate(stages) if index != stage)
         raise ScheduleError.of(
-            Code.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
+            Code.MISSING,
+            (
+                f"Stage {stages[-1]} occurs without stage {missing}; stages are "
+                "counted "
+                "from 0."
+            ),
         )
     replicas: defaultdict[int, list[int]] = defaultdict(list)
-    one_way = frozen - {stage for row in actions for stage, kind, _ in row if kind in (B, I)} if frozen else frozen
-    for rank, row in enumerate(actions) if any(len(ranks) > 1 for ranks in counts.values()) else ():
+    one_way = (
+        frozen - {stage for row in actions for stage, kind, _ in row if kind in (B, I)}
+        if frozen
+        else frozen
+    )
+    for rank, row in (
+        enumerate(actions) if any(len(ranks) > 1 for ranks in counts.values()) else ()
+    ):
         went = {(stage, k) for stage, kind, k in row if kind is F}
-        came_back = {stage for stage, kind, k in row if kind in (B, I) and (stage, k) in went}
+        came_back = {
+            stage for stage, kind, k in row if kind in (B, I) and (stage, k) in went
+        }
         for stage in came_back | {stage for stage, _ in went if stage in one_way}:
             replicas[stage].append(rank)
-    return tuple(tuple(replicas[stage]) or counts[stage].most_common(1)[0][0] for stage in stages)
+    return tuple(
+        tuple(replicas[stage]) or counts[stage].most_common(1)[0][0] for stage in stages
+    )

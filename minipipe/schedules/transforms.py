@@ -1,7 +1,9 @@
-"""Transforms of a schedule: other stages, split backwards, frozen stages, copies, or less memory.
+"""Transforms of a schedule: other stages, split backwards, frozen stages, copies, or
+less memory.
 
-Frozen stages are left out of the table instead of being skipped at run time. Empty messages
-would still order the ranks, and predicted times and memory would never be measured.
+Frozen stages are left out of the table instead of being skipped at run time. Empty
+messages would still order the ranks, and predicted times and memory would never be
+measured.
 """
 
 from __future__ import annotations
@@ -11,29 +13,63 @@ from dataclasses import replace
 from itertools import accumulate, chain, groupby, pairwise
 
 from minipipe.errors import Code, ScheduleError, misuse
-from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
+from minipipe.schedules.action import (
+    RECV_B,
+    REDUCE_GRAD,
+    SEND_B,
+    Action,
+    ActionKind,
+    B,
+    F,
+    I,
+    L,
+    O,
+    R,
+    U,
+    W,
+)
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement
 from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 
-_STAGES = SCHEDULE_NUMBER._replace(kind=Iterable, expected="the numbers of the frozen stages, such as [0]")
+_STAGES = SCHEDULE_NUMBER._replace(
+    kind=Iterable, expected="the numbers of the frozen stages, such as [0]"
+)
 
 
-def straight(name: str, rows: Sequence[Sequence[Action]], num_microbatches: int, chunks_per_rank: int) -> Schedule:
-    """Return the schedule in which rank r runs row r, its stage cut into as many neighbouring stages as it has chunks.
+def straight(
+    name: str,
+    rows: Sequence[Sequence[Action]],
+    num_microbatches: int,
+    chunks_per_rank: int,
+) -> Schedule:
+    """Return the schedule in which rank r runs row r, its stage cut into as many
+    neighbouring stages as it has chunks.
 
     Examples
     --------
-    >>> print(straight("mine", [[Action.parse("0F0"), Action.parse("0B0")]], num_microbatches=1, chunks_per_rank=2))
+    >>> print(
+    ...     straight(
+    ...         "mine",
+    ...         [[Action.parse("0F0"), Action.parse("0B0")]],
+    ...         num_microbatches=1,
+    ...         chunks_per_rank=2,
+    ...     )
+    ... )
     # mine: 1 rank, 2 stages, 1 microbatch
     rank 0: 0F0 1F0 1B0 0B0
     """
     placement = neighbouring_placement(len(rows), chunks_per_rank)
-    return Schedule(name, placement, num_microbatches, cut_stages(rows, chunks_per_rank))
+    return Schedule(
+        name, placement, num_microbatches, cut_stages(rows, chunks_per_rank)
+    )
 
 
-def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Action, ...], ...]:
-    """Cut every stage into neighbouring stages on its rank: F runs through them upwards, B, I and W downwards.
+def cut_stages(
+    rows: Iterable[Sequence[Action]], pieces: int
+) -> tuple[tuple[Action, ...], ...]:
+    """Cut every stage into neighbouring stages on its rank: F runs through them
+    upwards, B, I and W downwards.
 
     Examples
     --------
@@ -41,11 +77,16 @@ def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Act
     2F0 3F0 3B0 2B0
     """
     return tuple(
-        tuple(row) if pieces == 1 else _on_stages(row, lambda s: range(s * pieces, s * pieces + pieces)) for row in rows
+        tuple(row)
+        if pieces == 1
+        else _on_stages(row, lambda s: range(s * pieces, s * pieces + pieces))
+        for row in rows
     )
 
 
-def _on_stages(row: Iterable[Action], pieces_of: Callable[[int], range]) -> tuple[Action, ...]:
+def _on_stages(
+    row: Iterable[Action], pieces_of: Callable[[int], range]
+) -> tuple[Action, ...]:
     """Run each action on the pieces of its stage: F upwards, all others downwards."""
     return tuple(
         Action(s, kind, k)
@@ -55,7 +96,8 @@ def _on_stages(row: Iterable[Action], pieces_of: Callable[[int], range]) -> tupl
 
 
 def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
-    """Cut a schedule with one stage on each rank into more stages, as equally as possible; first ranks take one more.
+    """Cut a schedule with one stage on each rank into more stages, as equally as
+    possible; first ranks take one more.
 
     Examples
     --------
@@ -67,7 +109,10 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """
     check_size(num_stages, schedule.num_microbatches)
     p = schedule.without_overlaps("spread_stages").num_ranks
-    ends = [0, *accumulate(num_stages // p + (rank < num_stages % p) for rank in range(p))]
+    ends = [
+        0,
+        *accumulate(num_stages // p + (rank < num_stages % p) for rank in range(p)),
+    ]
     own = [range(start, end) for start, end in pairwise(ends)]
     rows = tuple(_on_stages(row, own.__getitem__) for row in schedule.actions)
     placement = tuple(rank for rank, stages in enumerate(own) for _ in stages)
@@ -75,7 +120,8 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
 
 
 def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
-    """Return a schedule without its last stages. It stays legal: the loss then follows an earlier stage.
+    """Return a schedule without its last stages. It stays legal: the loss then follows
+    an earlier stage.
 
     Ranks without a stage stay idle.
 
@@ -89,11 +135,23 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """
     check_table(schedule, Schedule)
     stages = f"1 to {schedule.num_stages}, the stages of {schedule.title}"
-    SCHEDULE_COUNT._replace(maximum=schedule.num_stages, expected=stages).check("num_stages", num_stages)
-    rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
-    overlaps = frozenset(a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages)
-    placement, frozen = schedule.placement[:num_stages], schedule.frozen & {*range(num_stages)}
-    return replace(schedule, placement=placement, actions=rows, frozen=frozen, overlaps=overlaps)
+    SCHEDULE_COUNT._replace(maximum=schedule.num_stages, expected=stages).check(
+        "num_stages", num_stages
+    )
+    rows = tuple(
+        tuple(action for action in row if action.stage < num_stages)
+        for row in schedule.actions
+    )
+    overlaps = frozenset(
+        a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages
+    )
+    placement, frozen = (
+        schedule.placement[:num_stages],
+        schedule.frozen & {*range(num_stages)},
+    )
+    return replace(
+        schedule, placement=placement, actions=rows, frozen=frozen, overlaps=overlaps
+    )
 
 
 def split_backward(schedule: Schedule) -> Schedule:
@@ -119,16 +177,24 @@ def split_backward(schedule: Schedule) -> Schedule:
     return _with_kinds(schedule, lambda stage, kind: (I, W) if kind is B else (kind,))
 
 
-def _with_kinds(table: T, kinds_of: Callable[[int, ActionKind], tuple[ActionKind, ...]]) -> T:
-    """Return the table with other actions of the same stage and microbatch, or none, in the place of each action."""
-    rows = ([Action(s, new, k) for s, kind, k in row for new in kinds_of(s, kind)] for row in table.actions)
+def _with_kinds(
+    table: T, kinds_of: Callable[[int, ActionKind], tuple[ActionKind, ...]]
+) -> T:
+    """Return the table with other actions of the same stage and microbatch, or none, in
+    the place of each action.
+    """
+    rows = (
+        [Action(s, new, k) for s, kind, k in row for new in kinds_of(s, kind)]
+        for row in table.actions
+    )
     alone = {a for a, b in table.joined.items() if not kinds_of(b.stage, b.kind)}
     marked = replace(table, overlaps=table.overlaps - alone) if alone else table
     return marked.with_rows(type(table), rows)
 
 
 def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
-    """Return, by W, the microbatches whose work it can do: the last of several adjacent W of a stage takes all.
+    """Return, by W, the microbatches whose work it can do: the last of several adjacent
+    W of a stage takes all.
 
     Adjacent W have no other computation between them.
 
@@ -139,17 +205,26 @@ def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
     {'0W0': [], '0W1': [0, 1], '0W2': [2]}
     """
     computations = (action for action in row if not action.kind.is_communication)
-    runs = (list(run) for _, run in groupby(computations, key=lambda action: (action.kind, action.stage)))
+    runs = (
+        list(run)
+        for _, run in groupby(
+            computations, key=lambda action: (action.kind, action.stage)
+        )
+    )
     of_weights = (run for run in runs if run[0].kind is W)
-    return {w: [other.microbatch for other in run] if w is run[-1] else [] for run in of_weights for w in run}
+    return {
+        w: [other.microbatch for other in run] if w is run[-1] else []
+        for run in of_weights
+        for w in run
+    }
 
 
 def freeze_stages(table: T, stages: Iterable[int]) -> T:
     """Return the schedule for stages without trained parameters.
 
-    A frozen stage has no W, no REDUCE_GRAD and no U: its B becomes I. No gradient goes back beyond the first stage that
-    is not frozen, so the stages before it have no backward and exchange no gradients. A forward-only schedule is
-    returned unchanged.
+    A frozen stage has no W, no REDUCE_GRAD and no U: its B becomes I. No gradient goes
+    back beyond the first stage that is not frozen, so the stages before it have no
+    backward and exchange no gradients. A forward-only schedule is returned unchanged.
 
     Parameters
     ----------
@@ -166,8 +241,8 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     Raises
     ------
     ScheduleError
-        Code ``out-of-range``, for a stage that does not exist; ``value``, if ``stages`` is not a sequence of
-        stages.
+        Code ``out-of-range``, for a stage that does not exist; ``value``, if ``stages``
+        is not a sequence of stages.
 
     Examples
     --------
@@ -184,7 +259,10 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     if table.is_forward_only or not marked.frozen:
         return table
     first = marked.first_backward_stage
-    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {B: (I,), **dict.fromkeys((W, REDUCE_GRAD, U), ())}
+    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {
+        B: (I,),
+        **dict.fromkeys((W, REDUCE_GRAD, U), ()),
+    }
 
     def needed(stage: int, kind: ActionKind) -> tuple[ActionKind, ...]:
         is_gradient = kind.is_backward or kind in (SEND_B, RECV_B, R, O, L)
@@ -198,8 +276,9 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
 def repeat(table: T, num_steps: int) -> T:
     """Return the schedule of several training steps without a barrier between them.
 
-    Microbatch k of step s is number ``s * num_microbatches + k``. A rank begins its next step as soon as its own part
-    of the last one is over, as with ``Pipeline.step(…, wait=False)``. With a barrier, n steps take n times the makespan
+    Microbatch k of step s is number ``s * num_microbatches + k``. A rank begins its
+    next step as soon as its own part of the last one is over, as with
+    ``Pipeline.step(…, wait=False)``. With a barrier, n steps take n times the makespan
     of one.
 
     Parameters
@@ -211,7 +290,8 @@ def repeat(table: T, num_steps: int) -> T:
     Returns
     -------
     Schedule or Program
-        The same type as the argument. It is for simulation and drawings: a pipeline would treat the steps as one.
+        The same type as the argument. It is for simulation and drawings: a pipeline
+        would treat the steps as one.
 
     Raises
     ------
@@ -220,35 +300,52 @@ def repeat(table: T, num_steps: int) -> T:
 
     References
     ----------
-    Qi et al. 2023, "Zero bubble pipeline parallelism", section 4: without a synchronisation before the optimiser's
-    step, the bubbles of ZB-H2 between two steps overlap.
+    Qi et al. 2023, "Zero bubble pipeline parallelism", section 4: without a
+    synchronisation before the optimiser's step, the bubbles of ZB-H2 between two steps
+    overlap.
 
     Examples
     --------
     >>> from minipipe import schedules, simulate
-    >>> one, two, three = (simulate(repeat(schedules.zb_h2(4, 8), n)).makespan for n in (1, 2, 3))
+    >>> one, two, three = (
+    ...     simulate(repeat(schedules.zb_h2(4, 8), n)).makespan for n in (1, 2, 3)
+    ... )
     >>> one, two - one, three - two
     (27.0, 24.0, 24.0)
     """
     check_table(table)
     repeated = steps_of(table, num_steps)
     if table.rank_kinds and repeated is not table:
-        message = f"{table.title} has instructions of a rank, such as {min(table.rank_kinds)}, and a row has each once;"
+        message = (
+            f"{table.title} has instructions of a rank, such as "
+            f"{min(table.rank_kinds)}, and a row has each once;"
+        )
         raise misuse(f"{message} repeat the schedule without them.")
     return repeated
 
 
 def steps_of(table: T, num_steps: int) -> T:
-    """Return the table of several steps, for a simulation; it may have instructions of a rank once for each step."""
+    """Return the table of several steps, for a simulation; it may have instructions of
+    a rank once for each step.
+    """
     num_steps = SCHEDULE_COUNT.check("num_steps", num_steps)
     if num_steps == 1:
         return table
     m = table.num_microbatches
     check_size(table.num_stages, num_steps * m)
-    rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.numbered]
+    rows = [
+        [Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row]
+        for row in table.numbered
+    ]
     name = f"{table.name}, {num_steps} steps"
     actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(table, num_steps)
-    return replace(table, name=name, num_microbatches=num_steps * m, actions=actions, overlaps=overlaps)
+    return replace(
+        table,
+        name=name,
+        num_microbatches=num_steps * m,
+        actions=actions,
+        overlaps=overlaps,
+    )
 
 
 def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
@@ -256,18 +353,30 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
 
     Examples
     --------
-    >>> sorted(map(str, overlaps_of_copies(Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1"), 2)))
+    >>> sorted(
+    ...     map(
+    ...         str,
+    ...         overlaps_of_copies(
+    ...             Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1"), 2
+    ...         ),
+    ...     )
+    ... )
     ['0F1', '0F3']
     """
     m, number_of = table.num_microbatches, table.number_of
-    return frozenset(Action(s, kind, n * m + number_of(k)) for n in range(count) for s, kind, k in table.overlaps)
+    return frozenset(
+        Action(s, kind, n * m + number_of(k))
+        for n in range(count)
+        for s, kind, k in table.overlaps
+    )
 
 
-# -- less memory ------------------------------------------------------------------------------------------------------
+# -- less memory -----------------------------------------------------------------------
 
 
 def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
-    """Return the schedule with an R right before each B or I: activations are dropped after F, and recomputed.
+    """Return the schedule with an R right before each B or I: activations are dropped
+    after F, and recomputed.
 
     An R needs no gradient, so it runs while its rank waits for one.
 
@@ -276,8 +385,8 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
     schedule : Schedule
         Any schedule with a backward.
     stages : iterable of int, optional
-        The stages that recompute; by default all. If each B follows its F at once, as on the last rank of 1F1B, an R
-        saves nothing.
+        The stages that recompute; by default all. If each B follows its F at once, as
+        on the last rank of 1F1B, an R saves nothing.
 
     Returns
     -------
@@ -290,7 +399,8 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
 
     References
     ----------
-    Chen et al. 2016, "Training deep nets with sublinear memory cost": recomputation, there within the backward.
+    Chen et al. 2016, "Training deep nets with sublinear memory cost": recomputation,
+    there within the backward.
 
     Examples
     --------
@@ -304,28 +414,39 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
     own = frozenset(range(schedule.num_stages) if stages is None else stages)
     for stage in own:
         schedule.ranks_of(stage)  # raises if there is no such stage
-    has = {action[::2] for row in schedule.actions for action in row if action.kind is R}
+    has = {
+        action[::2] for row in schedule.actions for action in row if action.kind is R
+    }
     rows = []
     for groups in _in_groups(schedule):
-        again = [[(s, k) for s, kind, k in group if kind in (B, I) and s in own] for group in groups]
-        with_them = ([*(Action(s, R, k) for s, k in new if (s, k) not in has), *old] for new, old in zip(again, groups))
+        again = [
+            [(s, k) for s, kind, k in group if kind in (B, I) and s in own]
+            for group in groups
+        ]
+        with_them = (
+            [*(Action(s, R, k) for s, k in new if (s, k) not in has), *old]
+            for new, old in zip(again, groups)
+        )
         rows.append(tuple(chain.from_iterable(with_them)))
     return replace(schedule, name=f"{schedule.name}, recomputed", actions=tuple(rows))
 
 
 def offloaded(schedule: Schedule, num_held: int) -> Schedule:
-    """Return the schedule with O and L, so that no rank holds more than some microbatches of its stages at once.
+    """Return the schedule with O and L, so that no rank holds more than some
+    microbatches of its stages at once.
 
-    If an F or an L needs memory, an O offloads the pair that is needed last. An L comes one action before its R, B or
-    I, so that its copy runs concurrently with that action, if memory permits; otherwise right before its R, B or I.
+    If an F or an L needs memory, an O offloads the pair that is needed last. An L comes
+    one action before its R, B or I, so that its copy runs concurrently with that
+    action, if memory permits; otherwise right before its R, B or I.
 
     Parameters
     ----------
     schedule : Schedule
         Any schedule with a backward, and without O and slices.
     num_held : int
-        The most (stage, microbatch) pairs that a rank holds; at least 1. Pairs between an I and its W stay on the rank,
-        and may exceed it. With at least two, copies can hide behind computations.
+        The most (stage, microbatch) pairs that a rank holds; at least 1. Pairs between
+        an I and its W stay on the rank, and may exceed it. With at least two, copies
+        can hide behind computations.
 
     Returns
     -------
@@ -338,13 +459,15 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
 
     Notes
     -----
-    The limit counts copies as instantaneous, as ``verify`` does; slow ones hold memory until they have ended.
+    The limit counts copies as instantaneous, as ``verify`` does; slow ones hold memory
+    until they have ended.
 
     References
     ----------
-    Wan et al. 2025, "PipeOffload: improving scalability of pipeline parallelism with memory optimization": offload of
-    activations with long lifetimes, which copies of the same time hide.
-    Belady 1966, "A study of replacement algorithms for a virtual-storage computer": to replace what is needed last.
+    Wan et al. 2025, "PipeOffload: improving scalability of pipeline parallelism with
+    memory optimization": offload of activations with long lifetimes, which copies of
+    the same time hide. Belady 1966, "A study of replacement algorithms for a
+    virtual-storage computer": to replace what is needed last.
 
     Examples
     --------
@@ -358,16 +481,32 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     check_trains(schedule, "activations to offload")
     SCHEDULE_COUNT.check("num_held", num_held)
     if O in schedule.kinds or schedule.num_slices > 1:
-        what = "O and L already" if O in schedule.kinds else "slices, whose keys and values later slices need"
+        what = (
+            "O and L already"
+            if O in schedule.kinds
+            else "slices, whose keys and values later slices need"
+        )
         raise misuse(f"{schedule.title} has {what}; expected a schedule without them.")
-    rows = tuple(tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule))
+    rows = tuple(
+        tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule)
+    )
     return replace(schedule, name=f"{schedule.name}, offloaded", actions=rows)
 
 
 def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action]:
     """Return the actions of a row with O and L."""
-    needed = {a[::2]: at for at, group in reversed([*enumerate(groups)]) for a in group if a.kind in (R, B, I)}
-    released = {a[::2]: at for at, group in enumerate(groups) for a in group if a.kind in (B, I, W)}
+    needed = {
+        a[::2]: at
+        for at, group in reversed([*enumerate(groups)])
+        for a in group
+        if a.kind in (R, B, I)
+    }
+    released = {
+        a[::2]: at
+        for at, group in enumerate(groups)
+        for a in group
+        if a.kind in (B, I, W)
+    }
     due: dict[int, list[tuple[int, int]]] = {}
     for pair, at in needed.items():
         due.setdefault(at, []).append(pair)
@@ -375,10 +514,13 @@ def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action
     held, away = set[tuple[int, int]](), set[tuple[int, int]]()
     for at, group in enumerate(groups):
         new = {action[::2] for action in group if action.kind is F} & needed.keys()
-        for until in (at, at + 1):  # first the needs of this group, then of the next one
+        # first the needs of this group, then of the next one
+        for until in (at, at + 1):
             loads = away.intersection(due.get(until, ()))
             room = most - len(new) - len(loads) if loads or until == at else most
-            idle = sorted((pair for pair in held if needed[pair] > until), key=needed.__getitem__)
+            idle = sorted(
+                (pair for pair in held if needed[pair] > until), key=needed.__getitem__
+            )
             while len(held) > room and idle:
                 row.append(Action(idle[-1][0], O, idle[-1][1]))
                 held.remove(idle[-1])
@@ -416,5 +558,8 @@ def check_trains(schedule: Schedule, purpose: str) -> None:
     """
     check_table(schedule, Schedule)
     if schedule.is_forward_only:
-        message = f"{schedule.title} has no backward, and so no {purpose}; expected a schedule that trains."
+        message = (
+            f"{schedule.title} has no backward, and so no {purpose}; expected a "
+            "schedule that trains."
+        )
         raise ScheduleError.of(Code.UNSUPPORTED, message)

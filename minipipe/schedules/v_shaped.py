@@ -1,4 +1,5 @@
-"""V-shaped schedules: every microbatch passes the ranks in ascending order, then in descending order.
+"""V-shaped schedules: every microbatch passes the ranks in ascending order, then in
+descending order.
 
 The first and the last stage are on rank 0, and each rank has two chunks.
 """
@@ -17,10 +18,11 @@ from minipipe.schedules.placement import check_two_chunks, v_placement
 class Row:
     """The actions of one rank, appended phase by phase.
 
-    A cell names a kind and a chunk of the rank: ``F0`` is the next forward of its first stage. The chunk may be omitted
-    and is then 0. The exception is ``W``: without a chunk it completes the oldest pending I, whatever its chunk. The
-    microbatches of each stage are counted separately for F, for B and I, and for W. ``F0+B1`` are two overlapped
-    actions, and ``overlaps`` has the forward.
+    A cell names a kind and a chunk of the rank: ``F0`` is the next forward of its first
+    stage. The chunk may be omitted and is then 0. The exception is ``W``: without a
+    chunk it completes the oldest pending I, whatever its chunk. The microbatches of
+    each stage are counted separately for F, for B and I, and for W. ``F0+B1`` are two
+    overlapped actions, and ``overlaps`` has the forward.
 
     Parameters
     ----------
@@ -55,7 +57,8 @@ class Row:
         if cell == "W":
             return self._pending.popleft()
         stage = self.stages[int(cell[1:] or 0)]
-        series = "B" if cell[0] in "BI" else cell[0]  # a microbatch has a B or an I, never both
+        # a microbatch has a B or an I, never both
+        series = "B" if cell[0] in "BI" else cell[0]
         action = Action(stage, ActionKind(cell[0]), self._count[stage, series])
         self._count[stage, series] += 1
         if action.kind is I:
@@ -63,11 +66,14 @@ class Row:
         return action
 
 
-def first_microbatches(rows: Sequence[Row], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+def first_microbatches(
+    rows: Sequence[Row], num_microbatches: int
+) -> tuple[tuple[Action, ...], ...]:
     """Return the actions of the first ``num_microbatches`` microbatches.
 
-    Some patterns need a minimum number of microbatches. For fewer, the schedule is built with the minimum and then
-    truncated. The rest stays legal, because no microbatch depends on another one.
+    Some patterns need a minimum number of microbatches. For fewer, the schedule is
+    built with the minimum and then truncated. The rest stays legal, because no
+    microbatch depends on another one.
 
     Examples
     --------
@@ -76,7 +82,9 @@ def first_microbatches(rows: Sequence[Row], num_microbatches: int) -> tuple[tupl
     >>> print(*first_microbatches([row], num_microbatches=2)[0])
     0F0 0I0 0W0 0F1 0I1 0W1
     """
-    return tuple(tuple(a for a in row.actions if a.microbatch < num_microbatches) for row in rows)
+    return tuple(
+        tuple(a for a in row.actions if a.microbatch < num_microbatches) for row in rows
+    )
 
 
 def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -88,13 +96,14 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
         rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2
         rank 1:     1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
 
-    If F, I and W of a chunk take one unit each, the makespan is 6m + p - 1. Every rank holds up to 2p chunks, as much
-    as p undivided stages.
+    If F, I and W of a chunk take one unit each, the makespan is 6m + p - 1. Every rank
+    holds up to 2p chunks, as much as p undivided stages.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. For fewer than 2p - 1 microbatches, the schedule for 2p - 1 is truncated.
+        At least 1. For fewer than 2p - 1 microbatches, the schedule for 2p - 1 is
+        truncated.
     chunks_per_rank : int
         2. Rank r has stages r and 2p - 1 - r.
 
@@ -109,13 +118,18 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
 
     References
     ----------
-    Qi et al. 2024, "Pipeline parallelism with controllable memory", figure 3 (zero bubble V).
+    Qi et al. 2024, "Pipeline parallelism with controllable memory", figure 3 (zero
+    bubble V).
 
     Examples
     --------
     >>> from minipipe import schedules, simulate
     >>> timeline = simulate(schedules.zb_v(4, 8))
-    >>> timeline.makespan, max(timeline.idle_within_span(rank) for rank in range(4)), timeline.peak_activations
+    >>> (
+    ...     timeline.makespan,
+    ...     max(timeline.idle_within_span(rank) for rank in range(4)),
+    ...     timeline.peak_activations,
+    ... )
     (51.0, 0.0, (8, 8, 8, 8))
     """
     check_two_chunks("zb-v", num_ranks, num_microbatches, chunks_per_rank)
@@ -136,8 +150,14 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
     return Schedule("zb-v", v_placement(p), num_microbatches, kept)
 
 
-def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, joined: bool = False) -> Schedule:
-    """Return DualPipe-V: forwards of one chunk alternate with backwards of the other, to overlap their messages.
+def dualpipe_v(
+    num_ranks: int,
+    num_microbatches: int,
+    chunks_per_rank: int = 2,
+    joined: bool = False,
+) -> Schedule:
+    """Return DualPipe-V: forwards of one chunk alternate with backwards of the other,
+    to overlap their messages.
 
     ::
 
@@ -145,27 +165,33 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, 
         rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3
         rank 1:     1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3
 
-    A backward is split only if that saves time. If F, I and W of a chunk take one unit each, the makespan is
-    6m + p - 1, the same as ZB-V's. Rank r is idle for p - 1 - r units within its span and holds at most 2p + 1 chunks.
+    A backward is split only if that saves time. If F, I and W of a chunk take one unit
+    each, the makespan is 6m + p - 1, the same as ZB-V's. Rank r is idle for p - 1 - r
+    units within its span and holds at most 2p + 1 chunks.
 
-    With ``joined``, each forward is overlapped with the backward after it, if the authors' ``step`` computes both as
-    one. The first pairs of the last rank are not overlapped, because its backward would have to wait. A pair gains time
-    only if it takes less time than its two actions (``Costs.overlap``); otherwise its values come later: 6m + 2(p - 1)
-    at unit costs.
+    With ``joined``, each forward is overlapped with the backward after it, if the
+    authors' ``step`` computes both as one. The first pairs of the last rank are not
+    overlapped, because its backward would have to wait. A pair gains time only if it
+    takes less time than its two actions (``Costs.overlap``); otherwise its values come
+    later: 6m + 2(p - 1) at unit costs.
 
-    For fewer than 2p microbatches, the schedule for 2p is truncated. Parameters, result and errors are as in
-    :func:`zb_v`.
+    For fewer than 2p microbatches, the schedule for 2p is truncated. Parameters, result
+    and errors are as in :func:`zb_v`.
 
     References
     ----------
-    DeepSeek-AI 2024, "DeepSeek-V3 technical report", figure 5 (DualPipe); its V-shaped half without a second copy of
-    the parameters, as in PyTorch's ``ScheduleDualPipeV``.
+    DeepSeek-AI 2024, "DeepSeek-V3 technical report", figure 5 (DualPipe); its V-shaped
+    half without a second copy of the parameters, as in PyTorch's ``ScheduleDualPipeV``.
 
     Examples
     --------
     >>> from minipipe import schedules, simulate
     >>> timeline = simulate(schedules.dualpipe_v(4, 8))
-    >>> timeline.makespan, [timeline.idle_within_span(rank) for rank in range(4)], max(timeline.peak_activations)
+    >>> (
+    ...     timeline.makespan,
+    ...     [timeline.idle_within_span(rank) for rank in range(4)],
+    ...     max(timeline.peak_activations),
+    ... )
     (51.0, [3.0, 2.0, 1.0, 0.0], 9)
     """
     check_two_chunks("dualpipe-v", num_ranks, num_microbatches, chunks_per_rank)
@@ -179,13 +205,15 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, 
         row.repeat(1, f"F0 B1 {second}" if r == p - 1 else f"{first} {second}")
         row.repeat(m - 2 * p + r, f"{first} {second}")
         row.repeat(p - 1 - r, f"B1 {second}")
-        # 2(r + 1) backwards, alternating between the chunks: the first r + 1 are B, the others I.
+        # 2(r + 1) backwards, alternating between the chunks: the first r + 1 are B, the
+        # others I.
         turns = ["1", "0"] * (r + 1)
         for i, chunk in enumerate(turns):
             row.repeat(1, ("B" if i <= r else "I") + chunk)
         row.repeat(p - 1 - r, "W I0")
         row.repeat(r + 1, "W")
-    # The backward of a pair belongs to an earlier microbatch, so that truncation never splits a pair.
+    # The backward of a pair belongs to an earlier microbatch, so that truncation never
+    # splits a pair.
     firsts = chain.from_iterable(row.overlaps for row in rows)
     overlaps = frozenset(a for a in firsts if a.microbatch < num_microbatches)
     kept = first_microbatches(rows, num_microbatches)
@@ -199,7 +227,8 @@ _PERIOD = 6
 
 
 def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return V-Half: half of 1F1B's memory plus one microbatch, alike on all ranks, and about half of its bubble.
+    """Return V-Half: half of 1F1B's memory plus one microbatch, alike on all ranks, and
+    about half of its bubble.
 
     ::
 
@@ -207,10 +236,11 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
         rank 0: 0F0 0F1     3F0 3I0 3F1 3W0 0F2 0I0 3I1 0W0 3F2 3I2 0I1 3W1 0I2 3W2 0W1 0W2
         rank 1:     1F0 2F0 1F1 2F1 2I0 1I0 2W0 1F2 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
 
-    If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 2) // 2) chunks: as much as
-    (p + 2) // 2 undivided stages.
+    If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p
+    + 2) // 2) chunks: as much as (p + 2) // 2 undivided stages.
 
-    Parameters, result and errors are as in :func:`zb_v`, but any number of microbatches will do.
+    Parameters, result and errors are as in :func:`zb_v`, but any number of microbatches
+    will do.
 
     References
     ----------
@@ -219,17 +249,24 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
     Examples
     --------
     >>> from minipipe import schedules
-    >>> schedules.peak_activations(schedules.v_half(4, 8)), schedules.peak_activations(schedules.zb_v(4, 8))
+    >>> (
+    ...     schedules.peak_activations(schedules.v_half(4, 8)),
+    ...     schedules.peak_activations(schedules.zb_v(4, 8)),
+    ... )
     ((6, 6, 6, 6), (8, 8, 8, 8))
     """
     check_two_chunks("v-half", num_ranks, num_microbatches, chunks_per_rank)
     p, i = num_ranks, 0 if num_ranks % 2 else 3
-    pattern = [(2 * r, 3 * p - r - 2, 3 * p + i + 2 * r - 1, 6 * p + i - r - 2) for r in range(p)]
+    pattern = [
+        (2 * r, 3 * p - r - 2, 3 * p + i + 2 * r - 1, 6 * p + i - r - 2)
+        for r in range(p)
+    ]
     return _from_pattern("v-half", pattern, num_microbatches)
 
 
 def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return V-Min: a third of 1F1B's memory plus one microbatch, alike on all ranks, and about its bubble.
+    """Return V-Min: a third of 1F1B's memory plus one microbatch, alike on all ranks,
+    and about its bubble.
 
     ::
 
@@ -237,10 +274,11 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
         rank 0: 0F0 0F1     3F0 3I0 3F1 3I1 0I0 3W0 0F2 0I1 3W1 0W0 3F2 3I2 0W1 3W2 0I2 0W2
         rank 1:     1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 1F2 1W0 2F2 2W1 1W1 2I2 1I2 2W2 1W2
 
-    If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 4) // 3) chunks: as much as
-    (p + 4) // 3 undivided stages.
+    If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p
+    + 4) // 3) chunks: as much as (p + 4) // 3 undivided stages.
 
-    Parameters, result and errors are as in :func:`zb_v`, but any number of microbatches will do.
+    Parameters, result and errors are as in :func:`zb_v`, but any number of microbatches
+    will do.
 
     References
     ----------
@@ -249,7 +287,10 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
     Examples
     --------
     >>> from minipipe import schedules
-    >>> schedules.peak_activations(schedules.v_min(4, 8)), schedules.peak_activations(schedules.zb_v(4, 8))
+    >>> (
+    ...     schedules.peak_activations(schedules.v_min(4, 8)),
+    ...     schedules.peak_activations(schedules.zb_v(4, 8)),
+    ... )
     ((4, 4, 4, 4), (8, 8, 8, 8))
     """
     check_two_chunks("v-min", num_ranks, num_microbatches, chunks_per_rank)
@@ -258,10 +299,13 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
     return _from_pattern("v-min", pattern, num_microbatches)
 
 
-def _from_pattern(name: str, pattern: Sequence[Sequence[int]], num_microbatches: int) -> Schedule:
+def _from_pattern(
+    name: str, pattern: Sequence[Sequence[int]], num_microbatches: int
+) -> Schedule:
     """Repeat the pattern, close its gaps and fill in W.
 
-    ``pattern[rank]`` has the slots of F0, F1, I1 and I0 of microbatch 0; the digit is the chunk.
+    ``pattern[rank]`` has the slots of F0, F1, I1 and I0 of microbatch 0; the digit is
+    the chunk.
     """
     p, m = len(pattern), num_microbatches
     slots = [_Slots(steps, m) for steps in pattern]
@@ -271,14 +315,18 @@ def _from_pattern(name: str, pattern: Sequence[Sequence[int]], num_microbatches:
     path = [(rank, number // p) for number, rank in enumerate(ranks)]
     before = dict(zip(path[1:], path))
     visits = product(path, range(m))
-    ordered = sorted((slots[rank].slot_of[step, k], rank, step, k) for (rank, step), k in visits)
+    ordered = sorted(
+        (slots[rank].slot_of[step, k], rank, step, k) for (rank, step), k in visits
+    )
     for _, rank, step, k in ordered:
         needed = slots[rank].slot_of.get((step, k - 1), -1)
         if (rank, step) in before:
             previous, earlier = before[rank, step]
             needed = max(needed, slots[previous].slot_of[earlier, k])
         slots[rank].move_earlier(step, k, 1 + needed, limit)
-    rows = (of_rank.actions([rank, 2 * p - 1 - rank]) for rank, of_rank in enumerate(slots))
+    rows = (
+        of_rank.actions([rank, 2 * p - 1 - rank]) for rank, of_rank in enumerate(slots)
+    )
     return Schedule(name, v_placement(p), m, tuple(map(tuple, rows)))
 
 
@@ -298,7 +346,9 @@ class _Slots:
         self.after = self._recount(0, last + 1)
 
     def move_earlier(self, step: int, k: int, earliest: int, limit: int) -> None:
-        """Move a step to the first empty slot from ``earliest`` on that keeps the peak within the limit, if any."""
+        """Move a step to the first empty slot from ``earliest`` on that keeps the peak
+        within the limit, if any.
+        """
         own = self.slot_of[step, k]
         for slot in range(earliest, own):
             if self.taken[slot] is None:
@@ -317,8 +367,9 @@ class _Slots:
     def _recount(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the counts after each slot from ``first`` on.
 
-        Counting stops after ``last``, as soon as the counts equal those before the move. An empty slot takes a pending
-        W, so the effect of a move soon dies out, and a pass over all slots takes linear time.
+        Counting stops after ``last``, as soon as the counts equal those before the
+        move. An empty slot takes a pending W, so the effect of a move soon dies out,
+        and a pass over all slots takes linear time.
         """
         held, pending = self.after[first - 1] if first else (0, 0)
         counted: list[tuple[int, int]] = []

@@ -23,7 +23,8 @@ class ShownInNotebooks:
     """A schedule or a timeline, which a notebook shows as a picture."""
 
     def _repr_html_(self: Any) -> str:
-        from minipipe.render.notebook import picture_or_text  # loads the drawings on demand
+        # loads the drawings on demand
+        from minipipe.render.notebook import picture_or_text
 
         return picture_or_text(self)
 
@@ -47,14 +48,23 @@ class Written(ShownInNotebooks):
     @property
     def title(self) -> str:
         """The name in one line, and which stages are frozen or share parameters."""
-        frozen = f" (frozen: {', '.join(map(str, sorted(self.frozen)))})" if self.frozen else ""
+        frozen = (
+            f" (frozen: {', '.join(map(str, sorted(self.frozen)))})"
+            if self.frozen
+            else ""
+        )
         tied = ", ".join("-".join(map(str, stages)) for stages in self.tied)
         notes = f" (tied: {tied})" * bool(tied) + frozen
         return printable(" ".join(self.name.split())) + notes
 
     def describe(self, separator: str = ": ") -> str:
         """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
-        sizes = describe_sizes(len(self.actions), len(self.placement), self.num_microbatches, self.num_slices)
+        sizes = describe_sizes(
+            len(self.actions),
+            len(self.placement),
+            self.num_microbatches,
+            self.num_slices,
+        )
         return f"{self.title}{separator}{sizes}"
 
     def __repr__(self) -> str:
@@ -65,42 +75,68 @@ class Written(ShownInNotebooks):
 
     def to_text(self) -> str:
         """Return one line per rank, cells separated by blanks: the form for people."""
-        rows = (f"rank {rank}: {' '.join(self._cells(row))}".rstrip() for rank, row in enumerate(self.actions))
+        rows = (
+            f"rank {rank}: {' '.join(self._cells(row))}".rstrip()
+            for rank, row in enumerate(self.actions)
+        )
         return "\n".join([f"# {self.describe()}", *rows, ""])
 
     def to_csv(self) -> str:
-        """Return PyTorch's format: one line per rank, cells such as ``0F0``. The ``0U3`` of an update is not PyTorch's.
+        """Return PyTorch's format: one line per rank, cells such as ``0F0``. The
+        ``0U3`` of an update is not PyTorch's.
 
         Raises
         ------
         ScheduleError
-            Code ``unsupported``, for a table with slices: the format has none, and PyTorch reads ``0F1.0`` as ``0F1``.
-            Code ``unsupported``, for a table with R, O or L, which the format cannot express.
+            Code ``unsupported``, for a table with slices: the format has none, and
+            PyTorch reads ``0F1.0`` as ``0F1``. Code ``unsupported``, for a table with
+            R, O or L, which the format cannot express.
         """
         if self.num_slices > 1:
             message = (
-                f"{self.title} has slices, and PyTorch's CSV has none; write it as text, with to_text() or --format"
+                f"{self.title} has slices, and PyTorch's CSV has none; write it as "
+                "text, with to_text() or --format"
             )
-            message += " rows, or let every slice be a microbatch, with dataclasses.replace(schedule, num_slices=1)."
+            message += (
+                " rows, or let every slice be a microbatch, with "
+                "dataclasses.replace(schedule, num_slices=1)."
+            )
             raise ScheduleError.of(Code.UNSUPPORTED, message)
         if unsaid := {a.kind for row in self.actions for a in row} & {R, O, L}:
-            message = f"{self.title} has {' and '.join(sorted(unsaid))}, and PyTorch's CSV has no such action; write it"
-            raise ScheduleError.of(Code.UNSUPPORTED, f"{message} as text, with to_text() or --format rows.")
+            message = (
+                f"{self.title} has {' and '.join(sorted(unsaid))}, and PyTorch's CSV "
+                "has no such action; write it"
+            )
+            raise ScheduleError.of(
+                Code.UNSUPPORTED, f"{message} as text, with to_text() or --format rows."
+            )
         # A lone comma is an idle rank; an empty line would be skipped when read.
-        return "".join((",".join(self._cells(row)) or ",") + "\n" for row in self.actions)
+        return "".join(
+            (",".join(self._cells(row)) or ",") + "\n" for row in self.actions
+        )
 
     def _cells(self, row: Iterable[Action]) -> Iterator[str]:
-        """Yield the cells of a row. A forward of ``overlaps`` shares one with the next action, as PyTorch writes it."""
+        """Yield the cells of a row. A forward of ``overlaps`` shares one with the next
+        action, as PyTorch writes it.
+        """
         actions = iter(row)
         for action in actions:
             is_joined = self.overlaps and action in self.overlaps
-            yield f"({action};{next(actions, '')})OVERLAP_F_B" if is_joined else str(action)
+            yield (
+                f"({action};{next(actions, '')})OVERLAP_F_B"
+                if is_joined
+                else str(action)
+            )
 
     @classmethod
-    def from_text(cls, text: str, name: str = "text", ignore_sharding: bool = False) -> Self:
-        """Read the output of :meth:`to_text`; ``#`` starts a comment, ``rank N:`` at a line's start may be left out.
+    def from_text(
+        cls, text: str, name: str = "text", ignore_sharding: bool = False
+    ) -> Self:
+        """Read the output of :meth:`to_text`; ``#`` starts a comment, ``rank N:`` at a
+        line's start may be left out.
 
-        If each rank holds one stage, cells may omit the stage, ``F0 F1 B0``, as papers write them.
+        If each rank holds one stage, cells may omit the stage, ``F0 F1 B0``, as papers
+        write them.
 
         Parameters
         ----------
@@ -118,10 +154,14 @@ class Written(ShownInNotebooks):
         return cls(name, *read_cells("text", text, ignore_sharding))
 
     @classmethod
-    def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Self:
-        """Read PyTorch's format. Empty cells are idle time; the line of a stage is its rank.
+    def from_csv(
+        cls, text: str, name: str = "csv", ignore_sharding: bool = False
+    ) -> Self:
+        """Read PyTorch's format. Empty cells are idle time; the line of a stage is its
+        rank.
 
-        ``(0F3;3B1)OVERLAP_F_B`` is an overlapped forward and backward; ``overlaps`` has the forward.
+        ``(0F3;3B1)OVERLAP_F_B`` is an overlapped forward and backward; ``overlaps`` has
+        the forward.
 
         Parameters
         ----------
@@ -130,7 +170,8 @@ class Written(ShownInNotebooks):
         name : str
             The schedule's name; a CSV file carries none.
         ignore_sharding : bool
-            Whether to leave out UNSHARD, RESHARD and REDUCE_GRAD, which are not pipeline actions.
+            Whether to leave out UNSHARD, RESHARD and REDUCE_GRAD, which are not
+            pipeline actions.
 
         Raises
         ------
@@ -147,7 +188,8 @@ class Written(ShownInNotebooks):
 
     @classmethod
     def from_file(cls, path: str | Path, ignore_sharding: bool = False) -> Self:
-        """Read a file of text or CSV; its name without the ending becomes the name of the schedule.
+        """Read a file of text or CSV; its name without the ending becomes the name of
+        the schedule.
 
         Parameters
         ----------
@@ -158,12 +200,15 @@ class Written(ShownInNotebooks):
         Raises
         ------
         ScheduleError
-            Code ``unreadable``, if the file does not exist or is not text; ``syntax``, with line and cell.
+            Code ``unreadable``, if the file does not exist or is not text; ``syntax``,
+            with line and cell.
         """
         return cls(stem_of(path), *read_cells("file", path, ignore_sharding))
 
 
-def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int, num_slices: int = 1) -> str:
+def describe_sizes(
+    num_ranks: int, num_stages: int, num_microbatches: int, num_slices: int = 1
+) -> str:
     """Return the sizes as text.
 
     Examples
@@ -180,7 +225,8 @@ def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int, num_s
 
 def read_cells(form: str, given: Any, ignore_sharding: bool) -> Cells:
     """Read a text or a file: parameters and errors are as in ``text.read``."""
-    from minipipe.schedules.text import read  # on demand: most tables are built, not read
+    # on demand: most tables are built, not read
+    from minipipe.schedules.text import read
 
     with collector_paused():
         return read(form, given, ignore_sharding)

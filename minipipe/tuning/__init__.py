@@ -1,4 +1,6 @@
-"""Measured costs of a model, layer by layer, and the partition, schedule and microbatches that suit it."""
+"""Measured costs of a model, layer by layer, and the partition, schedule and
+microbatches that suit it.
+"""
 
 from minipipe._lazy import names_on_demand
 

@@ -21,9 +21,20 @@ from minipipe.tuning.measuring import REPEATS, check_question, measure_on_this_r
 from minipipe.tuning.memory import MakeOptimiser
 from minipipe.tuning.report import Advice
 from minipipe.tuning.stages import Messages, messages_of_this_machine
-from minipipe.tuning.weighing import Candidate, Choice, CostModel, Question, Weighing, by_worth, candidates, memory_size
+from minipipe.tuning.weighing import (
+    Candidate,
+    Choice,
+    CostModel,
+    Question,
+    Weighing,
+    by_worth,
+    candidates,
+    memory_size,
+)
 
-_MESSAGES = Spec(Messages | None, expected="Messages(latency, bandwidth), or 'assumed'", code="type")
+_MESSAGES = Spec(
+    Messages | None, expected="Messages(latency, bandwidth), or 'assumed'", code="type"
+)
 SECONDS = 4.0
 _REPLICATED = 3  # schedules that are also weighed with replicas: the best ones without
 
@@ -47,11 +58,13 @@ def advise(
     seed: int = 0,
     device: str | ModuleType = "cpu",
 ) -> Advice:
-    """Measure a model, and weigh partitions, schedules, chunks, replicas, numbers of microbatches and recomputation.
+    """Measure a model, and weigh partitions, schedules, chunks, replicas, numbers of
+    microbatches and recomputation.
 
-    Local. The layers are measured on this process alone, for each number of microbatches that is weighed, because the
-    time of a layer need not be proportional to the size of a microbatch. Then every choice is simulated. The best is
-    the fastest one within the memory limit on every rank.
+    Local. The layers are measured on this process alone, for each number of
+    microbatches that is weighed, because the time of a layer need not be proportional
+    to the size of a microbatch. Then every choice is simulated. The best is the fastest
+    one within the memory limit on every rank.
 
     Parameters
     ----------
@@ -62,36 +75,42 @@ def advise(
     loss : function, optional
         Required with targets.
     memory_limit : number or str, optional
-        The limit of each rank: bytes, or text such as ``"500 MB"`` or ``"2 GiB"``. Memory is counted as by
-        :meth:`minipipe.Plan.memory`.
+        The limit of each rank: bytes, or text such as ``"500 MB"`` or ``"2 GiB"``.
+        Memory is counted as by :meth:`minipipe.Plan.memory`.
     num_microbatches, chunks_per_rank : int, optional
-        Weigh only choices with these. Dropout and the last bits of the loss depend on the number of microbatches, which
-        counts the microbatches of all replicas together.
+        Weigh only choices with these. Dropout and the last bits of the loss depend on
+        the number of microbatches, which counts the microbatches of all replicas
+        together.
     recompute : bool, optional
-        Weigh only choices with recomputation, or only choices without it. The default is both if there is a limit.
+        Weigh only choices with recomputation, or only choices without it. The default
+        is both if there is a limit.
     replicas : int, optional
-        Weigh only choices with this number. The default is every number that divides the ranks, with 1F1B and the
-        schedules that are best without replicas.
+        Weigh only choices with this number. The default is every number that divides
+        the ranks, with 1F1B and the schedules that are best without replicas.
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     messages : Messages or str, optional
-        The costs of messages. By default they are measured between ranks that ``mpirun`` starts, or between thread
-        ranks if there is no ``mpirun``; with ``"assumed"`` messages cost nothing.
+        The costs of messages. By default they are measured between ranks that
+        ``mpirun`` starts, or between thread ranks if there is no ``mpirun``; with
+        ``"assumed"`` messages cost nothing.
     seconds : float, optional
-        The total time to search for schedules beyond the named ones, in seconds of an idle core: 4 by default, 0 for no
-        search. It determines the number of trials; the clock only stops a search that takes four times as long.
+        The total time to search for schedules beyond the named ones, in seconds of an
+        idle core: 4 by default, 0 for no search. It determines the number of trials;
+        the clock only stops a search that takes four times as long.
     repeats, seed, device
         As for :func:`minipipe.measure_layers`.
 
     Returns
     -------
     Advice
-        It prints as a table. ``Pipeline(model, group, loss=loss, **advice.options)`` runs the best choice.
+        It prints as a table. ``Pipeline(model, group, loss=loss, **advice.options)``
+        runs the best choice.
 
     Raises
     ------
     ScheduleError
-        Code ``memory``, if no choice is within the limit; the message has the least memory of any.
+        Code ``memory``, if no choice is within the limit; the message has the least
+        memory of any.
     ArgumentError
         Codes ``value`` and ``type``.
     ModelError, MicrobatchError
@@ -103,9 +122,10 @@ def advise(
 
     Notes
     -----
-    The predicted time covers the forward and the backward of a batch; the optimiser takes equally long with any choice.
-    Actions may take longer if several ranks compute at the same time. ``minipipe advise`` and ``Pipeline(…,
-    schedule="auto")`` therefore benchmark the best choices on their ranks.
+    The predicted time covers the forward and the backward of a batch; the optimiser
+    takes equally long with any choice. Actions may take longer if several ranks compute
+    at the same time. ``minipipe advise`` and ``Pipeline(…, schedule="auto")`` therefore
+    benchmark the best choices on their ranks.
 
     Examples
     --------
@@ -114,7 +134,9 @@ def advise(
     >>> model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
     >>> x = np.ones((16, 16), np.float32)
     >>> free = {"messages": "assumed", "seconds": 0}
-    >>> advice = advise(model, x, x, num_ranks=2, loss=nn.MSELoss(), optimiser=optim.Adam, **free)
+    >>> advice = advise(
+    ...     model, x, x, num_ranks=2, loss=nn.MSELoss(), optimiser=optim.Adam, **free
+    ... )
     >>> advice.best.schedule.num_ranks * advice.best.candidate.replicas
     2
     """
@@ -124,14 +146,18 @@ def advise(
     limit = inf if memory_limit is None else memory_size(memory_limit)
     options = {"loss": loss, "seed": seed, "device": device}
     chosen = num_microbatches, chunks_per_rank, None, recompute
-    question = Question(model, inputs, targets, options, optimiser, limit, *chosen, replicas=replicas)
+    question = Question(
+        model, inputs, targets, options, optimiser, limit, *chosen, replicas=replicas
+    )
     check_num_layers(question, num_ranks)
     if messages is None:
         messages = messages_of_this_machine(num_ranks)
     known = Messages() if isinstance(messages, str) else messages
     if known.cores is None and num_cores() < num_ranks:
         known = known._replace(cores=num_cores())
-    cost_model = spawn(lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1)[0]
+    cost_model = spawn(
+        lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1
+    )[0]
     return weigh(question, num_ranks, cost_model, seconds)
 
 
@@ -156,11 +182,20 @@ def checked_seconds(seconds: float | None, default: float) -> float:
         Code ``value``, for a negative or infinite time.
     """
     seconds = default if seconds is None else seconds
-    return Spec(float, minimum=0, expected="a finite time, at least 0").check("seconds", seconds)
+    return Spec(float, minimum=0, expected="a finite time, at least 0").check(
+        "seconds", seconds
+    )
 
 
-def measure(question: Question, num_ranks: int, messages: Messages, rank: int = 0, repeats: int = REPEATS) -> CostModel:
-    """Measure the layers for each number of microbatches, with the current number of BLAS threads. Local.
+def measure(
+    question: Question,
+    num_ranks: int,
+    messages: Messages,
+    rank: int = 0,
+    repeats: int = REPEATS,
+) -> CostModel:
+    """Measure the layers for each number of microbatches, with the current number of
+    BLAS threads. Local.
 
     Parameters
     ----------
@@ -173,16 +208,28 @@ def measure(question: Question, num_ranks: int, messages: Messages, rank: int = 
     """
     options, given = question.options, samples(question.inputs, "inputs")
     xp = backend.module_for(options.get("device", "cpu"), rank)
-    batch, seed = (question.model, question.inputs, question.targets, options.get("loss")), options.get("seed", 0)
+    batch, seed = (
+        (question.model, question.inputs, question.targets, options.get("loss")),
+        options.get("seed", 0),
+    )
     before = core_times()
-    layers = {count: measure_on_this_rank(*batch, count, repeats, seed, xp) for count in question.counts(num_ranks)}
+    layers = {
+        count: measure_on_this_rank(*batch, count, repeats, seed, xp)
+        for count in question.counts(num_ranks)
+    }
     had, waited = (after - begun for after, begun in zip(core_times(), before))
     share = waited / (had + waited) if waited else 0.0
     return CostModel(layers, given.num_samples, messages, share)
 
 
-def weigh(question: Question, num_ranks: int, cost_model: CostModel, seconds: float | None = None) -> Advice:
-    """Weigh every candidate; then search schedules for the forms of the best. Deterministic, unless very slow.
+def weigh(
+    question: Question,
+    num_ranks: int,
+    cost_model: CostModel,
+    seconds: float | None = None,
+) -> Advice:
+    """Weigh every candidate; then search schedules for the forms of the best.
+    Deterministic, unless very slow.
 
     Parameters
     ----------
@@ -198,29 +245,64 @@ def weigh(question: Question, num_ranks: int, cost_model: CostModel, seconds: fl
         Code ``value``.
     """
     seconds = checked_seconds(seconds, SECONDS)
-    weighing, limit, chunks = Weighing(question, num_ranks, cost_model), question.memory_limit, question.chunks_per_rank
-    cuts = ["given"] if question.partition is not None else ["time", "memory"] if limit < inf else ["time"]
+    weighing, limit, chunks = (
+        Weighing(question, num_ranks, cost_model),
+        question.memory_limit,
+        question.chunks_per_rank,
+    )
+    cuts = (
+        ["given"]
+        if question.partition is not None
+        else ["time", "memory"]
+        if limit < inf
+        else ["time"]
+    )
     both = [False, True] if limit < inf else [False]
     again = both if question.recompute is None else [question.recompute]
     forms = [(cut, computed_again) for computed_again in again for cut in cuts]
     num_layers, choices = len(question.model.flat_layers), list[Choice]()
-    for replicas in (n for n in range(1, num_ranks + 1) if num_ranks % n == 0 and question.replicas in (None, n)):
+    for replicas in (
+        n
+        for n in range(1, num_ranks + 1)
+        if num_ranks % n == 0 and question.replicas in (None, n)
+    ):
         found = candidates(num_ranks, num_layers, cost_model.layers, chunks, replicas)
-        best = {choice.candidate.schedule: None for choice in sorted(choices, key=by_worth)}
-        names = {"1f1b", *[*best][:_REPLICATED]} if question.replicas is None and replicas > 1 else REGISTRY
-        choices += weighing.named((each for each in found if each.schedule in names), forms)
+        best = {
+            choice.candidate.schedule: None for choice in sorted(choices, key=by_worth)
+        }
+        names = (
+            {"1f1b", *[*best][:_REPLICATED]}
+            if question.replicas is None and replicas > 1
+            else REGISTRY
+        )
+        choices += weighing.named(
+            (each for each in found if each.schedule in names), forms
+        )
     is_searched = any(choice.candidate.replicas == 1 for choice in choices)
     if is_searched and chunks is None and seconds > 0:
         choices += weighing.searched(choices, seconds)
     if not choices:
         sizes = f"{counted(num_layers, 'layer')} on {counted(num_ranks, 'rank')}"
         given = f"chunks_per_rank={chunks} and partition={question.partition}"
-        raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
+        raise ArgumentError(
+            "value", f"No schedule fits {sizes} with {given}; leave one of these out."
+        )
     own, one = (question.own_plan(num_ranks, of_one) for of_one in (False, True))
-    if own is None or one is None or own.schedule.num_microbatches not in cost_model.layers:
+    if (
+        own is None
+        or one is None
+        or own.schedule.num_microbatches not in cost_model.layers
+    ):
         return Advice(choices, cost_model, limit)
-    cut = "given" if {"partition", "layer_costs"} & {*(question.own or ())} else "parameters"
-    of_rank, copies = len(one.schedule.stages_of(0)), own.schedule.num_ranks // one.schedule.num_ranks
+    cut = (
+        "given"
+        if {"partition", "layer_costs"} & {*(question.own or ())}
+        else "parameters"
+    )
+    of_rank, copies = (
+        len(one.schedule.stages_of(0)),
+        own.schedule.num_ranks // one.schedule.num_ranks,
+    )
     count, is_again = own.schedule.num_microbatches, bool(question.recompute)
     named = Candidate(one.schedule.name, count, of_rank, cut, is_again, copies)
     return Advice(choices, cost_model, limit, weighing.plan(named, own, one.schedule))

@@ -1,8 +1,11 @@
-"""One model on some ranks, with every device mesh: bytes sent, memory and time of each, measured and predicted.
+"""One model on some ranks, with every device mesh: bytes sent, memory and time of each,
+measured and predicted.
 
-Every mesh computes the same batch in microbatches of the same size, so all have the same losses within rounding. Steps
-of the meshes alternate, in short turns, because machines are noisy. The predictions: the bytes sent follow from the
-program and the sizes of its layers, the memory from the plan, and the time from a simulation with measured costs.
+Every mesh computes the same batch in microbatches of the same size, so all have the
+same losses within rounding. Steps of the meshes alternate, in short turns, because
+machines are noisy. The predictions: the bytes sent follow from the program and the
+sizes of its layers, the memory from the plan, and the time from a simulation with
+measured costs.
 """
 
 from __future__ import annotations
@@ -35,11 +38,14 @@ from minipipe.tuning.measuring import measure_on_this_rank
 from minipipe.tuning.race import MakePipeline, Tell, silent
 from minipipe.tuning.traffic import Sizes, Traffic, promised
 
-CLOSE = {"float64": 1e-12, "float32": 1e-5}  # by dtype, the relative difference that losses of two meshes may have
+# by dtype, the relative difference that losses of two meshes may have
+CLOSE = {"float64": 1e-12, "float32": 1e-5}
 _CALL = "minipipe compare"
 _COMPARED_LOSSES = 2  # the second one belongs to updated parameters
-_UNTIL_COMPILED = 3  # steps: an eager one, a recorded one, and one whose times are not measured
-_STEPS = 2  # of a turn, after one that is not measured because the caches have no parameters yet
+# steps: an eager one, a recorded one, and one whose times are not measured
+_UNTIL_COMPILED = 3
+# of a turn, after one that is not measured because the caches have no parameters yet
+_STEPS = 2
 
 
 class GridSizes(NamedTuple):
@@ -56,12 +62,22 @@ class GridSizes(NamedTuple):
 
         Examples
         --------
-        >>> GridSizes(2, 1, 2).name, GridSizes(1, 4, 1, fully_sharded=True).name, GridSizes(1, 1, 1).name
+        >>> (
+        ...     GridSizes(2, 1, 2).name,
+        ...     GridSizes(1, 4, 1, fully_sharded=True).name,
+        ...     GridSizes(1, 1, 1).name,
+        ... )
         ('pipeline 2 x tensor 2', 'fully sharded 4', 'one rank')
         """
-        names = {"pipeline": self.pipeline, "fully sharded" if self.fully_sharded else "data": self.data}
+        names = {
+            "pipeline": self.pipeline,
+            "fully sharded" if self.fully_sharded else "data": self.data,
+        }
         names["tensor"] = self.tensor
-        return " x ".join(f"{name} {size}" for name, size in names.items() if size > 1) or "one rank"
+        return (
+            " x ".join(f"{name} {size}" for name, size in names.items() if size > 1)
+            or "one rank"
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,8 @@ class Task:
     Attributes
     ----------
     layers, width, heads, symbols, length : int
-        Blocks, elements of a vector, attention heads, different tokens, tokens of a sequence.
+        Blocks, elements of a vector, attention heads, different tokens, tokens of a
+        sequence.
     batch, microbatches : int
         Sequences of a step, and their number of microbatches, of all replicas together.
     dtype : str
@@ -92,7 +109,10 @@ class Task:
         return Sequential(
             Embedding(self.symbols, self.width, dtype=dtype),
             PositionalEmbedding(self.length, self.width, dtype=dtype),
-            *(TransformerBlock(self.width, self.heads, True, dtype=dtype) for _ in range(self.layers)),
+            *(
+                TransformerBlock(self.width, self.heads, True, dtype=dtype)
+                for _ in range(self.layers)
+            ),
             LayerNorm(self.width, dtype=dtype),
             Linear(self.width, self.symbols, dtype=dtype),
         )
@@ -104,17 +124,22 @@ class Task:
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and targets, each of shape (batch, length)."""
-        drawn = np.random.default_rng(0).integers(0, self.symbols, (self.batch, self.length + 1))
+        drawn = np.random.default_rng(0).integers(
+            0, self.symbols, (self.batch, self.length + 1)
+        )
         return drawn[:, :-1].copy(), drawn[:, 1:].copy()
 
     def partition(self, num_stages: int) -> list[range]:
-        """Return the same number of blocks for each stage; the first one also embeds, the last one also scores."""
+        """Return the same number of blocks for each stage; the first one also embeds,
+        the last one also scores.
+        """
         size, last = self.layers // num_stages, self.layers + 4
         ends = [*(2 + size * stage for stage in range(1, num_stages)), last]
         return [range(start, end) for start, end in zip([0, *ends], ends)]
 
     def grids(self, num_ranks: int) -> tuple[list[GridSizes], dict[str, str]]:
-        """Return the device meshes of ``num_ranks`` ranks that fit, and by name of each other mesh the reason.
+        """Return the device meshes of ``num_ranks`` ranks that fit, and by name of each
+        other mesh the reason.
 
         Examples
         --------
@@ -134,7 +159,11 @@ class Task:
                 ("heads", self.heads, sizes.tensor),
                 ("symbols", self.symbols, sizes.tensor),
             )
-            wrong = [f"{name} are {own}, not a multiple of {size}" for name, own, size in limits if own % size]
+            wrong = [
+                f"{name} are {own}, not a multiple of {size}"
+                for name, own, size in limits
+                if own % size
+            ]
             if wrong:
                 left_out[sizes.name] = wrong[0]
             else:
@@ -153,13 +182,18 @@ def _products(num_ranks: int) -> Iterator[GridSizes]:
                     yield sizes._replace(fully_sharded=True)
 
 
-# -- running them -----------------------------------------------------------------------------------------------------
+# -- running them ----------------------------------------------------------------------
 
 
 def compare_on_ranks(
-    task: Task, group: ProcessGroup, make: MakePipeline, rounds: int = 5, tell: Tell = silent
+    task: Task,
+    group: ProcessGroup,
+    make: MakePipeline,
+    rounds: int = 5,
+    tell: Tell = silent,
 ) -> list[dict[str, Any]]:
-    """Run every device mesh of a task, and return the figures of each, as plain data, on every rank.
+    """Run every device mesh of a task, and return the figures of each, as plain data,
+    on every rank.
 
     Collective. Times are in seconds, sizes in bytes.
 
@@ -181,29 +215,45 @@ def compare_on_ranks(
         runners.append(_Runner(task, sizes, group, make))
     chance = Random(0)
     for number in range(rounds):
-        tell(f"round {number + 1} of {rounds}: steps of {counted(len(runners), 'mesh')} in turns")
+        tell(
+            f"round {number + 1} of {rounds}: steps of "
+            f"{counted(len(runners), 'mesh')} in turns"
+        )
         for runner in chance.sample(runners, len(runners)):
             runner.turn()
     return [runner.row() for runner in runners]
 
 
 class _Runner:
-    """One device mesh. Its constructor is collective: it runs the steps whose losses, bytes and memory are compared."""
+    """One device mesh. Its constructor is collective: it runs the steps whose losses,
+    bytes and memory are compared.
+    """
 
-    def __init__(self, task: Task, sizes: GridSizes, group: ProcessGroup, make: MakePipeline) -> None:
-        grid, self._group, self._batch = Grid(group, **sizes._asdict()), group, task.tokens()
+    def __init__(
+        self, task: Task, sizes: GridSizes, group: ProcessGroup, make: MakePipeline
+    ) -> None:
+        grid, self._group, self._batch = (
+            Grid(group, **sizes._asdict()),
+            group,
+            task.tokens(),
+        )
         loss, count = CrossEntropyLoss(), task.microbatches // sizes.data
         cut = {"partition": task.partition(sizes.pipeline), "num_microbatches": count}
         options = {"loss": loss, "check_agreement": False, "check_finite": "off", **cut}
         self._pipeline = make(task.model(), grid, **options)
         self._optimiser = Adam(self._pipeline.parameters(), learning_rate=1e-3)
         self._compiled = make(task.model(), grid, compile="where-possible", **options)
-        self._optimiser_of_compiled = Adam(self._compiled.parameters(), learning_rate=1e-3)
-        self._times: list[tuple[float, float]] = []  # of each step, and of the optimiser after it
+        self._optimiser_of_compiled = Adam(
+            self._compiled.parameters(), learning_rate=1e-3
+        )
+        # of each step, and of the optimiser after it
+        self._times: list[tuple[float, float]] = []
         self._times_compiled: list[float] = []
         self._timelines: list[Timeline] = []
         plan: Plan = self._pipeline.plan
-        layers = measure_on_this_rank(plan.model, *self._batch, loss, task.microbatches, 1, 0, np)
+        layers = measure_on_this_rank(
+            plan.model, *self._batch, loss, task.microbatches, 1, 0, np
+        )
         sizes_of = Sizes.of(plan, layers, task.positions)
         traffic = Traffic(grid, plan)
         with traffic.counting():
@@ -274,8 +324,12 @@ class _Runner:
         return {
             **self._found,
             "seconds": times.sum(axis=1).tolist(),
-            "compiled_seconds": np.max(objects.gather(self._group, self._times_compiled, _CALL), axis=0).tolist(),
+            "compiled_seconds": np.max(
+                objects.gather(self._group, self._times_compiled, _CALL), axis=0
+            ).tolist(),
             "update_seconds": median(times[:, 1].tolist()),
-            "bubble": median(np.mean(objects.gather(self._group, bubbles, _CALL), axis=0).tolist()),
+            "bubble": median(
+                np.mean(objects.gather(self._group, bubbles, _CALL), axis=0).tolist()
+            ),
             "costs": asdict(Costs.measured(*self._timelines)),
         }

@@ -1,7 +1,9 @@
-"""The simulated time of a device mesh with ranks on several hosts: transfers between hosts have slower links.
+"""The simulated time of a device mesh with ranks on several hosts: transfers between
+hosts have slower links.
 
-A host has consecutive ranks, so that tensor-parallel ranks are on one host if they fit. Simultaneous transfers of a
-host to other hosts share its link, and nothing else is slower than measured::
+A host has consecutive ranks, so that tensor-parallel ranks are on one host if they fit.
+Simultaneous transfers of a host to other hosts share its link, and nothing else is
+slower than measured::
 
     rank 0 --- rank 1 === rank 2 --- rank 3      two hosts: the message from 1 to 2 takes
     '--- host 0 ---'      '--- host 1 ---'       latency + bytes / bandwidth
@@ -22,7 +24,9 @@ from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.tuning.traffic import Sizes
 
 
-def time_between_hosts(transfers: Iterable[tuple[int, int, float]], ranks_of_host: int, link: Link) -> float:
+def time_between_hosts(
+    transfers: Iterable[tuple[int, int, float]], ranks_of_host: int, link: Link
+) -> float:
     """Return the seconds of transfers that begin at once; 0 if none leaves its host.
 
     Parameters
@@ -35,7 +39,9 @@ def time_between_hosts(transfers: Iterable[tuple[int, int, float]], ranks_of_hos
 
     Examples
     --------
-    >>> time_between_hosts([(0, 1, 8), (1, 2, 8), (0, 2, 8)], ranks_of_host=2, link=Link(0.5, 4))
+    >>> time_between_hosts(
+    ...     [(0, 1, 8), (1, 2, 8), (0, 2, 8)], ranks_of_host=2, link=Link(0.5, 4)
+    ... )
     4.5
     >>> time_between_hosts([(0, 1, 8)], ranks_of_host=2, link=Link(0.5, 4))
     0.0
@@ -43,11 +49,15 @@ def time_between_hosts(transfers: Iterable[tuple[int, int, float]], ranks_of_hos
     leaving: dict[int, float] = {}
     for source, destination, size in transfers:
         if source // ranks_of_host != destination // ranks_of_host:
-            leaving[source // ranks_of_host] = leaving.get(source // ranks_of_host, 0.0) + size
+            leaving[source // ranks_of_host] = (
+                leaving.get(source // ranks_of_host, 0.0) + size
+            )
     return link.latency + max(leaving.values()) / link.bandwidth if leaving else 0.0
 
 
-def on_hosts(row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, link: Link) -> Timeline:
+def on_hosts(
+    row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, link: Link
+) -> Timeline:
     """Return the simulated timeline of a device mesh on hosts connected by a link.
 
     Parameters
@@ -62,37 +72,69 @@ def on_hosts(row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, 
     p, d, t = row["pipeline"], row["data"], row["tensor"]
     costs, sizes = Costs(**row["costs"]), Sizes(*row["sizes"].values())
     schedule = replicated("1f1b", p * d, num_microbatches // d, None, d)
-    at = {tuple(rank["coordinates"]): number for number, rank in enumerate(row["ranks"])}
+    at = {
+        tuple(rank["coordinates"]): number for number, rank in enumerate(row["ranks"])
+    }
 
-    def time(pairs: Iterable[tuple[tuple[int, ...], tuple[int, ...]]], size: float) -> float:
-        return time_between_hosts([(at[a], at[b], size) for a, b in pairs], ranks_of_host, link)
+    def time(
+        pairs: Iterable[tuple[tuple[int, ...], tuple[int, ...]]], size: float
+    ) -> float:
+        return time_between_hosts(
+            [(at[a], at[b], size) for a, b in pairs], ranks_of_host, link
+        )
 
     def parts(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return [((stage, r, k), (stage, r, other)) for r in range(d) for k, other in permutations(range(t), 2)]
+        return [
+            ((stage, r, k), (stage, r, other))
+            for r in range(d)
+            for k, other in permutations(range(t), 2)
+        ]
 
     def replicas(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return [((stage, r, k), (stage, other, k)) for k in range(t) for r, other in permutations(range(d), 2)]
+        return [
+            ((stage, r, k), (stage, other, k))
+            for k in range(t)
+            for r, other in permutations(range(d), 2)
+        ]
 
     def within(stage: int, sums: Sequence[tuple[int, int]], gathers: int) -> float:
-        """Return the additional time of an action for tensor-parallel all-reduces and gathers of sharded layers."""
+        """Return the additional time of an action for tensor-parallel all-reduces and
+        gathers of sharded layers.
+        """
         shares = sum(time(replicas(stage), max(layer)) for layer in sizes.shares[stage])
-        # Two rounds of messages with 1 / t of the array; between two ranks, one round with all of it.
+        # Two rounds of messages with 1 / t of the array; between two ranks, one round
+        # with all of it.
         rounds, fraction = (2, 1 / t) if t > 2 else (1, 1.0)
         added = (rounds * time(parts(stage), n * size * fraction) for n, size in sums)
         return sum(added) + gathers * shares
 
-    messages, totals = list(costs.message_times(schedule)), [total for _, total in costs.sum_times(schedule)]
+    messages, totals = (
+        list(costs.message_times(schedule)),
+        [total for _, total in costs.sum_times(schedule)],
+    )
     for stage, following in pairwise(range(p)):
-        over_cut = [((stage, r, k), (following, r, k)) for r in range(d) for k in range(t)]
+        over_cut = [
+            ((stage, r, k), (following, r, k)) for r in range(d) for k in range(t)
+        ]
         messages[stage] = time(over_cut, sizes.messages[stage]) or messages[stage]
     for stage, gradients in enumerate(sizes.gradients):
         part = sum(n * size for n, size in gradients) / d
-        totals[stage] = (2 * time(replicas(stage), part) if part else 0.0) or totals[stage]
-    forward, backward = (costs.by_stage(name, p) for name in ("forward", "backward_input"))
+        totals[stage] = (2 * time(replicas(stage), part) if part else 0.0) or totals[
+            stage
+        ]
+    forward, backward = (
+        costs.by_stage(name, p) for name in ("forward", "backward_input")
+    )
     timed = replace(
         costs,
-        forward=[own + within(stage, sizes.forward_sums[stage], 1) for stage, own in enumerate(forward)],
-        backward_input=[own + within(stage, sizes.backward_sums[stage], 2) for stage, own in enumerate(backward)],
+        forward=[
+            own + within(stage, sizes.forward_sums[stage], 1)
+            for stage, own in enumerate(forward)
+        ],
+        backward_input=[
+            own + within(stage, sizes.backward_sums[stage], 2)
+            for stage, own in enumerate(backward)
+        ],
         latency=0.0,
         bandwidth=1.0,  # the size of a message is its time
         message_size=messages,

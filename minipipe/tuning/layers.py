@@ -1,4 +1,6 @@
-"""The measured costs of each layer of a model, and the costs and the memory of any stages made of these layers."""
+"""The measured costs of each layer of a model, and the costs and the memory of any
+stages made of these layers.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,25 @@ from typing import Any, NamedTuple, overload
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import pairs_of
 from minipipe.errors import ArgumentError, counted
-from minipipe.execution.partition import check_partition, partition_by_cost, partition_by_stage_cost
+from minipipe.execution.partition import (
+    check_partition,
+    partition_by_cost,
+    partition_by_stage_cost,
+)
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
 from minipipe.nn import Module
 from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.specs import Spec
-from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction, gradient_bytes, kept_bytes, memory_of, uses_in
+from minipipe.tuning.memory import (
+    MakeOptimiser,
+    MemoryPrediction,
+    gradient_bytes,
+    kept_bytes,
+    memory_of,
+    uses_in,
+)
 
 Buffers = Mapping[Hashable, int]  # bytes, by the identity of a buffer
 
@@ -28,14 +41,17 @@ class Passed(NamedTuple):
     ----------
     buffers : mapping
     packed : int
-        The bytes of the message that they are packed into; 0 for a single array, which is sent without packing.
+        The bytes of the message that they are packed into; 0 for a single array, which
+        is sent without packing.
     """
 
     buffers: Buffers
     packed: int
 
     def where(self, message: str) -> dict[Hashable, tuple[Hashable, int]]:
-        """Return, by buffer, the message that holds it after it was received from another rank, and its bytes."""
+        """Return, by buffer, the message that holds it after it was received from
+        another rank, and its bytes.
+        """
         return {key: (message, self.packed) for key in self.buffers if self.packed}
 
 
@@ -70,7 +86,8 @@ def held_by_stage(
     came_back: Passed | None = None,
     batch: Buffers | None = None,
 ) -> tuple[int, int, int]:
-    """Return the bytes that a stage of layers holds after F, after I, and additionally while its I runs.
+    """Return the bytes that a stage of layers holds after F, after I, and additionally
+    while its I runs.
 
     Parameters
     ----------
@@ -81,52 +98,85 @@ def held_by_stage(
     recompute : bool
         Whether the stage keeps only its input between F and I.
     came, came_back : Passed, optional
-        The values, and the gradients, that this stage received in a message, or a neighbouring stage on the same rank
-        that may pass them on.
+        The values, and the gradients, that this stage received in a message, or a
+        neighbouring stage on the same rank that may pass them on.
     batch : mapping, optional
-        The buffers of the batch, if the rank has it without a message. They do not count.
+        The buffers of the batch, if the rank has it without a message. They do not
+        count.
 
     Examples
     --------
-    The result of a layer is the input of the next one, so it counts once. After I the stage also holds a gradient of
-    8 bytes.
+    The result of a layer is the input of the next one, so it counts once. After I the
+    stage also holds a gradient of 8 bytes.
 
     >>> first = Holding(Passed({"batch": 4}, 0), Passed({}, 0), {"result": 8}, {}, 0)
     >>> gradient = Passed({"gradient": 8}, 0)
-    >>> second = Holding(Passed({"result": 8}, 0), gradient, {"result": 8}, {"result": 8, "gradient": 8}, 0)
+    >>> second = Holding(
+    ...     Passed({"result": 8}, 0),
+    ...     gradient,
+    ...     {"result": 8},
+    ...     {"result": 8, "gradient": 8},
+    ...     0,
+    ... )
     >>> held_by_stage([first, second], [])
     (8, 16, 0)
     >>> held_by_stage([first, second], [], recompute=True)
     (4, 16, 4)
     """
     counted = [*layers, *loss]
-    lies_in: dict[Hashable, tuple[Hashable, int]] = dict.fromkeys(batch or (), ("batch", 0))
+    lies_in: dict[Hashable, tuple[Hashable, int]] = dict.fromkeys(
+        batch or (), ("batch", 0)
+    )
     lies_in |= {} if came is None else came.where("message")
     lies_in |= {} if came_back is None else came_back.where("gradient message")
 
     def num_bytes(held: Sequence[Buffers]) -> int:
         """Return the bytes of buffers that may occur several times."""
-        return sum(dict(lies_in.get(buffer, (buffer, size)) for part in held for buffer, size in part.items()).values())
+        return sum(
+            dict(
+                lies_in.get(buffer, (buffer, size))
+                for part in held
+                for buffer, size in part.items()
+            ).values()
+        )
 
     has_graph = any(part.has_graph for part in layers)
     kept = [layers[0].inputs.buffers] if recompute and has_graph else []
-    activation = num_bytes([*kept, *(part.after_forward for part in (loss if recompute else counted))])
+    activation = num_bytes(
+        [*kept, *(part.after_forward for part in (loss if recompute else counted))]
+    )
     recomputed = layers if recompute else counted
-    # Backward recomputes the last layer first, while the layers before it still hold their activations.
+    # Backward recomputes the last layer first, while the layers before it still hold
+    # their activations.
     during = [
-        num_bytes([before.after_forward for before in recomputed[: i + 1]]) + part.transient
+        num_bytes([before.after_forward for before in recomputed[: i + 1]])
+        + part.transient
         for i, part in enumerate(recomputed)
     ]
     transient = max(0, max(during) - activation) if has_graph else 0
     return activation, num_bytes([part.after_input for part in counted]), transient
 
 
-_HEAD = ("layer", "", "F ms", "I ms", "W ms", "held after F", "after I", "message", "gradient", "parameters", "bytes")
+_HEAD = (
+    "layer",
+    "",
+    "F ms",
+    "I ms",
+    "W ms",
+    "held after F",
+    "after I",
+    "message",
+    "gradient",
+    "parameters",
+    "bytes",
+)
 _ON_THE_RIGHT = {0, *range(2, len(_HEAD))}
 
 
 class LayerProfile(NamedTuple):
-    """The measurements of a layer, or of the loss, from which :class:`LayerCosts` follow."""
+    """The measurements of a layer, or of the loss, from which :class:`LayerCosts`
+    follow.
+    """
 
     times: tuple[float, float, float]
     holding: Holding
@@ -134,7 +184,8 @@ class LayerProfile(NamedTuple):
 
 
 class LayerCosts(NamedTuple):
-    """The costs of one microbatch in one layer, as if it were a stage. The names are as in :class:`minipipe.Costs`.
+    """The costs of one microbatch in one layer, as if it were a stage. The names are as
+    in :class:`minipipe.Costs`.
 
     Attributes
     ----------
@@ -145,7 +196,8 @@ class LayerCosts(NamedTuple):
     activation, weight_activation, transient_activation : int
         The bytes held from F until I, from I until W, and additionally while I runs.
     message_size : int
-        The bytes of the message to another rank, if a stage boundary follows. The gradient has as many.
+        The bytes of the message to another rank, if a stage boundary follows. The
+        gradient has as many.
     returns_gradient : bool
         Whether a gradient is sent back over that boundary.
     num_parameters : int
@@ -177,7 +229,8 @@ class LayerCosts(NamedTuple):
 
 
 class MeasuredLayers(Sequence[LayerCosts]):
-    """The costs of each layer of a model: a sequence of :class:`LayerCosts`, which prints as a table.
+    """The costs of each layer of a model: a sequence of :class:`LayerCosts`, which
+    prints as a table.
 
     :func:`minipipe.measure_layers` makes it. It is never changed.
 
@@ -191,23 +244,36 @@ class MeasuredLayers(Sequence[LayerCosts]):
     >>> import numpy as np
     >>> from minipipe import measure_layers, nn
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
-    >>> layers = measure_layers(model, np.ones((40, 2)), np.ones((40, 3)), nn.MSELoss(), num_microbatches=4)
+    >>> layers = measure_layers(
+    ...     model, np.ones((40, 2)), np.ones((40, 3)), nn.MSELoss(), num_microbatches=4
+    ... )
     >>> [costs.layer for costs in layers], layers[1].activation, layers.loss.activation
     (['Linear(2, 3)', 'Tanh()'], 120, 120)
     """
 
-    def __init__(self, layers: list[Module], measured: Sequence[LayerProfile], loss: Any = None) -> None:
+    def __init__(
+        self, layers: list[Module], measured: Sequence[LayerProfile], loss: Any = None
+    ) -> None:
         self._layers, self._holdings = layers, [found.holding for found in measured]
-        names = [*(layer.brief() for layer in layers), getattr(loss, "__qualname__", type(loss).__name__)]
+        names = [
+            *(layer.brief() for layer in layers),
+            getattr(loss, "__qualname__", type(loss).__name__),
+        ]
         sizes = (
             [layer.num_parameters for layer in layers],
             [sum(p.nbytes for p in layer.parameters()) for layer in layers],
         )
         self._rows: list[LayerCosts] = []  # the loss at the end, if there is one
-        for name, (times, holding, message_size), own in zip(names, measured, [*zip(*sizes), (0, 0)]):
-            alone = held_by_stage([holding], [], batch=None if self._rows else holding.inputs.buffers)
+        for name, (times, holding, message_size), own in zip(
+            names, measured, [*zip(*sizes), (0, 0)]
+        ):
+            alone = held_by_stage(
+                [holding], [], batch=None if self._rows else holding.inputs.buffers
+            )
             returns_gradient = bool(holding.gradients.buffers)
-            self._rows.append(LayerCosts(name, *times, *alone, message_size, returns_gradient, *own))
+            self._rows.append(
+                LayerCosts(name, *times, *alone, message_size, returns_gradient, *own)
+            )
         self.loss = self._rows[-1] if loss is not None else None
 
     def __len__(self) -> int:
@@ -222,9 +288,13 @@ class MeasuredLayers(Sequence[LayerCosts]):
 
     @property
     def times(self) -> list[float]:
-        """The seconds of one microbatch in each layer, the loss counted with the last: for ``layer_costs``."""
+        """The seconds of one microbatch in each layer, the loss counted with the last:
+        for ``layer_costs``.
+        """
         last = 0.0 if self.loss is None else self.loss.time
-        return [costs.time + last * (i == len(self) - 1) for i, costs in enumerate(self)]
+        return [
+            costs.time + last * (i == len(self) - 1) for i, costs in enumerate(self)
+        ]
 
     def memory(
         self,
@@ -234,31 +304,43 @@ class MeasuredLayers(Sequence[LayerCosts]):
         recompute: bool = False,
         stash: bool | None = None,
     ) -> MemoryPrediction:
-        """Return how much memory each rank of a plan takes in a training step, as :meth:`minipipe.Plan.memory` does."""
+        """Return how much memory each rank of a plan takes in a training step, as
+        :meth:`minipipe.Plan.memory` does.
+        """
         if len(self) != len(plan.layers):
             own = f"These are figures of {counted(len(self), 'layer')}"
-            message = f"{own}, but the plan has {len(plan.layers)}; measure the plan's own model."
+            message = (
+                f"{own}, but the plan has {len(plan.layers)}; measure the plan's own "
+                "model."
+            )
             raise ArgumentError("value", message)
         costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         cuts = [self[part.stop - 1] for part in plan.partition]
-        messages = [(cut.message_size, cut.message_size * cut.returns_gradient) for cut in cuts]
+        messages = [
+            (cut.message_size, cut.message_size * cut.returns_gradient) for cut in cuts
+        ]
         return memory_of(plan, costs, messages, optimiser, stash)
 
     def costs(
-        self, partition: Iterable[range], placement: Sequence[int] | None = None, recompute: bool = False
+        self,
+        partition: Iterable[range],
+        placement: Sequence[int] | None = None,
+        recompute: bool = False,
     ) -> Costs:
-        """Return the costs of the stages of a partition, in seconds and bytes, for ``simulate``.
+        """Return the costs of the stages of a partition, in seconds and bytes, for
+        ``simulate``.
 
-        The bytes are the same as in :meth:`minipipe.Pipeline.measure_memory`: a buffer that two layers hold counts
-        once. The times are sums over layers. Messages were not measured: set ``latency`` and ``bandwidth``.
+        The bytes are the same as in :meth:`minipipe.Pipeline.measure_memory`: a buffer
+        that two layers hold counts once. The times are sums over layers. Messages were
+        not measured: set ``latency`` and ``bandwidth``.
 
         Parameters
         ----------
         partition : iterable of range
             The layers of each stage.
         placement : sequence of int, optional
-            The rank of each stage, because a message of several tensors is one buffer. The default is a different rank
-            for every stage.
+            The rank of each stage, because a message of several tensors is one buffer.
+            The default is a different rank for every stage.
         recompute : bool
             Whether a stage keeps only its input between forward and backward.
 
@@ -273,7 +355,10 @@ class MeasuredLayers(Sequence[LayerCosts]):
         >>> from minipipe import measure_layers, nn
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3))
         >>> layers = measure_layers(model, np.ones((40, 2)), num_microbatches=4)
-        >>> layers.costs([range(0, 2), range(2, 3)]).activation, layers.costs([range(0, 3)]).activation
+        >>> (
+        ...     layers.costs([range(0, 2), range(2, 3)]).activation,
+        ...     layers.costs([range(0, 3)]).activation,
+        ... )
         ((120, 120), (120,))
         """
         given = list(partition)
@@ -282,31 +367,53 @@ class MeasuredLayers(Sequence[LayerCosts]):
         forward = [sum(row.forward for row in own) for own in rows]
         backward_input = [sum(row.backward_input for row in own) for own in rows]
         if recompute:
-            backward_input = [time and time + again for time, again in zip(backward_input, forward)]
+            backward_input = [
+                time and time + again for time, again in zip(backward_input, forward)
+            ]
         ranks = range(len(parts)) if placement is None else placement
-        # Neighbouring stages on one rank need no message: a buffer received by one may be part of the graph of another.
-        runs = [[parts[stage] for stage in run] for _, run in groupby(range(len(parts)), list(ranks).__getitem__)]
-        held = [self._held(part, recompute, run[0].start, run[-1].stop) for run in runs for part in run]
+        # Neighbouring stages on one rank need no message: a buffer received by one may
+        # be part of the graph of another.
+        runs = [
+            [parts[stage] for stage in run]
+            for _, run in groupby(range(len(parts)), list(ranks).__getitem__)
+        ]
+        held = [
+            self._held(part, recompute, run[0].start, run[-1].stop)
+            for run in runs
+            for part in run
+        ]
         activation, weight_activation, transient = zip(*held)
         return Costs(
             forward=forward,
             backward_input=backward_input,
             backward_weight=[sum(row.backward_weight for row in own) for own in rows],
-            message_size=[*(self[part.stop - 1].message_size for part in parts[:-1]), 0],
+            message_size=[
+                *(self[part.stop - 1].message_size for part in parts[:-1]),
+                0,
+            ],
             activation=activation,
             weight_activation=weight_activation,
             transient_activation=transient,
-            gradient_size=[gradient_bytes(uses_in(self._layers[part.start : part.stop])) for part in parts],
+            gradient_size=[
+                gradient_bytes(uses_in(self._layers[part.start : part.stop]))
+                for part in parts
+            ],
             unit="s",
             memory_unit="bytes",
         )
 
     def _with_loss(self, part: range) -> slice:
-        """Return the positions of a stage's layers among the rows, with the loss if it follows."""
+        """Return the positions of a stage's layers among the rows, with the loss if it
+        follows.
+        """
         return slice(part.start, part.stop if part.stop < len(self) else None)
 
-    def _held(self, part: range, recompute: bool, first: int, end: int) -> tuple[int, int, int]:
-        """Return the bytes that a stage holds, on a rank with the consecutive layers ``first`` to ``end - 1``."""
+    def _held(
+        self, part: range, recompute: bool, first: int, end: int
+    ) -> tuple[int, int, int]:
+        """Return the bytes that a stage holds, on a rank with the consecutive layers
+        ``first`` to ``end - 1``.
+        """
         layers = self._holdings[part.start : part.stop]
         loss = self._holdings[len(self) :] if part.stop == len(self) else []
         came = self._holdings[first].inputs if first else None
@@ -339,25 +446,42 @@ class MeasuredLayers(Sequence[LayerCosts]):
         --------
         >>> import numpy as np
         >>> from minipipe import measure_layers, nn, schedules
-        >>> layers = measure_layers(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), np.ones((8, 4)))
+        >>> layers = measure_layers(
+        ...     nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), np.ones((8, 4))
+        ... )
         >>> layers.balance(3, by="parameters")
         [range(0, 2), range(2, 4), range(4, 6)]
 
-        In 1F1B the first rank holds the most microbatches, so it gets the fewest layers.
+        In 1F1B the first rank holds the most microbatches, so it gets the fewest
+        layers.
 
         >>> layers.balance(by="memory", schedule=schedules.one_f_one_b(2, 8))
         [range(0, 3), range(3, 6)]
         """
         if (num_stages is None) == (schedule is None):
-            raise ArgumentError("value", "balance takes num_stages, or a schedule instead, which has its own.")
+            raise ArgumentError(
+                "value",
+                "balance takes num_stages, or a schedule instead, which has its own.",
+            )
         if schedule is not None:
-            num_stages, placement = schedule.num_stages, next(iter(pipelines_of(schedule)))  # replicas are alike
+            # replicas are alike
+            num_stages, placement = (
+                schedule.num_stages,
+                next(iter(pipelines_of(schedule))),
+            )
         assert num_stages is not None
         if by == "memory":
-            counts = [1] * num_stages if schedule is None else microbatches_in_flight(schedule)
+            counts = (
+                [1] * num_stages
+                if schedule is None
+                else microbatches_in_flight(schedule)
+            )
             held = [max(costs.activation, costs.weight_activation) for costs in self]
             kept = [sum(kept_bytes([layer], optimiser)) for layer in self._layers]
-            rows = [[count * own + fixed for own, fixed in zip(held, kept)] for count in counts]
+            rows = [
+                [count * own + fixed for own, fixed in zip(held, kept)]
+                for count in counts
+            ]
             return partition_by_stage_cost(rows, num_stages, placement)
         return partition_by_cost(self._amounts(by, recompute), num_stages, placement)
 
@@ -365,13 +489,19 @@ class MeasuredLayers(Sequence[LayerCosts]):
         Spec(str, choices=("time", "memory", "parameters"), code="name").check("by", by)
         if by == "parameters":
             return [costs.num_parameters for costs in self]
-        again = [costs.forward if recompute and costs.backward_input else 0.0 for costs in self]
+        again = [
+            costs.forward if recompute and costs.backward_input else 0.0
+            for costs in self
+        ]
         return [time + more for time, more in zip(self.times, again)]
 
-    # -- as a table -----------------------------------------------------------------------------------------
+    # -- as a table --------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"<MeasuredLayers: {counted(len(self), 'layer')}, {1e3 * sum(self.times):.3g} ms a microbatch>"
+        return (
+            f"<MeasuredLayers: {counted(len(self), 'layer')}, "
+            f"{1e3 * sum(self.times):.3g} ms a microbatch>"
+        )
 
     def __str__(self) -> str:
         return text_table(self._table(), _ON_THE_RIGHT)
@@ -380,18 +510,39 @@ class MeasuredLayers(Sequence[LayerCosts]):
         return html_table(self._table(), _ON_THE_RIGHT)
 
     def _table(self) -> list[tuple[str, ...]]:
-        return [_HEAD, *(_cells(str(i) if i < len(self) else "", costs) for i, costs in enumerate(self._rows))]
+        return [
+            _HEAD,
+            *(
+                _cells(str(i) if i < len(self) else "", costs)
+                for i, costs in enumerate(self._rows)
+            ),
+        ]
 
 
 def _cells(number: str, costs: LayerCosts) -> tuple[str, ...]:
-    times = (f"{1e3 * time:.3f}" for time in (costs.forward, costs.backward_input, costs.backward_weight))
-    held = (f"{size:,}" for size in (costs.activation, costs.weight_activation, costs.message_size))
+    times = (
+        f"{1e3 * time:.3f}"
+        for time in (costs.forward, costs.backward_input, costs.backward_weight)
+    )
+    held = (
+        f"{size:,}"
+        for size in (costs.activation, costs.weight_activation, costs.message_size)
+    )
     gradient = "yes" if costs.returns_gradient else "no"
-    return number, costs.layer, *times, *held, gradient, f"{costs.num_parameters:,}", f"{costs.parameter_bytes:,}"
+    return (
+        number,
+        costs.layer,
+        *times,
+        *held,
+        gradient,
+        f"{costs.num_parameters:,}",
+        f"{costs.parameter_bytes:,}",
+    )
 
 
 def microbatches_in_flight(schedule: Schedule) -> list[int]:
-    """Return, by stage, the largest number of microbatches that it holds at once, on any of its ranks.
+    """Return, by stage, the largest number of microbatches that it holds at once, on
+    any of its ranks.
 
     Examples
     --------

@@ -1,8 +1,9 @@
 """Measuring a model layer by layer, on one process.
 
-Each layer becomes a stage on a rank of its own, by the functions that make the stages of a pipeline: the code measured
-is the code that runs. One layer at a time has values: once for its result, and again, from the last layer to the first,
-for its times and its memory::
+Each layer becomes a stage on a rank of its own, by the functions that make the stages
+of a pipeline: the code measured is the code that runs. One layer at a time has values:
+once for its result, and again, from the last layer to the first, for its times and its
+memory::
 
     build layer i, F, drop it       i = 0, 1, ..., n - 1      keeps the values between layers
     build layer i, F I W, drop it   i = n, n - 1, ..., 0      layer n is the loss; keeps the gradients between layers
@@ -38,7 +39,13 @@ from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.specs import COUNT
-from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MeasuredLayers, Passed
+from minipipe.tuning.layers import (
+    Buffers,
+    Holding,
+    LayerProfile,
+    MeasuredLayers,
+    Passed,
+)
 from minipipe.tuning.memory import MakeOptimiser
 
 REPEATS = 5  # runs of each layer, of which the time is the median
@@ -56,12 +63,15 @@ def measure_layers(
     seed: int = 0,
     device: str | ModuleType = "cpu",
 ) -> MeasuredLayers:
-    """Measure the costs of each layer of a model: times, memory, and the size of its message to the next layer.
+    """Measure the costs of each layer of a model: times, memory, and the size of its
+    message to the next layer.
 
-    Local; no messages. It runs the first microbatch of a batch on this process alone, with one BLAS thread, in the mode
-    and with the random numbers of a pipeline's step. Each layer runs as a stage of its own. Only one layer at a time
-    has values, drawn for it if it has none, so the model may exceed the memory of this process. The values between the
-    layers are kept for all of them, for one microbatch. The model is not changed.
+    Local; no messages. It runs the first microbatch of a batch on this process alone,
+    with one BLAS thread, in the mode and with the random numbers of a pipeline's step.
+    Each layer runs as a stage of its own. Only one layer at a time has values, drawn
+    for it if it has none, so the model may exceed the memory of this process. The
+    values between the layers are kept for all of them, for one microbatch. The model is
+    not changed.
 
     Parameters
     ----------
@@ -69,11 +79,13 @@ def measure_layers(
     inputs, targets : array of shape (samples, ...), or pytree
         A batch, as for :meth:`minipipe.Pipeline.step`.
     loss : function, optional
-        ``(outputs, targets) -> Tensor``. Without one, backward begins with gradients of ones.
+        ``(outputs, targets) -> Tensor``. Without one, backward begins with gradients of
+        ones.
     num_microbatches : int
         Into how many the batch is divided.
     repeats : int
-        The times are medians of this many runs of each layer, after some untimed runs; at least 1.
+        The times are medians of this many runs of each layer, after some untimed runs;
+        at least 1.
     seed : int
         For initial values and random numbers.
     device : str or module
@@ -82,41 +94,63 @@ def measure_layers(
     Returns
     -------
     MeasuredLayers
-        A :class:`LayerCosts <minipipe.tuning.LayerCosts>` for each layer; a sequence inside the model counts as its
-        layers. It prints as a table.
+        A :class:`LayerCosts <minipipe.tuning.LayerCosts>` for each layer; a sequence
+        inside the model counts as its layers. It prints as a table.
 
     Raises
     ------
     ModelError
         Codes ``type`` and ``loss``.
     ArgumentError
-        Code ``value``: targets without a loss or a loss without targets, or a number that is out of range.
+        Code ``value``: targets without a loss or a loss without targets, or a number
+        that is out of range.
     MicrobatchError
         Codes ``too-few`` and ``wrong-number``.
 
     Notes
     -----
-    A layer is timed alone, on a machine on which nothing else computes: ranks that share a memory bus are slower. The
-    input of a layer is in the cache, like the input of a stage.
+    A layer is timed alone, on a machine on which nothing else computes: ranks that
+    share a memory bus are slower. The input of a layer is in the cache, like the input
+    of a stage.
 
     Examples
     --------
     >>> import numpy as np
     >>> from minipipe import measure_layers, nn
     >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    >>> layers = measure_layers(model, np.ones((80, 64)), np.ones((80, 10)), nn.MSELoss(), num_microbatches=8)
-    >>> [(costs.num_parameters, costs.message_size, costs.activation) for costs in layers]
+    >>> layers = measure_layers(
+    ...     model,
+    ...     np.ones((80, 64)),
+    ...     np.ones((80, 10)),
+    ...     nn.MSELoss(),
+    ...     num_microbatches=8,
+    ... )
+    >>> [
+    ...     (costs.num_parameters, costs.message_size, costs.activation)
+    ...     for costs in layers
+    ... ]
     [(2080, 1280, 0), (0, 1280, 1280), (330, 400, 1280)]
     >>> all(time > 0 for time in layers.times)
     True
     """
     check_question("measure_layers", model, targets, loss)
-    how = num_microbatches, COUNT.check("repeats", repeats), seed, backend.module_for(device)
-    return spawn(lambda group: measure_on_this_rank(model, inputs, targets, loss, *how), num_ranks=1)[0]
+    how = (
+        num_microbatches,
+        COUNT.check("repeats", repeats),
+        seed,
+        backend.module_for(device),
+    )
+    return spawn(
+        lambda group: measure_on_this_rank(model, inputs, targets, loss, *how),
+        num_ranks=1,
+    )[0]
 
 
-def check_question(call: str, model: Sequential, targets: Any, loss: Loss | None) -> None:
-    """Refuse a model that is not a sequence of layers, an unsuitable loss, and targets or a loss without the other.
+def check_question(
+    call: str, model: Sequential, targets: Any, loss: Loss | None
+) -> None:
+    """Refuse a model that is not a sequence of layers, an unsuitable loss, and targets
+    or a loss without the other.
 
     Raises
     ------
@@ -129,7 +163,9 @@ def check_question(call: str, model: Sequential, targets: Any, loss: Loss | None
     check_loss(loss)
     if (loss is None) != (targets is None):
         given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
-        raise ArgumentError("value", f"{call} has {given}, but no {missing}; give both, or neither.")
+        raise ArgumentError(
+            "value", f"{call} has {given}, but no {missing}; give both, or neither."
+        )
 
 
 def measure_on_this_rank(
@@ -142,7 +178,9 @@ def measure_on_this_rank(
     seed: int,
     xp: ModuleType,
 ) -> MeasuredLayers:
-    """Like :func:`measure_layers`, with the current number of BLAS threads, and without its checks."""
+    """Like :func:`measure_layers`, with the current number of BLAS threads, and without
+    its checks.
+    """
     plan = _plan_of_layers(model)
     batch = _first_microbatch(plan, inputs, targets, loss, num_microbatches, seed, xp)
     layers = plan.layers[:-1]
@@ -157,11 +195,18 @@ def measure_on_this_rank(
             values.append(stage_of(index).forward(0, values[-1])[0])
         behind = values[-1] if loss is None else _NOTHING
         wanted = zip(behind.arrays, behind.requires_grad)
-        ones = [xp.ones_like(array) if requires_grad else None for array, requires_grad in wanted]
+        ones = [
+            xp.ones_like(array) if requires_grad else None
+            for array, requires_grad in wanted
+        ]
         gradients = [Payload(ones, [], ())]
         found = []
         for index in reversed(range(len(layers) + (loss is not None))):
-            passing = _Passing(values[index], values[index + 1] if index < len(layers) else None, gradients)
+            passing = _Passing(
+                values[index],
+                values[index + 1] if index < len(layers) else None,
+                gradients,
+            )
             profile, gradient = _measure(stage_of(index), passing, batch, repeats, xp)
             found.append(profile)
             gradients.append(gradient)
@@ -169,7 +214,9 @@ def measure_on_this_rank(
 
 
 class _Passing(NamedTuple):
-    """The input and the result of a layer, and the gradients after it, the last one for its result."""
+    """The input and the result of a layer, and the gradients after it, the last one for
+    its result.
+    """
 
     received: Payload
     result: Payload | None
@@ -178,11 +225,17 @@ class _Passing(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of the result as a message."""
-        return 0 if self.result is None else backend.num_bytes(self.result.to_message(may_be_on_device=True))
+        return (
+            0
+            if self.result is None
+            else backend.num_bytes(self.result.to_message(may_be_on_device=True))
+        )
 
 
 def _plan_of_layers(model: Sequential) -> Plan:
-    """Return a plan with a stage for each layer, each on a rank of its own, and one for the loss."""
+    """Return a plan with a stage for each layer, each on a rank of its own, and one for
+    the loss.
+    """
     whole = Sequential(*model.tied(), Identity())
     num_stages = len(whole.flat_layers)
     schedule = one_microbatch(range(num_stages), num_stages)
@@ -190,13 +243,26 @@ def _plan_of_layers(model: Sequential) -> Plan:
 
 
 def _first_microbatch(
-    plan: Plan, inputs: Any, targets: Any, loss: Loss | None, num_microbatches: int, seed: int, xp: ModuleType
+    plan: Plan,
+    inputs: Any,
+    targets: Any,
+    loss: Loss | None,
+    num_microbatches: int,
+    seed: int,
+    xp: ModuleType,
 ) -> Batch:
     """Return the first microbatch of a batch, in memory of its own."""
     x = samples(inputs, "inputs", plan.dtypes["inputs"], xp)
-    y = None if loss is None else samples(targets, "targets", plan.dtypes["targets"], xp)
+    y = (
+        None
+        if loss is None
+        else samples(targets, "targets", plan.dtypes["targets"], xp)
+    )
     if y is not None and y.num_samples != x.num_samples:
-        message = f"There are {x.num_samples} inputs, but {y.num_samples} targets; expected one for each."
+        message = (
+            f"There are {x.num_samples} inputs, but {y.num_samples} targets; expected "
+            "one for each."
+        )
         raise MicrobatchError("wrong-number", message)
     read = [x] if y is None else [x, y]
     sizes = sizes_of(x.num_samples, num_microbatches, *read)
@@ -213,7 +279,9 @@ def _copied(part: Payload) -> Payload:
 def _measure(
     stage: Stage, passing: _Passing, batch: Batch, repeats: int, xp: ModuleType
 ) -> tuple[LayerProfile, Payload]:
-    """Run F, I and W of a stage, once for its memory and then for the times; also return the gradient of its inputs."""
+    """Run F, I and W of a stage, once for its memory and then for the times; also
+    return the gradient of its inputs.
+    """
     actions = _Actions(stage, passing, batch)
     times: dict[ActionKind, list[float]] = {kind: [] for kind in (F, I, W)}
     holding, returned = _held(stage, actions, passing, batch)
@@ -252,7 +320,9 @@ class _Actions:
         if kind is F:
             current_place().begin(0)
             if stage.is_last:  # the loss, after the last layer
-                self.held = stage.forward_with_loss(0, self._received, self._batch.objective)
+                self.held = stage.forward_with_loss(
+                    0, self._received, self._batch.objective
+                )
             else:
                 passed, self.held = stage.forward(0, self._received)
         elif kind is I:
@@ -267,26 +337,44 @@ class _Actions:
         return roots_of([self.held])
 
 
-def _held(stage: Stage, actions: _Actions, passing: _Passing, batch: Batch) -> tuple[Holding, Payload]:
-    """Run each action once; return the buffers held after F and I, and the gradient of the stage's inputs."""
+def _held(
+    stage: Stage, actions: _Actions, passing: _Passing, batch: Batch
+) -> tuple[Holding, Payload]:
+    """Run each action once; return the buffers held after F and I, and the gradient of
+    the stage's inputs.
+    """
     targets = [array for part in batch.objective.targets or () for array in part.arrays]
     meter = MemoryMeter(targets)
     result = actions.run(F)
-    own = persistent_arrays(stage.module)  # after F, which allocates the memory of fully sharded parameters
+    # after F, which allocates the memory of fully sharded parameters
+    own = persistent_arrays(stage.module)
     not_counted = [*own, *targets]
     same = {}  # the next layer has the buffer of the result that was computed before
     if passing.result is not None:
-        same = {_buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)}
-    known = {_buffer(a) for payload in (passing.received, *passing.gradients) for a in payload.arrays}
+        same = {
+            _buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)
+        }
+    known = {
+        _buffer(a)
+        for payload in (passing.received, *passing.gradients)
+        for a in payload.arrays
+    }
     known |= set(same.values())
 
     def apart(buffers: dict[int, int]) -> Buffers:
-        """Mark buffers of this stage alone: another stage may reuse their identity later."""
+        """Mark buffers of this stage alone: another stage may reuse their identity
+        later.
+        """
         found = {same.get(key, key): size for key, size in buffers.items()}
-        return {key if key in known else (stage.index, key): size for key, size in found.items()}
+        return {
+            key if key in known else (stage.index, key): size
+            for key, size in found.items()
+        }
 
     after_forward = apart(held_buffers(actions.graph, not_counted))
-    has_graph = any(node.needs_gradient for node in actions.graph if isinstance(node, Node))
+    has_graph = any(
+        node.needs_gradient for node in actions.graph if isinstance(node, Node)
+    )
     after_input: Buffers = {}
     returned, transient = _NOTHING, 0
     if I in actions.kinds:
@@ -294,21 +382,28 @@ def _held(stage: Stage, actions: _Actions, passing: _Passing, batch: Batch) -> t
         returned = actions.run(I)
         known |= {_buffer(array) for array in returned.arrays}
         after_input = apart(held_buffers(actions.graph, not_counted))
-        (_, recomputed), _ = meter.measure(Action(stage.index, I, 0), stage, actions.graph)
+        (_, recomputed), _ = meter.measure(
+            Action(stage.index, I, 0), stage, actions.graph
+        )
         transient = max(0, recomputed - sum(after_forward.values()))
     if W in actions.kinds:
         actions.run(W)
     inputs, gradients = _passed(passing.received), _passed(passing.gradients[-1])
-    return Holding(inputs, gradients, after_forward, after_input, transient, has_graph), returned
+    return Holding(
+        inputs, gradients, after_forward, after_input, transient, has_graph
+    ), returned
 
 
 def _passed(payload: Payload) -> Passed:
     arrays = [array for array in payload.arrays if array is not None]
-    buffers: Buffers = {_buffer(array): backend.num_bytes(buffer_of(array)) for array in arrays}
+    buffers: Buffers = {
+        _buffer(array): backend.num_bytes(buffer_of(array)) for array in arrays
+    }
     if not arrays:
         return Passed(buffers, 0)
     message = payload.to_message(may_be_on_device=True)
-    return Passed(buffers, 0 if message is arrays[0] else backend.num_bytes(message))  # one array is sent as it is
+    # one array is sent as it is
+    return Passed(buffers, 0 if message is arrays[0] else backend.num_bytes(message))
 
 
 def _buffer(array: Array | None) -> int:
@@ -331,11 +426,13 @@ def balance(
     repeats: int = REPEATS,
     seed: int = 0,
 ) -> list[range]:
-    """Measure the layers of a model, and return the partition that minimises the largest cost of any rank.
+    """Measure the layers of a model, and return the partition that minimises the
+    largest cost of any rank.
 
-    Local; no messages. Results of two calls may differ, because times do: let one rank decide for all, as
-    ``Pipeline(…, partition="measured", sample=(inputs, targets))`` does. :func:`minipipe.partition_by_cost` describes
-    how close it is to the optimum if a rank has several stages.
+    Local; no messages. Results of two calls may differ, because times do: let one rank
+    decide for all, as ``Pipeline(…, partition="measured", sample=(inputs, targets))``
+    does. :func:`minipipe.partition_by_cost` describes how close it is to the optimum if
+    a rank has several stages.
 
     Parameters
     ----------
@@ -345,18 +442,20 @@ def balance(
     num_stages : int, optional
         The number of stages, each on a rank of its own, unless there is a placement.
     by : str
-        ``"time"``: the seconds of F, I and W, the loss among them. ``"parameters"``: their number. ``"memory"``: the
-        bytes that the microbatches in flight hold, with parameters, gradients and the optimiser's state. This counts
-        all stages of a rank at their peaks, and buffers that two neighbouring layers hold twice.
+        ``"time"``: the seconds of F, I and W, the loss among them. ``"parameters"``:
+        their number. ``"memory"``: the bytes that the microbatches in flight hold, with
+        parameters, gradients and the optimiser's state. This counts all stages of a
+        rank at their peaks, and buffers that two neighbouring layers hold twice.
     loss : function, optional
         Goes with the targets.
     placement : sequence of int, optional
         The rank of each stage.
     schedule : Schedule, optional
-        Replaces ``num_stages`` and ``placement``, and gives the number of microbatches that each stage holds, which
-        is otherwise one.
+        Replaces ``num_stages`` and ``placement``, and gives the number of microbatches
+        that each stage holds, which is otherwise one.
     num_microbatches : int, optional
-        Into how many the batch is divided; by default as many as the schedule has, or 8.
+        Into how many the batch is divided; by default as many as the schedule has, or
+        8.
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     recompute : bool
@@ -372,8 +471,8 @@ def balance(
     Raises
     ------
     ArgumentError
-        Code ``name``: another ``by``. Code ``value``: neither ``num_stages`` nor a schedule, or both; and the errors of
-        :func:`minipipe.measure_layers`.
+        Code ``name``: another ``by``. Code ``value``: neither ``num_stages`` nor a
+        schedule, or both; and the errors of :func:`minipipe.measure_layers`.
     PartitionError
         Codes ``value`` and ``too-few``.
 
@@ -381,15 +480,39 @@ def balance(
     --------
     >>> import numpy as np
     >>> from minipipe import balance, nn
-    >>> model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> balance(model, np.ones((64, 300)), np.ones((64, 2)), num_stages=2, by="memory", loss=nn.MSELoss())
+    >>> model = nn.Sequential(
+    ...     nn.Linear(300, 300), nn.Linear(300, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    ... )
+    >>> balance(
+    ...     model,
+    ...     np.ones((64, 300)),
+    ...     np.ones((64, 2)),
+    ...     num_stages=2,
+    ...     by="memory",
+    ...     loss=nn.MSELoss(),
+    ... )
     [range(0, 1), range(1, 4)]
     """
     if num_microbatches is None:
-        num_microbatches = NUM_MICROBATCHES if schedule is None else schedule.num_microbatches
-    layers = measure_layers(model, inputs, targets, loss, num_microbatches=num_microbatches, repeats=repeats, seed=seed)
+        num_microbatches = (
+            NUM_MICROBATCHES if schedule is None else schedule.num_microbatches
+        )
+    layers = measure_layers(
+        model,
+        inputs,
+        targets,
+        loss,
+        num_microbatches=num_microbatches,
+        repeats=repeats,
+        seed=seed,
+    )
     return layers.balance(
-        num_stages, by=by, placement=placement, schedule=schedule, optimiser=optimiser, recompute=recompute
+        num_stages,
+        by=by,
+        placement=placement,
+        schedule=schedule,
+        optimiser=optimiser,
+        recompute=recompute,
     )
 
 
@@ -402,7 +525,10 @@ def batch_of(sample: Any, option: str) -> Sequence[Any]:
         Code ``value``: it is not a pair.
     """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ArgumentError("value", f"{option} needs a batch to measure: pass sample=(inputs, targets).")
+        raise ArgumentError(
+            "value",
+            f"{option} needs a batch to measure: pass sample=(inputs, targets).",
+        )
     return sample
 
 
@@ -415,7 +541,8 @@ def measured_partition(
     seed: int,
     device: str | ModuleType,
 ) -> list[range]:
-    """Return the measured partition for the options of a pipeline: rank 0 measures, and broadcasts the result.
+    """Return the measured partition for the options of a pipeline: rank 0 measures, and
+    broadcasts the result.
 
     Collective. The other ranks wait for rank 0, at most for the timeout of the group.
 
@@ -424,7 +551,8 @@ def measured_partition(
     model : Sequential
     group : ProcessGroup
     options : mapping
-        The options of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs.
+        The options of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which
+        only rank 0 needs.
     recompute : bool
     loss : function
     seed : int
@@ -436,13 +564,21 @@ def measured_partition(
         Code ``value``: on rank 0, if there is no sample.
     """
     check_model(model)
-    others = {name: value for name, value in options.items() if name not in ("partition", "sample")}
+    others = {
+        name: value
+        for name, value in options.items()
+        if name not in ("partition", "sample")
+    }
     schedule = Plan(model, num_ranks=group.size, **others).schedule
     found = None
     if group.rank == 0:
         inputs, targets = batch_of(options.get("sample"), 'partition="measured"')
         xp = backend.module_for(device, group.local_rank)
-        layers = measure_on_this_rank(model, inputs, targets, loss, schedule.num_microbatches, REPEATS, seed, xp)
-        found = [part.stop for part in layers.balance(schedule=schedule, recompute=recompute)]
+        layers = measure_on_this_rank(
+            model, inputs, targets, loss, schedule.num_microbatches, REPEATS, seed, xp
+        )
+        found = [
+            part.stop for part in layers.balance(schedule=schedule, recompute=recompute)
+        ]
     ends = objects.broadcast(group, 0, found, 'partition="measured"')
     return [range(start, end) for start, end in zip([0, *ends], ends)]

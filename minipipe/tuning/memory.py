@@ -1,4 +1,6 @@
-"""The memory of each rank of a plan: parameters, gradients, optimiser state, activations, messages and copies."""
+"""The memory of each rank of a plan: parameters, gradients, optimiser state,
+activations, messages and copies.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,17 @@ _RUN = 2  # microbatches for each rank: a longer run holds no more at once
 MakeOptimiser = Callable[[list[Parameter]], Optimiser]
 
 
-_HEAD = ("rank", "parameters", "gradients", "optimiser", "activations", "messages", "sums", "versions", "total bytes")
+_HEAD = (
+    "rank",
+    "parameters",
+    "gradients",
+    "optimiser",
+    "activations",
+    "messages",
+    "sums",
+    "versions",
+    "total bytes",
+)
 
 
 class RankMemory(NamedTuple):
@@ -46,7 +58,8 @@ class RankMemory(NamedTuple):
     Attributes
     ----------
     parameters : int
-        The values of its stages' parameters; a parameter that several stages share counts once.
+        The values of its stages' parameters; a parameter that several stages share
+        counts once.
     gradients : int
         One for each use of a trained parameter.
     optimiser_state : int
@@ -54,13 +67,16 @@ class RankMemory(NamedTuple):
     activations : int
         The most that graphs hold at once.
     messages : int
-        The most that is in flight at once, if every action takes equally long. A rank with a late consumer holds more.
+        The most that is in flight at once, if every action takes equally long. A rank
+        with a late consumer holds more.
     sums : int
-        The most memory, besides the gradients, for gradient all-reduces over replicas, for gradient blocks and for
-        later updates: parts in flight, and further accumulators. All stages of a rank count at the same time. If
-        replicas are fully sharded, it also includes the largest layer whole, and its gradients.
+        The most memory, besides the gradients, for gradient all-reduces over replicas,
+        for gradient blocks and for later updates: parts in flight, and further
+        accumulators. All stages of a rank count at the same time. If replicas are fully
+        sharded, it also includes the largest layer whole, and its gradients.
     versions : int
-        The most memory of older weight versions that backwards still need, on all stages at once.
+        The most memory of older weight versions that backwards still need, on all
+        stages at once.
 
     Examples
     --------
@@ -83,7 +99,8 @@ class RankMemory(NamedTuple):
 
 
 class MemoryPrediction(tuple[RankMemory, ...]):
-    """The memory of each rank in a training step: a tuple of :class:`RankMemory`, by rank, which prints as a table.
+    """The memory of each rank in a training step: a tuple of :class:`RankMemory`, by
+    rank, which prints as a table.
 
     :meth:`minipipe.Plan.memory` makes it, and lists what is not counted.
 
@@ -103,14 +120,19 @@ class MemoryPrediction(tuple[RankMemory, ...]):
         return html_table(self._table(), range(len(_HEAD)))
 
     def _table(self) -> list[tuple[str, ...]]:
-        rows = ((str(rank), *(f"{size:,}" for size in (*own, own.total))) for rank, own in enumerate(self))
+        rows = (
+            (str(rank), *(f"{size:,}" for size in (*own, own.total)))
+            for rank, own in enumerate(self)
+        )
         return [_HEAD, *rows]
 
 
 def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return, by rank, the most bytes that it has in flight: sent, and not yet consumed.
+    """Return, by rank, the most bytes that it has in flight: sent, and not yet
+    consumed.
 
-    Every action takes equally long. A message lives from its producer's action until its consumer's begins.
+    Every action takes equally long. A message lives from its producer's action until
+    its consumer's begins.
 
     Parameters
     ----------
@@ -137,7 +159,11 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
         actions = [next(heads[rank]) for rank in ranks]
         for sign, value_of in ((-1, Value.consumed_by), (1, Value.produced_by)):
             for value in map(value_of, actions):
-                if value is not None and 0 <= value.cut < len(crosses) and crosses[value.cut]:
+                if (
+                    value is not None
+                    and 0 <= value.cut < len(crosses)
+                    and crosses[value.cut]
+                ):
                     size = sizes[value.cut][value.direction is Direction.BACKWARD]
                     held[schedule.rank_of(value.stage, value.microbatch)] += sign * size
         most = list(map(max, most, held))
@@ -145,7 +171,11 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
 
 
 def memory_of(
-    plan: Plan, costs: Costs, messages: Sequence[tuple[int, int]], optimiser: MakeOptimiser | None, stash: bool | None
+    plan: Plan,
+    costs: Costs,
+    messages: Sequence[tuple[int, int]],
+    optimiser: MakeOptimiser | None,
+    stash: bool | None,
 ) -> MemoryPrediction:
     """Return the memory of each rank of a plan.
 
@@ -161,55 +191,102 @@ def memory_of(
     """
     schedule = plan.schedule
     if U in schedule.kinds:
-        schedule = plan.program_of_run(max(schedule.num_microbatches, _RUN * schedule.num_ranks)).schedule
-    levels, sent = memory_levels(schedule, costs.memory(schedule.num_stages)), in_flight(schedule, messages)
+        schedule = plan.program_of_run(
+            max(schedule.num_microbatches, _RUN * schedule.num_ranks)
+        ).schedule
+    levels, sent = (
+        memory_levels(schedule, costs.memory(schedule.num_stages)),
+        in_flight(schedule, messages),
+    )
     found = []
     for rank in range(schedule.num_ranks):
-        own = [layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)]
+        own = [
+            layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)
+        ]
         parameters, gradients, state = kept_bytes(own, optimiser)
         activations = int(max((during for during, _ in levels[rank]), default=0))
-        sums, versions = sum(_sums(plan, stage, rank) for stage in schedule.stages_of(rank)), 0
+        sums, versions = (
+            sum(_sums(plan, stage, rank) for stage in schedule.stages_of(rank)),
+            0,
+        )
         sums += _whole_layer(own)
         if schedule.is_forward_only:
             gradients = sums = 0
         elif U in schedule.kinds:
             sums, versions = _copies(plan, schedule, rank, plan.is_stashed(stash))
-        found.append(RankMemory(parameters, gradients, state, activations, sent[rank], sums, versions))
+        found.append(
+            RankMemory(
+                parameters, gradients, state, activations, sent[rank], sums, versions
+            )
+        )
     return MemoryPrediction(found)
 
 
-def kept_bytes(layers: Iterable[Module], optimiser: MakeOptimiser | None) -> tuple[int, int, int]:
-    """Return the bytes of the parameters, the gradients and the optimiser's state of layers."""
+def kept_bytes(
+    layers: Iterable[Module], optimiser: MakeOptimiser | None
+) -> tuple[int, int, int]:
+    """Return the bytes of the parameters, the gradients and the optimiser's state of
+    layers.
+    """
     uses = uses_in(layers)
     parameters = list({id(use.owner): use.owner for use in uses}.values())
-    return sum(parameter.nbytes for parameter in parameters), gradient_bytes(uses), state_bytes(optimiser, parameters)
+    return (
+        sum(parameter.nbytes for parameter in parameters),
+        gradient_bytes(uses),
+        state_bytes(optimiser, parameters),
+    )
 
 
 def uses_in(layers: Iterable[Module]) -> list[Parameter]:
     """Return the uses of parameters in layers, each once."""
-    return list({id(use): use for layer in layers for use in parameters_of(layer)}.values())
+    return list(
+        {id(use): use for layer in layers for use in parameters_of(layer)}.values()
+    )
 
 
 def _sums(plan: Plan, stage: int, rank: int) -> int:
-    """Return the additional bytes that sums of a stage's gradients over its replicas or blocks take."""
+    """Return the additional bytes that sums of a stage's gradients over its replicas or
+    blocks take.
+    """
     ranks = plan.program.ranks_of(stage)
-    gradients = [(use.size, gradient_bytes([use])) for use in uses_in(plan.part(stage)) if not use.is_summed]
-    of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(nbytes for _, nbytes in gradients)
+    gradients = [
+        (use.size, gradient_bytes([use]))
+        for use in uses_in(plan.part(stage))
+        if not use.is_summed
+    ]
+    of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(
+        nbytes for _, nbytes in gradients
+    )
     each = [(size, nbytes // max(1, size)) for size, nbytes in gradients]
     return max(of_blocks, bytes_of_sum(each, len(ranks), ranks.index(rank)))
 
 
 def _whole_layer(layers: Iterable[Module]) -> int:
-    """Return the bytes of the workspace of fully sharded layers, and of as many gradients; 0 if there are none."""
-    parts = (part for layer in layers for part in layer.modules() if isinstance(part, FullySharded))
+    """Return the bytes of the workspace of fully sharded layers, and of as many
+    gradients; 0 if there are none.
+    """
+    parts = (
+        part
+        for layer in layers
+        for part in layer.modules()
+        if isinstance(part, FullySharded)
+    )
     spaces = {id(part.workspace): part.workspace.sizes for part in parts}
-    return sum(2 * size * backend.numpy_dtype(dtype).itemsize for of in spaces.values() for dtype, size in of.items())
+    return sum(
+        2 * size * backend.numpy_dtype(dtype).itemsize
+        for of in spaces.values()
+        for dtype, size in of.items()
+    )
 
 
-def _copies(plan: Plan, schedule: Schedule, rank: int, is_stashed: bool) -> tuple[int, int]:
-    """Return the bytes of gradient accumulators that wait for their U, beyond one per stage, and of older versions.
+def _copies(
+    plan: Plan, schedule: Schedule, rank: int, is_stashed: bool
+) -> tuple[int, int]:
+    """Return the bytes of gradient accumulators that wait for their U, beyond one per
+    stage, and of older versions.
 
-    With replicas, each accumulator is sent, arrives from every other replica, and then all are added.
+    With replicas, each accumulator is sent, arrives from every other replica, and then
+    all are added.
     """
     most: dict[int, Copies] = {}
     for held in chain.from_iterable(copies_held(flow_of(schedule), rank)):
@@ -219,16 +296,21 @@ def _copies(plan: Plan, schedule: Schedule, rank: int, is_stashed: bool) -> tupl
         uses = uses_in(plan.part(stage))
         trained = {id(use.owner): use.nbytes for use in uses if use.requires_grad}
         n = len(plan.program.ranks_of(stage))
-        sums += (max(0, held.sums - 1) + (n * held.sums + 1 if n > 1 else 0)) * gradient_bytes(uses)
+        sums += (
+            max(0, held.sums - 1) + (n * held.sums + 1 if n > 1 else 0)
+        ) * gradient_bytes(uses)
         versions += is_stashed * (held.versions - 1) * sum(trained.values())
     return sums, versions
 
 
-def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Parameter]) -> int:
-    """Return the bytes of an optimiser's state for parameters, which need no values yet.
+def state_bytes(
+    make_optimiser: MakeOptimiser | None, parameters: Iterable[Parameter]
+) -> int:
+    """Return the bytes of an optimiser's state for parameters, which need no values
+    yet.
 
-    The optimiser takes one step with stand-ins of one element each, and the size of their state is scaled up. Frozen
-    parameters have no state.
+    The optimiser takes one step with stand-ins of one element each, and the size of
+    their state is scaled up. Frozen parameters have no state.
 
     Parameters
     ----------
@@ -247,21 +329,32 @@ def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Param
     >>> layer = nn.Linear(1000, 1000, bias=False)
     >>> state_bytes(optim.Adam, layer.parameters())
     8000000
-    >>> state_bytes(lambda parameters: optim.SGD(parameters, learning_rate=0.1), layer.parameters())
+    >>> state_bytes(
+    ...     lambda parameters: optim.SGD(parameters, learning_rate=0.1),
+    ...     layer.parameters(),
+    ... )
     0
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if make_optimiser is None or not trained:
         return 0
-    standins = [Parameter(np.zeros((1,) * len(p.shape), backend.numpy_dtype(p.dtype))) for p in trained]
-    optimiser = make_optimiser(list(standins)) if callable(make_optimiser) else make_optimiser
+    standins = [
+        Parameter(np.zeros((1,) * len(p.shape), backend.numpy_dtype(p.dtype)))
+        for p in trained
+    ]
+    optimiser = (
+        make_optimiser(list(standins)) if callable(make_optimiser) else make_optimiser
+    )
     if not isinstance(optimiser, Optimiser):
         raise _MAKER.refusal("optimiser", make_optimiser)
     for standin in standins:
         standin.grad = np.zeros_like(standin.data)
     optimiser.step()
     states, masters = optimiser._states, optimiser._masters
-    kept = [[*states.get(id(standin), {}).values(), masters.get(id(standin))] for standin in standins]
+    kept = [
+        [*states.get(id(standin), {}).values(), masters.get(id(standin))]
+        for standin in standins
+    ]
     return sum(
         backend.num_bytes(array) * parameter.size
         for parameter, arrays in zip(trained, kept)
@@ -271,12 +364,22 @@ def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Param
 
 
 def gradient_bytes(parameters: Iterable[Parameter]) -> int:
-    """Return the bytes of the gradients of trained parameters; gradients of halves are float32.
+    """Return the bytes of the gradients of trained parameters; gradients of halves are
+    float32.
 
     Examples
     --------
     >>> from minipipe import nn
-    >>> gradient_bytes([nn.Parameter(np.ones(10, np.float32)), nn.Parameter(np.ones(10, np.float16))])
+    >>> gradient_bytes(
+    ...     [
+    ...         nn.Parameter(np.ones(10, np.float32)),
+    ...         nn.Parameter(np.ones(10, np.float16)),
+    ...     ]
+    ... )
     80
     """
-    return sum(p.size * max(4, p.nbytes // max(1, p.size)) for p in parameters if p.requires_grad)
+    return sum(
+        p.size * max(4, p.nbytes // max(1, p.size))
+        for p in parameters
+        if p.requires_grad
+    )

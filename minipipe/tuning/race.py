@@ -1,17 +1,27 @@
-"""The benchmark: the ranks of a pipeline measure together, run the best choices in turns, and take the fastest.
+"""The benchmark: the ranks of a pipeline measure together, run the best choices in
+turns, and take the fastest.
 
-A pipeline is made for each turn and dropped after it, so a rank has the memory of one at a time. Each choice has some
-turns of a few steps; then the faster half has twice as many, its faster half four times, until two are left.
-Turns are short and alternate because the steps of one turn are alike. With ranks that shared cores, the medians of two
-turns of one choice differed by a fifth, depending on the system's placement of the ranks, and steps within a turn by
-less than half as much.
+A pipeline is made for each turn and dropped after it, so a rank has the memory of one
+at a time. Each choice has some turns of a few steps; then the faster half has twice as
+many, its faster half four times, until two are left. Turns are short and alternate
+because the steps of one turn are alike. With ranks that shared cores, the medians of
+two turns of one choice differed by a fifth, depending on the system's placement of the
+ranks, and steps within a turn by less than half as much.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -37,13 +47,20 @@ from minipipe.tuning.report import Advice, AdviceReport, ChosenPlan
 from minipipe.tuning.stages import measure_messages
 from minipipe.tuning.weighing import Choice, Question, described, memory_size
 
-RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
+# with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at
+# most 1.00
+RACE_SECONDS = 40.0
 _RUNNERS = 32  # how many choices run at most
-_STEPS = 2  # of a turn, after one that is not measured because the caches have no parameters yet
-_UNTIL_COMPILED = 3  # steps of a turn that are not measured: an eager one, a recorded one, and the first program
+# of a turn, after one that is not measured because the caches have no parameters yet
+_STEPS = 2
+# steps of a turn that are not measured: an eager one, a recorded one, and the first
+# program
+_UNTIL_COMPILED = 3
 _COMPILED_TURNS = 4
 _LAST_TURNS = 16  # of the last two, at least
-_FIRST_TURNS = 0.2  # fraction of the benchmark's time; the turns of each half, quarter, … take about as long
+# fraction of the benchmark's time; the turns of each half, quarter, … take about as
+# long
+_FIRST_TURNS = 0.2
 _CALL = 'schedule="auto"'
 
 MakePipeline = Callable[..., Any]  # (model, group, **options) -> Pipeline
@@ -55,7 +72,8 @@ def silent(line: str) -> None:
 
 
 def teller(group: ProcessGroup, progress: bool | None) -> Tell:
-    """Return a function that prints a line to standard error on rank 0, or does nothing. Local.
+    """Return a function that prints a line to standard error on rank 0, or does
+    nothing. Local.
 
     Parameters
     ----------
@@ -75,23 +93,30 @@ def teller(group: ProcessGroup, progress: bool | None) -> Tell:
     return lambda line: print(f"{MARK}{line}", file=sys.stderr, flush=True)
 
 
-# -- the choice for a pipeline ----------------------------------------------------------------------------------------
+# -- the choice for a pipeline ---------------------------------------------------------
 
 
 def decided(
-    model: Any, group: ProcessGroup, options: Mapping[str, Any], pipeline: type, recompute: bool, **run: Any
+    model: Any,
+    group: ProcessGroup,
+    options: Mapping[str, Any],
+    pipeline: type,
+    recompute: bool,
+    **run: Any,
 ) -> tuple[Any, dict[str, Any], bool]:
-    """Return a pipeline's model and options, with measured choices filled in, and whether to recompute.
+    """Return a pipeline's model and options, with measured choices filled in, and
+    whether to recompute.
 
-    Collective. ``schedule="auto"`` calls :func:`chosen`. ``partition="measured"`` measures the layers on rank 0.
+    Collective. ``schedule="auto"`` calls :func:`chosen`. ``partition="measured"``
+    measures the layers on rank 0.
 
     Parameters
     ----------
     model : Sequential
     group : ProcessGroup
     options : mapping
-        The options of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs. With
-        ``schedule="auto"`` also the options of :func:`chosen`.
+        The options of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which
+        only rank 0 needs. With ``schedule="auto"`` also the options of :func:`chosen`.
     pipeline : type
         The class that takes these options, and makes the pipelines of the benchmark.
     recompute : bool
@@ -101,12 +126,15 @@ def decided(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an unknown option, before anything is measured. Code ``value``: without a sample.
+        Code ``name``, for an unknown option, before anything is measured. Code
+        ``value``: without a sample.
     """
     check_pipeline_options(pipeline, Plan, chosen, options)
     if options.get("schedule") == "auto":
         return chosen(model, group, pipeline, recompute, **run, **options)
-    partition = measured_partition(model, group, options, recompute, run["loss"], run["seed"], run["device"])
+    partition = measured_partition(
+        model, group, options, recompute, run["loss"], run["seed"], run["device"]
+    )
     others = {name: value for name, value in options.items() if name != "sample"}
     return model, {**others, "partition": partition}, recompute
 
@@ -130,9 +158,11 @@ def chosen(
     gradient_blocks: int | None = None,
     **others: Any,
 ) -> tuple[ChosenPlan, dict[str, Any], bool]:
-    """Return the fastest plan of the benchmark, no further options, and whether to recompute.
+    """Return the fastest plan of the benchmark, no further options, and whether to
+    recompute.
 
-    Collective; see :func:`advice_on_ranks`. Rank 0 prints that it begins, and the choice.
+    Collective; see :func:`advice_on_ranks`. Rank 0 prints that it begins, and the
+    choice.
 
     Parameters
     ----------
@@ -148,9 +178,11 @@ def chosen(
         As for :func:`minipipe.advise`.
     progress : bool, optional
         Whether rank 0 prints each phase; by default if standard error is a terminal.
-    schedule, partition, num_microbatches, chunks_per_rank, layer_costs, replicas, gradient_blocks
-        As for :class:`minipipe.Plan`: weigh only choices with these. ``layer_costs`` and ``gradient_blocks`` are
-        refused. If ``replicas`` is not given, ``num_microbatches`` counts all replicas together.
+    schedule, partition, num_microbatches, chunks_per_rank, layer_costs, replicas,
+    gradient_blocks
+        As for :class:`minipipe.Plan`: weigh only choices with these. ``layer_costs``
+        and ``gradient_blocks`` are refused. If ``replicas`` is not given,
+        ``num_microbatches`` counts all replicas together.
     **others
         Further options of the plan and the pipeline.
 
@@ -163,24 +195,48 @@ def chosen(
     ScheduleError
         Code ``memory``: on rank 0, if no choice is within the limit.
     """
-    for name, given in (("layer_costs", layer_costs), ("gradient_blocks", gradient_blocks)):
+    for name, given in (
+        ("layer_costs", layer_costs),
+        ("gradient_blocks", gradient_blocks),
+    ):
         if given is not None:
-            message = f'schedule="auto" measures layers and chooses replicas; leave {name} out.'
+            message = (
+                f'schedule="auto" measures layers and chooses replicas; leave {name} '
+                "out."
+            )
             raise ArgumentError("value", message)
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
     limit = inf if memory_limit is None else memory_size(memory_limit)
     cut = None if str(partition) == "measured" else partition
-    asked = num_microbatches and num_microbatches * (replicas or 1), chunks_per_rank, cut, recompute or None
-    question = Question(model, inputs, targets, others, optimiser, limit, *asked, replicas=replicas)
-    announce = teller(group, progress is not False)  # even without a terminal: it takes a minute
+    asked = (
+        num_microbatches and num_microbatches * (replicas or 1),
+        chunks_per_rank,
+        cut,
+        recompute or None,
+    )
+    question = Question(
+        model, inputs, targets, others, optimiser, limit, *asked, replicas=replicas
+    )
+    # even without a terminal: it takes a minute
+    announce = teller(group, progress is not False)
     time = RACE_SECONDS + advising.SECONDS
-    announce(f'schedule="auto" measures choices on the ranks: about {time:.2g} s, more for a large model')
-    advice = advice_on_ranks(question, group, make, "the ranks of this job", tell=teller(group, progress))
+    announce(
+        f'schedule="auto" measures choices on the ranks: about {time:.2g} s, more '
+        "for a large model"
+    )
+    advice = advice_on_ranks(
+        question, group, make, "the ranks of this job", tell=teller(group, progress)
+    )
     (choice,) = choices_of_rank_0(group, None if advice is None else [advice.best])
     own = None if advice is None else AdviceReport.of(advice)._asdict()
-    report, recompute = AdviceReport(**objects.broadcast(group, 0, own, _CALL)), choice.pop("recompute")
+    report, recompute = (
+        AdviceReport(**objects.broadcast(group, 0, own, _CALL)),
+        choice.pop("recompute"),
+    )
     grad = others.get("inputs_require_grad", False)
-    plan = ChosenPlan(report, model, num_ranks=group.size, inputs_require_grad=grad, **choice)
+    plan = ChosenPlan(
+        report, model, num_ranks=group.size, inputs_require_grad=grad, **choice
+    )
     announce(plan.sentence)
     return plan, {}, recompute
 
@@ -193,10 +249,12 @@ def advice_on_ranks(
     seconds: float | None = None,
     tell: Tell = silent,
 ) -> Advice | None:
-    """Return advice from measurements on the ranks of a group, on rank 0; None on the others.
+    """Return advice from measurements on the ranks of a group, on rank 0; None on the
+    others.
 
-    Collective. Messages are measured between all ranks, layers on rank 0. Rank 0 weighs all choices; the best ones and
-    the program's own choice then run in turns on all ranks.
+    Collective. Messages are measured between all ranks, layers on rank 0. Rank 0 weighs
+    all choices; the best ones and the program's own choice then run in turns on all
+    ranks.
 
     Parameters
     ----------
@@ -208,14 +266,16 @@ def advice_on_ranks(
     where : str
         A description of the ranks, for the report.
     seconds : float, optional
-        The length of the benchmark: 40 by default. With 0, or without a loss, no choice runs.
+        The length of the benchmark: 40 by default. With 0, or without a loss, no choice
+        runs.
     tell : function
         Called with a line about each phase.
 
     Raises
     ------
     PartitionError, ArgumentError, ScheduleError
-        As for :func:`minipipe.advise`: on every rank for sizes, ``seconds`` and a missing batch, otherwise on rank 0.
+        As for :func:`minipipe.advise`: on every rank for sizes, ``seconds`` and a
+        missing batch, otherwise on rank 0.
     """
     seconds = checked_seconds(seconds, RACE_SECONDS)
     check_num_layers(question, group.size)
@@ -224,17 +284,35 @@ def advice_on_ranks(
     tell(f"measuring messages between {counted(group.size, 'rank')}")
     messages, advice = measure_messages(group, where), None
     if group.rank == 0:
-        tell("measuring layers on rank 0 with several microbatch sizes, then simulating all choices")
-        advice = weigh(question, group.size, measure(question, group.size, messages, group.local_rank))
+        tell(
+            "measuring layers on rank 0 with several microbatch sizes, then "
+            "simulating all choices"
+        )
+        advice = weigh(
+            question,
+            group.size,
+            measure(question, group.size, messages, group.local_rank),
+        )
     if question.options.get("loss") is None or seconds == 0:
         return advice
     field, num_kept = ([], 0) if advice is None else field_of(advice)
-    tell(f"running the best {counted(len(field), 'choice')} in turns, for {seconds:g} s")
+    tell(
+        f"running the best {counted(len(field), 'choice')} in turns, for {seconds:g} s"
+    )
     options = choices_of_rank_0(group, None if advice is None else field)
-    times = race.run(options, seconds, range(num_kept), tell, [described(choice.candidate) for choice in field])
+    times = race.run(
+        options,
+        seconds,
+        range(num_kept),
+        tell,
+        [described(choice.candidate) for choice in field],
+    )
     fastest = sorted(times, key=lambda number: median(times[number]))[:1]
     num_kept = objects.broadcast(group, 0, num_kept, _CALL)
-    compiled = race.compiled(options, sorted({*fastest, *(number for number in range(num_kept) if number in times)}))
+    compiled = race.compiled(
+        options,
+        sorted({*fastest, *(number for number in range(num_kept) if number in times)}),
+    )
     if advice is None:
         return None
     numbers = {choice.program: number for number, choice in enumerate(field)}
@@ -249,11 +327,12 @@ def advice_on_ranks(
 
 
 def field_of(advice: Advice) -> tuple[list[Choice], int]:
-    """Return the choices to run, the most promising first, and how many run to the end: the program's own one.
+    """Return the choices to run, the most promising first, and how many run to the end:
+    the program's own one.
 
-    Choices that run the same program run once. The best choice of each number of microbatches, and of replicas, comes
-    first: actions are slower if all ranks compute, by a factor that depends on the size of a microbatch and is not
-    predicted.
+    Choices that run the same program run once. The best choice of each number of
+    microbatches, and of replicas, comes first: actions are slower if all ranks compute,
+    by a factor that depends on the size of a microbatch and is not predicted.
     """
     own = [] if advice.own is None else _allowed([advice.own])
     ranked = _allowed(advice.choices)
@@ -271,7 +350,7 @@ def _allowed(choices: Iterable[Choice]) -> list[Choice]:
     return [choice for choice in choices if choice.is_within_limit]
 
 
-# -- choices that run -------------------------------------------------------------------------------------------------
+# -- choices that run ------------------------------------------------------------------
 
 
 class Race:
@@ -293,19 +372,30 @@ class Race:
         For an invalid batch, on the rank that has it.
     """
 
-    def __init__(self, question: Question, group: ProcessGroup, make: MakePipeline) -> None:
-        inputs, targets = (_shared(group, given) for given in (question.inputs, question.targets))
+    def __init__(
+        self, question: Question, group: ProcessGroup, make: MakePipeline
+    ) -> None:
+        inputs, targets = (
+            _shared(group, given) for given in (question.inputs, question.targets)
+        )
         if inputs is None:
-            message = 'schedule="auto" needs a batch to measure: pass sample=(inputs, targets), on at least one rank.'
+            message = (
+                'schedule="auto" needs a batch to measure: pass sample=(inputs, '
+                "targets), on at least one rank."
+            )
             raise ArgumentError("value", message)
-        self.question, self.group = replace(question, inputs=inputs, targets=targets), group
+        self.question, self.group = (
+            replace(question, inputs=inputs, targets=targets),
+            group,
+        )
         self._make, self._last_parameters = make, list[ref[Parameter]]()
 
     def turn(self, choice: Mapping[str, Any]) -> list[float]:
-        """Return the seconds of some steps: from the first start to the last end on any rank. Collective.
+        """Return the seconds of some steps: from the first start to the last end on any
+        rank. Collective.
 
-        The pipeline is made for these steps: two pipelines of one choice have different addresses in memory, so that
-        one may be consistently faster by some percent.
+        The pipeline is made for these steps: two pipelines of one choice have different
+        addresses in memory, so that one may be consistently faster by some percent.
 
         Parameters
         ----------
@@ -313,22 +403,29 @@ class Race:
             Options of a pipeline.
         """
         pipeline, found = self._pipeline(choice), []
-        others = _UNTIL_COMPILED if {**self.question.options, **choice}.get("compile") else 1
+        others = (
+            _UNTIL_COMPILED if {**self.question.options, **choice}.get("compile") else 1
+        )
         for _ in range(others + _STEPS):
             self.group.barrier()
             pipeline.step(self.question.inputs, self.question.targets)
             found.append(pipeline.timeline().makespan)
         return found[others:]
 
-    def compiled(self, choices: Sequence[Mapping[str, Any]], numbers: Iterable[int]) -> dict[int, float]:
-        """Return the median seconds of compiled steps, by number of a choice. Collective.
+    def compiled(
+        self, choices: Sequence[Mapping[str, Any]], numbers: Iterable[int]
+    ) -> dict[int, float]:
+        """Return the median seconds of compiled steps, by number of a choice.
+        Collective.
 
         Nothing runs if the steps of the benchmark were compiled already.
         """
         found: dict[int, float] = {}
         for number in () if self.question.options.get("compile") else numbers:
             choice = {**choices[number], "compile": "where-possible"}
-            found[number] = median(time for _ in range(_COMPILED_TURNS) for time in self.turn(choice))
+            found[number] = median(
+                time for _ in range(_COMPILED_TURNS) for time in self.turn(choice)
+            )
         return found
 
     def run(
@@ -339,7 +436,8 @@ class Race:
         tell: Tell = silent,
         names: Sequence[str] = (),
     ) -> dict[int, list[float]]:
-        """Run choices in turns; return, by number, the seconds of the steps of each. The winner has most steps.
+        """Run choices in turns; return, by number, the seconds of the steps of each.
+        The winner has most steps.
 
         Collective.
 
@@ -366,35 +464,50 @@ class Race:
             times.setdefault(number, []).extend(self.turn(choices[number]))
             num_turns = sum(map(len, times.values())) // _STEPS
             if names and num_turns >= 8 and num_turns.bit_count() == 1:
-                lead = max(times, key=lambda each: (len(times[each]), -median(times[each])))
+                lead = max(
+                    times, key=lambda each: (len(times[each]), -median(times[each]))
+                )
                 tell(
-                    f"after {num_turns} turns {names[lead]} leads, measured {1e3 * median(times[lead]):.3f} ms per step"
+                    f"after {num_turns} turns {names[lead]} leads, measured "
+                    f"{1e3 * median(times[lead]):.3f} ms per step"
                 )
 
     def _pipeline(self, choice: Mapping[str, Any]) -> Any:
-        """Make a pipeline for a choice, after the memory of the previous one is free."""
+        """Make a pipeline for a choice, after the memory of the previous one is
+        free.
+        """
         if any(parameter() is not None for parameter in self._last_parameters):
             gc.collect()  # a layer of the user is part of a reference cycle
-        given = {**self.question.options, **choice, "check_agreement": False, "check_finite": "off"}
+        given = {
+            **self.question.options,
+            **choice,
+            "check_agreement": False,
+            "check_finite": "off",
+        }
         pipeline = self._make(self.question.model, self.group, **given)
         self._last_parameters = list(map(ref, pipeline.parameters()))
         return pipeline
 
 
 def turns(
-    number: int, seconds: float, times: Mapping[int, Sequence[float]], kept: Collection[int] = ()
+    number: int,
+    seconds: float,
+    times: Mapping[int, Sequence[float]],
+    kept: Collection[int] = (),
 ) -> Iterator[int]:
     """Yield the number of the choice that runs next.
 
-    First each has a turn, or several; then, repeatedly, the faster half has twice as many as before. Their order is
-    shuffled, because a choice affects the caches and the memory of the next one.
+    First each has a turn, or several; then, repeatedly, the faster half has twice as
+    many as before. Their order is shuffled, because a choice affects the caches and the
+    memory of the next one.
 
     Parameters
     ----------
     number : int
         The number of choices.
     seconds : float
-        The length of the benchmark. The first turns take a fifth of it: choices without a turn by then are out.
+        The length of the benchmark. The first turns take a fifth of it: choices without
+        a turn by then are out.
     times : mapping of int to sequence of float
         The steps of each choice so far. The caller adds to it between two turns.
     kept : collection of int
@@ -422,18 +535,23 @@ def turns(
         yield from shuffled([*kept, *rivals])
     while len(rivals) > 2 or num_turns < _LAST_TURNS:
         num_turns *= 2
-        rivals = sorted(rivals, key=lambda choice: median(times[choice]))[: max(2, -(-len(rivals) // 2))]
+        rivals = sorted(rivals, key=lambda choice: median(times[choice]))[
+            : max(2, -(-len(rivals) // 2))
+        ]
         for _ in range(num_turns):
             if perf_counter() - begun > seconds:
                 return
             yield from shuffled([*kept, *rivals])
 
 
-# -- the batch and the choices on every rank --------------------------------------------------------------------------
+# -- the batch and the choices on every rank -------------------------------------------
 
 
-def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> list[dict[str, Any]]:
-    """Return the choices of rank 0 on every rank, as options of a pipeline: schedule, replicas, partition, recompute.
+def choices_of_rank_0(
+    group: ProcessGroup, choices: Sequence[Choice] | None
+) -> list[dict[str, Any]]:
+    """Return the choices of rank 0 on every rank, as options of a pipeline: schedule,
+    replicas, partition, recompute.
 
     Collective.
 
@@ -449,18 +567,36 @@ def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> 
 
 def _as_data(choice: Choice) -> dict[str, Any]:
     schedule, ends = choice.schedule, [part.stop for part in choice.partition]
-    found = {"name": schedule.name, "csv": schedule.to_csv(), "frozen": sorted(schedule.frozen)}
-    return {**found, "ends": ends, "recompute": choice.candidate.recompute, "replicas": choice.candidate.replicas}
+    found = {
+        "name": schedule.name,
+        "csv": schedule.to_csv(),
+        "frozen": sorted(schedule.frozen),
+    }
+    return {
+        **found,
+        "ends": ends,
+        "recompute": choice.candidate.recompute,
+        "replicas": choice.candidate.replicas,
+    }
 
 
 def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
     parts = [range(start, end) for start, end in zip([0, *data["ends"]], data["ends"])]
-    schedule = replace(Schedule.from_csv(data["csv"], data["name"]), frozen=frozenset(data["frozen"]))
-    return {"schedule": schedule, "partition": parts, "recompute": data["recompute"], "replicas": data["replicas"]}
+    schedule = replace(
+        Schedule.from_csv(data["csv"], data["name"]), frozen=frozenset(data["frozen"])
+    )
+    return {
+        "schedule": schedule,
+        "partition": parts,
+        "recompute": data["recompute"],
+        "replicas": data["replicas"],
+    }
 
 
 def _shared(group: ProcessGroup, given: Any) -> Any:
-    """Return the inputs, or targets, of the lowest rank that has some, on every rank. Collective."""
+    """Return the inputs, or targets, of the lowest rank that has some, on every rank.
+    Collective.
+    """
     has_some = objects.gather(group, given is not None, _CALL)
     if True not in has_some:
         return None

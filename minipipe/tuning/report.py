@@ -1,7 +1,8 @@
 """Advice as a value: the choices, the best one, the reasons, and the table.
 
-Each reason is a sentence that compares figures of two rows of the table. It says whether these were predicted or
-measured, and names no cause that the figures do not show.
+Each reason is a sentence that compares figures of two rows of the table. It says
+whether these were predicted or measured, and names no cause that the figures do not
+show.
 """
 
 from __future__ import annotations
@@ -15,9 +16,20 @@ from minipipe.errors import counted
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, terminal_width, text_table, wrapped
 from minipipe.render.descriptions import format_memory
-from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, described, names_left_out
+from minipipe.tuning.weighing import (
+    Choice,
+    CostModel,
+    best_of,
+    by_worth,
+    described,
+    names_left_out,
+)
 
-_IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
+_IDLE = {
+    "fill": ("warm-up",),
+    "wait": ("waiting", "sending", "overhead"),
+    "drain": ("drain",),
+}
 _TIMES = ("predicted ms", "measured ms")
 _HEAD = (
     "schedule",
@@ -46,15 +58,16 @@ _BUSY = 0.05  # the fraction of time waiting for a core from which it is reporte
 
 
 class Advice:
-    """Simulated choices for a model, and the best of them. It prints as a table, and is immutable.
+    """Simulated choices for a model, and the best of them. It prints as a table, and is
+    immutable.
 
     :func:`minipipe.advise` makes it.
 
     Attributes
     ----------
     choices : tuple of Choice
-        All choices, in this order: first the choices within the memory limit, the fastest first; choices that ran come
-        before choices that are only predicted.
+        All choices, in this order: first the choices within the memory limit, the
+        fastest first; choices that ran come before choices that are only predicted.
     best : Choice
         The first of them.
     own : Choice or None
@@ -72,16 +85,34 @@ class Advice:
     --------
     >>> import numpy as np
     >>> from minipipe import Pipeline, advise, nn, spawn
-    >>> model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), np.ones((8, 8), np.float32)
-    >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, messages="assumed", seconds=0)
-    >>> advice.best.is_within_limit, advice.best.time == min(choice.time for choice in advice.choices)
+    >>> model, x = (
+    ...     nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))),
+    ...     np.ones((8, 8), np.float32),
+    ... )
+    >>> advice = advise(
+    ...     model, x, x, loss=nn.MSELoss(), num_ranks=2, messages="assumed", seconds=0
+    ... )
+    >>> (
+    ...     advice.best.is_within_limit,
+    ...     advice.best.time == min(choice.time for choice in advice.choices),
+    ... )
     (True, True)
-    >>> spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss(), **advice.options).step(x, x) > 0, num_ranks=2)
+    >>> spawn(
+    ...     lambda group: (
+    ...         Pipeline(model, group, loss=nn.MSELoss(), **advice.options).step(x, x)
+    ...         > 0
+    ...     ),
+    ...     num_ranks=2,
+    ... )
     [True, True]
     """
 
     def __init__(
-        self, choices: Sequence[Choice], measured: CostModel, memory_limit: float = inf, own: Choice | None = None
+        self,
+        choices: Sequence[Choice],
+        measured: CostModel,
+        memory_limit: float = inf,
+        own: Choice | None = None,
     ) -> None:
         self.best = best_of(choices, memory_limit)
         self.choices = tuple(sorted(choices, key=by_worth))
@@ -90,42 +121,69 @@ class Advice:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The best choice as arguments: ``Pipeline(model, group, loss=…, **advice.options)``."""
+        """The best choice as arguments: ``Pipeline(model, group, loss=…,
+        **advice.options)``.
+        """
         return self.best.options
 
     @property
     def reason(self) -> str:
         """Why the best choice is the best: sentences that compare rows of the table."""
         found, own = [each.text for each in self._reasons], self.own
-        if own is not None and own.measured is not None and self.best.measured is not None:
-            found += ["Your own choice is as fast; keep it."] if own.measured <= self.best.measured else []
+        if (
+            own is not None
+            and own.measured is not None
+            and self.best.measured is not None
+        ):
+            found += (
+                ["Your own choice is as fast; keep it."]
+                if own.measured <= self.best.measured
+                else []
+            )
         return " ".join(found)
 
     @property
     def verdict(self) -> str:
-        """The best choice in a sentence, with the time of the program's own choice if both ran."""
+        """The best choice in a sentence, with the time of the program's own choice if
+        both ran.
+        """
         best, own = self.best, self.own
         if own is None or own.measured is None or best.measured is None:
             return f"Recommended: {self.summary}"
         if own.measured <= best.measured:
-            return f"Recommended: keep your own choice, measured {1e3 * own.measured:.3f} ms per step."
-        return f"Recommended: {self.summary} Your own choice: measured {1e3 * own.measured:.3f} ms."
+            return (
+                f"Recommended: keep your own choice, measured {1e3 * own.measured:.3f} "
+                "ms per step."
+            )
+        return (
+            f"Recommended: {self.summary} Your own choice: measured "
+            f"{1e3 * own.measured:.3f} ms."
+        )
 
     @property
     def summary(self) -> str:
         """The best choice in a line, with its predicted and measured figures."""
         best = self.best
-        ran = "" if best.measured is None else f", measured {1e3 * best.measured:.3f} ms"
-        return f"{described(best.candidate)}: predicted {1e3 * best.time:.3f} ms per step{ran}."
+        ran = (
+            "" if best.measured is None else f", measured {1e3 * best.measured:.3f} ms"
+        )
+        return (
+            f"{described(best.candidate)}: predicted {1e3 * best.time:.3f} ms per "
+            f"step{ran}."
+        )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a plain dictionary for each choice: for csv, JSON or a data frame. Times are in seconds.
+        """Return a plain dictionary for each choice: for csv, JSON or a data frame.
+        Times are in seconds.
 
         Examples
         --------
         >>> import numpy as np
         >>> from minipipe import advise, nn
-        >>> model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), np.ones((4, 2), np.float32)
+        >>> model, x = (
+        ...     nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+        ...     np.ones((4, 2), np.float32),
+        ... )
         >>> options = {"num_microbatches": 4, "messages": "assumed", "seconds": 0}
         >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, **options)
         >>> sorted({row["schedule"] for row in advice.rows()})
@@ -134,11 +192,16 @@ class Advice:
         return [choice.row() for choice in self.choices]
 
     def __repr__(self) -> str:
-        return f"<Advice: {counted(len(self.choices), 'choice')}, predicted {1e3 * self.best.time:.3g} ms per step>"
+        return (
+            f"<Advice: {counted(len(self.choices), 'choice')}, predicted "
+            f"{1e3 * self.best.time:.3g} ms per step>"
+        )
 
     def __str__(self) -> str:
         width = terminal_width()
-        text = wrapped("\n".join([*self._ties(), self.reason, self._measured_on()]), width)
+        text = wrapped(
+            "\n".join([*self._ties(), self.reason, self._measured_on()]), width
+        )
         table = text_table(self._table(), _ON_THE_RIGHT, width)
         return "\n\n".join([wrapped(self.verdict, width), table, text])
 
@@ -155,14 +218,23 @@ class Advice:
         for choice in self.choices:
             if choice.is_within_limit:
                 best_by_name.setdefault(_named(choice), choice)
-        named = [*list(best_by_name.values())[:_SHOWN], *(each.other for each in self._reasons)]
-        return _alike([choice for choice in self.choices if any(choice is each for each in named)])
+        named = [
+            *list(best_by_name.values())[:_SHOWN],
+            *(each.other for each in self._reasons),
+        ]
+        return _alike(
+            [choice for choice in self.choices if any(choice is each for each in named)]
+        )
 
     def _table(self, names_all: bool = False) -> list[tuple[str, ...]]:
-        """Return the head, the best choice of each schedule, and the choices of the reasons; mark the program's own."""
+        """Return the head, the best choice of each schedule, and the choices of the
+        reasons; mark the program's own.
+        """
         rows = [_HEAD]
         for first, *others in self._shown():
-            names = ", ".join(dict.fromkeys(each.candidate.schedule for each in (first, *others)))
+            names = ", ".join(
+                dict.fromkeys(each.candidate.schedule for each in (first, *others))
+            )
             count = f" (+{len(others)})" if others else ""
             cells = _cells(first)
             rows.append((names if names_all else f"{cells[0]}{count}", *cells[1:]))
@@ -177,25 +249,55 @@ class Advice:
             if others:
                 names = ", ".join(each.candidate.schedule for each in others)
                 verb = "has" if len(others) == 1 else "have"
-                found.append(f"{first.candidate.schedule} (+{len(others)}): {names} {verb} the same figures.")
+                found.append(
+                    f"{first.candidate.schedule} (+{len(others)}): {names} {verb} "
+                    "the same figures."
+                )
         return found
 
     def _measured_on(self) -> str:
-        """Return the costs of messages, how many choices ran, and how noisy the machine was."""
-        messages, cores, best = self.measured.messages, self.measured.messages.cores, self.best
-        speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
-        shared = "" if cores is None else f"; the ranks share about {counted(float(f'{cores:.3g}'), 'core')} (fitted)"
-        said = [f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."]
+        """Return the costs of messages, how many choices ran, and how noisy the machine
+        was.
+        """
+        messages, cores, best = (
+            self.measured.messages,
+            self.measured.messages.cores,
+            self.best,
+        )
+        speed = (
+            ""
+            if messages.bandwidth == inf
+            else f" and {messages.bandwidth / 1e9:.2g} GB/s"
+        )
+        shared = (
+            ""
+            if cores is None
+            else (
+                f"; the ranks share about {counted(float(f'{cores:.3g}'), 'core')} "
+                "(fitted)"
+            )
+        )
+        said = [
+            (
+                f"A message takes {1e6 * messages.latency:.3g} µs{speed} "
+                f"({messages.measured_on}){shared}."
+            )
+        ]
         if self._num_run:
-            said.append(f"{self._num_run} of {counted(len(self.choices), 'choice')} ran in turns.")
+            said.append(
+                f"{self._num_run} of {counted(len(self.choices), 'choice')} ran in "
+                "turns."
+            )
         if best.measured is not None:
             said.append(
-                f"Half of the {counted(best.num_steps, 'step')} of the best differ by up to {100 * best.spread:.1f} %."
+                f"Half of the {counted(best.num_steps, 'step')} of the best differ "
+                f"by up to {100 * best.spread:.1f} %."
             )
         if self.measured.waited > _BUSY:
             waited = f"{100 * self.measured.waited:.0f} %"
             said.append(
-                f"The machine was busy: during {waited} of the layer measurements, other programs had the core."
+                f"The machine was busy: during {waited} of the layer measurements, "
+                "other programs had the core."
             )
         why = "they slice sequences, or update the weights more than once per batch"
         said.append(f"Not considered, because {why}: {', '.join(names_left_out())}.")
@@ -203,7 +305,9 @@ class Advice:
 
 
 def _alike(choices: Iterable[Choice]) -> list[list[Choice]]:
-    """Return choices in groups whose rows differ in the schedule alone, in the order of their first ones."""
+    """Return choices in groups whose rows differ in the schedule alone, in the order of
+    their first ones.
+    """
     found: dict[tuple[str, ...], list[Choice]] = {}
     for choice in choices:
         found.setdefault(_cells(choice)[1:], []).append(choice)
@@ -211,9 +315,14 @@ def _alike(choices: Iterable[Choice]) -> list[list[Choice]]:
 
 
 def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
-    """Return the row of a choice. Idle time by cause is in percent of the ranks' time."""
+    """Return the row of a choice. Idle time by cause is in percent of the ranks'
+    time.
+    """
     candidate = choice.candidate
-    idle = (f"{100 * sum(choice.idle.get(cause, 0.0) for cause in causes):.1f}" for causes in _IDLE.values())
+    idle = (
+        f"{100 * sum(choice.idle.get(cause, 0.0) for cause in causes):.1f}"
+        for causes in _IDLE.values()
+    )
     return (
         mark + candidate.schedule,
         str(candidate.chunks_per_rank),
@@ -225,12 +334,13 @@ def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
         "" if choice.measured is None else f"{1e3 * choice.measured:.3f}",
         f"{100 * choice.bubble_fraction:.1f} %",
         *idle,
-        format_memory(max(choice.memory), "bytes") + " !" * (not choice.is_within_limit),
+        format_memory(max(choice.memory), "bytes")
+        + " !" * (not choice.is_within_limit),
         f"{100 * choice.gap:.1f} %",
     )
 
 
-# -- reasons ----------------------------------------------------------------------------------------------------------
+# -- reasons ---------------------------------------------------------------------------
 
 
 class Reason(NamedTuple):
@@ -247,7 +357,9 @@ class Reason(NamedTuple):
     other: Choice
 
 
-def reasons(best: Choice, choices: Sequence[Choice], cost_model: CostModel) -> list[Reason]:
+def reasons(
+    best: Choice, choices: Sequence[Choice], cost_model: CostModel
+) -> list[Reason]:
     """Compare the best choice with others.
 
     Parameters
@@ -257,26 +369,44 @@ def reasons(best: Choice, choices: Sequence[Choice], cost_model: CostModel) -> l
         All, the best among them.
     cost_model : CostModel
     """
-    allowed = sorted((choice for choice in choices if choice.is_within_limit), key=by_worth)
-    found = [*_another(best, allowed), *_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
+    allowed = sorted(
+        (choice for choice in choices if choice.is_within_limit), key=by_worth
+    )
+    found = [
+        *_another(best, allowed),
+        *_about_microbatches(best, allowed, cost_model),
+        *_limit(best, choices),
+    ]
     noise, is_said = _noise(best), False
-    for index, (text, other) in enumerate(found):  # the noise is of the best choice, so one sentence says it
+    # the noise is of the best choice, so one sentence says it
+    for index, (text, other) in enumerate(found):
         found[index] = Reason(text.replace(noise, "") if is_said else text, other)
         is_said |= noise in text
     return found
 
 
 def _noise(best: Choice) -> str:
-    return f"; the steps of {best.candidate.schedule} alone differ by {100 * best.spread:.1f} %"
+    return (
+        f"; the steps of {best.candidate.schedule} alone differ by "
+        f"{100 * best.spread:.1f} %"
+    )
 
 
 def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
-    """Compare with 1F1B at its best or, if that is the best of all or runs the same, with the next best schedule."""
+    """Compare with 1F1B at its best or, if that is the best of all or runs the same,
+    with the next best schedule.
+    """
     others = [choice for choice in allowed if _named(choice) != _named(best)]
     others.sort(key=lambda choice: _named(choice) != ("1f1b", 1))
     for other in others[:1]:
         if best.program == other.program:
-            yield Reason(f"{best.candidate.schedule} and {other.candidate.schedule} are the same program here.", other)
+            yield Reason(
+                (
+                    f"{best.candidate.schedule} and {other.candidate.schedule} are the "
+                    "same program here."
+                ),
+                other,
+            )
     for other in [choice for choice in others if choice.program != best.program][:1]:
         yield Reason(f"{compared(best, other)}.", other)
         spent = _spent(best, other)
@@ -285,7 +415,8 @@ def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
 
 
 def compared(best: Choice, other: Choice) -> str:
-    """Return which of two choices is the faster one: measured if both ran, otherwise predicted.
+    """Return which of two choices is the faster one: measured if both ran, otherwise
+    predicted.
 
     Parameters
     ----------
@@ -299,13 +430,21 @@ def compared(best: Choice, other: Choice) -> str:
     first, second = sorted((best, other), key=time)
     less = 1 - time(first) / time(second) if time(second) else 0.0
     name, beside = _name(first, second), _name(second, first)
-    verb = ("was measured", "were measured") if both_ran else ("is predicted", "are predicted")
+    verb = (
+        ("was measured", "were measured")
+        if both_ran
+        else ("is predicted", "are predicted")
+    )
     if less < _EQUAL:
         within = f"{-(-1000 * less // 1) / 10:.1f} %"  # rounded up
         return f"{name} and {beside} {verb[1]} to take the same time, within {within}"
     text = f"{name} {verb[0]} to take {100 * less:.1f} % less than {beside}"
     if first is not best and not (both_ran and first.num_steps >= best.num_steps):
-        text += f", in {counted(first.num_steps, 'step')} of {best.num_steps}" if both_ran else ", but was not run"
+        text += (
+            f", in {counted(first.num_steps, 'step')} of {best.num_steps}"
+            if both_ran
+            else ", but was not run"
+        )
     if both_ran and less < best.spread:
         text += _noise(best)
     return text
@@ -316,7 +455,9 @@ def _named(choice: Choice) -> tuple[str, int]:
 
 
 def _name(choice: Choice, beside: Choice) -> str:
-    """Return the name of a choice, with the numbers of replicas and microbatches if the other one has others."""
+    """Return the name of a choice, with the numbers of replicas and microbatches if the
+    other one has others.
+    """
     own, other, text = choice.candidate, beside.candidate, choice.candidate.schedule
     if own.replicas != other.replicas:
         text += f" in {counted(own.replicas, 'replica')}"
@@ -326,32 +467,57 @@ def _name(choice: Choice, beside: Choice) -> str:
 
 
 def _spent(best: Choice, other: Choice) -> str:
-    """Return the part of a step in which a rank is predicted to save the most time, compared with a slower choice."""
+    """Return the part of a step in which a rank is predicted to save the most time,
+    compared with a slower choice.
+    """
     spent = [
         {"computing": each.time * (1 - each.bubble_fraction)}
-        | {words: each.time * each.idle.get(cause, 0.0) for cause, words in _SPENT.items()}
+        | {
+            words: each.time * each.idle.get(cause, 0.0)
+            for cause, words in _SPENT.items()
+        }
         for each in (best, other)
     ]
     words = max(spent[0], key=lambda each: spent[1][each] - spent[0][each])
     own, others = (f"{1e3 * each[words]:.3f}" for each in spent)
     if best.time >= other.time or float(own) >= float(others):
         return ""
-    return f"Predicted: in each step, a rank spends {own} ms instead of {others} ms {words}, on average."
+    return (
+        f"Predicted: in each step, a rank spends {own} ms instead of {others} ms "
+        f"{words}, on average."
+    )
 
 
-def _about_microbatches(best: Choice, allowed: Sequence[Choice], cost_model: CostModel) -> Iterator[Reason]:
+def _about_microbatches(
+    best: Choice, allowed: Sequence[Choice], cost_model: CostModel
+) -> Iterator[Reason]:
     """Compare with half and with twice as many microbatches."""
     count = best.candidate.num_microbatches
-    for other in [choice for choice in allowed if choice.candidate.num_microbatches * 2 == count][:1]:
-        of_other, of_best = (f"{100 * each.bubble_fraction:.1f}" for each in (other, best))
+    for other in [
+        choice for choice in allowed if choice.candidate.num_microbatches * 2 == count
+    ][:1]:
+        of_other, of_best = (
+            f"{100 * each.bubble_fraction:.1f}" for each in (other, best)
+        )
         if float(of_other) > float(of_best):
-            bubble = f"is predicted to have a bubble of {of_other} % instead of {of_best} %"
-            yield Reason(f"With half as many microbatches, {other.candidate.schedule} {bubble}.", other)
-    for other in [choice for choice in allowed if choice.candidate.num_microbatches == 2 * count][:1]:
-        share = sum(cost_model.layers[2 * count].times) / sum(cost_model.layers[count].times)
+            bubble = (
+                f"is predicted to have a bubble of {of_other} % instead of {of_best} %"
+            )
+            yield Reason(
+                f"With half as many microbatches, {other.candidate.schedule} {bubble}.",
+                other,
+            )
+    for other in [
+        choice for choice in allowed if choice.candidate.num_microbatches == 2 * count
+    ][:1]:
+        share = sum(cost_model.layers[2 * count].times) / sum(
+            cost_model.layers[count].times
+        )
         sizes = cost_model.samples_of(2 * count), cost_model.samples_of(count)
         takes = "sample takes" if sizes[0] == 1 else "samples take"
-        alone = f"measured alone, {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}"
+        alone = (
+            f"measured alone, {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}"
+        )
         yield Reason(f"{compared(best, other)}: {alone}.", other)
 
 
@@ -360,11 +526,17 @@ def _limit(best: Choice, choices: Sequence[Choice]) -> Iterator[Reason]:
     beyond = [choice for choice in choices if not choice.is_within_limit]
     for fastest in sorted(beyond, key=lambda choice: choice.time)[:1]:
         if fastest.time < best.time:
-            needs = f"needs {format_memory(max(fastest.memory), 'bytes')} on a rank, above the limit"
-            yield Reason(f"Predicted: {described(fastest.candidate)}, is faster, but {needs}.", fastest)
+            needs = (
+                f"needs {format_memory(max(fastest.memory), 'bytes')} on a rank, above "
+                "the limit"
+            )
+            yield Reason(
+                f"Predicted: {described(fastest.candidate)}, is faster, but {needs}.",
+                fastest,
+            )
 
 
-# -- on every rank ----------------------------------------------------------------------------------------------------
+# -- on every rank ---------------------------------------------------------------------
 
 
 class AdviceReport(NamedTuple):
@@ -375,8 +547,9 @@ class AdviceReport(NamedTuple):
     text : str
         The table, the reason, and the predicted and measured times.
     data : dict
-        The same, as ``minipipe advise --json`` prints it: ``best``, ``own``, ``reason``, ``measured``, ``choices``; and
-        ``summary``, the best choice in a line.
+        The same, as ``minipipe advise --json`` prints it: ``best``, ``own``,
+        ``reason``, ``measured``, ``choices``; and ``summary``, the best choice in a
+        line.
 
     Examples
     --------
@@ -398,12 +571,26 @@ class AdviceReport(NamedTuple):
             if choice is not None and choice.measured is not None:
                 measured[name] = choice.measured
                 error = choice.time / choice.measured - 1
-                times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
-                compiled = "" if choice.compiled is None else f"; with compile=True {1e3 * choice.compiled:.3f} ms"
+                times = (
+                    f"predicted {1e3 * choice.time:.3f} ms, measured "
+                    f"{1e3 * choice.measured:.3f} ms"
+                )
+                compiled = (
+                    ""
+                    if choice.compiled is None
+                    else f"; with compile=True {1e3 * choice.compiled:.3f} ms"
+                )
                 lines.append(f"{name}: {times} ({100 * error:+.1f} %){compiled}")
-        text = "\n".join([str(advice), *(wrapped(line, terminal_width()) for line in lines)])
+        text = "\n".join(
+            [str(advice), *(wrapped(line, terminal_width()) for line in lines)]
+        )
         own = None if advice.own is None else advice.own.row()
-        data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}
+        data = {
+            "best": advice.best.row(),
+            "own": own,
+            "reason": advice.reason,
+            "measured": measured,
+        }
         return cls(text, {**data, "summary": advice.summary, "choices": advice.rows()})
 
 

@@ -1,16 +1,19 @@
-"""Costs measured on ranks: the times of a pipeline's actions, the memory of its stages, and messages.
+"""Costs measured on ranks: the times of a pipeline's actions, the memory of its stages,
+and messages.
 
-If ranks outnumber cores, the wall time of an action includes the time in which its rank had no core. Its cost is
-therefore the time for which its thread had a core, which sharing does not stretch. The same clock measures the overhead
-between two actions.
+If ranks outnumber cores, the wall time of an action includes the time in which its rank
+had no core. Its cost is therefore the time for which its thread had a core, which
+sharing does not stretch. The same clock measures the overhead between two actions.
 
-Ranks do not get all of the cores: waiting ranks poll for messages, the system moves a rank to an idle core late, and
-other programs run. The number of cores is therefore fitted, such that the simulation of the measured steps takes as
-long as they did. A watch warns if other programs had the cores.
+Ranks do not get all of the cores: waiting ranks poll for messages, the system moves a
+rank to an idle core late, and other programs run. The number of cores is therefore
+fitted, such that the simulation of the measured steps takes as long as they did. A
+watch warns if other programs had the cores.
 
-Messages are measured between the ranks at hand or between ranks that mpirun starts. Ping-pong gives the bandwidth.
-Latency, overhead and cores are measured in a small pipeline over all ranks, because working ranks poll for messages
-between actions and may share cores.
+Messages are measured between the ranks at hand or between ranks that mpirun starts.
+Ping-pong gives the bandwidth. Latency, overhead and cores are measured in a small
+pipeline over all ranks, because working ranks poll for messages between actions and may
+share cores.
 
 ``mpirun -n 4 python -m minipipe.tuning.stages`` prints the costs of messages as JSON.
 """
@@ -51,7 +54,18 @@ from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
 from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.sequential import parameters_of
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, F, I, L, O, R, U, W
+from minipipe.schedules.action import (
+    REDUCE_GRAD,
+    Action,
+    ActionKind,
+    F,
+    I,
+    L,
+    O,
+    R,
+    U,
+    W,
+)
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import pipelines_of
@@ -69,22 +83,27 @@ _MUCH = 0.2  # of the time of all ranks
 
 
 class CoreWatch:
-    """Measures for how long this rank has a core, and for how long it waits for one, in seconds since it was made.
+    """Measures for how long this rank has a core, and for how long it waits for one, in
+    seconds since it was made.
 
-    If a host has as many cores as ranks, no rank has to wait. If it has fewer, and no other program wants them, all
-    cores work for the ranks while one of them waits: the ranks together wait at most (ranks / cores - 1) times as long
-    as they have a core. More waiting is due to other programs, or to a limit set by the system.
+    If a host has as many cores as ranks, no rank has to wait. If it has fewer, and no
+    other program wants them, all cores work for the ranks while one of them waits: the
+    ranks together wait at most (ranks / cores - 1) times as long as they have a core.
+    More waiting is due to other programs, or to a limit set by the system.
     """
 
     def __init__(self) -> None:
         self._begun = np.array([*core_times(), perf_counter()])
 
     def elapsed(self) -> np.ndarray:
-        """Return the seconds with a core, the seconds waiting for one, and the wall time; shape (3,)."""
+        """Return the seconds with a core, the seconds waiting for one, and the wall
+        time; shape (3,).
+        """
         return np.array([*core_times(), perf_counter()]) - self._begun
 
     def warn(self, group: ProcessGroup, hosts: Hosts | None) -> None:
-        """Warn on rank 0 if the ranks waited for cores much longer than sharing explains. Collective.
+        """Warn on rank 0 if the ranks waited for cores much longer than sharing
+        explains. Collective.
 
         Parameters
         ----------
@@ -92,48 +111,65 @@ class CoreWatch:
         hosts : Hosts or None
             None if every rank has a core.
         """
-        times = np.array(group.all_gather(self.elapsed(), what=part_of("measure_costs")))
+        times = np.array(
+            group.all_gather(self.elapsed(), what=part_of("measure_costs"))
+        )
         had, waited, wall = times.sum(axis=0)
         explained = 0.0
         for number, num_cores in enumerate(() if hosts is None else hosts.cores):
             ranks = np.equal(hosts.of_rank if hosts else (), number)
             explained += max(0.0, ranks.sum() / num_cores - 1) * times[ranks, 0].sum()
         if group.rank == 0 and waited - explained > _MUCH * wall:
-            sharing = f"; sharing cores explains at most {explained:.3f} s of it" if hosts else ""
+            sharing = (
+                f"; sharing cores explains at most {explained:.3f} s of it"
+                if hosts
+                else ""
+            )
             warnings.warn(
-                f"These costs were measured on a busy machine: of {wall:.3f} s on all ranks, the ranks had a core for "
-                f"{had:.3f} s of processor time, and waited for one for {waited:.3f} s{sharing}. Predictions "
-                "from them may be inaccurate; measure again when no other program runs.",
+                f"These costs were measured on a busy machine: of {wall:.3f} s on "
+                "all ranks, the ranks had a core for "
+                f"{had:.3f} s of processor time, and waited for one for "
+                f"{waited:.3f} s{sharing}. Predictions "
+                "from them may be inaccurate; measure again when no other program "
+                "runs.",
                 stacklevel=4,
             )
 
 
 _KINDS = F, I, W, R
 _PARTS = 2**20  # of the cores: finer than the precision of the times
-# This part of the core time of waits counts as overhead: ranks poll for messages on cores that other ranks need, and on
-# idle ones. Worked out from one run of all schedules, the median error of the
-# predicted makespans was 3 and 11 % for 4 and 8 ranks on two cores with none of it, 6 and 7 % with half, 8 and 9 % with
-# all. Measured with half: 6.7 and 4.1 %.
+# This part of the core time of waits counts as overhead: ranks poll for messages on
+# cores that other ranks need, and on idle ones. Worked out from one run of all
+# schedules, the median error of the predicted makespans was 3 and 11 % for 4 and 8
+# ranks on two cores with none of it, 6 and 7 % with half, 8 and 9 % with all. Measured
+# with half: 6.7 and 4.1 %.
 _OF_WAITS = 0.5
 
 
 def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
-    """Return the hosts of all ranks, if one of them has more ranks than cores; otherwise None. Collective.
+    """Return the hosts of all ranks, if one of them has more ranks than cores;
+    otherwise None. Collective.
 
     Parameters
     ----------
     group : ProcessGroup
     xp : module
-        The array module that computes. On a GPU, where actions do not share cores, the result is None.
+        The array module that computes. On a GPU, where actions do not share cores, the
+        result is None.
     """
     if xp.__name__ == "cupy":
         return None
     usable: dict[str, set[int]] = {}  # by the name of a host
-    gathered = objects.gather(group, [socket.gethostname(), sorted(cores())], "measure_costs")
+    gathered = objects.gather(
+        group, [socket.gethostname(), sorted(cores())], "measure_costs"
+    )
     for name, own in gathered:
         usable.setdefault(name, set()).update(own)
     names = list(usable)
-    hosts = Hosts(tuple(names.index(name) for name, _ in gathered), tuple(float(len(own)) for own in usable.values()))
+    hosts = Hosts(
+        tuple(names.index(name) for name, _ in gathered),
+        tuple(float(len(own)) for own in usable.values()),
+    )
     return hosts if hosts.are_shared(()) else None
 
 
@@ -145,7 +181,8 @@ class CoreTimes(NamedTuple):
     actions : array of shape (4, num_stages)
         By stage, the mean time of an F, an I, a W and an R; 0 if there is none.
     overhead : float
-        The time between two actions, the mean of all ranks, including half of the waits for messages.
+        The time between two actions, the mean of all ranks, including half of the waits
+        for messages.
     """
 
     actions: np.ndarray
@@ -153,7 +190,8 @@ class CoreTimes(NamedTuple):
 
 
 class CoreClock:
-    """An observer of one run: for how long its thread has a core, in its actions and between them.
+    """An observer of one run: for how long its thread has a core, in its actions and
+    between them.
 
     Make it just before the run, and call :meth:`stop` just after it.
 
@@ -190,22 +228,30 @@ class CoreClock:
         self._start, self._waited_before = thread_time(), self.waited
 
     def end(self, executor: Executor, action: Action) -> None:
-        """Add the time for which its thread had a core, without its wait for a message."""
+        """Add the time for which its thread had a core, without its wait for a
+        message.
+        """
         if action.kind in _KINDS:
             place = _KINDS.index(action.kind), action.stage
-            self._spent[place] += thread_time() - self._start - (self.waited - self._waited_before)
+            self._spent[place] += (
+                thread_time() - self._start - (self.waited - self._waited_before)
+            )
             self._ran[place] += 1
 
     def gather(self, group: ProcessGroup) -> CoreTimes:
         """Return the times of all ranks. Collective."""
         between = self._elapsed - self._spent.sum() - (1 - _OF_WAITS) * self.waited
         mine = np.stack([self._spent, self._ran, np.full_like(self._spent, between)])
-        spent, ran, overhead = np.add.reduce(group.all_gather(mine, what=part_of("measure_costs")))
+        spent, ran, overhead = np.add.reduce(
+            group.all_gather(mine, what=part_of("measure_costs"))
+        )
         return CoreTimes(spent / np.maximum(ran, 1), float(overhead[0, 0] / ran.sum()))
 
 
 class _TimedWait(Pending):
-    """A value whose wait is counted apart: the time that it takes of a core does not belong to an action."""
+    """A value whose wait is counted apart: the time that it takes of a core does not
+    belong to an action.
+    """
 
     def __init__(self, value: Pending, clock: CoreClock) -> None:
         self._value, self._clock = value, clock
@@ -219,12 +265,17 @@ class _TimedWait(Pending):
 
 
 def costs_on_shared_cores(
-    costs: Costs, hosts: Hosts, program: Program, timelines: Sequence[Timeline], times: Sequence[CoreTimes]
+    costs: Costs,
+    hosts: Hosts,
+    program: Program,
+    timelines: Sequence[Timeline],
+    times: Sequence[CoreTimes],
 ) -> Costs:
-    """Return costs that were measured on shared cores without the effect of sharing, and with the cores. Local.
+    """Return costs that were measured on shared cores without the effect of sharing,
+    and with the cores. Local.
 
-    They are unchanged if even the fastest actions took much longer than they had a core: then actions wait for
-    something else, such as a sleep or a device.
+    They are unchanged if even the fastest actions took much longer than they had a
+    core: then actions wait for something else, such as a sleep or a device.
 
     Parameters
     ----------
@@ -239,30 +290,49 @@ def costs_on_shared_cores(
         One for each step.
     """
     actions = np.median([step.actions for step in times], axis=0)
-    crowd = max(hosts.of_rank.count(host) / number for host, number in enumerate(hosts.cores))  # ranks for each core
+    # ranks for each core
+    crowd = max(
+        hosts.of_rank.count(host) / number for host, number in enumerate(hosts.cores)
+    )
     if _fastest(timelines, actions.shape[1]).sum() > 2 * crowd * actions.sum():
         return costs
-    of_stages: dict[str, Any] = dict(zip(("forward", "backward_input", "backward_weight"), actions.tolist()))
-    alone = replace(costs, **of_stages, overhead=median(step.overhead for step in times))
-    return _with_cores(alone, hosts, program, median(timeline.makespan for timeline in timelines))
+    of_stages: dict[str, Any] = dict(
+        zip(("forward", "backward_input", "backward_weight"), actions.tolist())
+    )
+    alone = replace(
+        costs, **of_stages, overhead=median(step.overhead for step in times)
+    )
+    return _with_cores(
+        alone, hosts, program, median(timeline.makespan for timeline in timelines)
+    )
 
 
 def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
-    """Return the shortest wall time of an F, an I, a W and an R, by stage; shape (4, num_stages)."""
+    """Return the shortest wall time of an F, an I, a W and an R, by stage; shape (4,
+    num_stages).
+    """
     fastest = np.full((len(_KINDS), num_stages), np.inf)
-    for action, start, end in (span for timeline in timelines for row in timeline.spans for span in row):
+    for action, start, end in (
+        span for timeline in timelines for row in timeline.spans for span in row
+    ):
         place = _KINDS.index(action.kind), action.stage
         fastest[place] = min(fastest[place], end - start)
     return np.where(np.isfinite(fastest), fastest, 0.0)
 
 
 def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -> Costs:
-    """Return the costs with the fraction of the cores with which the program takes this long; at most all."""
+    """Return the costs with the fraction of the cores with which the program takes this
+    long; at most all.
+    """
 
     def with_part(part: float) -> Costs:
         if len(hosts.cores) == 1:
             return replace(costs, cores=part * hosts.cores[0])
-        return replace(costs, cores=tuple(part * number for number in hosts.cores), hosts=hosts.of_rank)
+        return replace(
+            costs,
+            cores=tuple(part * number for number in hosts.cores),
+            hosts=hosts.of_rank,
+        )
 
     def is_enough(parts: int) -> bool:
         return simulate(program, with_part(parts / _PARTS)).makespan <= makespan
@@ -274,7 +344,8 @@ MakeExecutor = Callable[..., Executor]
 
 
 class MemoryPerMicrobatch(NamedTuple):
-    """The bytes that one microbatch holds, by stage; the names are as in :class:`minipipe.Costs`.
+    """The bytes that one microbatch holds, by stage; the names are as in
+    :class:`minipipe.Costs`.
 
     Attributes
     ----------
@@ -288,7 +359,10 @@ class MemoryPerMicrobatch(NamedTuple):
     Examples
     --------
     >>> from minipipe import Costs
-    >>> Costs(**MemoryPerMicrobatch((800, 400), (200, 100), (0, 0))._asdict(), memory_unit="bytes").weight_activation
+    >>> Costs(
+    ...     **MemoryPerMicrobatch((800, 400), (200, 100), (0, 0))._asdict(),
+    ...     memory_unit="bytes",
+    ... ).weight_activation
     (200, 100)
     """
 
@@ -297,8 +371,11 @@ class MemoryPerMicrobatch(NamedTuple):
     transient_activation: tuple[int, ...]
 
 
-def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) -> MemoryPerMicrobatch:
-    """Run the first microbatch of a batch alone, with each backward in halves; return the bytes held on each stage.
+def measure_memory(
+    make_executor: MakeExecutor, program: Program, batch: Batch
+) -> MemoryPerMicrobatch:
+    """Run the first microbatch of a batch alone, with each backward in halves; return
+    the bytes held on each stage.
 
     Collective; leaves no gradients.
 
@@ -307,14 +384,18 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     make_executor : function
         ``(program, handlers=…) -> Executor``, over this rank's stages.
     program : Program
-        The program that places each stage on a rank; if a stage has replicas, the first one runs.
+        The program that places each stage on a rank; if a stage has replicas, the first
+        one runs.
     batch : Batch
     """
     frozen = range(program.num_stages) if program.is_forward_only else program.frozen
-    alone = freeze_stages(one_microbatch(next(iter(pipelines_of(program))), program.num_ranks), frozen)
+    alone = freeze_stages(
+        one_microbatch(next(iter(pipelines_of(program))), program.num_ranks), frozen
+    )
     executor = make_executor(lower(alone))
     meter = MemoryMeter(batch.arrays)
-    with kept_whole(*(stage.module for stage in executor.stages.values())):  # its graphs
+    # its graphs
+    with kept_whole(*(stage.module for stage in executor.stages.values())):
         _run_without_trace(executor, batch, meter)
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
@@ -322,7 +403,9 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
             mine[0, action.stage] = after
         elif action.kind is I:
             mine[1:, action.stage] = after, recomputed
-    held = np.add.reduce(executor.group.all_gather(mine, what=part_of("measure_memory")))
+    held = np.add.reduce(
+        executor.group.all_gather(mine, what=part_of("measure_memory"))
+    )
     held[2] = np.maximum(held[2] - held[0], 0)  # beyond what is held after F
     return MemoryPerMicrobatch(*map(tuple, held.tolist()))
 
@@ -336,11 +419,14 @@ def measure_costs(
     warns: bool = True,
     compiled: CompiledStages | None = None,
 ) -> Costs:
-    """Run a batch several times, with each backward in halves; return the costs that were measured.
+    """Run a batch several times, with each backward in halves; return the costs that
+    were measured.
 
-    Collective; leaves no gradients, and changes no parameter. Parameters are as in :func:`measure_memory`, with
-    a plan; the number of steps after two that are not measured; the gradient all-reduces over replicas; whether rank 0
-    warns if other programs had the cores; and, of a compiled pipeline, stages that take part in rows with a clock.
+    Collective; leaves no gradients, and changes no parameter. Parameters are as in
+    :func:`measure_memory`, with a plan; the number of steps after two that are not
+    measured; the gradient all-reduces over replicas; whether rank 0 warns if other
+    programs had the cores; and, of a compiled pipeline, stages that take part in rows
+    with a clock.
 
     Raises
     ------
@@ -370,29 +456,48 @@ def measure_costs(
         watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[2:])
     if hosts is not None:
-        costs = costs_on_shared_cores(costs, hosts, executor.program, timelines[2:], times[2:])
+        costs = costs_on_shared_cores(
+            costs, hosts, executor.program, timelines[2:], times[2:]
+        )
     memory = measure_memory(make_executor, plan.program, batch)
-    gradients = [gradient_bytes(parameters_of(plan.part(stage))) for stage in range(plan.schedule.num_stages)]
-    return replace(costs, **memory._asdict(), gradient_size=gradients, memory_unit="bytes")
+    gradients = [
+        gradient_bytes(parameters_of(plan.part(stage)))
+        for stage in range(plan.schedule.num_stages)
+    ]
+    return replace(
+        costs, **memory._asdict(), gradient_size=gradients, memory_unit="bytes"
+    )
 
 
 def _of_costs(schedule: Schedule) -> Schedule:
     """Return a schedule without the actions whose time is not a cost of a stage.
 
-    Copies to a file are concurrent with computations. Updates, with their all-reduces, would change parameters.
+    Copies to a file are concurrent with computations. Updates, with their all-reduces,
+    would change parameters.
     """
     others = {O, L, U, REDUCE_GRAD} if U in schedule.kinds else {O, L}
-    rows = ((action for action in row if action.kind not in others) for row in schedule.actions)
-    return schedule if others.isdisjoint(schedule.kinds) else schedule.with_rows(Schedule, rows)
+    rows = (
+        (action for action in row if action.kind not in others)
+        for row in schedule.actions
+    )
+    return (
+        schedule
+        if others.isdisjoint(schedule.kinds)
+        else schedule.with_rows(Schedule, rows)
+    )
 
 
-def _run_without_trace(executor: Executor, batch: Batch, *observers: Any, sums: GradientSums | None = None) -> Record:
+def _run_without_trace(
+    executor: Executor, batch: Batch, *observers: Any, sums: GradientSums | None = None
+) -> Record:
     for stage in executor.stages.values():
         stage.begin()
     if sums is not None:
         sums.begin(accumulate=False)
     record = executor.run(batch, *observers)
-    for clock in (observer for observer in observers if isinstance(observer, CoreClock)):
+    for clock in (
+        observer for observer in observers if isinstance(observer, CoreClock)
+    ):
         clock.stop()
     if sums is not None:
         sums.finish()
@@ -401,10 +506,11 @@ def _run_without_trace(executor: Executor, batch: Batch, *observers: Any, sums: 
     return record
 
 
-# -- messages -------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 _SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
-_WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10  # of the small pipeline: a layer on each rank
+# of the small pipeline: a layer on each rank
+_WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10
 _THREADS, _MPI = "thread ranks", "MPI ranks"
 
 
@@ -438,7 +544,8 @@ class Messages(NamedTuple):
 
 
 def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
-    """Measure messages between neighbours, one pair after another, and then in a small pipeline over all ranks.
+    """Measure messages between neighbours, one pair after another, and then in a small
+    pipeline over all ranks.
 
     Collective. Rank 0 returns the result of all pairs, the others an empty one.
 
@@ -448,19 +555,29 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     measured_on : str
         The description of the ranks for the result.
     """
-    samples = np.array([sample for rank in range(group.size - 1) for sample in _pair(group, rank)]).reshape(-1, 2)
-    gathered = group.all_gather(samples, what="the times of messages, which are measured for schedule='auto',")
+    samples = np.array(
+        [sample for rank in range(group.size - 1) for sample in _pair(group, rank)]
+    ).reshape(-1, 2)
+    gathered = group.all_gather(
+        samples, what="the times of messages, which are measured for schedule='auto',"
+    )
     at_work, hosts = _costs_at_work(group), crowded_hosts(group, np)
     if group.rank:
         return Messages()
-    latency, bandwidth = fit_messages([(size, time) for own in gathered for size, time in own.tolist()])
+    latency, bandwidth = fit_messages(
+        [(size, time) for own in gathered for size, time in own.tolist()]
+    )
     all_cores = hosts.cores[0] if hosts is not None and len(hosts.cores) == 1 else None
     cores = at_work.cores if isinstance(at_work.cores, float) else all_cores
-    return Messages(max(latency, at_work.latency), bandwidth, at_work.overhead, cores, measured_on)
+    return Messages(
+        max(latency, at_work.latency), bandwidth, at_work.overhead, cores, measured_on
+    )
 
 
 def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
-    """Send arrays to the next rank and back; return, on the first rank of the pair, (bytes, seconds of one message)."""
+    """Send arrays to the next rank and back; return, on the first rank of the pair,
+    (bytes, seconds of one message).
+    """
     group.barrier()
     second, found = first + 1, []
     for size in _SIZES if group.rank in (first, second) else ():
@@ -474,13 +591,17 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
                 group.send(group.recv(first), first)
             times.append((perf_counter() - start) / 2)
         # The lower quartile: another program on the core makes some messages late.
-        found += [(float(size), sorted(times)[_REPEATS // 4])] if group.rank == first else []
+        found += (
+            [(float(size), sorted(times)[_REPEATS // 4])] if group.rank == first else []
+        )
     group.barrier()
     return found
 
 
 def _costs_at_work(group: ProcessGroup) -> Costs:
-    """Return the costs of a pipeline with small layers, one on each rank. Collective."""
+    """Return the costs of a pipeline with small layers, one on each rank.
+    Collective.
+    """
     model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
     plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
     stages = build_stages(plan, group.rank, seed=0)
@@ -489,11 +610,13 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     objective.begin(sizes, ones)
     batch = Batch("measure_costs", sizes, ones, objective, 0, 0, 0)
     make_executor = partial(Executor, stages=stages, group=group, xp=np)
-    return measure_costs(make_executor, plan, batch, _STEPS, warns=False)  # advice says how busy it was
+    # advice says how busy it was
+    return measure_costs(make_executor, plan, batch, _STEPS, warns=False)
 
 
 def messages_of_this_machine(num_ranks: int) -> Messages:
-    """Measure messages between ranks that mpirun starts or, without mpirun, between thread ranks.
+    """Measure messages between ranks that mpirun starts or, without mpirun, between
+    thread ranks.
 
     Local; starts processes. The result says which ranks were measured.
 
@@ -509,11 +632,22 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     command = launcher_of_ranks()
     if command is None:
         return spawn(lambda group: measure_messages(group, _THREADS), num_ranks)[0]
-    program = [command, "-n", str(num_ranks), sys.executable, "-m", "minipipe.tuning.stages"]
+    program = [
+        command,
+        "-n",
+        str(num_ranks),
+        sys.executable,
+        "-m",
+        "minipipe.tuning.stages",
+    ]
     done = run_job(program)
     if done.code:
         raise LaunchError(
-            "unavailable", f"{command} -n {num_ranks} cannot start ranks to measure messages: {done.cause}"
+            "unavailable",
+            (
+                f"{command} -n {num_ranks} cannot start ranks to measure messages: "
+                f"{done.cause}"
+            ),
         )
     return Messages(**json.loads(done.out.splitlines()[-1]))
 

@@ -1,4 +1,6 @@
-"""Needs of a comparison of device meshes, before it runs: a lower bound of its memory, and its approximate time."""
+"""Needs of a comparison of device meshes, before it runs: a lower bound of its memory,
+and its approximate time.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,17 @@ import numpy as np
 from minipipe.comm.job.host import BYTES_OF_A_RANK, limit_blas_threads
 from minipipe.tuning.grids import GridSizes, Task
 
-_COPIES = 8  # of the parameters: values, gradients, and two of Adam, in an eager and in a compiled pipeline
+# of the parameters: values, gradients, and two of Adam, in an eager and in a compiled
+# pipeline
+_COPIES = 8
 _BYTES_OF_A_BLOCK = 10_000  # of its modules and parameters as Python objects, at least
 _SECONDS_OF_A_RANK = 1.5  # to start, on a core
 _SECONDS_OF_A_BLOCK = 2.5e-3  # of Python, for a microbatch, there and back
 _STEPS = 8  # of a mesh before the first round: losses, memory, measurements, recording
 _STEPS_OF_A_ROUND = 6  # eager and compiled ones
-_SLOWER = 1.5  # factor by which the products of a model, of several shapes, are slower than one timed alone
+# factor by which the products of a model, of several shapes, are slower than one timed
+# alone
+_SLOWER = 1.5
 _LARGEST_PROBE = 512  # rows and columns of a product
 
 
@@ -26,31 +32,55 @@ def num_parameters(task: Task) -> int:
     Examples
     --------
     >>> model = Task(layers=2, width=8, heads=2).model().initialise(0)
-    >>> num_parameters(Task(layers=2, width=8, heads=2)) == sum(each.size for each in model.parameters())
+    >>> num_parameters(Task(layers=2, width=8, heads=2)) == sum(
+    ...     each.size for each in model.parameters()
+    ... )
     True
     """
     block = 12 * task.width**2 + 13 * task.width
-    ends = 2 * task.symbols * task.width + task.length * task.width + 2 * task.width + task.symbols
+    ends = (
+        2 * task.symbols * task.width
+        + task.length * task.width
+        + 2 * task.width
+        + task.symbols
+    )
     return task.layers * block + ends
 
 
 def least_bytes(task: Task, grids: Sequence[GridSizes], num_ranks: int) -> int:
-    """Return a lower bound on the memory of all ranks together: every mesh keeps its parameters to the end."""
+    """Return a lower bound on the memory of all ranks together: every mesh keeps its
+    parameters to the end.
+    """
     size = np.dtype(task.dtype).itemsize
     model = _COPIES * size * num_parameters(task)
     models = sum(1 if sizes.fully_sharded else sizes.data for sizes in grids) * model
     objects = len(grids) * task.layers * _BYTES_OF_A_BLOCK
-    tokens = len(grids) * num_ranks * 2 * task.batch * task.length * np.dtype(np.int64).itemsize
+    tokens = (
+        len(grids)
+        * num_ranks
+        * 2
+        * task.batch
+        * task.length
+        * np.dtype(np.int64).itemsize
+    )
     scores = task.batch // task.microbatches * task.heads * task.length**2 * size
     return num_ranks * BYTES_OF_A_RANK + models + objects + tokens + scores
 
 
-def expected_seconds(task: Task, num_grids: int, rounds: int, num_ranks: int, num_cores: int) -> float:
-    """Return the approximate time of a comparison, estimated from a matrix product that is timed now."""
+def expected_seconds(
+    task: Task, num_grids: int, rounds: int, num_ranks: int, num_cores: int
+) -> float:
+    """Return the approximate time of a comparison, estimated from a matrix product that
+    is timed now.
+    """
     at_once = min(num_ranks, num_cores)
     tokens = task.batch * task.length
     attention = 24 * task.layers * task.batch * task.length**2 * task.width
-    products = _SLOWER * (6 * num_parameters(task) * tokens + attention) * _seconds_of_an_operation(task)
+    products = (
+        _SLOWER
+        * (6 * num_parameters(task) * tokens + attention)
+        * _seconds_of_an_operation(task)
+    )
     step = products + _SECONDS_OF_A_BLOCK * (task.layers + 2) * task.microbatches
     steps = num_grids * (_STEPS + _STEPS_OF_A_ROUND * rounds)
     return steps * step / at_once + _SECONDS_OF_A_RANK * num_ranks / num_cores
@@ -58,7 +88,9 @@ def expected_seconds(task: Task, num_grids: int, rounds: int, num_ranks: int, nu
 
 def _seconds_of_an_operation(task: Task) -> float:
     rows, columns = (min(size, _LARGEST_PROBE) for size in (task.positions, task.width))
-    left, right = (np.ones(shape, task.dtype) for shape in ((rows, columns), (columns, columns)))
+    left, right = (
+        np.ones(shape, task.dtype) for shape in ((rows, columns), (columns, columns))
+    )
     times = []
     with limit_blas_threads(1):  # as on a rank
         for _ in range(9):

@@ -1,7 +1,9 @@
-"""The candidates, as data, and the predicted time, idle time and memory of each candidate. Nothing is timed here.
+"""The candidates, as data, and the predicted time, idle time and memory of each
+candidate. Nothing is timed here.
 
-Times of layers are not interpolated: every weighed number of microbatches is measured. A batch is measured in
-microbatches of 1, 1/2, 1/4 … of it, one of each size, which takes little longer than the whole batch.
+Times of layers are not interpolated: every weighed number of microbatches is measured.
+A batch is measured in microbatches of 1, 1/2, 1/4 … of it, one of each size, which
+takes little longer than the whole batch.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
 from minipipe.render.descriptions import format_memory
-from minipipe.schedules import REGISTRY, Costs, Objective, Schedule, build, find_schedule, lower_bound, simulate
+from minipipe.schedules import (
+    REGISTRY,
+    Costs,
+    Objective,
+    Schedule,
+    build,
+    find_schedule,
+    lower_bound,
+    simulate,
+)
 from minipipe.schedules.analysis.workload import Workload, fits
 from minipipe.schedules.registry import NUM_MICROBATCHES, default_of
 from minipipe.schedules.simulation.comparison import workload_of
@@ -41,7 +52,8 @@ def memory_size(given: Any) -> float:
     Parameters
     ----------
     given : str or number
-        Bytes, or text such as ``"500 MB"`` (of 1000 x 1000 bytes) or ``"2 GiB"`` (of 1024 x 1024 x 1024).
+        Bytes, or text such as ``"500 MB"`` (of 1000 x 1000 bytes) or ``"2 GiB"`` (of
+        1024 x 1024 x 1024).
 
     Raises
     ------
@@ -53,18 +65,27 @@ def memory_size(given: Any) -> float:
     >>> memory_size("500 MB"), memory_size("1.5KiB"), memory_size(10)
     (500000000.0, 1536.0, 10.0)
     """
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]*)\s*", given, re.ASCII) if isinstance(given, str) else None
+    found = (
+        re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]*)\s*", given, re.ASCII)
+        if isinstance(given, str)
+        else None
+    )
     if found and found[2].upper() in _UNITS:
         amount = float(found[1]) * _UNITS[found[2].upper()]
     else:
-        amount = as_float(given) if isinstance(given, Real) and not isinstance(given, bool) else 0.0
+        amount = (
+            as_float(given)
+            if isinstance(given, Real) and not isinstance(given, bool)
+            else 0.0
+        )
     if not 0 < amount < float("inf"):
         raise _MEMORY.refusal("memory_limit", given)
     return amount
 
 
 class CostModel(NamedTuple):
-    """The measured costs of a model and of messages, from which the costs of any plan follow.
+    """The measured costs of a model and of messages, from which the costs of any plan
+    follow.
 
     Attributes
     ----------
@@ -74,8 +95,9 @@ class CostModel(NamedTuple):
         The number of samples in the batch.
     messages : Messages
     waited : float
-        The fraction of the time in which the process waited for a core, because of other programs, while the layers
-        were measured. Known on Linux only; elsewhere 0.
+        The fraction of the time in which the process waited for a core, because of
+        other programs, while the layers were measured. Known on Linux only; elsewhere
+        0.
 
     Examples
     --------
@@ -95,21 +117,34 @@ class CostModel(NamedTuple):
     def costs(self, plan: Plan, recompute: bool) -> Costs:
         """Return the costs of a plan's stages: sums over layers, and messages.
 
-        Each layer was measured as a stage of its own, so the sum counts the bookkeeping of a stage, some 30 µs for F, I
-        and W, for each of its layers. The ranks then run the best choices, whose measured times do not depend on it.
+        Each layer was measured as a stage of its own, so the sum counts the bookkeeping
+        of a stage, some 30 µs for F, I and W, for each of its layers. The ranks then
+        run the best choices, whose measured times do not depend on it.
 
         Parameters
         ----------
         plan : Plan
         recompute : bool
         """
-        layers, messages = self.layers[plan.schedule.num_microbatches], self.messages._asdict()
+        layers, messages = (
+            self.layers[plan.schedule.num_microbatches],
+            self.messages._asdict(),
+        )
         del messages["measured_on"]
-        return replace(layers.costs(plan.partition, plan.pipelines[0], recompute), **messages)
+        return replace(
+            layers.costs(plan.partition, plan.pipelines[0], recompute), **messages
+        )
 
 
 # The options of a pipeline that make its plan.
-PLANNED = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "replicas")
+PLANNED = (
+    "schedule",
+    "num_microbatches",
+    "chunks_per_rank",
+    "partition",
+    "layer_costs",
+    "replicas",
+)
 
 
 @dataclass(frozen=True)
@@ -128,9 +163,11 @@ class Question:
     memory_limit : float
         Bytes of each rank; infinite if there is no limit.
     num_microbatches, chunks_per_rank, partition, recompute, replicas
-        Weigh only choices with these; None if all are weighed. The microbatches of all replicas count.
+        Weigh only choices with these; None if all are weighed. The microbatches of all
+        replicas count.
     own : mapping, optional
-        Options of a pipeline: the program's own choice, to be weighed beside the others.
+        Options of a pipeline: the program's own choice, to be weighed beside the
+        others.
     """
 
     model: Sequential
@@ -148,10 +185,16 @@ class Question:
 
     def plan(self, **options: Any) -> Plan:
         """Return a plan of the model, with these options."""
-        return Plan(self.model, inputs_require_grad=self.options.get("inputs_require_grad", False), **options)
+        return Plan(
+            self.model,
+            inputs_require_grad=self.options.get("inputs_require_grad", False),
+            **options,
+        )
 
     def own_plan(self, num_ranks: int, of_one: bool = False) -> Plan | None:
-        """Return the plan of the program's own choice, or of one replica of it, if there is one."""
+        """Return the plan of the program's own choice, or of one replica of it, if
+        there is one.
+        """
         if self.own is None:
             return None
         replicas = self.own.get("replicas", 1)
@@ -159,7 +202,9 @@ class Question:
         return self.plan(num_ranks=ranks, **{**self.own, "replicas": copies})
 
     def counts(self, num_ranks: int) -> list[int]:
-        """Return the numbers of microbatches to measure: the requested one, the one of a divided batch, or several."""
+        """Return the numbers of microbatches to measure: the requested one, the one of
+        a divided batch, or several.
+        """
         given = samples(self.inputs, "inputs")
         if self.num_microbatches is not None:
             return [self.num_microbatches]
@@ -173,7 +218,8 @@ class Question:
 SEARCHED = "searched"
 """The name of a schedule that no builder made."""
 _MOST_CHUNKS = 4
-_MICROBATCHES_PER_RANK = 16  # more leave 1/16 of a bubble at most, and the next doubling would halve that
+# more leave 1/16 of a bubble at most, and the next doubling would halve that
+_MICROBATCHES_PER_RANK = 16
 
 
 class Candidate(NamedTuple):
@@ -187,7 +233,8 @@ class Candidate(NamedTuple):
         The microbatches of all replicas.
     chunks_per_rank : int
     cut : str
-        The quantity that the partition balances, ``"time"``, ``"memory"`` or ``"parameters"``; or ``"given"``.
+        The quantity that the partition balances, ``"time"``, ``"memory"`` or
+        ``"parameters"``; or ``"given"``.
     recompute : bool
     replicas : int
         Copies of the pipeline, among which the ranks are divided.
@@ -208,22 +255,30 @@ class Candidate(NamedTuple):
     replicas: int = 1
 
     def build(self, num_ranks: int) -> Schedule:
-        """Return the named schedule of one replica, given the number of ranks of all replicas.
+        """Return the named schedule of one replica, given the number of ranks of all
+        replicas.
 
         Raises
         ------
         ScheduleError
             Codes ``name`` and ``value``.
         """
-        is_default = self.chunks_per_rank == default_of(REGISTRY[self.schedule], "chunks_per_rank")
+        is_default = self.chunks_per_rank == default_of(
+            REGISTRY[self.schedule], "chunks_per_rank"
+        )
         chunks, n = None if is_default else self.chunks_per_rank, self.replicas
         return build(self.schedule, num_ranks // n, self.num_microbatches // n, chunks)
 
 
 def candidates(
-    num_ranks: int, num_layers: int, counts: Iterable[int], chunks_per_rank: int | None = None, replicas: int = 1
+    num_ranks: int,
+    num_layers: int,
+    counts: Iterable[int],
+    chunks_per_rank: int | None = None,
+    replicas: int = 1,
 ) -> Iterator[Candidate]:
-    """Yield every named schedule that is a step of any model and fits the ranks and layers, partitioned by time.
+    """Yield every named schedule that is a step of any model and fits the ranks and
+    layers, partitioned by time.
 
     Parameters
     ----------
@@ -231,12 +286,18 @@ def candidates(
     counts : iterable of int
         The numbers of microbatches.
     chunks_per_rank : int, optional
-        Only this number; by default up to 4, as far as the schedule and the number of layers allow.
+        Only this number; by default up to 4, as far as the schedule and the number of
+        layers allow.
     replicas : int
 
     Examples
     --------
-    >>> sorted({candidate.schedule for candidate in candidates(2, num_layers=3, counts=[4])})
+    >>> sorted(
+    ...     {
+    ...         candidate.schedule
+    ...         for candidate in candidates(2, num_layers=3, counts=[4])
+    ...     }
+    ... )
     ['1f1b', 'chimera', 'dualpipe', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
     """
     counts = list(counts)
@@ -244,14 +305,26 @@ def candidates(
         own = default_of(builder, "chunks_per_rank")
         several = (own,) if own == 1 else range(own, _MOST_CHUNKS + 1)
         for chunks in several if chunks_per_rank is None else (chunks_per_rank,):
-            found = (Candidate(name, count, chunks, replicas=replicas) for count in counts)
-            yield from (candidate for candidate in found if _fits(candidate, num_ranks, num_layers))
+            found = (
+                Candidate(name, count, chunks, replicas=replicas) for count in counts
+            )
+            yield from (
+                candidate
+                for candidate in found
+                if _fits(candidate, num_ranks, num_layers)
+            )
 
 
 def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
-    """Whether the schedule exists for these sizes, with a layer for each stage, and trains any model step by step."""
+    """Whether the schedule exists for these sizes, with a layer for each stage, and
+    trains any model step by step.
+    """
     n = candidate.replicas
-    if num_ranks // n * candidate.chunks_per_rank > num_layers or num_ranks % n or candidate.num_microbatches % n:
+    if (
+        num_ranks // n * candidate.chunks_per_rank > num_layers
+        or num_ranks % n
+        or candidate.num_microbatches % n
+    ):
         return False
     try:
         schedule = candidate.build(num_ranks)
@@ -259,15 +332,20 @@ def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
         if not error.problems[0].code.is_misuse:
             raise
         return False
-    return not schedule.is_forward_only and schedule.num_stages <= num_layers and _is_weighed(schedule)
+    return (
+        not schedule.is_forward_only
+        and schedule.num_stages <= num_layers
+        and _is_weighed(schedule)
+    )
 
 
 def names_left_out() -> list[str]:
     """Return the named schedules that train but are not candidates.
 
-    A pipeline can run them. Slices need layers that all support them, such as causal attention, and the layers are
-    measured without slices. Schedules with U run in :meth:`minipipe.Pipeline.run`; their gradients differ from the
-    gradients of a step, so their times alone are not comparable.
+    A pipeline can run them. Slices need layers that all support them, such as causal
+    attention, and the layers are measured without slices. Schedules with U run in
+    :meth:`minipipe.Pipeline.run`; their gradients differ from the gradients of a step,
+    so their times alone are not comparable.
 
     Examples
     --------
@@ -284,8 +362,11 @@ def _is_weighed(schedule: Schedule) -> bool:
     return False
 
 
-def numbers_of_microbatches(num_samples: int, num_ranks: int, own: int | None = None) -> list[int]:
-    """Return the numbers of microbatches to measure: powers of two, and these times the number of ranks.
+def numbers_of_microbatches(
+    num_samples: int, num_ranks: int, own: int | None = None
+) -> list[int]:
+    """Return the numbers of microbatches to measure: powers of two, and these times the
+    number of ranks.
 
     Parameters
     ----------
@@ -301,20 +382,38 @@ def numbers_of_microbatches(num_samples: int, num_ranks: int, own: int | None = 
     [1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48]
     """
     most = min(num_samples, _MICROBATCHES_PER_RANK * num_ranks)
-    found = {start << doublings for start in (1, num_ranks) for doublings in range(most.bit_length())}
-    return sorted({count for count in found if count <= most} | ({own} if own and own <= num_samples else set()))
+    found = {
+        start << doublings
+        for start in (1, num_ranks)
+        for doublings in range(most.bit_length())
+    }
+    return sorted(
+        {count for count in found if count <= most}
+        | ({own} if own and own <= num_samples else set())
+    )
 
 
-def models_for_search(num_ranks: int, num_layers: int, num_microbatches: int) -> list[Schedule]:
-    """Return a named schedule for each placement to search on: a stage on each rank, or two in a V.
+def models_for_search(
+    num_ranks: int, num_layers: int, num_microbatches: int
+) -> list[Schedule]:
+    """Return a named schedule for each placement to search on: a stage on each rank, or
+    two in a V.
 
     Examples
     --------
-    >>> [schedule.placement for schedule in models_for_search(3, num_layers=6, num_microbatches=8)]
+    >>> [
+    ...     schedule.placement
+    ...     for schedule in models_for_search(3, num_layers=6, num_microbatches=8)
+    ... ]
     [(0, 1, 2), (0, 1, 2, 2, 1, 0)]
     """
-    forms = [Candidate("1f1b", num_microbatches, 1), Candidate("zb-v", num_microbatches, 2)]
-    return [form.build(num_ranks) for form in forms if _fits(form, num_ranks, num_layers)]
+    forms = [
+        Candidate("1f1b", num_microbatches, 1),
+        Candidate("zb-v", num_microbatches, 2),
+    ]
+    return [
+        form.build(num_ranks) for form in forms if _fits(form, num_ranks, num_layers)
+    ]
 
 
 _ACTIONS_A_SECOND = 200_000  # of schedules that are tried, on one core of 2024
@@ -322,25 +421,38 @@ _SLOWEST = 4  # times as long as that core the search may take
 
 
 def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
-    """Search a schedule for a workload; return None if one microbatch exceeds its memory.
+    """Search a schedule for a workload; return None if one microbatch exceeds its
+    memory.
 
     Parameters
     ----------
     workload : Workload
     seconds : float
-        The effort, above 0: the search tries as many schedules as an idle core tries in this time. The result does not
-        depend on the machine or its load, unless these slow the search down more than four times: then it stops.
+        The effort, above 0: the search tries as many schedules as an idle core tries in
+        this time. The result does not depend on the machine or its load, unless these
+        slow the search down more than four times: then it stops.
 
     Examples
     --------
     >>> from minipipe import Costs
-    >>> searched_schedule(Costs().workload((0, 1), num_microbatches=4, memory_limit=0.5), seconds=0.1) is None
+    >>> searched_schedule(
+    ...     Costs().workload((0, 1), num_microbatches=4, memory_limit=0.5), seconds=0.1
+    ... ) is None
     True
     """
     try:
-        evaluations = int(seconds * _ACTIONS_A_SECOND / (3 * workload.num_stages * workload.num_microbatches)) + 1
+        evaluations = (
+            int(
+                seconds
+                * _ACTIONS_A_SECOND
+                / (3 * workload.num_stages * workload.num_microbatches)
+            )
+            + 1
+        )
         limit = _SLOWEST * seconds
-        return find_schedule(workload, Objective.MAKESPAN, limit, evaluations=evaluations).schedule
+        return find_schedule(
+            workload, Objective.MAKESPAN, limit, evaluations=evaluations
+        ).schedule
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
             raise
@@ -348,7 +460,8 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
 
 
 def least_makespan(workload: Workload, cores: float | None) -> tuple[float, str]:
-    """Return a lower bound for the makespan of every schedule of a workload, and the reason.
+    """Return a lower bound for the makespan of every schedule of a workload, and the
+    reason.
 
     Parameters
     ----------
@@ -366,13 +479,19 @@ def least_makespan(workload: Workload, cores: float | None) -> tuple[float, str]
     bound = lower_bound(workload, Objective.MAKESPAN)
     work = sum(map(workload.work, range(workload.num_ranks)))
     if cores is not None and work / cores > bound.value:
-        return work / cores, f"All ranks together compute for {work:g} on cores that they share."
+        return (
+            work / cores,
+            f"All ranks together compute for {work:g} on cores that they share.",
+        )
     return bound.value, bound.reason
 
 
-_FORMS = 2  # numbers of microbatches, with partitions, of the best named schedules for which schedules are searched
+# numbers of microbatches, with partitions, of the best named schedules for which
+# schedules are searched
+_FORMS = 2
 
-Form = tuple[str, bool]  # the quantity that the partition balances, and whether activations are recomputed
+# the quantity that the partition balances, and whether activations are recomputed
+Form = tuple[str, bool]
 
 
 class Choice(NamedTuple):
@@ -386,13 +505,15 @@ class Choice(NamedTuple):
     partition : tuple of range
         The layers of each stage.
     time : float
-        Seconds of forward and backward of a batch, from the first start to the last end on any rank.
+        Seconds of forward and backward of a batch, from the first start to the last end
+        on any rank.
     bubble_fraction : float
         The idle fraction of the ranks' time.
     idle : dict of str to float
         By cause, its part of ``bubble_fraction``.
     memory : tuple of int
-        By rank, the bytes of parameters, gradients, optimiser state, activations and messages.
+        By rank, the bytes of parameters, gradients, optimiser state, activations and
+        messages.
     bound : float
         Seconds: a lower bound for every schedule over the same stages, with any memory.
     bound_by : str
@@ -404,7 +525,8 @@ class Choice(NamedTuple):
     num_steps : int
         The number of these steps. In a benchmark, faster choices run longer.
     spread : float
-        How noisy the machine was: the interquartile range of these steps, relative to the median.
+        How noisy the machine was: the interquartile range of these steps, relative to
+        the median.
     compiled : float or None
         The median seconds of a compiled step, if the choice ran compiled as well.
 
@@ -413,7 +535,13 @@ class Choice(NamedTuple):
     >>> import numpy as np
     >>> from minipipe import advise, nn
     >>> x = np.ones((4, 2), np.float32)
-    >>> best = advise(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x, num_ranks=2, messages="assumed", seconds=0).best
+    >>> best = advise(
+    ...     nn.Sequential(nn.Linear(2, 2), nn.Tanh()),
+    ...     x,
+    ...     num_ranks=2,
+    ...     messages="assumed",
+    ...     seconds=0,
+    ... ).best
     >>> list(best.options), best.bound <= best.time
     (['schedule', 'replicas', 'partition', 'recompute'], True)
     """
@@ -442,23 +570,41 @@ class Choice(NamedTuple):
     def options(self) -> dict[str, Any]:
         """The arguments for ``Pipeline(model, group, loss=…, **options)``."""
         own = self.candidate
-        ran = {"schedule": self.schedule, "replicas": own.replicas, "partition": list(self.partition)}
+        ran = {
+            "schedule": self.schedule,
+            "replicas": own.replicas,
+            "partition": list(self.partition),
+        }
         return {**ran, "recompute": own.recompute}
 
     @property
     def program(self) -> Hashable:
-        """Equal for choices that run the same: with one microbatch, for example, 1F1B is GPipe."""
-        return self.schedule.actions, self.schedule.placement, self.partition, self.candidate[-2:]
+        """Equal for choices that run the same: with one microbatch, for example, 1F1B
+        is GPipe.
+        """
+        return (
+            self.schedule.actions,
+            self.schedule.placement,
+            self.partition,
+            self.candidate[-2:],
+        )
 
     def ran(self, times: Sequence[float] | None) -> Choice:
-        """Return the choice with the seconds of its steps in a benchmark; unchanged, if it did not run.
+        """Return the choice with the seconds of its steps in a benchmark; unchanged, if
+        it did not run.
 
         Examples
         --------
         >>> import numpy as np
         >>> from minipipe import advise, nn
         >>> x = np.ones((4, 2), np.float32)
-        >>> best = advise(nn.Sequential(nn.Linear(2, 2)), x, num_ranks=1, messages="assumed", seconds=0).best
+        >>> best = advise(
+        ...     nn.Sequential(nn.Linear(2, 2)),
+        ...     x,
+        ...     num_ranks=1,
+        ...     messages="assumed",
+        ...     seconds=0,
+        ... ).best
         >>> best.ran([2.0, 9.0, 2.25, 1.75, 2.0])[-4:-1]
         (2.0, 5, 0.125)
         """
@@ -471,9 +617,17 @@ class Choice(NamedTuple):
     def row(self) -> dict[str, Any]:
         """Return the choice as plain data: strings, numbers and lists."""
         figures = self._asdict()
-        candidate, _, partition = (figures.pop(name) for name in ("candidate", "schedule", "partition"))
+        candidate, _, partition = (
+            figures.pop(name) for name in ("candidate", "schedule", "partition")
+        )
         layers = [[part.start, part.stop] for part in partition]
-        return {**candidate._asdict(), "layers": layers, **figures, "memory": list(self.memory), "gap": self.gap}
+        return {
+            **candidate._asdict(),
+            "layers": layers,
+            **figures,
+            "memory": list(self.memory),
+            "gap": self.gap,
+        }
 
 
 class Weighing:
@@ -486,13 +640,21 @@ class Weighing:
     cost_model : CostModel
     """
 
-    def __init__(self, question: Question, num_ranks: int, cost_model: CostModel) -> None:
+    def __init__(
+        self, question: Question, num_ranks: int, cost_model: CostModel
+    ) -> None:
         self.question, self.num_ranks, self.cost_model = question, num_ranks, cost_model
 
-    def named(self, candidates: Iterable[Candidate], forms: Sequence[Form] = (("time", False),)) -> Iterator[Choice]:
-        """Yield candidates with named schedules, weighed, each in the first form that is within the limit.
+    def named(
+        self,
+        candidates: Iterable[Candidate],
+        forms: Sequence[Form] = (("time", False),),
+    ) -> Iterator[Choice]:
+        """Yield candidates with named schedules, weighed, each in the first form that
+        is within the limit.
 
-        Forms beyond the limit are yielded before it. A given partition excludes schedules with other numbers of stages.
+        Forms beyond the limit are yielded before it. A given partition excludes
+        schedules with other numbers of stages.
 
         Parameters
         ----------
@@ -510,51 +672,104 @@ class Weighing:
                     break
 
     def searched(self, choices: Iterable[Choice], seconds: float) -> Iterator[Choice]:
-        """Yield searched schedules, for the numbers of microbatches, partitions and recomputation of the best choices.
+        """Yield searched schedules, for the numbers of microbatches, partitions and
+        recomputation of the best choices.
 
         Parameters
         ----------
         choices : iterable of Choice
             Choices with named schedules.
         seconds : float
-            The effort of all searches together, as for :func:`~minipipe.tuning.weighing.searched_schedule`.
+            The effort of all searches together, as for
+            :func:`~minipipe.tuning.weighing.searched_schedule`.
         """
-        best = [choice.candidate for choice in sorted(choices, key=by_worth) if choice.candidate.replicas == 1]
-        forms = list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best))[:_FORMS]
+        best = [
+            choice.candidate
+            for choice in sorted(choices, key=by_worth)
+            if choice.candidate.replicas == 1
+        ]
+        forms = list(
+            dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best)
+        )[:_FORMS]
         num_layers, wanted = len(self.question.model.flat_layers), []
         for count, cut, again in forms:
-            for like in filter(self._fits, models_for_search(self.num_ranks, num_layers, count)):
-                wanted.append((Candidate(SEARCHED, count, like.num_stages // like.num_ranks, cut, again), like))
+            for like in filter(
+                self._fits, models_for_search(self.num_ranks, num_layers, count)
+            ):
+                wanted.append(
+                    (
+                        Candidate(
+                            SEARCHED,
+                            count,
+                            like.num_stages // like.num_ranks,
+                            cut,
+                            again,
+                        ),
+                        like,
+                    )
+                )
         for candidate, like in wanted:
             yield from self._searched(candidate, like, seconds / len(wanted))
 
-    def _searched(self, candidate: Candidate, model: Schedule, seconds: float) -> Iterator[Choice]:
-        """Yield a schedule searched for the stages of another one, if there is one within the limit."""
+    def _searched(
+        self, candidate: Candidate, model: Schedule, seconds: float
+    ) -> Iterator[Choice]:
+        """Yield a schedule searched for the stages of another one, if there is one
+        within the limit.
+        """
         like = self._cut(candidate, model)
         costs = self.cost_model.costs(like, candidate.recompute)
-        memory, most = self._memory(like, candidate.recompute), self.question.memory_limit
+        memory, most = (
+            self._memory(like, candidate.recompute),
+            self.question.memory_limit,
+        )
         free = [most - own.total + own.activations for own in memory]
-        if like.schedule.frozen or min(free) <= 0:  # the search does not support frozen stages
+        # the search does not support frozen stages
+        if like.schedule.frozen or min(free) <= 0:
             return
         limit = None if most == inf else free
-        found = searched_schedule(costs.workload(model.placement, candidate.num_microbatches, limit), seconds)
+        found = searched_schedule(
+            costs.workload(model.placement, candidate.num_microbatches, limit), seconds
+        )
         if found is not None and found.is_reproducible:
-            yield self.plan(candidate, self.question.plan(schedule=found, partition=like.partition), found)
+            yield self.plan(
+                candidate,
+                self.question.plan(schedule=found, partition=like.partition),
+                found,
+            )
 
     def _fits(self, schedule: Schedule) -> bool:
-        return self.question.partition is None or len(self.question.partition) == schedule.num_stages
+        return (
+            self.question.partition is None
+            or len(self.question.partition) == schedule.num_stages
+        )
 
     def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
-        """Return the plan of a schedule, with the partition and the replicas of the candidate."""
-        layers, again, cut = self.cost_model.layers[candidate.num_microbatches], candidate.recompute, candidate.cut
+        """Return the plan of a schedule, with the partition and the replicas of the
+        candidate.
+        """
+        layers, again, cut = (
+            self.cost_model.layers[candidate.num_microbatches],
+            candidate.recompute,
+            candidate.cut,
+        )
         given = self.question.partition
         if given is None:
-            given = layers.balance(by=cut, schedule=schedule, optimiser=self.question.optimiser, recompute=again)
-        return self.question.plan(schedule=schedule, partition=given, replicas=candidate.replicas)
+            given = layers.balance(
+                by=cut,
+                schedule=schedule,
+                optimiser=self.question.optimiser,
+                recompute=again,
+            )
+        return self.question.plan(
+            schedule=schedule, partition=given, replicas=candidate.replicas
+        )
 
     def _memory(self, plan: Plan, recompute: bool) -> MemoryPrediction:
         layers = self.cost_model.layers[plan.schedule.num_microbatches]
-        return layers.memory(plan, optimiser=self.question.optimiser, recompute=recompute)
+        return layers.memory(
+            plan, optimiser=self.question.optimiser, recompute=recompute
+        )
 
     def plan(self, candidate: Candidate, plan: Plan, schedule: Schedule) -> Choice:
         """Return a plan, weighed.
@@ -565,7 +780,8 @@ class Weighing:
             Its name in the table.
         plan : Plan
         schedule : Schedule
-            The schedule passed to the plan, of one replica; the plan may have removed actions of frozen stages.
+            The schedule passed to the plan, of one replica; the plan may have removed
+            actions of frozen stages.
         """
         costs = self.cost_model.costs(plan, candidate.recompute)
         timeline = simulate(plan.schedule, costs)
@@ -577,18 +793,50 @@ class Weighing:
         bound, bound_by = self._bound(plan, schedule, costs)
         is_within_limit = all(fits(own, self.question.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
-        return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)
+        return Choice(
+            candidate,
+            schedule,
+            plan.partition,
+            time,
+            bubble,
+            idle,
+            memory,
+            bound,
+            bound_by,
+            is_within_limit,
+        )
 
     def _bound(self, plan: Plan, schedule: Schedule, costs: Costs) -> tuple[float, str]:
-        """Return a lower bound for the makespan: for one replica or, if the schedule has replicas, for all work."""
-        cores, n = self.cost_model.messages.cores, plan.schedule.num_ranks // schedule.num_ranks
+        """Return a lower bound for the makespan: for one replica or, if the schedule
+        has replicas, for all work.
+        """
+        cores, n = (
+            self.cost_model.messages.cores,
+            plan.schedule.num_ranks // schedule.num_ranks,
+        )
         if not schedule.has_replicas:
-            alone = self.question.plan(schedule=schedule, partition=plan.partition) if n > 1 else plan
-            return least_makespan(workload_of(alone.schedule, costs), None if cores is None else cores / n)
+            alone = (
+                self.question.plan(schedule=schedule, partition=plan.partition)
+                if n > 1
+                else plan
+            )
+            return least_makespan(
+                workload_of(alone.schedule, costs), None if cores is None else cores / n
+            )
         times = costs.durations(plan.schedule.num_stages)
-        work = sum(times[kind][stage] for row in plan.schedule.without_sums().actions for stage, kind, _ in row)
-        on_cores = f" on {cores:g} cores" if cores is not None and cores < self.num_ranks else ""
-        return work / min(self.num_ranks, cores or inf), f"All ranks together compute for {work:g}{on_cores}."
+        work = sum(
+            times[kind][stage]
+            for row in plan.schedule.without_sums().actions
+            for stage, kind, _ in row
+        )
+        on_cores = (
+            f" on {cores:g} cores"
+            if cores is not None and cores < self.num_ranks
+            else ""
+        )
+        return work / min(
+            self.num_ranks, cores or inf
+        ), f"All ranks together compute for {work:g}{on_cores}."
 
 
 def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
@@ -597,7 +845,8 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
     Raises
     ------
     ScheduleError
-        Code ``memory``, if none is within the limit; the message has the least memory of any.
+        Code ``memory``, if none is within the limit; the message has the least memory
+        of any.
     """
     ordered = sorted(choices, key=by_worth)
     if ordered[0].is_within_limit:
@@ -605,20 +854,30 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
     least = min(ordered, key=lambda choice: max(choice.memory))
     raise ScheduleError.of(
         Code.MEMORY,
-        f"No choice needs at most {format_memory(memory_limit, 'bytes')} on every rank. The least is "
-        f"{format_memory(max(least.memory), 'bytes')}, as predicted, on rank {least.memory.index(max(least.memory))}: "
-        f"{described(least.candidate)}. Raise the limit, or use more ranks, smaller batches or a smaller model.",
+        f"No choice needs at most {format_memory(memory_limit, 'bytes')} on every "
+        "rank. The least is "
+        f"{format_memory(max(least.memory), 'bytes')}, as predicted, on rank "
+        f"{least.memory.index(max(least.memory))}: "
+        f"{described(least.candidate)}. Raise the limit, or use more ranks, smaller "
+        "batches or a smaller model.",
     )
 
 
 def by_worth(choice: Choice) -> tuple[bool, int, float, bool, int]:
-    """Return the sort key of a choice, the best first; among equally fast choices, named schedules first.
+    """Return the sort key of a choice, the best first; among equally fast choices,
+    named schedules first.
 
     Choices that ran precede the others, which were predicted to be slower.
     """
     time = choice.time if choice.measured is None else choice.measured
     is_searched = choice.candidate.schedule == SEARCHED
-    return not choice.is_within_limit, -choice.num_steps, time, is_searched, max(choice.memory)
+    return (
+        not choice.is_within_limit,
+        -choice.num_steps,
+        time,
+        is_searched,
+        max(choice.memory),
+    )
 
 
 def described(candidate: Candidate) -> str:
@@ -631,7 +890,14 @@ def described(candidate: Candidate) -> str:
     >>> described(Candidate("1f1b", 8, replicas=2))
     '1f1b, 2 replicas, 8 microbatches, partitioned by time'
     """
-    count, copies = candidate.num_microbatches, f", {candidate.replicas} replicas" * (candidate.replicas > 1)
+    count, copies = (
+        candidate.num_microbatches,
+        f", {candidate.replicas} replicas" * (candidate.replicas > 1),
+    )
     again = ", recomputed" * candidate.recompute
-    cut = "given partition" if candidate.cut == "given" else f"partitioned by {candidate.cut}"
+    cut = (
+        "given partition"
+        if candidate.cut == "given"
+        else f"partitioned by {candidate.cut}"
+    )
     return f"{candidate.schedule}{copies}, {counted(count, 'microbatch')}{again}, {cut}"

@@ -25,12 +25,13 @@ PROBE = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "HOST", "true")
 """The default command that probes a host."""
 _PATIENCE = 5.0  # seconds for a host to answer
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(?=[\s:]|$)")  # never an option of ssh
-# The forms of MPICH and of Open MPI; matched whole, so that no number is read from the beginning of 0x10 or 1.5.
+# The forms of MPICH and of Open MPI; matched whole, so that no number is read from the
+# beginning of 0x10 or 1.5.
 _SLOTS = re.compile(r"\s*:\s*(\S*)|\s(?:.*\s)?slots\s*=\s*(\S*)")
 _HERE = ("localhost", "127.0.0.1")
 
 
-# -- hosts --------------------------------------------------------------------------------------------------------
+# -- hosts -----------------------------------------------------------------------------
 
 
 class Host(NamedTuple):
@@ -53,7 +54,8 @@ class Host(NamedTuple):
 def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
     """Return the hosts in the text of a hostfile, of MPICH, Intel MPI, Open MPI or PBS.
 
-    A line has the name of a host, and optionally its slots, one by default. A host may have several lines.
+    A line has the name of a host, and optionally its slots, one by default. A host may
+    have several lines.
 
     Parameters
     ----------
@@ -64,7 +66,8 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
     Raises
     ------
     ArgumentError
-        Code ``value``: a line that does not begin with the name of a host, or no host at all.
+        Code ``value``: a line that does not begin with the name of a host, or no host
+        at all.
 
     Examples
     --------
@@ -81,10 +84,25 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
         found = _NAME.match(entry)
         if not found:
             where = f"Line {number} of {quoted(name, 200)}"
-            raise ArgumentError("value", f"{where} is {quoted(entry)}; expected HOST, HOST:RANKS or HOST slots=RANKS.")
-        hosts.append(Host(found[0], _slots(entry, found.end(), f"Line {number} of {quoted(name, 200)}"), entry))
+            raise ArgumentError(
+                "value",
+                (
+                    f"{where} is {quoted(entry)}; expected HOST, HOST:RANKS or HOST "
+                    "slots=RANKS."
+                ),
+            )
+        hosts.append(
+            Host(
+                found[0],
+                _slots(entry, found.end(), f"Line {number} of {quoted(name, 200)}"),
+                entry,
+            )
+        )
     if not hosts:
-        raise ArgumentError("value", f"{quoted(name, 200)} names no host; expected a line for each: HOST:RANKS.")
+        raise ArgumentError(
+            "value",
+            f"{quoted(name, 200)} names no host; expected a line for each: HOST:RANKS.",
+        )
     return tuple(hosts)
 
 
@@ -93,11 +111,15 @@ def _slots(entry: str, end_of_name: int, where: str) -> int:
     try:
         return parse_whole(written[written.lastindex or 0]) if written else 1
     except ArgumentError as error:
-        raise ArgumentError("value", f"{where}: {error.message}; expected the number of its ranks.") from None
+        raise ArgumentError(
+            "value", f"{where}: {error.message}; expected the number of its ranks."
+        ) from None
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
-    """Return the hosts in a hostfile; raise as :func:`parse_hosts` and :func:`minipipe.io.read_text`."""
+    """Return the hosts in a hostfile; raise as :func:`parse_hosts` and
+    :func:`minipipe.io.read_text`.
+    """
     return parse_hosts(read_text(path), str(path))
 
 
@@ -110,14 +132,17 @@ def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
     ----------
     names : iterable of str
     probe : sequence of str
-        A command that succeeds if the host in place of ``HOST`` answers. Its error messages go to stderr.
+        A command that succeeds if the host in place of ``HOST`` answers. Its error
+        messages go to stderr.
 
     Examples
     --------
     >>> silent_hosts(["a", "b", "localhost"], ["test", "HOST", "=", "b"])
     {'a': 'test: exit code 1'}
     """
-    asked = {name: _asking(name, probe) for name in dict.fromkeys(names) if not is_here(name)}
+    asked = {
+        name: _asking(name, probe) for name in dict.fromkeys(names) if not is_here(name)
+    }
     end, silent = time.monotonic() + _PATIENCE, {}
     for name, process in asked.items():
         try:
@@ -134,7 +159,9 @@ def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
 def _asking(name: str, probe: Sequence[str]) -> subprocess.Popen:
     command = [word.replace("HOST", name) for word in probe]
     tied = partial(end_with, os.getpid())
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=tied)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=tied
+    )
 
 
 def is_here(name: str) -> bool:
@@ -143,7 +170,7 @@ def is_here(name: str) -> bool:
     return name in (*_HERE, own, own.partition(".")[0])
 
 
-# -- jobs ---------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------
 
 
 class JobSpec(NamedTuple):
@@ -168,7 +195,12 @@ class JobSpec(NamedTuple):
 
     Examples
     --------
-    >>> job = JobSpec(("train.py",), 4, ("mpirun",), hosts=(Host("a", 2, "a:2"), Host("b", 2, "b:2")))
+    >>> job = JobSpec(
+    ...     ("train.py",),
+    ...     4,
+    ...     ("mpirun",),
+    ...     hosts=(Host("a", 2, "a:2"), Host("b", 2, "b:2")),
+    ... )
     >>> job.ranks_without([]), job.ranks_without(["b"])
     (4, 2)
     """
@@ -185,11 +217,16 @@ class JobSpec(NamedTuple):
         """Return the number of ranks on the other hosts, at most ``ranks``."""
         if not silent:
             return self.ranks
-        return min(self.ranks, sum(host.slots for host in self.hosts if host.name not in silent))
+        return min(
+            self.ranks,
+            sum(host.slots for host in self.hosts if host.name not in silent),
+        )
 
     @contextmanager
     def command(self, restart: int, silent: Sequence[str] = ()) -> Iterator[list[str]]:
-        """Yield the command that starts the job on all hosts but the silent ones; it is valid inside this block."""
+        """Yield the command that starts the job on all hosts but the silent ones; it is
+        valid inside this block.
+        """
         launch = [*self.launcher, "-n", str(self.ranks_without(silent))]
         # Through env, because a launcher may not pass variables to other hosts.
         program = ["env", f"{RESTART}={restart}", sys.executable, *self.program]
@@ -198,6 +235,8 @@ class JobSpec(NamedTuple):
             yield [*launch, *hosts, *program]
             return
         with NamedTemporaryFile("w", prefix="minipipe-hosts-") as file:
-            file.writelines(f"{host.line}\n" for host in self.hosts if host.name not in silent)
+            file.writelines(
+                f"{host.line}\n" for host in self.hosts if host.name not in silent
+            )
             file.flush()
             yield [*launch, "--hostfile", file.name, *program]

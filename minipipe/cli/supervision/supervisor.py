@@ -1,4 +1,6 @@
-"""Run a job under a supervisor: whether, when and on which hosts it is restarted when it fails."""
+"""Run a job under a supervisor: whether, when and on which hosts it is restarted when
+it fails.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class JobResult(NamedTuple):
     Attributes
     ----------
     code : int
-        For the shell: the code of the last attempt, or 128 plus the signal that ended the supervisor.
+        For the shell: the code of the last attempt, or 128 plus the signal that ended
+        the supervisor.
     restarts : int
     ranks : int
         The number of ranks of the last attempt.
@@ -37,9 +40,10 @@ class JobResult(NamedTuple):
 def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobResult:
     """Run a job until it succeeds, or is not worth another attempt.
 
-    Every attempt has the same command line, and its number, from 0, in the variable ``MINIPIPE_RESTART``. A script that
-    saves checkpoints can resume from the last one. Before a restart each host of the hostfile is probed, and hosts that
-    do not answer are left out.
+    Every attempt has the same command line, and its number, from 0, in the variable
+    ``MINIPIPE_RESTART``. A script that saves checkpoints can resume from the last one.
+    Before a restart each host of the hostfile is probed, and hosts that do not answer
+    are left out.
 
     Parameters
     ----------
@@ -60,7 +64,11 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
         while True:
             with job.command(len(endings), list(silent)) as command:
                 endings.append(attempts.run(command))
-            result = JobResult(shell_code(endings[-1].code), len(endings) - 1, job.ranks_without(list(silent)))
+            result = JobResult(
+                shell_code(endings[-1].code),
+                len(endings) - 1,
+                job.ranks_without(list(silent)),
+            )
             why_not = reason_to_stop(endings, restarts)
             if not (attempts.stopped_by or why_not):
                 attempts.pause(pause_before_restart(endings))
@@ -68,7 +76,8 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
                 left = job.ranks_without(list(silent))
                 if left < job.min_ranks:
                     why_not = (
-                        f"only {left} of {counted(job.ranks, 'rank')} are left, and --min-ranks is {job.min_ranks}"
+                        f"only {left} of {counted(job.ranks, 'rank')} are left, and "
+                        f"--min-ranks is {job.min_ranks}"
                     )
             if attempts.stopped_by:
                 return result._replace(code=128 + attempts.stopped_by)
@@ -81,9 +90,9 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
 def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
     """Return why a job is not restarted, or "" if it is.
 
-    A job is not restarted after success, after exit code 2, which means a wrong command line, and after failing within
-    5 s with the same exit code three times in a row: it made no progress. A longer attempt begins a new count: it may
-    have made progress.
+    A job is not restarted after success, after exit code 2, which means a wrong command
+    line, and after failing within 5 s with the same exit code three times in a row: it
+    made no progress. A longer attempt begins a new count: it may have made progress.
 
     Parameters
     ----------
@@ -94,10 +103,11 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
 
     Notes
     -----
-    Other supervisors use only the clock or only a count. ``torchrun`` restarts up to ``--max-restarts`` times, at once;
-    systemd gives up a service that started five times within ten seconds; Kubernetes restarts forever, with growing
-    pauses. A count alone repeats the traceback of a simple mistake until the last restart; a clock alone also gives up
-    a job that fails on different hosts in turn.
+    Other supervisors use only the clock or only a count. ``torchrun`` restarts up to
+    ``--max-restarts`` times, at once; systemd gives up a service that started five
+    times within ten seconds; Kubernetes restarts forever, with growing pauses. A count
+    alone repeats the traceback of a simple mistake until the last restart; a clock
+    alone also gives up a job that fails on different hosts in turn.
 
     Examples
     --------
@@ -111,17 +121,30 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
         return "it succeeded"
     if last.code == _BAD_USAGE:
         return "exit code 2 means a wrong command line"
-    alike = [ending for ending in endings[-_ALIKE:] if ending.code == last.code and ending.seconds < _QUICK]
+    alike = [
+        ending
+        for ending in endings[-_ALIKE:]
+        if ending.code == last.code and ending.seconds < _QUICK
+    ]
     if len(alike) == _ALIKE:
-        return f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the same exit code"
-    return f"{counted(restarts, 'restart')} of {restarts} used" if len(endings) > restarts else ""
+        return (
+            f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the "
+            "same exit "
+            "code"
+        )
+    return (
+        f"{counted(restarts, 'restart')} of {restarts} used"
+        if len(endings) > restarts
+        else ""
+    )
 
 
 def pause_before_restart(endings: Sequence[Ending]) -> float:
     """Return how many seconds to wait before the next attempt.
 
-    There is no pause after the first failure, nor after an attempt of more than 5 s. Otherwise it is 1 s, then twice as
-    long each time, up to a minute: a host may recover meanwhile, and logs do not fill up.
+    There is no pause after the first failure, nor after an attempt of more than 5 s.
+    Otherwise it is 1 s, then twice as long each time, up to a minute: a host may
+    recover meanwhile, and logs do not fill up.
 
     Examples
     --------
@@ -130,15 +153,27 @@ def pause_before_restart(endings: Sequence[Ending]) -> float:
     >>> pause_before_restart([Ending(1, 0.4), Ending(9, 0.3), Ending(1, 0.3)])
     2.0
     """
-    quick = len(list(takewhile(lambda ending: ending.seconds < _QUICK, reversed(endings))))
+    quick = len(
+        list(takewhile(lambda ending: ending.seconds < _QUICK, reversed(endings)))
+    )
     return min(2.0 ** min(quick - 2, 10), _LONGEST_PAUSE) if quick > 1 else 0.0
 
 
-def _line(job: JobSpec, endings: Sequence[Ending], restarts: int, silent: dict[str, str], why_not: str) -> str:
+def _line(
+    job: JobSpec,
+    endings: Sequence[Ending],
+    restarts: int,
+    silent: dict[str, str],
+    why_not: str,
+) -> str:
     """Return the message about the last attempt."""
     number, ranks = len(endings), job.ranks_without(list(silent))
     gone = "".join(f", without {name} ({why})" for name, why in silent.items())
-    some = f"{ranks} of {counted(job.ranks, 'rank')}" if ranks < job.ranks else counted(ranks, "rank")
+    some = (
+        f"{ranks} of {counted(job.ranks, 'rank')}"
+        if ranks < job.ranks
+        else counted(ranks, "rank")
+    )
     again = f"restart {number} of {restarts} on {some}"
     follows = f"not restarted: {why_not}" if why_not else again
     now = time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,17 +1,20 @@
-"""A job under a guard, which starts it, waits for it, ends it, and leaves none of its processes behind.
+"""A job under a guard, which starts it, waits for it, ends it, and leaves none of its
+processes behind.
 
 ::
 
     caller ── guard ── supervisor ── mpirun ── what it starts on this host     its orphans go to the supervisor
                                         └───── what it starts on other hosts   ends with mpirun
 
-A signal is passed down once. When the caller or the guard is killed, the kernel sends SIGTERM to the process below,
-which ends the job. When the supervisor is killed, the kernel kills mpirun, and the guard ends the remaining processes.
-One process could not do both: ranks that ignore SIGTERM outlive an mpirun of MPICH that receives it, and ranks of Open
-MPI outlive an mpirun that is killed.
+A signal is passed down once. When the caller or the guard is killed, the kernel sends
+SIGTERM to the process below, which ends the job. When the supervisor is killed, the
+kernel kills mpirun, and the guard ends the remaining processes. One process could not
+do both: ranks that ignore SIGTERM outlive an mpirun of MPICH that receives it, and
+ranks of Open MPI outlive an mpirun that is killed.
 
-``minipipe run`` is its own guard: :func:`become_supervisor`. Every other caller that starts a job uses :func:`run_job`,
-and may have threads, children and signal handlers: ``python -m minipipe.comm.job.guard`` is a separate process.
+``minipipe run`` is its own guard: :func:`become_supervisor`. Every other caller that
+starts a job uses :func:`run_job`, and may have threads, children and signal handlers:
+``python -m minipipe.comm.job.guard`` is a separate process.
 """
 
 from __future__ import annotations
@@ -32,8 +35,11 @@ from typing import Any, NamedTuple, NoReturn
 from minipipe.comm.job.system_calls import adopt_orphans, end_descendants, end_with
 from minipipe.errors import LaunchError, quoted
 
-_PATIENCE = 10.0  # seconds for mpirun to end all processes after a signal, before it is killed
-_GRACE = 2.0  # seconds for processes that outlive mpirun, such as a watchdog process, before they are killed
+# seconds for mpirun to end all processes after a signal, before it is killed
+_PATIENCE = 10.0
+# seconds for processes that outlive mpirun, such as a watchdog process, before they are
+# killed
+_GRACE = 2.0
 _LONGEST_END = 10.0  # seconds after which a process that cannot be killed is left
 _LOOK = 0.05  # seconds
 
@@ -61,15 +67,20 @@ class Ending(NamedTuple):
         name = ""
         with suppress(ValueError):  # no signal
             name = signal.Signals(-self.code if self.code < 0 else self.code - 128).name
-        how = f"{name} of the launcher" if self.code < 0 else f"exit code {self.code}" + (f" ({name})" if name else "")
+        how = (
+            f"{name} of the launcher"
+            if self.code < 0
+            else f"exit code {self.code}" + (f" ({name})" if name else "")
+        )
         return f"{how} after {self.seconds:.1f} s"
 
 
-# -- the processes ------------------------------------------------------------------------------------------------
+# -- the processes ---------------------------------------------------------------------
 
 
 def become_supervisor() -> int | None:
-    """Fork: return None in the child, and in this process, the guard, the child's exit code for the shell.
+    """Fork: return None in the child, and in this process, the guard, the child's exit
+    code for the shell.
 
     The child gets its own session, so that Ctrl-C reaches it once, through the guard.
     """
@@ -87,9 +98,11 @@ def become_supervisor() -> int | None:
 
 
 class Attempts:
-    """Runs a job, once or again, as a context manager. A signal to this process ends the attempt and all later ones.
+    """Runs a job, once or again, as a context manager. A signal to this process ends
+    the attempt and all later ones.
 
-    It takes over signals and children: use it from the main thread of a process that does nothing else.
+    It takes over signals and children: use it from the main thread of a process that
+    does nothing else.
 
     Attributes
     ----------
@@ -113,7 +126,8 @@ class Attempts:
             signal.signal(number, handler)
 
     def run(self, command: Sequence[str]) -> Ending:
-        """Run the launcher with the standard streams of this process, until it and all its processes have exited.
+        """Run the launcher with the standard streams of this process, until it and all
+        its processes have exited.
 
         Raises
         ------
@@ -122,9 +136,14 @@ class Attempts:
         """
         begun, tied = time.monotonic(), partial(end_with, os.getpid())
         try:
-            self._launcher = subprocess.Popen(command, start_new_session=True, preexec_fn=tied)
+            self._launcher = subprocess.Popen(
+                command, start_new_session=True, preexec_fn=tied
+            )
         except OSError as error:
-            message = f"The launcher {quoted(command[0], 200)} cannot be started: {error.strerror}."
+            message = (
+                f"The launcher {quoted(command[0], 200)} cannot be started: "
+                f"{error.strerror}."
+            )
             raise LaunchError("unavailable", message) from None
         if self.stopped_by:  # by a signal before it had started
             self._pass_on(self.stopped_by)
@@ -148,7 +167,9 @@ class Attempts:
 
     def _pass_on(self, number: int) -> None:
         if self._launcher is not None:
-            self._launcher.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
+            self._launcher.send_signal(
+                number if number == signal.SIGINT else signal.SIGTERM
+            )
 
     def _give_up(self, *_: object) -> None:
         if self._launcher is not None:
@@ -167,14 +188,18 @@ def _end_the_rest() -> None:
 
 
 def _listen(hear: Callable[..., object]) -> dict[int, Any]:
-    """Call a function on signals that ask this process to exit; return the handlers before."""
+    """Call a function on signals that ask this process to exit; return the handlers
+    before.
+    """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]  # as SIGHUP is after nohup
+    # as SIGHUP is after nohup
+    heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
     return {number: signal.signal(number, hear) for number in heard}
 
 
 def shell_code(code: int) -> int:
-    """Return the exit code in a shell: of a process that a signal ended, 128 plus its number.
+    """Return the exit code in a shell: of a process that a signal ended, 128 plus its
+    number.
 
     Examples
     --------
@@ -184,7 +209,7 @@ def shell_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-# -- a job of this process ------------------------------------------------------------------------------------------
+# -- a job of this process -------------------------------------------------------------
 
 
 class JobOutput(NamedTuple):
@@ -204,15 +229,24 @@ class JobOutput(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """The error of the rank that failed, out of all that ranks and launcher printed, in a line.
+        """The error of the rank that failed, out of all that ranks and launcher
+        printed, in a line.
 
         Examples
         --------
-        >>> lines = "[rank 1] Traceback (most recent call last):", "[rank 1] ValueError: no", "Abort(1) on node 1"
+        >>> lines = (
+        ...     "[rank 1] Traceback (most recent call last):",
+        ...     "[rank 1] ValueError: no",
+        ...     "Abort(1) on node 1",
+        ... )
         >>> JobOutput(1, "", "\\n".join(lines)).cause
         'rank 1: ValueError: no'
         """
-        return _cause_of(self.err) or _cause_of(self.out) or f"no error message (exit code {self.code})"
+        return (
+            _cause_of(self.err)
+            or _cause_of(self.out)
+            or f"no error message (exit code {self.code})"
+        )
 
 
 def run_job(
@@ -220,10 +254,12 @@ def run_job(
     hear: Callable[[str], object] = lambda line: None,
     environment: Mapping[str, str] | None = None,
 ) -> JobOutput:
-    """Run a command with every process that it starts, and return when all of them have ended.
+    """Run a command with every process that it starts, and return when all of them have
+    ended.
 
-    Local. When this process ends, even by SIGKILL (on Linux), the job ends. An exception, such as a KeyboardInterrupt
-    from Ctrl-C, ends the job before it is passed on.
+    Local. When this process ends, even by SIGKILL (on Linux), the job ends. An
+    exception, such as a KeyboardInterrupt from Ctrl-C, ends the job before it is passed
+    on.
 
     Parameters
     ----------
@@ -247,15 +283,31 @@ def run_job(
 
 
 @contextmanager
-def _guarded(command: Sequence[str], out: Any, environment: Mapping[str, str] | None) -> Iterator[subprocess.Popen]:
-    """Start a guard in its own session, which Ctrl-C does not reach; it has ended when the block is left."""
-    words = [sys.executable, "-m", "minipipe.comm.job.guard", str(os.getpid()), *command]
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.PIPE}
+def _guarded(
+    command: Sequence[str], out: Any, environment: Mapping[str, str] | None
+) -> Iterator[subprocess.Popen]:
+    """Start a guard in its own session, which Ctrl-C does not reach; it has ended when
+    the block is left.
+    """
+    words = [
+        sys.executable,
+        "-m",
+        "minipipe.comm.job.guard",
+        str(os.getpid()),
+        *command,
+    ]
+    streams: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": out,
+        "stderr": subprocess.PIPE,
+    }
     text: dict[str, Any] = {"text": True, "errors": "replace", "env": environment}
     with subprocess.Popen(words, start_new_session=True, **streams, **text) as guard:
         try:
             yield guard
-        finally:  # an exception, for example from Ctrl-C, ends the job; after it, Popen would not wait
+        # an exception, for example from Ctrl-C, ends the job; after it, Popen would not
+        # wait
+        finally:
             if guard.poll() is None:
                 guard.terminate()
                 guard.wait()
@@ -263,7 +315,10 @@ def _guarded(command: Sequence[str], out: Any, environment: Mapping[str, str] | 
 
 _TRACEBACK = re.compile(r"(?P<rank>\[rank \d+\] )?Traceback \(most recent call last\):")
 _LAST_WORDS = re.compile(r"\[rank \d+\] ")
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_CHAINED = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
 
 
 def _cause_of(printed: str) -> str:
@@ -278,7 +333,9 @@ def _cause_of(printed: str) -> str:
 
 
 def _raised_in(lines: Sequence[str], rank: str) -> str:
-    """Return the first line of the error below a traceback, of a rank if its lines name it."""
+    """Return the first line of the error below a traceback, of a rank if its lines name
+    it.
+    """
     error, is_awaited = "an error without a name", True
     for line in (line.removeprefix(rank) for line in lines if line.startswith(rank)):
         if line.startswith(_CHAINED):
@@ -289,7 +346,9 @@ def _raised_in(lines: Sequence[str], rank: str) -> str:
 
 
 def main() -> NoReturn:
-    """Guard a job of another process, which started this one: its number and the command are the arguments."""
+    """Guard a job of another process, which started this one: its number and the
+    command are the arguments.
+    """
     caller, *command = sys.argv[1:]
     end_with(int(caller), signal.SIGTERM)
     code = become_supervisor()

@@ -1,4 +1,6 @@
-"""A rank and its host: the launcher's variables, BLAS threads, memory, cores. Importing this file sets nothing."""
+"""A rank and its host: the launcher's variables, BLAS threads, memory, cores. Importing
+this file sets nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +33,47 @@ BYTES_OF_A_RANK = 40 << 20
 """Of Python, NumPy and MPI, at least."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
-# -- the launcher's variables -----------------------------------------------------------------------------------
+# -- the launcher's variables ----------------------------------------------------------
 
 SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Variables with the number of ranks. Not SLURM_NTASKS: a shell inside ``salloc`` has it as well."""
+"""Variables with the number of ranks. Not SLURM_NTASKS: a shell inside ``salloc`` has
+it as well.
+"""
 RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-"""Variables with the rank. The watchdog process cannot import this file and has a copy; a test compares them."""
+"""Variables with the rank. The watchdog process cannot import this file and has a copy;
+a test compares them.
+"""
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables with the number of ranks on this host."""
-LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+LOCAL_RANK = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_LOCALID",
+)
 """Variables with the rank on this host."""
 
 
 def find_mpirun() -> str | None:
-    """Return the mpirun of this Python's environment, or else the one on the path, or None."""
+    """Return the mpirun of this Python's environment, or else the one on the path, or
+    None.
+    """
     beside = Path(sys.executable).parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-def launcher_number(environment: Mapping[str, str], names: Sequence[str], default: int = 0) -> int:
+def launcher_number(
+    environment: Mapping[str, str], names: Sequence[str], default: int = 0
+) -> int:
     """Return the number in the first of these variables that is set.
 
     Examples
     --------
-    >>> launcher_number({"PMI_RANK": "3"}, RANK), launcher_number({}, RANK), launcher_number({}, LOCAL_SIZE, default=1)
+    >>> (
+    ...     launcher_number({"PMI_RANK": "3"}, RANK),
+    ...     launcher_number({}, RANK),
+    ...     launcher_number({}, LOCAL_SIZE, default=1),
+    ... )
     (3, 0, 1)
     """
     for name in names:
@@ -64,7 +83,8 @@ def launcher_number(environment: Mapping[str, str], names: Sequence[str], defaul
 
 
 def num_ranks(environment: Mapping[str, str]) -> int | None:
-    """Return how many ranks the launcher started: 1 without a launcher, None if it sets no such variable.
+    """Return how many ranks the launcher started: 1 without a launcher, None if it sets
+    no such variable.
 
     Examples
     --------
@@ -76,31 +96,38 @@ def num_ranks(environment: Mapping[str, str]) -> int | None:
 
 
 def launcher_of_ranks() -> str | None:
-    """Return the mpirun that starts ranks; None if there is none, or this process is a rank, which cannot."""
+    """Return the mpirun that starts ranks; None if there is none, or this process is a
+    rank, which cannot.
+    """
     return find_mpirun() if num_ranks(os.environ) == 1 else None
 
 
 def launcher_socket(environment: Mapping[str, str]) -> int | None:
-    """Return the descriptor of the socket to the launcher's process on this host, if this process has one.
+    """Return the descriptor of the socket to the launcher's process on this host, if
+    this process has one.
 
-    MPICH's and Slurm's launchers open one for each rank. A subprocess inherits the variable but not the socket.
+    MPICH's and Slurm's launchers open one for each rank. A subprocess inherits the
+    variable but not the socket.
     """
-    with suppress(ArgumentError, OSError, OverflowError):  # no number, no such descriptor, none that could be
+    # no number, no such descriptor, none that could be
+    with suppress(ArgumentError, OSError, OverflowError):
         number = parse_whole(environment.get("PMI_FD", ""))
         if stat.S_ISSOCK(os.fstat(number).st_mode):
             return number
     return None
 
 
-# -- this process -----------------------------------------------------------------------------------------------
+# -- this process ----------------------------------------------------------------------
 
 
 @contextmanager
 def limit_blas_threads(count: int) -> Iterator[None]:
-    """Let matrix products use ``count`` threads inside this block, everywhere in this process.
+    """Let matrix products use ``count`` threads inside this block, everywhere in this
+    process.
 
-    One thread for each rank: two on a full host are 4 to 100 times slower, and another number changes bits. Blocks
-    may overlap in any way: the one entered last counts, and the original limits return when the last one ends.
+    One thread for each rank: two on a full host are 4 to 100 times slower, and another
+    number changes bits. Blocks may overlap in any way: the one entered last counts, and
+    the original limits return when the last one ends.
 
     Raises
     ------
@@ -120,7 +147,9 @@ def limit_blas_threads(count: int) -> Iterator[None]:
         with _blas.lock:
             del _blas.counts[token]
             if _blas.counts:
-                _libraries().limit(limits=next(reversed(_blas.counts.values())), user_api="blas")
+                _libraries().limit(
+                    limits=next(reversed(_blas.counts.values())), user_api="blas"
+                )
             else:
                 _blas.before.restore_original_limits()
 
@@ -129,7 +158,8 @@ def limit_blas_threads(count: int) -> Iterator[None]:
 def _libraries() -> ThreadpoolController:
     """Return the libraries of this process that use threads, listed once.
 
-    A contained process (``coursework/sandbox.py``) cannot list them, since it has no ``/proc``.
+    A contained process (``coursework/sandbox.py``) cannot list them, since it has no
+    ``/proc``.
     """
     import_module("numpy")  # which loads BLAS
     return ThreadpoolController()
@@ -137,19 +167,25 @@ def _libraries() -> ThreadpoolController:
 
 def blas_threads() -> int:
     """Return with how many threads NumPy computes a matrix product now."""
-    counts = [library["num_threads"] for library in _libraries().info() if library["user_api"] == "blas"]
+    counts = [
+        library["num_threads"]
+        for library in _libraries().info()
+        if library["user_api"] == "blas"
+    ]
     return counts[0] if counts else 1
 
 
-# The limits in force, by block, and those before. A process has one BLAS, and so one of these.
+# The limits in force, by block, and those before. A process has one BLAS, and so one of
+# these.
 _blas = SimpleNamespace(lock=threading.Lock(), counts={}, before=None)
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks instead of returning each to the kernel. Does nothing without glibc.
+    """Tell glibc to keep large freed blocks instead of returning each to the kernel.
+    Does nothing without glibc.
 
-    A fresh block costs a page fault for every 4 KiB: writing a new array of 2 MiB takes four times as long as writing
-    a reused one.
+    A fresh block costs a page fault for every 4 KiB: writing a new array of 2 MiB takes
+    four times as long as writing a reused one.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -160,7 +196,8 @@ def keep_freed_memory() -> None:
 
 
 def core_times() -> tuple[float, float]:
-    """Return how long this thread has run on a core, and how long it was ready without one, in seconds.
+    """Return how long this thread has run on a core, and how long it was ready without
+    one, in seconds.
 
     The second is 0 on other systems than Linux.
     """
@@ -179,7 +216,9 @@ def cores() -> set[int]:
 
 
 def memory_of_this_host() -> float:
-    """Return the bytes of memory here, or the rest of a container's limit; infinite if not reported."""
+    """Return the bytes of memory here, or the rest of a container's limit; infinite if
+    not reported.
+    """
     names = getattr(os, "sysconf_names", {})
     found = inf
     if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
@@ -190,7 +229,9 @@ def memory_of_this_host() -> float:
 
 
 def busy_cores(seconds: float = 0.25) -> float:
-    """Return how many of this process' cores others keep busy, while this process sleeps; 0 where that is unknown."""
+    """Return how many of this process' cores others keep busy, while this process
+    sleeps; 0 where that is unknown.
+    """
     first = _core_ticks()
     time.sleep(seconds)
     last = _core_ticks()
@@ -202,14 +243,20 @@ def busy_cores(seconds: float = 0.25) -> float:
 
 
 def _core_ticks() -> dict[int, tuple[int, int]]:
-    """Return, by core, the time in which it worked, and all time, in ticks of the kernel."""
+    """Return, by core, the time in which it worked, and all time, in ticks of the
+    kernel.
+    """
     found = {}
     with suppress(OSError, ValueError):
         for line in _CORE_TIMES.read_text("ascii").splitlines():
             name, *ticks = line.split()
             if re.fullmatch(r"cpu\d+", name):
-                all_ticks = list(map(int, ticks[:8]))  # user, nice, system, idle, iowait, irq, softirq, steal
-                found[int(name[3:])] = (sum(all_ticks) - all_ticks[3] - all_ticks[4], sum(all_ticks))
+                # user, nice, system, idle, iowait, irq, softirq, steal
+                all_ticks = list(map(int, ticks[:8]))
+                found[int(name[3:])] = (
+                    sum(all_ticks) - all_ticks[3] - all_ticks[4],
+                    sum(all_ticks),
+                )
     return found
 
 

@@ -1,7 +1,9 @@
-"""The connection of a rank to the watchdog process, through which the ranks of a host meet before MPI starts.
+"""The connection of a rank to the watchdog process, through which the ranks of a host
+meet before MPI starts.
 
-MPI waits without limit for a rank that has failed before, and holds the interpreter meanwhile. So every rank first
-waits, in Python, until the watchdog process reports that all ranks of this host have joined.
+MPI waits without limit for a rank that has failed before, and holds the interpreter
+meanwhile. So every rank first waits, in Python, until the watchdog process reports that
+all ranks of this host have joined.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _WELCOME = 5.0  # seconds until a watchdog process that has just been started an
 
 
 class Line:
-    """The connection to the watchdog process of this host; without one, requests have no effect.
+    """The connection to the watchdog process of this host; without one, requests have
+    no effect.
 
     Parameters
     ----------
@@ -43,8 +46,11 @@ class Line:
         The number of ranks on this host, if the launcher reports it; otherwise 0.
     """
 
-    def __init__(self, connection: socket.socket | None = None, num_local: int = 0) -> None:
-        self._connection = connection or socket.socket(socket.AF_UNIX)  # not connected: every request fails
+    def __init__(
+        self, connection: socket.socket | None = None, num_local: int = 0
+    ) -> None:
+        # not connected: every request fails
+        self._connection = connection or socket.socket(socket.AF_UNIX)
         self._num_local = num_local
         self._asking = threading.Lock()  # the watchdog thread also sends requests
 
@@ -61,30 +67,42 @@ class Line:
         patience = Patience(timeout)
         while not patience.look():
             if _launcher_is_gone(os.environ):
-                message = "The launcher's process on this host has exited, so the ranks cannot find each other."
+                message = (
+                    "The launcher's process on this host has exited, so the ranks "
+                    "cannot find each other."
+                )
                 raise LaunchError("rank-lost", f"{message} Start the job again.")
             word, *ranks = self._hear(_LOOK) or ["nothing"]
-            if word in ("go", "lost"):  # all have joined, or the watchdog process is gone
+            # all have joined, or the watchdog process is gone
+            if word in ("go", "lost"):
                 return
             if word == "gone":
-                message = f"{_named(ranks)} exited before init_process_group(). Its own message, if any, is above."
+                message = (
+                    f"{_named(ranks)} exited before init_process_group(). Its own "
+                    "message, if any, is above."
+                )
                 raise LaunchError("rank-lost", message)
         missing = self._asked("who")[1:]
         raise LaunchError(
             "timeout",
-            f"{_named(missing)} did not call init_process_group() within {timeout:g} s. Every rank must call it; to "
+            f"{_named(missing)} did not call init_process_group() within "
+            f"{timeout:g} s. Every rank must call it; to "
             "allow more time, raise timeout= or MINIPIPE_TIMEOUT.",
         )
 
     def _said(self, words: str) -> bool:
-        """Send a request that has no answer; return whether a watchdog process is connected."""
+        """Send a request that has no answer; return whether a watchdog process is
+        connected.
+        """
         with suppress(OSError):
             self._connection.sendall(words.encode())
             return True
         return False
 
     def _hear(self, limit: float) -> list[str]:
-        """Return the next message of the watchdog process; none within the limit, in seconds."""
+        """Return the next message of the watchdog process; none within the limit, in
+        seconds.
+        """
         try:
             self._connection.settimeout(limit)
             return self._connection.recv(4096).decode().split() or ["lost"]
@@ -104,14 +122,18 @@ class Line:
 
     @contextmanager
     def limited(self, timeout: float, what: str) -> Iterator[None]:
-        """End this process, with a message, if this block takes longer than ``timeout`` seconds.
+        """End this process, with a message, if this block takes longer than ``timeout``
+        seconds.
 
-        For starting and finalising MPI, which wait without limit for other ranks and hold the interpreter meanwhile.
+        For starting and finalising MPI, which wait without limit for other ranks and
+        hold the interpreter meanwhile.
         """
         has_limit = self._said(f"limit {timeout} {what}")
         if not has_limit:
             with suppress(Exception):  # stderr may not be a file
-                faulthandler.dump_traceback_later(min(timeout, threading.TIMEOUT_MAX), exit=True)
+                faulthandler.dump_traceback_later(
+                    min(timeout, threading.TIMEOUT_MAX), exit=True
+                )
         try:
             yield
         finally:
@@ -124,11 +146,18 @@ class Line:
         return self._asked("first") != ["no"]
 
     def say(self, text: str) -> None:
-        """Let the watchdog process write lines for this rank; of a long text only the end, which has the cause."""
-        self._said("say " + text.encode(errors="replace")[-_MOST_BYTES:].decode(errors="ignore"))
+        """Let the watchdog process write lines for this rank; of a long text only the
+        end, which has the cause.
+        """
+        self._said(
+            "say "
+            + text.encode(errors="replace")[-_MOST_BYTES:].decode(errors="ignore")
+        )
 
     def survive(self, is_so: bool) -> None:
-        """Set whether the other ranks continue when one is lost, so that a loss is not a failure of the job."""
+        """Set whether the other ranks continue when one is lost, so that a loss is not
+        a failure of the job.
+        """
         self._said(f"survive {'yes' if is_so else 'no'}")
 
     def describe(self, role: str) -> None:
@@ -136,25 +165,35 @@ class Line:
         self._said(f"describe {role}")
 
     def close(self) -> None:
-        """Announce the end of this process, so that it counts as expected (the shutdown handshake)."""
+        """Announce the end of this process, so that it counts as expected (the shutdown
+        handshake).
+        """
         with suppress(OSError):
             self._connection.sendall(b"bye")
             self._connection.settimeout(0.0)
-            while self._connection.recv(4096):  # unread data would reach the watchdog process as a broken connection
+            # unread data would reach the watchdog process as a broken connection
+            while self._connection.recv(4096):
                 pass
         self.forget()
 
     def forget(self) -> None:
-        """Close this end only; a forked child must, whose parent keeps the connection."""
+        """Close this end only; a forked child must, whose parent keeps the
+        connection.
+        """
         self._connection.close()
 
 
 def _shared_memory() -> set[str]:
-    """Return the shared-memory files of MPICH's ranks on this host, 4 MB for each job."""
-    # The rank checks this, not the watchdog process: when that checks, the rank may be gone.
+    """Return the shared-memory files of MPICH's ranks on this host, 4 MB for each
+    job.
+    """
+    # The rank checks this, not the watchdog process: when that checks, the rank may be
+    # gone.
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
-        return {line.rpartition(" ")[2] for line in lines if f" {witness.SHARED}" in line}
+        return {
+            line.rpartition(" ")[2] for line in lines if f" {witness.SHARED}" in line
+        }
     return set()
 
 
@@ -163,7 +202,9 @@ def _named(ranks: list[str]) -> str:
 
 
 def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
-    """Return whether the other end of the socket that MPICH's and Slurm's launchers give each rank is closed."""
+    """Return whether the other end of the socket that MPICH's and Slurm's launchers
+    give each rank is closed.
+    """
     number, poll = launcher_socket(environment), select.poll()
     if number is not None:
         poll.register(number, 0)  # errors are reported in any case
@@ -171,17 +212,24 @@ def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
 
 
 def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Line:
-    """Connect to the watchdog process of this host, which the first rank starts; only Linux has one."""
+    """Connect to the watchdog process of this host, which the first rank starts; only
+    Linux has one.
+    """
     if not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")):
         return Line()
     if environment.get("PMI_FD", "").isdigit() and launcher_socket(environment) is None:
-        raise not_a_rank("The launcher's socket (PMI_FD) is not open in this process, as in a child of a rank")
+        raise not_a_rank(
+            "The launcher's socket (PMI_FD) is not open in this process, as in a "
+            "child of a rank"
+        )
     num_local = launcher_number(environment, LOCAL_SIZE)
     launcher = witness.launcher_of(os.getpid())
     address = f"\0minipipe-{os.getuid()}-{launcher}"
     with suppress(OSError):
         for _ in range(_ATTEMPTS):
-            connection = _connected(address) or _started(address, launcher, num_local, size)
+            connection = _connected(address) or _started(
+                address, launcher, num_local, size
+            )
             if connection is not None:
                 return _joined(connection, rank, num_local)
             time.sleep(_PAUSE)
@@ -194,7 +242,10 @@ def _joined(connection: socket.socket, rank: int, num_local: int) -> Line:
     word, *process = line._hear(_WELCOME) or ["nothing"]
     if word == "taken":
         line.forget()
-        raise not_a_rank(f"Rank {rank} is process {process[0]}, and this is another one, such as a child of it")
+        raise not_a_rank(
+            f"Rank {rank} is process {process[0]}, and this is another one, such as "
+            "a child of it"
+        )
     return line
 
 
@@ -203,7 +254,8 @@ def not_a_rank(reason: str) -> LaunchError:
     variables = " ".join(name for name in (*SIZE, "PMIX_RANK") if name in os.environ)
     return LaunchError(
         "not-a-rank",
-        f"{reason}. Only processes started by the launcher can call init_process_group(); to run another one alone, "
+        f"{reason}. Only processes started by the launcher can call "
+        "init_process_group(); to run another one alone, "
         f"remove from its environment: {variables}.",
     )
 
@@ -211,8 +263,8 @@ def not_a_rank(reason: str) -> LaunchError:
 def _socket() -> socket.socket:
     """Return a socket under a high number.
 
-    The kernel closes the files of a killed process from the highest number down. So the watchdog process learns of the
-    end before the launcher, which kills the other ranks.
+    The kernel closes the files of a killed process from the highest number down. So the
+    watchdog process learns of the end before the launcher, which kills the other ranks.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
         return socket.socket(fileno=raised(low.fileno()))
@@ -228,7 +280,9 @@ def _connected(address: str) -> socket.socket | None:
     return None
 
 
-def _started(address: str, launcher: int, num_local: int, size: int) -> socket.socket | None:
+def _started(
+    address: str, launcher: int, num_local: int, size: int
+) -> socket.socket | None:
     """Start the watchdog process, unless another rank has just done so."""
     with _socket() as listener:
         try:
@@ -242,7 +296,8 @@ def _started(address: str, launcher: int, num_local: int, size: int) -> socket.s
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
-            start_new_session=True,  # the launcher kills the ranks, not the watchdog process
+            # the launcher kills the ranks, not the watchdog process
+            start_new_session=True,
         )
         process.returncode = 0  # it is not waited for
     return _connected(address)

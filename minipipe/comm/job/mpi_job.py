@@ -1,13 +1,16 @@
 """How the processes of an MPI job end: together, with one message that gives the cause.
 
-A rank that raises, exits or returns while others wait for it would leave them waiting for ever. So
+A rank that raises, exits or returns while others wait for it would leave them waiting
+for ever. So
 
 * an exception, or ``sys.exit(n)`` inside the with-block, aborts the job [1];
-* a rank whose program has finished announces its shutdown to all others (the "goodbye") [2], and finalises MPI once
-  all ranks have done so [3];
-* a rank that is blocked on one that has said goodbye [4] complains to it, and the complaint ends the job [5];
-* a rank that has waited for too long asks all others for a report [6]; their watchdog threads answer [7];
-  a table of all ranks, with the rank that blocks the others, ends the job.
+* a rank whose program has finished announces its shutdown to all others (the "goodbye")
+  [2], and finalises MPI once all ranks have done so [3];
+* a rank that is blocked on one that has said goodbye [4] complains to it, and the
+  complaint ends the job [5];
+* a rank that has waited for too long asks all others for a report [6]; their watchdog
+  threads answer [7]; a table of all ranks, with the rank that blocks the others, ends
+  the job.
 
 The tags are repeated at the code, here and in ``mpi.py``::
 
@@ -35,7 +38,8 @@ from typing import TYPE_CHECKING
 
 import mpi4py
 
-# A group starts MPI, and MPIJob.leave finalises it after all goodbyes. An import alone leaves no files behind.
+# A group starts MPI, and MPIJob.leave finalises it after all goodbyes. An import alone
+# leaves no files behind.
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
 
@@ -43,24 +47,35 @@ from minipipe.comm.job.host import cores, yield_core
 from minipipe.comm.job.meeting import FINALISING
 from minipipe.comm.job.process import DEFERENCE, RankProcess
 from minipipe.comm.job.reports import Patience, RankActivity, RankReport
-from minipipe.comm.job.verdict import STOPPED, is_debugged, state_of, titled, verdict, waits_for_a_person
+from minipipe.comm.job.verdict import (
+    STOPPED,
+    is_debugged,
+    state_of,
+    titled,
+    verdict,
+    waits_for_a_person,
+)
 
 if TYPE_CHECKING:
     from minipipe.comm.mpi import MPIGroup
 
 _MOST_CORES = 4096  # of a host
-_SPINS = 50  # polls that do not even yield, if every rank of this host has a core of its own
+# polls that do not even yield, if every rank of this host has a core of its own
+_SPINS = 50
 _LOOK = 0.1  # seconds between the polls of the watchdog thread
 _ANSWERS = 1.0  # seconds for answers; a rank without one by then is silent
 _PRECEDENCE = 2.5  # seconds in which a lower rank that has asked may end the job
-_GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)  # tags on the job's own communicator
-_PROCESS = struct.Struct("q?63s")  # process, whether its watchdog thread may use MPI, and host
+# tags on the job's own communicator
+_GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)
+# process, whether its watchdog thread may use MPI, and host
+_PROCESS = struct.Struct("q?63s")
 _FINALISING = 5.0  # seconds that finalising may take, however short the timeout
 _LOOKS = 100  # polls of the other ranks during a timeout, by a rank that has finished
 
 
 class MPIJob:
-    """This process as one of an MPI job: how it ends, and which other ranks have finished.
+    """This process as one of an MPI job: how it ends, and which other ranks have
+    finished.
 
     Parameters
     ----------
@@ -88,13 +103,17 @@ class MPIJob:
         here = self.world.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of this host
         self.spins = _SPINS if here.size <= _num_cores_of(here) else 0
         here.Free()
-        self._unfinished: deque[Callable[[], bool]] = deque()  # sends of all groups, each as its is_over()
+        # sends of all groups, each as its is_over()
+        self._unfinished: deque[Callable[[], bool]] = deque()
         self._many = 16
         self.groups: list[MPIGroup] = []
         self.activity = RankActivity()
-        self.activity.unread = lambda: [words for group in self.groups for words in group.unread()]
+        self.activity.unread = lambda: [
+            words for group in self.groups for words in group.unread()
+        ]
         self._processes = _processes(self.world)
-        self._letters: list[MPI.Request] = []  # this rank's sends on the job's own communicator
+        # this rank's sends on the job's own communicator
+        self._letters: list[MPI.Request] = []
         self._complaint = ""
         self._answers: dict[int, RankReport] = {}
         self._asked_at = 0.0  # when a lower rank asked most recently
@@ -102,7 +121,9 @@ class MPIJob:
         self._silent_for: dict[int, float] = {}  # since how many seconds, by rank
         self._watched: Patience | None = None
         self._is_left, self._has_mentioned_debugger = threading.Event(), False
-        self._lookout = threading.Thread(target=self._look_out, name="lookout", daemon=True)
+        self._lookout = threading.Thread(
+            target=self._look_out, name="lookout", daemon=True
+        )
         self._lookout.start()
         os.register_at_fork(after_in_child=self._disown)
         atexit.register(self.leave)
@@ -112,28 +133,37 @@ class MPIJob:
         for group in self.groups:
             group.disown()
 
-    # -- sends ----------------------------------------------------------------------------------------------
+    # -- sends -------------------------------------------------------------------------
 
     def keep(self, is_over: Callable[[], bool]) -> None:
-        """Hold a send, by its method, until it is over. The oldest are dropped one by one; all when they are many."""
+        """Hold a send, by its method, until it is over. The oldest are dropped one by
+        one; all when they are many.
+        """
         self._unfinished.append(is_over)
         while self._unfinished and self._unfinished[0]():
             self._unfinished.popleft()
         if len(self._unfinished) > self._many:
-            self._unfinished = deque(is_over for is_over in self._unfinished if not is_over())
+            self._unfinished = deque(
+                is_over for is_over in self._unfinished if not is_over()
+            )
             self._many = 2 * len(self._unfinished) + 16
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
         """Expect nothing more of lost ranks. Finalise in another way at the end."""
-        self.control.Ack_failed()  # otherwise every later poll for letters of other ranks fails
+        # otherwise every later poll for letters of other ranks fails
+        self.control.Ack_failed()
         self.others -= lost
         self.finalise = finalise
-        self._letters = [letter for letter in self._letters if not has_ended(letter.Test)]
+        self._letters = [
+            letter for letter in self._letters if not has_ended(letter.Test)
+        ]
 
-    # -- letters between ranks ------------------------------------------------------------------------------
+    # -- letters between ranks ---------------------------------------------------------
 
     def attend(self) -> None:
-        """Read and answer the letters of other ranks, in a rank that waits or in its watchdog thread while it works."""
+        """Read and answer the letters of other ranks, in a rank that waits or in its
+        watchdog thread while it works.
+        """
         if not self._attending.acquire(blocking=False):
             return
         try:
@@ -146,8 +176,15 @@ class MPIJob:
                 elif status.tag == _COMPLAINT:
                     self._complaint = data.decode()
                 elif status.tag == _QUESTION:
-                    self._asked_at = time.perf_counter() if data and rank < self.world.rank else self._asked_at
-                    self._send(rank, self.activity.report(self.world.rank).to_bytes(), _ANSWER)  # [7]
+                    self._asked_at = (
+                        time.perf_counter()
+                        if data and rank < self.world.rank
+                        else self._asked_at
+                    )
+                    # [7]
+                    self._send(
+                        rank, self.activity.report(self.world.rank).to_bytes(), _ANSWER
+                    )
                 else:
                     self._answers[rank] = RankReport.from_bytes(bytes(data))
         finally:
@@ -155,34 +192,50 @@ class MPIJob:
 
     def _send(self, rank: int, data: bytes, tag: int) -> None:
         with self._sending:
-            self._letters = [letter for letter in self._letters if not has_ended(letter.Test)]
+            self._letters = [
+                letter for letter in self._letters if not has_ended(letter.Test)
+            ]
             with suppress(MPI.Exception):  # that rank is lost
                 self._letters.append(self.control.Isend(data, rank, tag))
 
     def _look_out(self) -> None:
-        """Answer for this rank while it works; give up for it while it is blocked inside MPI."""
+        """Answer for this rank while it works; give up for it while it is blocked
+        inside MPI.
+        """
         may_answer = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         while not self._is_left.wait(_LOOK):
-            with suppress(Exception):  # the rank changes while its report is made; the next may succeed
+            # the rank changes while its report is made; the next may succeed
+            with suppress(Exception):
                 if may_answer:
                     self.attend()
                 if (watched := self._watched) is not None and watched.look():
                     self._judge_for(watched, may_answer)
 
     def _judge_for(self, watched: Patience, may_answer: bool) -> None:
-        """End the job, unless the awaited message has arrived meanwhile, or a rank is in a debugger."""
+        """End the job, unless the awaited message has arrived meanwhile, or a rank is
+        in a debugger.
+        """
         report = self.activity.report(self.world.rank)
-        reports = self.judge(lambda: self._watched is not watched) if may_answer else [report]
+        reports = (
+            self.judge(lambda: self._watched is not watched) if may_answer else [report]
+        )
         if reports is None:
             watched.renew()
             return
         who = titled(report.rank, self.activity.roles)
-        waited = f"MessageError: Rank {who} has waited {report.seconds:.1f} s for {report.awaited}."
+        waited = (
+            f"MessageError: Rank {who} has waited {report.seconds:.1f} s for "
+            f"{report.awaited}."
+        )
         self.process.end("\n".join([waited, verdict(reports, self.activity.roles)]), 1)
 
     @contextmanager
-    def watching(self, limit: float, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
-        """Let the watchdog thread end the job if this block, a call inside MPI, takes longer than ``limit`` s."""
+    def watching(
+        self, limit: float, peer: int | None, words: Callable[[], str]
+    ) -> Iterator[None]:
+        """Let the watchdog thread end the job if this block, a call inside MPI, takes
+        longer than ``limit`` s.
+        """
         patience = self._watched = Patience(limit)
         try:
             with self.activity.waiting(patience, peer, words):
@@ -190,10 +243,14 @@ class MPIJob:
         finally:
             self._watched = None
 
-    def judge(self, is_over: Callable[[], bool], may_end: bool = True) -> list[RankReport] | None:
-        """Return the reports of all ranks [6], or None to continue: the wait is over, or a rank is in a debugger.
+    def judge(
+        self, is_over: Callable[[], bool], may_end: bool = True
+    ) -> list[RankReport] | None:
+        """Return the reports of all ranks [6], or None to continue: the wait is over,
+        or a rank is in a debugger.
 
-        If several ranks ask at once, the lowest one that may end the job proceeds, and the others wait for that.
+        If several ranks ask at once, the lowest one that may end the job proceeds, and
+        the others wait for that.
         """
         reports = [] if self._was_asked() else self._ask_all(may_end)
         if self._was_asked():
@@ -220,8 +277,14 @@ class MPIJob:
         for rank in self.others:
             self._send(rank, b"may end" if may_end else b"", _QUESTION)
         self._attend_until(lambda: len(self._answers) >= len(self.others), _ANSWERS)
-        answers = {self.world.rank: self.activity.report(self.world.rank), **self._answers}
-        return [answers.get(rank) or self._silent(rank) for rank in sorted({self.world.rank, *self.others})]
+        answers = {
+            self.world.rank: self.activity.report(self.world.rank),
+            **self._answers,
+        }
+        return [
+            answers.get(rank) or self._silent(rank)
+            for rank in sorted({self.world.rank, *self.others})
+        ]
 
     def _silent(self, rank: int) -> RankReport:
         pid, may_answer, host = self._processes[rank]
@@ -231,14 +294,18 @@ class MPIJob:
         return RankReport(rank, pid, host, place=place, is_silent=True)
 
     def complain(self, rank: int, text: str) -> None:
-        """Tell a rank that has finished that this one is blocked on it; that rank ends the job."""
+        """Tell a rank that has finished that this one is blocked on it; that rank ends
+        the job.
+        """
         self._send(rank, text.encode(), _COMPLAINT)
         time.sleep(DEFERENCE)  # it knows its exit code, and ends this rank meanwhile
 
-    # -- the end --------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Announce the shutdown, wait until all ranks have, and finalise MPI. The last call of a rank."""
+        """Announce the shutdown, wait until all ranks have, and finalise MPI. The last
+        call of a rank.
+        """
         if self.process.is_over or MPI.Is_finalized():
             return
         try:
@@ -253,7 +320,8 @@ class MPIJob:
                 self.finalise()
             self.process.line.close()
             self.process.leave()
-        except BaseException as error:  # Ctrl-C, which Python would ignore here, to exit with 0
+        # Ctrl-C, which Python would ignore here, to exit with 0
+        except BaseException as error:
             self.process.end_by(error)
 
     def _wait_for_goodbyes(self) -> None:
@@ -264,13 +332,20 @@ class MPIJob:
         while not self.others <= self.departed:  # [3]
             self.attend()
             if self._complaint:  # [5]
-                exited, last = f"This rank exited early{self.process.exit_place}", self.activity.words()
+                exited, last = (
+                    f"This rank exited early{self.process.exit_place}",
+                    self.activity.words(),
+                )
                 action = f" Its last action was {last}." if last else ""
-                self.process.end(f"{exited}. {self._complaint}{action}", self.process.exit_code)
+                self.process.end(
+                    f"{exited}. {self._complaint}{action}", self.process.exit_code
+                )
             if patience.look():
                 self._end_if_one_is_silent(patience.limit)
                 patience.renew()
-            self._unfinished = deque(is_over for is_over in self._unfinished if not is_over())
+            self._unfinished = deque(
+                is_over for is_over in self._unfinished if not is_over()
+            )
             if self._unfinished:
                 yield_core()  # their bytes may move only while this rank is inside MPI
                 continue
@@ -278,10 +353,17 @@ class MPIJob:
             pause = min(2 * pause, 5e-3)
 
     def _end_if_one_is_silent(self, pause: float) -> None:
-        """End the job if a rank is stopped. One that still works alone may take as long as it needs."""
+        """End the job if a rank is stopped. One that still works alone may take as long
+        as it needs.
+        """
         reports = self.judge(lambda: self.others <= self.departed, may_end=False) or []
-        silent = {r.rank for r in reports if r.is_silent and r.place in (STOPPED, "")} - self.departed
-        self._silent_for = {rank: self._silent_for.get(rank, -pause) + pause + _ANSWERS for rank in silent}
+        silent = {
+            r.rank for r in reports if r.is_silent and r.place in (STOPPED, "")
+        } - self.departed
+        self._silent_for = {
+            rank: self._silent_for.get(rank, -pause) + pause + _ANSWERS
+            for rank in silent
+        }
         if any(seconds > self.timeout for seconds in self._silent_for.values()):
             waited = "This rank has finished and waits for the others."
             text = "\n".join([waited, verdict(reports, self.activity.roles)])
@@ -289,11 +371,17 @@ class MPIJob:
 
 
 def start_mpi() -> None:
-    """Start MPI with the thread support that ``mpi4py.rc``, or its environment variable, requests. Collective."""
+    """Start MPI with the thread support that ``mpi4py.rc``, or its environment
+    variable, requests. Collective.
+    """
     if MPI.Is_initialized():  # the program has imported mpi4py itself
         return
     if mpi4py.rc.threads:
-        MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level}".upper(), MPI.THREAD_MULTIPLE))
+        MPI.Init_thread(
+            getattr(
+                MPI, f"THREAD_{mpi4py.rc.thread_level}".upper(), MPI.THREAD_MULTIPLE
+            )
+        )
     else:
         MPI.Init()
 
@@ -307,7 +395,9 @@ def has_ended(is_over: Callable[[], bool]) -> bool:
 
 
 def _num_cores_of(ranks: MPI.Comm) -> int:
-    """Return how many cores the ranks of a host have together; each may be bound to its own. Collective."""
+    """Return how many cores the ranks of a host have together; each may be bound to its
+    own. Collective.
+    """
     has_core = bytearray(_MOST_CORES)
     for core in cores():
         has_core[core % _MOST_CORES] = 1
@@ -316,13 +406,26 @@ def _num_cores_of(ranks: MPI.Comm) -> int:
 
 
 def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
-    """Return the process of every rank, whether its watchdog thread may use MPI, and its host. Collective."""
-    everybody, may_answer = bytearray(_PROCESS.size * world.size), MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    world.Allgather(_PROCESS.pack(os.getpid(), may_answer, socket.gethostname().encode()[:63]), everybody)
-    return [(pid, may, host.rstrip(b"\0").decode()) for pid, may, host in _PROCESS.iter_unpack(everybody)]
+    """Return the process of every rank, whether its watchdog thread may use MPI, and
+    its host. Collective.
+    """
+    everybody, may_answer = (
+        bytearray(_PROCESS.size * world.size),
+        MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+    )
+    world.Allgather(
+        _PROCESS.pack(os.getpid(), may_answer, socket.gethostname().encode()[:63]),
+        everybody,
+    )
+    return [
+        (pid, may, host.rstrip(b"\0").decode())
+        for pid, may, host in _PROCESS.iter_unpack(everybody)
+    ]
 
 
 @functools.cache
 def the_job(process: RankProcess) -> MPIJob:
-    """Return the job of this process. MPI exists once in a process, and so does this."""
+    """Return the job of this process. MPI exists once in a process, and so does
+    this.
+    """
     return MPIJob(process)

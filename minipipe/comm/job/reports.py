@@ -1,6 +1,8 @@
-"""Reports of a rank: its current action, the call that blocks it and for how long, and its last message.
+"""Reports of a rank: its current action, the call that blocks it and for how long, and
+its last message.
 
-Recording it costs one assignment per action. Text is made only when another rank asks, once a wait has lasted too long.
+Recording it costs one assignment per action. Text is made only when another rank asks,
+once a wait has lasted too long.
 """
 
 from __future__ import annotations
@@ -24,17 +26,24 @@ from typing import Any
 from minipipe.errors import LaunchError, MinipipeError, counted
 
 LONGEST_GAP = 0.5
-"""Seconds between two polls. A longer gap means that this process itself was suspended."""
-_MOST_LINES = 22  # of the final message, to fit a screen; the middle of a longer text is left out
+"""Seconds between two polls. A longer gap means that this process itself was
+suspended.
+"""
+# of the final message, to fit a screen; the middle of a longer text is left out
+_MOST_LINES = 22
 _DEBUGGERS = ("bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy")
-_LIBRARIES = (str(Path(__file__).resolve().parents[2]) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen")
+_LIBRARIES = (
+    str(Path(__file__).resolve().parents[2]) + os.sep,
+    os.path.dirname(os.__file__) + os.sep,
+    "<frozen",
+)
 
 
 class Patience:
     """Counts the seconds that this process has waited, from poll to poll.
 
-    A scheduler that suspends a job, or a user with Ctrl-Z, stops the job but not the clock. So a gap between two polls
-    counts as at most half a second.
+    A scheduler that suspends a job, or a user with Ctrl-Z, stops the job but not the
+    clock. So a gap between two polls counts as at most half a second.
 
     Parameters
     ----------
@@ -92,7 +101,8 @@ class RankReport:
     seconds : float
         How long it has waited.
     place : str
-        The line of the user's program that runs; for a silent rank the state of its process.
+        The line of the user's program that runs; for a silent rank the state of its
+        process.
     is_debugged : bool
         Whether it is in a debugger.
     has_ended : bool
@@ -104,7 +114,8 @@ class RankReport:
     step, position : int
         The current step, and how many of its actions are finished.
     sent_at : int or None
-        The position at which the peer sends the awaited message, if the program determines it.
+        The position at which the peer sends the awaited message, if the program
+        determines it.
     round : int
         The round of a collective operation, from 1; 0 outside.
     is_collective : bool
@@ -148,28 +159,42 @@ class RankActivity:
     Attributes
     ----------
     position : int
-        Index of the running action among the actions of this rank; counted by the code that runs them.
+        Index of the running action among the actions of this rank; counted by the code
+        that runs them.
     unread : function
         Returns the messages that have arrived and for which no receive is posted.
     has_ended : bool
         Whether the program of this rank has finished.
     roles : dict of int to str
-        By world rank, the program's name for it in messages, such as "replica 1, stage 0".
+        By world rank, the program's name for it in messages, such as "replica 1, stage
+        0".
     round : int
         The round of a collective operation; set by the operation.
     thread : int or None
-        Identifier of the thread that communicates for this rank; at first the main thread.
+        Identifier of the thread that communicates for this rank; at first the main
+        thread.
     """
 
     def __init__(self) -> None:
         self.position, self.round, self.has_ended = 0, 0, False
         self.thread = threading.main_thread().ident
-        self._run: tuple[str, Sequence[Any], int, Callable[[Any], int | None]] = "", (), 0, lambda action: None
+        self._run: tuple[str, Sequence[Any], int, Callable[[Any], int | None]] = (
+            "",
+            (),
+            0,
+            lambda action: None,
+        )
         self.unread: Callable[[], list[str]] = list
         self.roles: dict[int, str] = {}
         self._wait: tuple[Patience, int | None, Callable[[], str]] | None = None
 
-    def begin(self, program: str, actions: Sequence[Any], step: int, sent_at: Callable[[Any], int | None]) -> None:
+    def begin(
+        self,
+        program: str,
+        actions: Sequence[Any],
+        step: int,
+        sent_at: Callable[[Any], int | None],
+    ) -> None:
         """Note that this rank begins a sequence of actions.
 
         Parameters
@@ -180,7 +205,8 @@ class RankActivity:
         step : int
             The number of the step, or of another call.
         sent_at : function
-            From an action to the position at which its peer sends the awaited message; None if it waits for none.
+            From an action to the position at which its peer sends the awaited message;
+            None if it waits for none.
         """
         self.claim()
         self.position, self._run = 0, (program, actions, step, sent_at)
@@ -191,29 +217,44 @@ class RankActivity:
         Raises
         ------
         LaunchError
-            Code ``not-a-rank``, while another thread is inside a call. Messages carry no thread, so each thread would
-            receive the other's messages.
+            Code ``not-a-rank``, while another thread is inside a call. Messages carry
+            no thread, so each thread would receive the other's messages.
         """
         if (thread := threading.get_ident()) == self.thread:
             return
         if other := self._call_of(self.thread):
-            only_one = "Only one may at a time: let one thread make all calls, or share a threading.Lock"
-            message = f"Two threads of this rank communicate at once: {other}; {self._call_of(thread)}. {only_one}."
+            only_one = (
+                "Only one may at a time: let one thread make all calls, or share a "
+                "threading.Lock"
+            )
+            message = (
+                f"Two threads of this rank communicate at once: {other}; "
+                f"{self._call_of(thread)}. {only_one}."
+            )
             raise LaunchError("not-a-rank", message)
         self.thread = thread
 
     def _call_of(self, thread: int | None) -> str:
-        """Describe the outermost call to a group or a pipeline of this rank that a thread is inside, if any."""
+        """Describe the outermost call to a group or a pipeline of this rank that a
+        thread is inside, if any.
+        """
         frames = _frames(thread)
-        calls = [number for number, (frame, _) in enumerate(frames) if self._serves(frame)]
+        calls = [
+            number for number, (frame, _) in enumerate(frames) if self._serves(frame)
+        ]
         if not calls:
             return ""
         stack = frames[calls[-1] :]
-        name = next((each.name for each in threading.enumerate() if each.ident == thread), "a thread")
+        name = next(
+            (each.name for each in threading.enumerate() if each.ident == thread),
+            "a thread",
+        )
         return f"{name} is in {stack[0][0].f_code.co_qualname}() at {place_of(stack)}"
 
     def _serves(self, frame: FrameType) -> bool:
-        if not str(frame.f_globals.get("__name__")).startswith(("minipipe.comm.", "minipipe.pipeline.")):
+        if not str(frame.f_globals.get("__name__")).startswith(
+            ("minipipe.comm.", "minipipe.pipeline.")
+        ):
             return False
         this = frame.f_locals.get("self")
         return getattr(getattr(this, "_group", this), "activity", None) is self
@@ -227,10 +268,18 @@ class RankActivity:
     def words(self) -> str:
         """Name the running action, or the last finished step."""
         action, step = self.current, self._run[2]
-        return "" if not step else f"after step {step}" if action is None else f"{action}, step {step}"
+        return (
+            ""
+            if not step
+            else f"after step {step}"
+            if action is None
+            else f"{action}, step {step}"
+        )
 
     @contextmanager
-    def waiting(self, patience: Patience, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
+    def waiting(
+        self, patience: Patience, peer: int | None, words: Callable[[], str]
+    ) -> Iterator[None]:
         """Note, inside this block, the message for which this rank waits."""
         before, self._wait = self._wait, (patience, peer, words)
         try:
@@ -241,26 +290,48 @@ class RankActivity:
     def report(self, rank: int) -> RankReport:
         """Return the report of this rank. Any thread may call it."""
         frames = _frames(self.thread)
-        report = RankReport(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
+        report = RankReport(
+            rank,
+            os.getpid(),
+            socket.gethostname(),
+            self.words(),
+            has_ended=self.has_ended,
+        )
         report.program, _, report.step, sent_at = self._run
-        report.position, report.round, report.place = self.position, self.round, place_of(frames)
-        report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f, _ in frames)
+        report.position, report.round, report.place = (
+            self.position,
+            self.round,
+            place_of(frames),
+        )
+        report.is_debugged = any(
+            str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS
+            for f, _ in frames
+        )
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait
-            report.awaited, report.seconds, report.unread = words(), patience.spent, self.unread()
-            report.is_collective = self.current is None and "with tag" not in report.awaited
-            report.sent_at = None if (action := self.current) is None else sent_at(action)
+            report.awaited, report.seconds, report.unread = (
+                words(),
+                patience.spent,
+                self.unread(),
+            )
+            report.is_collective = (
+                self.current is None and "with tag" not in report.awaited
+            )
+            report.sent_at = (
+                None if (action := self.current) is None else sent_at(action)
+            )
         return report
 
 
-# -- places in the user's program -------------------------------------------------------------------------------
+# -- places in the user's program ------------------------------------------------------
 
 
 def _frames(thread: int | None) -> list[tuple[FrameType, int]]:
     """Return the frames of a thread with their lines, the innermost first.
 
-    CPython before 3.11.9 may hang for ever if a garbage collection begins inside ``sys._current_frames``
-    (python/cpython#106883), so collection is disabled during the call.
+    CPython before 3.11.9 may hang for ever if a garbage collection begins inside
+    ``sys._current_frames`` (python/cpython#106883), so collection is disabled during
+    the call.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -271,7 +342,8 @@ def _frames(thread: int | None) -> list[tuple[FrameType, int]]:
 
 
 def place_of(stack: Sequence[tuple[FrameType, int]]) -> str:
-    """Return the innermost line of the user's own code: outside minipipe, the standard library and packages.
+    """Return the innermost line of the user's own code: outside minipipe, the standard
+    library and packages.
 
     Parameters
     ----------
@@ -298,7 +370,7 @@ def _is_library(file: str) -> bool:
     return file.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in file
 
 
-# -- the final message ------------------------------------------------------------------------------------------
+# -- the final message -----------------------------------------------------------------
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -306,7 +378,11 @@ def exit_code_of(error: BaseException) -> int:
 
     Examples
     --------
-    >>> exit_code_of(SystemExit(3)), exit_code_of(SystemExit("no data")), exit_code_of(ValueError())
+    >>> (
+    ...     exit_code_of(SystemExit(3)),
+    ...     exit_code_of(SystemExit("no data")),
+    ...     exit_code_of(ValueError()),
+    ... )
     (3, 1, 1)
     """
     if isinstance(error, SystemExit):
@@ -317,7 +393,8 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def last_words(error: BaseException) -> str:
-    """Return the final message of a rank that an exception ends: its notes, then a sentence or a traceback.
+    """Return the final message of a rank that an exception ends: its notes, then a
+    sentence or a traceback.
 
     At most a screen, with the cause last.
 
@@ -338,11 +415,16 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted{place}."
     if isinstance(error, SystemExit):
-        return f"sys.exit({error.code}){place}; ending all ranks." if isinstance(error.code, int) else str(error.code)
+        return (
+            f"sys.exit({error.code}){place}; ending all ranks."
+            if isinstance(error.code, int)
+            else str(error.code)
+        )
     if isinstance(error, MinipipeError) and error.is_self_explaining:
         return f"{type(error).__name__}: {error}"
     formatted = traceback.TracebackException.from_exception(error)
-    formatted.__notes__ = None  # printed before; Python would print them after the cause
+    # printed before; Python would print them after the cause
+    formatted.__notes__ = None
     return "".join(formatted.format()).rstrip()
 
 
@@ -358,4 +440,6 @@ def shortened(text: str) -> str:
     if len(lines) <= _MOST_LINES:
         return text
     head, tail = lines[:6], lines[6 - _MOST_LINES + 1 :]
-    return "\n".join([*head, f"  … {counted(len(lines) - len(head) - len(tail), 'line')} …", *tail])
+    return "\n".join(
+        [*head, f"  … {counted(len(lines) - len(head) - len(tail), 'line')} …", *tail]
+    )

@@ -1,4 +1,6 @@
-"""Linux: system calls that the standard library lacks, through ctypes, and the descendants of this process."""
+"""Linux: system calls that the standard library lacks, through ctypes, and the
+descendants of this process.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _LOOK = 0.01  # seconds between searches for processes
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Call a function of the C library; ``"syscall"`` and a number for one without a name there.
+    """Call a function of the C library; ``"syscall"`` and a number for one without a
+    name there.
 
     Parameters
     ----------
@@ -37,14 +40,18 @@ def call(name: str, *arguments: Any) -> int:
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, name):
         raise OSError(f"{name} is missing in the C library")
-    result = getattr(library, name)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
+    result = getattr(library, name)(
+        *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
+    )
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
     return result
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, even if it was detached."""
+    """Become the parent of every descendant whose own parent ends, even if it was
+    detached.
+    """
     call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -54,7 +61,8 @@ def end_with_parent(number: int = 9) -> None:
 
 
 def end_with(parent: int, number: int = 9) -> None:
-    """Get a signal when the process ``parent``, which forked this one, ends; exit at once if it has ended already.
+    """Get a signal when the process ``parent``, which forked this one, ends; exit at
+    once if it has ended already.
 
     On other systems than Linux only the latter.
     """
@@ -67,12 +75,14 @@ def end_with(parent: int, number: int = 9) -> None:
 def give_up_privileges() -> None:
     """Drop every capability, and gain none by running a file such as ``sudo``."""
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    header = _CAPABILITY_VERSION_3.to_bytes(4, sys.byteorder) + bytes(4)  # version, this process
+    # version, this process
+    header = _CAPABILITY_VERSION_3.to_bytes(4, sys.byteorder) + bytes(4)
     call("capset", header, bytes(24))
 
 
 def end_descendants(grace: float = 0.0, limit: float = float("inf")) -> bool:
-    """Kill all descendants of this process, which has adopted their orphans; return whether none is left.
+    """Kill all descendants of this process, which has adopted their orphans; return
+    whether none is left.
 
     It takes the exit status of every child, so no other thread may wait for one.
 
@@ -81,12 +91,14 @@ def end_descendants(grace: float = 0.0, limit: float = float("inf")) -> bool:
     grace : float
         Seconds in which they may exit by themselves.
     limit : float
-        Seconds after which processes that cannot be killed are left, such as one that hangs in a network file system.
+        Seconds after which processes that cannot be killed are left, such as one that
+        hangs in a network file system.
     """
     begun = time.monotonic()
     with suppress(ChildProcessError):
         while (spent := time.monotonic() - begun) <= limit:
-            while os.waitpid(-1, os.WNOHANG)[0]:  # orphans become children, so at the end there are none
+            # orphans become children, so at the end there are none
+            while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
             for process in _descendants() if spent >= grace else ():
                 with suppress(ProcessLookupError, PermissionError):
@@ -101,7 +113,11 @@ def _descendants() -> set[int]:
     parents = {}
     for process in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended meanwhile
-            after_name = Path("/proc", process, "stat").read_text("utf-8", "replace").rpartition(")")[2]
+            after_name = (
+                Path("/proc", process, "stat")
+                .read_text("utf-8", "replace")
+                .rpartition(")")[2]
+            )
             parents[int(process)] = int(after_name.split()[1])
     found, new = set(), {os.getpid()}
     while new:

@@ -1,22 +1,28 @@
-"""The watchdog process (the "witness"): a small process on each host that outlives the ranks there.
+"""The watchdog process (the "witness"): a small process on each host that outlives the
+ranks there.
 
-The ranks cannot report three failures. A killed rank sends nothing, and the launcher kills the others within
-milliseconds. If the launcher's own process is killed, its ranks live on. If a rank fails before MPI starts, the others
-block inside MPI, where no Python runs. So the watchdog process
+The ranks cannot report three failures. A killed rank sends nothing, and the launcher
+kills the others within milliseconds. If the launcher's own process is killed, its ranks
+live on. If a rank fails before MPI starts, the others block inside MPI, where no Python
+runs. So the watchdog process
 
-* waits until every rank of the host has joined, and tells the others if one has exited before;
-* names a rank whose connection closes without a shutdown handshake, with how its process ended;
+* waits until every rank of the host has joined, and tells the others if one has exited
+  before;
+* names a rank whose connection closes without a shutdown handshake, with how its
+  process ended;
 * ends a rank that takes too long to start or finalise MPI;
 * kills the ranks when the launcher's process is gone;
-* ends processes that a killed rank has started: the launcher waits for those that share its output;
+* ends processes that a killed rank has started: the launcher waits for those that share
+  its output;
 * deletes the shared memory of ranks that were killed.
 
-It listens on an abstract socket, so no file is left behind, and exits with the last rank. It runs as a script by its
-path with ``python -I -S``, so it imports only the standard library. Linux only: on other systems ranks do without.
+It listens on an abstract socket, so no file is left behind, and exits with the last
+rank. It runs as a script by its path with ``python -I -S``, so it imports only the
+standard library. Linux only: on other systems ranks do without.
 
-A rank first sends ``join RANK``; its other requests are the methods that ``_REQUESTS`` lists. The answers: ``welcome``;
-``taken PROCESS`` (another process is this rank); ``go`` (all have joined); ``gone RANKS``; ``missing RANKS``; ``yes``;
-``no``.
+A rank first sends ``join RANK``; its other requests are the methods that ``_REQUESTS``
+lists. The answers: ``welcome``; ``taken PROCESS`` (another process is this rank);
+``go`` (all have joined); ``gone RANKS``; ``missing RANKS``; ``yes``; ``no``.
 """
 
 from __future__ import annotations
@@ -35,22 +41,35 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOOK = 0.1  # seconds between checks of ranks that have not joined yet
-_SURE = 5  # checks that must agree before a rank counts as gone: the launcher may still be starting it
-_LONGEST_GAP = 0.5  # seconds between two checks that count; in a longer gap this process was suspended
+# checks that must agree before a rank counts as gone: the launcher may still be
+# starting it
+_SURE = 5
+# seconds between two checks that count; in a longer gap this process was suspended
+_LONGEST_GAP = 0.5
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
 _MOST_DIGITS = 18  # of a rank: int() raises beyond 4300
-_FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_FROM_OUTSIDE = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 SHARED = "/dev/shm/mpich_shm_"
-_REQUESTS = ("limit", "free", "say", "survive", "describe", "who", "first")  # of a rank: methods of the watchdog
+# of a rank: methods of the watchdog
+_REQUESTS = ("limit", "free", "say", "survive", "describe", "who", "first")
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
-# -- processes --------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------
 
 
 def credentials_of(connection: socket.socket) -> tuple[int, int]:
     """Return process and user at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
     return struct.unpack("3i", credentials)[:2]
 
 
@@ -62,29 +81,40 @@ def is_own(connection: socket.socket) -> bool:
 def rank_of_process(pid: int) -> int | None:
     """Return the rank that a launcher gave a process, or None."""
     with suppress(OSError):
-        entries = dict(line.partition(b"=")[::2] for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        entries = dict(
+            line.partition(b"=")[::2]
+            for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        )
         rank = next((entries[name] for name in _RANK_VARIABLES if name in entries), b"")
-        if not rank and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":  # not the one of a shell inside salloc
+        # not the one of a shell inside salloc
+        if not rank and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":
             rank = entries.get(b"SLURM_PROCID", b"")
         return int(rank) if rank.isdigit() and len(rank) <= _MOST_DIGITS else None
     return None
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """Return the lines of ``/proc/PID/status`` by name; none when the process is gone."""
+    """Return the lines of ``/proc/PID/status`` by name; none when the process is
+    gone.
+    """
     with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()  # a name may be any bytes
+        # a name may be any bytes
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
         return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return {}
 
 
 def process_state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process, such as ``T`` for stopped; empty when it is gone."""
+    """Return the kernel's letter for the state of a process, such as ``T`` for stopped;
+    empty when it is gone.
+    """
     return status_of(pid).get("State", "")[:1]
 
 
 def is_dead(pid: int) -> bool:
-    """Return whether a process has ended, whether or not its parent has waited for it."""
+    """Return whether a process has ended, whether or not its parent has waited for
+    it.
+    """
     return process_state(pid) in ("", "Z", "X")
 
 
@@ -96,21 +126,35 @@ def is_ending(pid: int) -> bool:
 
 
 def launcher_of(pid: int) -> int:
-    """Return the launcher's process: the first ancestor that is not a rank (a shell between them counts as one)."""
+    """Return the launcher's process: the first ancestor that is not a rank (a shell
+    between them counts as one).
+    """
     parent = int(status_of(pid).get("PPid", 0))
-    return launcher_of(parent) if parent > 1 and rank_of_process(parent) is not None else parent
+    return (
+        launcher_of(parent)
+        if parent > 1 and rank_of_process(parent) is not None
+        else parent
+    )
 
 
 def started_ranks(launcher: int) -> set[int]:
     """Return the ranks of a launcher's living children."""
     with suppress(OSError):
-        children = map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split())
-        return {rank for pid in children if not is_dead(pid) and (rank := rank_of_process(pid)) is not None}
+        children = map(
+            int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        )
+        return {
+            rank
+            for pid in children
+            if not is_dead(pid) and (rank := rank_of_process(pid)) is not None
+        }
     return set()
 
 
 def pipes_of(pid: int, numbers: Iterable[str] = ()) -> set[str]:
-    """Return the pipes among the open files of a process, or among some of them; none when it is gone."""
+    """Return the pipes among the open files of a process, or among some of them; none
+    when it is gone.
+    """
     found, folder = set(), f"/proc/{pid}/fd"
     with suppress(OSError):
         for number in numbers or os.listdir(folder):
@@ -119,24 +163,35 @@ def pipes_of(pid: int, numbers: Iterable[str] = ()) -> set[str]:
     return {name for name in found if name.startswith("pipe:")}
 
 
-# -- how a process ended ----------------------------------------------------------------------------------------
+# -- how a process ended ---------------------------------------------------------------
 
 
 def returncode_of(pid: int, pidfd: int) -> int | None:
-    """Return the exit code of a process, or minus the signal that ended it; None if the kernel does not report it."""
+    """Return the exit code of a process, or minus the signal that ended it; None if the
+    kernel does not report it.
+    """
     with suppress(OSError):
         for _ in range(50):  # its files are closed; it will be dead in a moment
-            state, *_, status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            state, *_, status = (
+                Path(f"/proc/{pid}/stat")
+                .read_text("utf-8", "replace")
+                .rpartition(")")[2]
+                .split()
+            )
             if state in "ZX":
                 return os.waitstatus_to_exitcode(int(status))
             time.sleep(0.02)
-    size, exit_code_at, asks_for_it = 64, 60, 1 << 3  # struct pidfd_info and PIDFD_GET_INFO of linux/pidfd.h
+    # struct pidfd_info and PIDFD_GET_INFO of linux/pidfd.h
+    size, exit_code_at, asks_for_it = 64, 60, 1 << 3
     info = bytearray(size)
     struct.pack_into("Q", info, 0, asks_for_it)
-    with suppress(OSError):  # for a process that is gone the kernel reports it only since Linux 6.15
+    # for a process that is gone the kernel reports it only since Linux 6.15
+    with suppress(OSError):
         fcntl.ioctl(pidfd, 3 << 30 | size << 16 | 0xFF << 8 | 11, info)
         if struct.unpack_from("Q", info)[0] & asks_for_it:
-            return os.waitstatus_to_exitcode(struct.unpack_from("i", info, exit_code_at)[0])
+            return os.waitstatus_to_exitcode(
+                struct.unpack_from("i", info, exit_code_at)[0]
+            )
     return None
 
 
@@ -151,7 +206,7 @@ def ending_of(code: int | None) -> str:
     return f"ended by signal {-code}: {signal.strsignal(-code)}"
 
 
-# -- the watchdog -----------------------------------------------------------------------------------------------
+# -- the watchdog ----------------------------------------------------------------------
 
 
 class Rank:
@@ -162,13 +217,18 @@ class Rank:
     output : set of str
         The pipes of its stdout and stderr.
     limited : tuple of (float, float, str) or None
-        Seconds spent inside MPI, how many it may spend, and the message when they are exceeded.
+        Seconds spent inside MPI, how many it may spend, and the message when they are
+        exceeded.
     role : str
         The program's name for it, such as "replica 1, stage 0"; empty if it has none.
     """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
-        self.connection, self.rank, self.pid = connection, rank, credentials_of(connection)[0]
+        self.connection, self.rank, self.pid = (
+            connection,
+            rank,
+            credentials_of(connection)[0],
+        )
         self.pidfd, self.group = os.pidfd_open(self.pid), os.getpgid(self.pid)
         self.output = pipes_of(self.pid, "12")
         self.limited: tuple[float, float, str] | None = None
@@ -176,10 +236,14 @@ class Rank:
 
     def say(self, words: str) -> None:
         """Write lines to stderr in the name of this rank."""
-        sys.stderr.write("".join(f"[rank {self.rank}] {line}\n" for line in words.splitlines()))
+        sys.stderr.write(
+            "".join(f"[rank {self.rank}] {line}\n" for line in words.splitlines())
+        )
 
     def is_late(self, seconds: float) -> bool:
-        """Count seconds, except while the rank is stopped; return whether its limit is exceeded."""
+        """Count seconds, except while the rank is stopped; return whether its limit is
+        exceeded.
+        """
         if self.limited is None or process_state(self.pid) in ("T", "t"):
             return False
         spent, limit, what = self.limited
@@ -201,19 +265,26 @@ class Witness:
         The number of ranks on all hosts; 0 when unknown.
     """
 
-    def __init__(self, listener: socket.socket, launcher: int, expected: int, size: int) -> None:
+    def __init__(
+        self, listener: socket.socket, launcher: int, expected: int, size: int
+    ) -> None:
         self.launcher, self.expected, self.size = launcher, expected, size
         self.lines: dict[int, Rank] = {}  # by descriptor
         self.waiting: dict[int, socket.socket] = {}  # connected, but not joined
         self.shared_memory: set[str] = set()
-        self.left_open: set[tuple[int, str]] = set()  # rank and pipe, of ranks that ended without a shutdown handshake
+        # rank and pipe, of ranks that ended without a shutdown handshake
+        self.left_open: set[tuple[int, str]] = set()
         self.joined: dict[int, int] = {}  # the processes of ranks
         self.is_explained = False  # some rank has reported why the job ends
         self.survives = False  # whether the loss of a rank does not end the others
         self.listener = listener
-        self.poll = select.epoll()  # which returns events in the order in which they happened, unlike poll
+        # which returns events in the order in which they happened, unlike poll
+        self.poll = select.epoll()
         self.poll.register(listener, select.EPOLLIN)
-        self.launcher_fd, self.launcher_group = os.pidfd_open(launcher), os.getpgid(launcher)
+        self.launcher_fd, self.launcher_group = (
+            os.pidfd_open(launcher),
+            os.getpgid(launcher),
+        )
         self.poll.register(self.launcher_fd, select.EPOLLIN)
         self.missed, self.looked_at = 0, time.monotonic()
 
@@ -221,7 +292,9 @@ class Witness:
         """Serve until the last rank has gone."""
         while True:
             is_complete = len(self.joined) >= self.expected
-            is_quiet = is_complete and not any(rank.limited for rank in self.lines.values())
+            is_quiet = is_complete and not any(
+                rank.limited for rank in self.lines.values()
+            )
             for fd, _ in self.poll.poll(None if is_quiet else _LOOK):
                 if fd == self.launcher_fd:
                     return self.end_orphans()
@@ -236,7 +309,8 @@ class Witness:
                 self.looked_at += gap
                 if self.joined and not is_complete:
                     self.look_for_the_missing()
-                self.end_the_late(0.0 if is_quiet else min(gap, _LONGEST_GAP))  # none was inside MPI while it was quiet
+                # none was inside MPI while it was quiet
+                self.end_the_late(0.0 if is_quiet else min(gap, _LONGEST_GAP))
 
     def accept(self) -> None:
         """Accept a connection from a process of the same user."""
@@ -261,16 +335,29 @@ class Witness:
 
     def answer(self, words: str, *connections: socket.socket) -> None:
         """Send a message to some ranks, or to all."""
-        for connection in connections or [rank.connection for rank in self.lines.values()]:
+        for connection in connections or [
+            rank.connection for rank in self.lines.values()
+        ]:
             with suppress(OSError):
                 connection.send(words.encode())
 
     def named(self, word: str, others: set[int]) -> str:
-        """Return a keyword and the ranks of this host that are not among the others, if these are known."""
+        """Return a keyword and the ranks of this host that are not among the others, if
+        these are known.
+        """
         is_known = self.size == self.expected
-        return " ".join([word, *(str(rank) for rank in range(self.size) if is_known and rank not in others)])
+        return " ".join(
+            [
+                word,
+                *(
+                    str(rank)
+                    for rank in range(self.size)
+                    if is_known and rank not in others
+                ),
+            ]
+        )
 
-    # -- requests -------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------
 
     def join(self, connection: socket.socket, number: int) -> None:
         """``join RANK``: this process is a rank."""
@@ -288,7 +375,9 @@ class Witness:
         rank.limited = 0.0, float(seconds), " ".join(what)
 
     def free(self, rank: Rank, *files: str) -> None:
-        """``free FILES``: it has returned from there; MPI shares memory in these files."""
+        """``free FILES``: it has returned from there; MPI shares memory in these
+        files.
+        """
         rank.limited = None
         self.shared_memory |= {path for path in files if path.startswith(SHARED)}
 
@@ -313,10 +402,12 @@ class Witness:
         self.answer("no" if self.is_explained else "yes", rank.connection)
         self.is_explained = True
 
-    # -- ranks that end -------------------------------------------------------------------------------------
+    # -- ranks that end ----------------------------------------------------------------
 
     def part(self, fd: int, has_said_goodbye: bool) -> None:
-        """Close a connection. A rank without a shutdown handshake was killed, crashed or left Python."""
+        """Close a connection. A rank without a shutdown handshake was killed, crashed
+        or left Python.
+        """
         rank = self.lines.pop(fd, None)
         if rank is None:
             return self.waiting.pop(fd).close()
@@ -335,34 +426,57 @@ class Witness:
             self.answer(self.named("gone", alive))
 
     def explain_sudden_end(self, rank: Rank) -> None:
-        """Name the first rank that ended without an error message; by now the launcher has killed the others."""
+        """Name the first rank that ended without an error message; by now the launcher
+        has killed the others.
+        """
         # The kernel takes the memory of a process that ends before its files.
-        self.is_explained, has_memory = not self.survives, "VmSize" in status_of(rank.pid)
-        is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
+        self.is_explained, has_memory = (
+            not self.survives,
+            "VmSize" in status_of(rank.pid),
+        )
+        is_with_all = self.size > self.expected and all(
+            is_ending(other.pid) for other in self.lines.values()
+        )
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
         code = returncode_of(rank.pid, rank.pidfd)
         # MPI itself may crash if a rank of another host is lost.
         is_elsewhere = is_with_all and (code is None or code < 0)
         is_killed = code in (None, -signal.SIGKILL, -signal.SIGTERM)
-        is_before = len(self.joined) < self.expected and is_killed  # a rank that had not joined was first
+        # a rank that had not joined was first
+        is_before = len(self.joined) < self.expected and is_killed
         if is_launcher_gone or is_elsewhere or is_before:
             return  # mpirun has been killed, or another rank was probably first
         role, ending = f"{rank.role}; " * bool(rank.role), ending_of(code)
         who = f"{rank.rank} ({role}process {rank.pid} on {socket.gethostname()})"
         if has_memory:
             ending = (
-                "it closed all its files (os.closerange?), also the launcher's socket, so the launcher ended the job"
+                "it closed all its files (os.closerange?), also the launcher's socket, "
+                "so the launcher ended the job"
             )
-        elif -(code or 0) in _FROM_OUTSIDE:  # also of the others, but there the launcher's SIGKILL may overtake it
-            return rank.say(f"No rank has failed: rank {who} was {ending}, as sent by launchers and batch systems.")
-        elif self.size > self.expected and code is not None and code < 0 and not is_killed:
+        # also of the others, but there the launcher's SIGKILL may overtake it
+        elif -(code or 0) in _FROM_OUTSIDE:
+            return rank.say(
+                f"No rank has failed: rank {who} was {ending}, as sent by launchers "
+                "and batch systems."
+            )
+        elif (
+            self.size > self.expected
+            and code is not None
+            and code < 0
+            and not is_killed
+        ):
             # The rank itself crashed, or MPI did in it: this host cannot tell which.
-            doubt = "or a rank of another host was lost first, after which MPI may crash here"
+            doubt = (
+                "or a rank of another host was lost first, after which MPI may crash "
+                "here"
+            )
             return rank.say(f"Rank {who} crashed: {ending}; {doubt}.")
         rank.say(f"Rank {who} exited without an error message: {ending}.")
 
     def end_the_late(self, seconds: float) -> None:
-        """Kill a rank that has been inside MPI for too long; it cannot be interrupted there."""
+        """Kill a rank that has been inside MPI for too long; it cannot be interrupted
+        there.
+        """
         for rank in self.lines.values():
             if rank.is_late(seconds) and rank.limited:
                 if not self.is_explained:
@@ -371,20 +485,33 @@ class Witness:
                 os.kill(rank.pid, signal.SIGKILL)
 
     def end_children(self, rank: Rank) -> None:
-        """Kill the process group of a lost rank; other processes that hold its output open end with the job."""
-        self.left_open |= {(rank.rank, pipe) for pipe in rank.output - pipes_of(self.launcher, "12")}
+        """Kill the process group of a lost rank; other processes that hold its output
+        open end with the job.
+        """
+        self.left_open |= {
+            (rank.rank, pipe) for pipe in rank.output - pipes_of(self.launcher, "12")
+        }
         returncode_of(rank.pid, rank.pidfd)  # waits: it may still be ending
-        if rank.group not in {self.launcher_group, *(other.group for other in self.lines.values())}:
+        if rank.group not in {
+            self.launcher_group,
+            *(other.group for other in self.lines.values()),
+        }:
             with suppress(OSError):
                 os.killpg(rank.group, signal.SIGKILL)
 
     def tidy_up(self) -> None:
-        """After the last rank, clean up behind killed ones: processes that hold their output open, and shared memory.
+        """After the last rank, clean up behind killed ones: processes that hold their
+        output open, and shared memory.
 
-        The launcher reads the output to its end. It gives each rank separate pipes, which only descendants inherit.
+        The launcher reads the output to its end. It gives each rank separate pipes,
+        which only descendants inherit.
         """
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc") if self.left_open else ())):
-            if {(rank_of_process(pid), pipe) for pipe in pipes_of(pid)} & self.left_open and pid != os.getpid():
+        for pid in map(
+            int, filter(str.isdigit, os.listdir("/proc") if self.left_open else ())
+        ):
+            if {
+                (rank_of_process(pid), pipe) for pipe in pipes_of(pid)
+            } & self.left_open and pid != os.getpid():
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         for path in self.shared_memory:
@@ -401,7 +528,9 @@ class Witness:
 
 
 def main() -> None:
-    """Serve on the socket that is open under the descriptor FD: ``witness.py FD LAUNCHER EXPECTED SIZE``."""
+    """Serve on the socket that is open under the descriptor FD: ``witness.py FD
+    LAUNCHER EXPECTED SIZE``.
+    """
     number, launcher, expected, size = map(int, sys.argv[1:])
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -1,7 +1,8 @@
-"""The collective calls of a pipeline: each first compares the call and its arguments on all ranks.
+"""The collective calls of a pipeline: each first compares the call and its arguments on
+all ranks.
 
-The first rank sends its values to all others, and no rank waits for all. Values that only
-other ranks know are not compared.
+The first rank sends its values to all others, and no rank waits for all. Values that
+only other ranks know are not compared.
 """
 
 from __future__ import annotations
@@ -14,8 +15,21 @@ import numpy as np
 from minipipe.comm import ProcessGroup
 from minipipe.comm.channel import BroadcastChannel
 from minipipe.comm.process_group import OwnTag
-from minipipe.errors import ArgumentError, Code, MessageError, ModelError, ScheduleError, counted, warn_caller
-from minipipe.execution.checks.comparison import check_marks, fill_numbers, marks_of, numbers_that_came
+from minipipe.errors import (
+    ArgumentError,
+    Code,
+    MessageError,
+    ModelError,
+    ScheduleError,
+    counted,
+    warn_caller,
+)
+from minipipe.execution.checks.comparison import (
+    check_marks,
+    fill_numbers,
+    marks_of,
+    numbers_that_came,
+)
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
@@ -24,19 +38,39 @@ from minipipe.schedules import ActionKind, Schedule
 from minipipe.specs import COUNT
 
 _NAMES = (
-    *("step", "step(accumulate=True)", "forward_backward", "forward_backward(accumulate=True)", "evaluate", "predict"),
-    *("state_dict", "timeline", "measure_memory", "measure_costs", "clip_grad_norm", "unscale_gradients", "sharded"),
+    *(
+        "step",
+        "step(accumulate=True)",
+        "forward_backward",
+        "forward_backward(accumulate=True)",
+        "evaluate",
+        "predict",
+    ),
+    *(
+        "state_dict",
+        "timeline",
+        "measure_memory",
+        "measure_costs",
+        "clip_grad_norm",
+        "unscale_gradients",
+        "sharded",
+    ),
     "run",
 )
 # Those that compute gradients.
-_TRAINING = {name for name in _NAMES if name.startswith(("step", "forward_backward", "measure", "run"))}
+_TRAINING = {
+    name
+    for name in _NAMES
+    if name.startswith(("step", "forward_backward", "measure", "run"))
+}
 
 
 _NO_BATCH = (0, 0, 0)
 
 
 class Calls:
-    """Counts the collective calls of one pipeline, so that no rank takes messages of another call for its own.
+    """Counts the collective calls of one pipeline, so that no rank takes messages of
+    another call for its own.
 
     Parameters
     ----------
@@ -44,7 +78,8 @@ class Calls:
     first_rank : int
         The rank that the others follow.
     tensor : ProcessGroup, optional
-        The tensor-parallel ranks; each is in a group like this one and makes the same calls.
+        The tensor-parallel ranks; each is in a group like this one and makes the same
+        calls.
 
     Attributes
     ----------
@@ -61,13 +96,20 @@ class Calls:
     --------
     >>> from minipipe import spawn
     >>> try:
-    ...     spawn(lambda group: Calls(group, first_rank=0).begin(("step", "evaluate")[group.rank]), num_ranks=2)
+    ...     spawn(
+    ...         lambda group: Calls(group, first_rank=0).begin(
+    ...             ("step", "evaluate")[group.rank]
+    ...         ),
+    ...         num_ranks=2,
+    ...     )
     ... except MessageError as error:
     ...     print(str(error).partition(".")[0])
     Rank 1 is in evaluate(), call 1 of pipeline 1, but rank 0 in step(), call 1 of pipeline 1
     """
 
-    def __init__(self, group: ProcessGroup, first_rank: int, tensor: ProcessGroup | None = None) -> None:
+    def __init__(
+        self, group: ProcessGroup, first_rank: int, tensor: ProcessGroup | None = None
+    ) -> None:
         self.count = 0
         self.updates: Updates | None = None
         self.trained: Trained | None = None
@@ -79,9 +121,13 @@ class Calls:
         self._channels: dict[tuple[int, ProcessGroup, int], BroadcastChannel] = {}
 
     def begin(
-        self, call: str, given: Mapping[str, float | None] | None = None, of_batch: tuple[int, ...] = _NO_BATCH
+        self,
+        call: str,
+        given: Mapping[str, float | None] | None = None,
+        of_batch: tuple[int, ...] = _NO_BATCH,
     ) -> tuple[int, ...]:
-        """Return what the first rank gives of the batch; check that all ranks begin the same call of one pipeline.
+        """Return what the first rank gives of the batch; check that all ranks begin the
+        same call of one pipeline.
 
         Collective. 8 bytes for each number travel.
 
@@ -89,7 +135,8 @@ class Calls:
         ----------
         call : str
         given : mapping of str to number, optional
-            Arguments of this call, which must be the same on all ranks, under the same names; None to skip them.
+            Arguments of this call, which must be the same on all ranks, under the same
+            names; None to skip them.
         of_batch : (int, int, int)
             Its size, layout and form (``samples.py``); known to the first rank.
 
@@ -105,15 +152,24 @@ class Calls:
             self._roots[-1][0].check_open()
             return of_batch
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
-        mine = (self._pipeline, self.count, _NAMES.index(call), *of_batch, *marks_of(values))
+        mine = (
+            self._pipeline,
+            self.count,
+            _NAMES.index(call),
+            *of_batch,
+            *marks_of(values),
+        )
         first: Sequence[float] = mine
         for group, root in self._roots:
             first = tuple(self._numbers_of(group, root, call, mine))
-            if first[:3] != mine[:3] or first[6:] != mine[6:]:  # between is the batch, which others may not know
+            # between is the batch, which others may not know
+            if first[:3] != mine[:3] or first[6:] != mine[6:]:
                 self._compare((group.name(), group.name(root)), values, (mine, first))
         return tuple(map(int, first[3:6]))
 
-    def _numbers_of(self, group: ProcessGroup, root: int, call: str, mine: tuple[float, ...]) -> Sequence[float]:
+    def _numbers_of(
+        self, group: ProcessGroup, root: int, call: str, mine: tuple[float, ...]
+    ) -> Sequence[float]:
         """Return the numbers of a rank, which are ``mine`` on that rank. Collective."""
         self._part.call = call
         key = root, group, len(mine)
@@ -134,19 +190,28 @@ class Calls:
         values: Mapping[str, float | None],
         numbers: tuple[Sequence[float], Sequence[float]],
     ) -> None:
-        """Compare the numbers of this rank and of the first one, which are not all equal."""
+        """Compare the numbers of this rank and of the first one, which are not all
+        equal.
+        """
         mine, first = numbers
         if first[:3] != mine[:3]:
             raise MessageError(
                 "disagreement",
                 f"Rank {ranks[0]} is in {_described(*mine[:3])}, "
                 f"but rank {ranks[1]} in {_described(*first[:3])}. "
-                "Every rank must make the same calls of the same pipelines in the same order.",
+                "Every rank must make the same calls of the same pipelines in the "
+                "same order.",
             )
-        check_marks(ranks, values, (mine[6:], first[6:]), self.updates.words if self.updates else dict)
+        check_marks(
+            ranks,
+            values,
+            (mine[6:], first[6:]),
+            self.updates.words if self.updates else dict,
+        )
 
     def check_trained(self, call: str) -> None:
-        """Compare which parameters are trained, if the call computes gradients. Collective among ranks that share some.
+        """Compare which parameters are trained, if the call computes gradients.
+        Collective among ranks that share some.
 
         Raises
         ------
@@ -158,7 +223,8 @@ class Calls:
 
 
 class Part:
-    """Describes what other ranks send in a collective call, for messages of channels that serve all calls.
+    """Describes what other ranks send in a collective call, for messages of channels
+    that serve all calls.
 
     Attributes
     ----------
@@ -193,24 +259,44 @@ def _called(name: str) -> str:
     return name if name.endswith(")") else f"{name}()"
 
 
-# -- refused, or warned of --------------------------------------------------------------------------------------------
+# -- refused, or warned of -------------------------------------------------------------
 
 
 def check_loss(loss: Any) -> Any:
-    """Return the loss; refuse one that is not a function, or has parameters, which no stage would own."""
+    """Return the loss; refuse one that is not a function, or has parameters, which no
+    stage would own.
+    """
     if not (loss is None or callable(loss)) or isinstance(loss, type):
-        raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
+        raise ModelError(
+            "loss",
+            (
+                f"The loss is {loss!r}; expected a function or an object such as "
+                "nn.MSELoss()."
+            ),
+        )
     if isinstance(loss, Module) and loss.num_parameters:
-        raise ModelError("loss", "The loss has parameters of its own; make them a layer of the model.")
+        raise ModelError(
+            "loss",
+            "The loss has parameters of its own; make them a layer of the model.",
+        )
     return loss
 
 
 def check_backward(schedule: Schedule, call: str) -> None:
-    """Refuse to leave gradients with a schedule that only predicts, or that updates weights itself. Local."""
+    """Refuse to leave gradients with a schedule that only predicts, or that updates
+    weights itself. Local.
+    """
     if ActionKind.UPDATE in schedule.kinds:
-        message = f"{schedule.name} updates weights itself, while other microbatches are in flight; {call}()"
-        message += " would read, or leave, the gradients of a whole batch before any update."
-        raise ScheduleError.of(Code.UNSUPPORTED, f"{message} Train with pipeline.run(batches, optimiser).")
+        message = (
+            f"{schedule.name} updates weights itself, while other microbatches are in "
+            f"flight; {call}()"
+        )
+        message += (
+            " would read, or leave, the gradients of a whole batch before any update."
+        )
+        raise ScheduleError.of(
+            Code.UNSUPPORTED, f"{message} Train with pipeline.run(batches, optimiser)."
+        )
     if schedule.is_forward_only and not schedule.frozen:
         raise ScheduleError.of(
             Code.UNSUPPORTED,
@@ -222,8 +308,14 @@ def check_backward(schedule: Schedule, call: str) -> None:
 def check_alone(call: str, is_running: bool) -> None:
     """Refuse a training step inside another one: their gradients would mix. Local."""
     if is_running:
-        message = f"{call}() was called during another training step of this pipeline, by a metric, a loss or a layer,"
-        message += " and their gradients would mix. Call it after that step; evaluate() and predict() may be called"
+        message = (
+            f"{call}() was called during another training step of this pipeline, by a "
+            "metric, a loss or a layer,"
+        )
+        message += (
+            " and their gradients would mix. Call it after that step; evaluate() and "
+            "predict() may be called"
+        )
         raise ArgumentError("unsupported", f"{message} there on one rank.")
 
 
@@ -231,41 +323,68 @@ def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     """Refuse to show steps that were not taken, or are not kept. Local."""
     COUNT.check("timeline: num_steps", num_steps)
     if num_steps > taken:
-        known = f"{counted(taken, 'step')} are known since the last error, if any; at most {kept} are kept"
-        raise ArgumentError("value", f"timeline: num_steps is {num_steps}; {known}. Call step() first.")
+        known = (
+            f"{counted(taken, 'step')} are known since the last error, if any; at most "
+            f"{kept} are kept"
+        )
+        raise ArgumentError(
+            "value", f"timeline: num_steps is {num_steps}; {known}. Call step() first."
+        )
 
 
 def check_inputs_require_grad(is_asked: bool) -> None:
     """Refuse to return gradients of the inputs that were not requested. Local."""
     if not is_asked:
-        raise ArgumentError("value", "Only Pipeline(…, inputs_require_grad=True) keeps gradients of the inputs.")
+        raise ArgumentError(
+            "value",
+            "Only Pipeline(…, inputs_require_grad=True) keeps gradients of the inputs.",
+        )
 
 
 def check_frozen(stage: Stage) -> None:
-    """Refuse parameters that were frozen when the plan was made, and are to be trained now. Local."""
-    if stage.is_frozen and any(parameter.requires_grad for parameter in stage.parameters.values()):
+    """Refuse parameters that were frozen when the plan was made, and are to be trained
+    now. Local.
+    """
+    if stage.is_frozen and any(
+        parameter.requires_grad for parameter in stage.parameters.values()
+    ):
         raise ModelError(
             "frozen",
-            f"All parameters of stage {stage.index} were frozen when the pipeline was made, so its schedule has no W; "
-            "now some of them require gradients. Make another pipeline, with these values: "
-            "model.load_state_dict(pipeline.state_dict()), model.freeze(False), Pipeline(model, …).",
+            f"All parameters of stage {stage.index} were frozen when the pipeline "
+            "was made, so its schedule has no W; "
+            "now some of them require gradients. Make another pipeline, with these "
+            "values: "
+            "model.load_state_dict(pipeline.state_dict()), model.freeze(False), "
+            "Pipeline(model, …).",
         )
 
 
 def warn_of_another_order(schedule: Schedule, group: ProcessGroup) -> None:
-    """Warn, on rank 0, of a schedule whose gradients may differ in the last bits from one process."""
+    """Warn, on rank 0, of a schedule whose gradients may differ in the last bits from
+    one process.
+    """
     if not schedule.is_reproducible and group.rank == 0:
         warn_caller(
-            f"{schedule.name} adds gradients of some stage in another order than ascending microbatches; "
-            "it runs as written, but its gradients may differ in the last bits from one process."
+            f"{schedule.name} adds gradients of some stage in another order than "
+            "ascending microbatches; "
+            "it runs as written, but its gradients may differ in the last bits from "
+            "one process."
         )
 
 
 def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
-    """Warn of parameters of this rank that got no gradient: unused, or not connected to the loss. Local."""
-    names = [name for name, parameter in parameters.items() if parameter.grad is None and parameter.requires_grad]
+    """Warn of parameters of this rank that got no gradient: unused, or not connected to
+    the loss. Local.
+    """
+    names = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.grad is None and parameter.requires_grad
+    ]
     if names:
         warn_caller(
-            f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer after "
-            "them breaks the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations."
+            f"The first step left no gradient for {', '.join(names)}. Either no "
+            "layer uses them, or a layer after "
+            "them breaks the graph, as Tensor(np.maximum(x.numpy(), 0)) does; "
+            "compute with minipipe's own operations."
         )

@@ -1,4 +1,6 @@
-"""The comparison of a program on all ranks: its arguments and first values once, and numbers in every call."""
+"""The comparison of a program on all ranks: its arguments and first values once, and
+numbers in every call.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,22 @@ from minipipe.nn import Parameter
 from minipipe.nn.shards import ShardedParameter
 
 
-def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter], of_wholes: bool = False) -> None:
-    """Compare the values of parameters on the ranks that have them. Collective; digests of 8 bytes travel.
+def check_first_values(
+    group: ProcessGroup, parameters: Mapping[str, Parameter], of_wholes: bool = False
+) -> None:
+    """Compare the values of parameters on the ranks that have them. Collective; digests
+    of 8 bytes travel.
 
     Parameters
     ----------
     group : ProcessGroup
     parameters : mapping of str to Parameter
-        All parameters of the model, by the same names on all ranks: the parameters of this rank's stages with their
-        initial values, others as they are. So a rank that drew its values is compared with one that loaded the whole
-        model.
+        All parameters of the model, by the same names on all ranks: the parameters of
+        this rank's stages with their initial values, others as they are. So a rank that
+        drew its values is compared with one that loaded the whole model.
     of_wholes : bool
-        Whether ranks of the group may have different parts of a parameter. Then the whole values from which the parts
-        were taken are compared.
+        Whether ranks of the group may have different parts of a parameter. Then the
+        whole values from which the parts were taken are compared.
 
     Raises
     ------
@@ -46,20 +51,34 @@ def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter],
     --------
     >>> from minipipe import nn, spawn
     >>> try:
-    ...     spawn(lambda group: check_first_values(group, {"weight": nn.Parameter(np.ones(2) * group.rank)}), 2)
+    ...     spawn(
+    ...         lambda group: check_first_values(
+    ...             group, {"weight": nn.Parameter(np.ones(2) * group.rank)}
+    ...         ),
+    ...         2,
+    ...     )
     ... except RankError as error:
     ...     print(str(error).partition(".")[0])
     The first values of weight on rank 1 differ from those on rank 0
     """
-    digests = {name: _digest(p.owner, of_wholes) if p.is_filled else 0 for name, p in parameters.items()}
+    digests = {
+        name: _digest(p.owner, of_wholes) if p.is_filled else 0
+        for name, p in parameters.items()
+    }
     different = differences(group, digests)
     if different:
         name, usual, others = different[0]
-        more = f" (and those of {len(different) - 1} other parameters)" if len(different) > 1 else ""
+        more = (
+            f" (and those of {len(different) - 1} other parameters)"
+            if len(different) > 1
+            else ""
+        )
         raise RankError(
             "disagreement",
-            f"The first values of {name}{more} on rank {listed(others, group)} differ from those on rank "
-            f"{group.name(usual)}. Every rank must give its model the same values, or none: initialise(seed) with the "
+            f"The first values of {name}{more} on rank {listed(others, group)} "
+            "differ from those on rank "
+            f"{group.name(usual)}. Every rank must give its model the same values, "
+            "or none: initialise(seed) with the "
             "same seed, load_state_dict(state) with the same state.",
         )
 
@@ -69,7 +88,7 @@ def _digest(parameter: Parameter, of_wholes: bool) -> int:
     return parameter.whole_digest if is_part else digest(parameter.data)
 
 
-# -- each call ---------------------------------------------------------------------------------------------------------
+# -- each call -------------------------------------------------------------------------
 
 _NOT_COMPARED, _NOT_A_NUMBER = -inf, -1e300  # which no value has
 
@@ -77,35 +96,55 @@ _TO_DO = {
     "mode": "Every rank must call pipeline.train() and pipeline.eval() alike.",
     "request for metrics and outputs": "Every rank must ask for the same metrics, in the same order, and for "
     'outputs="everywhere" or not.',
-    "inputs": "Every rank must pass the same batch, or None if it needs none of it (see pipeline.needs).",
-    "targets": "Every rank must pass the same batch, or None if it needs none of it (see pipeline.needs).",
+    "inputs": (
+        "Every rank must pass the same batch, or None if it needs none of it (see "
+        "pipeline.needs)."
+    ),
+    "targets": (
+        "Every rank must pass the same batch, or None if it needs none of it (see "
+        "pipeline.needs)."
+    ),
     "number of optimiser steps": "Every rank must call optimiser.step() equally often.",
     "learning rate": "Every rank must set the same one, and change it alike.",
     "optimiser": "Every rank must make the same one, and change its numbers alike.",
     "optimiser of the run": "Every rank must make the same one, and change its numbers alike.",
     "number of training steps": "Every rank must set pipeline.num_steps alike.",
-    "batch of data": "Every rank must draw the same one: the same seed, epoch, size and start of data.batches(), the "
+    "batch of data": "Every rank must draw the same one: the same seed, epoch, size and "
+    "start of "
+    "data.batches(), the "
     "same key of data.text_windows().",
-    "state of the gradients": "Every rank must call zero_grad(), or set p.grad = None, between the same calls of the "
-    "pipeline. A parameter that is not to be trained has requires_grad = False, or is not passed to the optimiser.",
-    "loaded state": "Every rank must call pipeline.load_state_dict() equally often, with the same state.",
+    "state of the gradients": "Every rank must call zero_grad(), or set p.grad = None, between the "
+    "same "
+    "calls "
+    "of the "
+    "pipeline. A parameter that is not to be trained has requires_grad = False, or "
+    "is not passed to the optimiser.",
+    "loaded state": (
+        "Every rank must call pipeline.load_state_dict() equally often, with the same "
+        "state."
+    ),
 }
 
 
 def marks_of(values: Mapping[str, float | None]) -> list[float]:
-    """Return a number for each value, so that numbers that are not the same differ; None is not compared.
+    """Return a number for each value, so that numbers that are not the same differ;
+    None is not compared.
 
     Examples
     --------
     >>> marks_of({"scale": 1.0, "mode": True, "inputs": None})
     [1.0, 1.0, -inf]
     """
-    marks = [_NOT_COMPARED if value is None else float(value) for value in values.values()]
-    return [mark if mark == mark else _NOT_A_NUMBER for mark in marks]  # NaN is not even itself
+    marks = [
+        _NOT_COMPARED if value is None else float(value) for value in values.values()
+    ]
+    # NaN is not even itself
+    return [mark if mark == mark else _NOT_A_NUMBER for mark in marks]
 
 
 def fill_numbers(message: np.ndarray, numbers: Sequence[float]) -> None:
-    """Write numbers into an array that user code is unlikely to broadcast, for :func:`numbers_that_came`.
+    """Write numbers into an array that user code is unlikely to broadcast, for
+    :func:`numbers_that_came`.
 
     Parameters
     ----------
@@ -124,7 +163,8 @@ def fill_numbers(message: np.ndarray, numbers: Sequence[float]) -> None:
 
 
 def numbers_that_came(message: np.ndarray) -> tuple[float, ...]:
-    """Return the numbers of another rank; an empty tuple if the message has other contents.
+    """Return the numbers of another rank; an empty tuple if the message has other
+    contents.
 
     Examples
     --------
@@ -146,7 +186,8 @@ def check_marks(
     marks: tuple[Sequence[float], Sequence[float]],
     words: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
-    """Compare the fingerprints of this rank and of the rank that the others follow, and name the difference. Local.
+    """Compare the fingerprints of this rank and of the rank that the others follow, and
+    name the difference. Local.
 
     Parameters
     ----------
@@ -157,7 +198,8 @@ def check_marks(
     marks : pair of sequence of float
         The fingerprints of both ranks.
     words : function, optional
-        Returns, by name, a readable description of a value of this rank that is not a number.
+        Returns, by name, a readable description of a value of this rank that is not a
+        number.
 
     Raises
     ------
@@ -168,7 +210,11 @@ def check_marks(
     --------
     >>> values = {"scale": 2.0, "inputs": None}
     >>> try:
-    ...     check_marks((1, 0), values, (marks_of(values), marks_of({"scale": 1.0, "inputs": 7})))
+    ...     check_marks(
+    ...         (1, 0),
+    ...         values,
+    ...         (marks_of(values), marks_of({"scale": 1.0, "inputs": 7})),
+    ...     )
     ... except RankError as error:
     ...     print(error)
     The scale of rank 1 (2.0) differs from that of rank 0 (1.0). Every rank must run the same program.
@@ -178,33 +224,47 @@ def check_marks(
     for name, own, other in zip(values, *marks):
         if own != other and _NOT_COMPARED not in (own, other):
             told = words()
-            mine, its = (f" ({told[name]})", "") if name in told else (_shown(name, own), _shown(name, other))
+            mine, its = (
+                (f" ({told[name]})", "")
+                if name in told
+                else (_shown(name, own), _shown(name, other))
+            )
             raise RankError(
                 "disagreement",
-                f"The {name} of rank {ranks[0]}{mine} differs from that of rank {ranks[1]}{its}. "
+                f"The {name} of rank {ranks[0]}{mine} differs from that of rank "
+                f"{ranks[1]}{its}. "
                 f"{_TO_DO.get(name, ALIKE)}",
             )
 
 
 def _shown(name: str, mark: float) -> str:
-    """Return a value in readable form, from its fingerprint; nothing for a number that combines others."""
-    if words := {"mode": ("eval()", "train()"), "state of the gradients": ("forgotten", "kept")}.get(name):
+    """Return a value in readable form, from its fingerprint; nothing for a number that
+    combines others.
+    """
+    if words := {
+        "mode": ("eval()", "train()"),
+        "state of the gradients": ("forgotten", "kept"),
+    }.get(name):
         return f" ({words[int(mark)]})"
     if name.startswith("number of ") or name == "num_steps":
         return f" ({mark:g})"
     return f" ({mark})" if name in ("scale", "max_norm", "learning rate") else ""
 
 
-# -- which program this process runs ----------------------------------------------------------------------------------
+# -- which program this process runs ---------------------------------------------------
 
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def check_program(
-    group: ProcessGroup, is_asked: bool, given: Mapping[str, Any], always: Mapping[str, str] | None = None
+    group: ProcessGroup,
+    is_asked: bool,
+    given: Mapping[str, Any],
+    always: Mapping[str, str] | None = None,
 ) -> bool:
-    """Compare the program and its arguments on all ranks, if ``is_asked``; return whether they were compared.
+    """Compare the program and its arguments on all ranks, if ``is_asked``; return
+    whether they were compared.
 
     Collective.
 
@@ -229,19 +289,28 @@ def check_program(
     >>> spawn(lambda group: check_program(group, True, {"seed": 7}), num_ranks=2)
     [True, True]
     """
-    texts, compares = {"check_agreement": str(bool(is_asked))}, is_asked and group.size > 1
+    texts, compares = (
+        {"check_agreement": str(bool(is_asked))},
+        is_asked and group.size > 1,
+    )
     if compares:
-        texts.update(program(), **(always or {}), **{name: description(value, name) for name, value in given.items()})
+        texts.update(
+            program(),
+            **(always or {}),
+            **{name: description(value, name) for name, value in given.items()},
+        )
     check_agreement(group, texts if compares else {**texts, **(always or {})})
     return compares
 
 
 @lru_cache(maxsize=1)
 def program() -> dict[str, str]:
-    """Return the properties that must be the same on all ranks before models are compared. Read once for each process.
+    """Return the properties that must be the same on all ranks before models are
+    compared. Read once for each process.
 
-    The main script is the file that Python was started with. Modules that it imports are compared as far as the model
-    or the loss refer to them (see :func:`minipipe.execution.checks.description.description`), not as files.
+    The main script is the file that Python was started with. Modules that it imports
+    are compared as far as the model or the loss refer to them (see
+    :func:`minipipe.execution.checks.description.description`), not as files.
 
     Examples
     --------
@@ -253,12 +322,15 @@ def program() -> dict[str, str]:
         "Python version": f"{platform.python_implementation()} {platform.python_version()}",
         "NumPy version": np.__version__,
         "code of minipipe": f"blake2b {digest_of_files(_PACKAGE)}",
-        "main script": f"blake2b {digest_of_files(script)}" if (script := _main_script()) else "none",
+        "main script": f"blake2b {digest_of_files(script)}"
+        if (script := _main_script())
+        else "none",
     }
 
 
 def digest_of_files(path: Path) -> str:
-    """Return a digest of a file or, of a folder, of the Python sources in it, by their names and contents.
+    """Return a digest of a file or, of a folder, of the Python sources in it, by their
+    names and contents.
 
     Examples
     --------
@@ -274,9 +346,12 @@ def digest_of_files(path: Path) -> str:
 
 
 def _main_script() -> Path | None:
-    """Return the file that Python was started with; None at a prompt, in a notebook, or once it was removed."""
+    """Return the file that Python was started with; None at a prompt, in a notebook, or
+    once it was removed.
+    """
     main = sys.modules.get("__main__")
-    for name in (*sys.argv[:1], getattr(main, "__file__", None)):  # profilers and debuggers are __main__ themselves
+    # profilers and debuggers are __main__ themselves
+    for name in (*sys.argv[:1], getattr(main, "__file__", None)):
         if name and Path(name).is_file():
             return Path(name)
     return None

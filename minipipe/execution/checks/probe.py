@@ -1,7 +1,9 @@
-"""The second run: a probe checks the result of every layer of this rank and notes values that are not finite.
+"""The second run: a probe checks the result of every layer of this rank and notes
+values that are not finite.
 
-The ``watch`` of ``record`` (``autograd/watch.py``) is not sufficient: it does not see a recomputed stage, nor a layer
-that breaks the graph, and it does not know which results of a layer are passed on; a mask of -inf may stay inside.
+The ``watch`` of ``record`` (``autograd/watch.py``) is not sufficient: it does not see a
+recomputed stage, nor a layer that breaks the graph, and it does not know which results
+of a layer are passed on; a mask of -inf may stay inside.
 """
 
 from __future__ import annotations
@@ -36,10 +38,19 @@ class Probe:
         self.sightings: list[Seen] = []
         self._plan = plan
         self._names = list(plan.owners)
-        self._parameters: dict[int, list[tuple[int, int, Parameter]]] = {}  # of a stage: (layer, number, parameter)
-        self._spoilt: set[int] = set()  # parameters whose gradients are not finite since an earlier microbatch
+        # of a stage: (layer, number, parameter)
+        self._parameters: dict[int, list[tuple[int, int, Parameter]]] = {}
+        # parameters whose gradients are not finite since an earlier microbatch
+        self._spoilt: set[int] = set()
 
-    def note(self, what: What, microbatch: int, layer: int, arrays: Iterable[Array], which: int = -1) -> None:
+    def note(
+        self,
+        what: What,
+        microbatch: int,
+        layer: int,
+        arrays: Iterable[Array],
+        which: int = -1,
+    ) -> None:
         """Note arrays that are not finite."""
         kinds = 0
         for array in arrays:
@@ -49,7 +60,10 @@ class Probe:
 
     def look_at_batch(self, batch: Batch) -> None:
         """Look at the inputs and the targets, as far as this rank has them."""
-        for what, parts in ((What.INPUTS, batch.inputs), (What.TARGETS, batch.objective.targets)):
+        for what, parts in (
+            (What.INPUTS, batch.inputs),
+            (What.TARGETS, batch.objective.targets),
+        ):
             for k, part in enumerate(parts or ()):
                 self.note(what, k, -1, part.arrays, _first_sample(part))
 
@@ -62,9 +76,14 @@ class Probe:
     def watching(self, stage: Stage) -> Iterator[None]:
         """Watch the layers of a stage inside this block."""
         first, layers = self._plan.partition[stage.index].start, stage.module.layers
-        names = {id(parameter.owner): self._names.index(name) for name, parameter in stage.parameters.items()}
+        names = {
+            id(parameter.owner): self._names.index(name)
+            for name, parameter in stage.parameters.items()
+        }
         parameters = self._parameters[stage.index] = [
-            (first + i, names[id(p.owner)], p) for i, layer in enumerate(layers) for p in parameters_of(layer)
+            (first + i, names[id(p.owner)], p)
+            for i, layer in enumerate(layers)
+            for p in parameters_of(layer)
         ]
         for number, name, parameter in parameters:
             self.note(What.PARAMETER, -1, number, [parameter.data], name)
@@ -83,32 +102,44 @@ class Probe:
             return
         for number, name, parameter in self._parameters[action.stage]:
             gradient = parameter.node.grad
-            if gradient is not None and id(parameter) not in self._spoilt and kinds_of(gradient):
+            if (
+                gradient is not None
+                and id(parameter) not in self._spoilt
+                and kinds_of(gradient)
+            ):
                 self._spoilt.add(id(parameter))
-                self.note(What.WEIGHT_GRADIENT, action.microbatch, number, [gradient], name)
+                self.note(
+                    What.WEIGHT_GRADIENT, action.microbatch, number, [gradient], name
+                )
 
     def _look(self, number: int, result: Any) -> Any:
         """Return the result of a layer, with its gradient looked at as well."""
         tensors, k = tensors_in(result), current_place().microbatch
-        self.note(What.AUXILIARY_LOSS, k, number, [loss.data for loss in losses_so_far()])
+        self.note(
+            What.AUXILIARY_LOSS, k, number, [loss.data for loss in losses_so_far()]
+        )
         self.note(What.RESULT, k, number, [tensor.data for tensor in tensors])
 
         def vjp(gradient: Array) -> Array:
             self.note(What.GRADIENT, k, number, [gradient])
             return gradient
 
-        return rebuilt(result, [record(tensor.data, (tensor, vjp)) for tensor in tensors])
+        return rebuilt(
+            result, [record(tensor.data, (tensor, vjp)) for tensor in tensors]
+        )
 
 
 def _first_sample(part: Payload) -> int:
-    """Return the first sample of a microbatch with a value that is not finite; -1 if there is none."""
+    """Return the first sample of a microbatch with a value that is not finite; -1 if
+    there is none.
+    """
     for i, array in enumerate(part.arrays):
         if i not in part.replicated and kinds_of(array):
             return int(np.argwhere(~np.isfinite(backend.to_numpy(array)))[0][0])
     return -1
 
 
-# -- who made it ------------------------------------------------------------------------------------------------------
+# -- who made it -----------------------------------------------------------------------
 
 
 NAN, PLUS, MINUS = 1, 2, 4
@@ -139,7 +170,8 @@ class Seen(NamedTuple):
     kinds : int
         The sum of NAN, PLUS and MINUS.
     which : int
-        For inputs and targets, the sample in the microbatch (-1 for a replicated array); for parameters, the number.
+        For inputs and targets, the sample in the microbatch (-1 for a replicated
+        array); for parameters, the number.
     """
 
     what: int
@@ -157,7 +189,8 @@ class Culprit(NamedTuple):
     microbatch, layer : int
         The layer is -1 for the inputs, and the number of layers for the loss.
     is_backward, is_weight : bool
-        Whether it was made in the backward, and whether it is the gradient of a parameter.
+        Whether it was made in the backward, and whether it is the gradient of a
+        parameter.
     seen : Seen
         What was made.
     cause : Seen or None
@@ -200,12 +233,17 @@ def words_of(kinds: int) -> str:
     return " and ".join(words for kind, words in _WORDS.items() if kinds & kind)
 
 
-def find_culprit(sightings: Iterable[Seen], num_microbatches: int, num_layers: int) -> Culprit | None:
-    """Return who made the first value that is not finite, of the first microbatch in which a loss or gradient is not.
+def find_culprit(
+    sightings: Iterable[Seen], num_microbatches: int, num_layers: int
+) -> Culprit | None:
+    """Return who made the first value that is not finite, of the first microbatch in
+    which a loss or gradient is not.
 
     Examples
     --------
-    >>> seen = [Seen(What.RESULT, 0, layer, NAN) for layer in (2, 3)] + [Seen(What.LOSS, 0, 4, NAN)]
+    >>> seen = [Seen(What.RESULT, 0, layer, NAN) for layer in (2, 3)] + [
+    ...     Seen(What.LOSS, 0, 4, NAN)
+    ... ]
     >>> find_culprit(seen, num_microbatches=1, num_layers=4).layer
     2
     """
@@ -213,44 +251,67 @@ def find_culprit(sightings: Iterable[Seen], num_microbatches: int, num_layers: i
     for seen in sightings:
         places.setdefault(seen[:3], seen)
     for k in range(num_microbatches):
-        found = _before_the_loss(places, k, num_layers) or _behind_the_loss(places, k, num_layers)
+        found = _before_the_loss(places, k, num_layers) or _behind_the_loss(
+            places, k, num_layers
+        )
         if found is not None:
             return found
     return None
 
 
-def _before_the_loss(places: dict[tuple[int, int, int], Seen], k: int, num_layers: int) -> Culprit | None:
+def _before_the_loss(
+    places: dict[tuple[int, int, int], Seen], k: int, num_layers: int
+) -> Culprit | None:
     """Return the source of the value of a microbatch's loss."""
     loss = places.get((What.LOSS, k, num_layers))
     if loss is None:
         return None
     found = _begin_of_chain(places, k, num_layers - 1)
-    auxiliary = [places[place] for place in sorted(places) if place[:2] == (What.AUXILIARY_LOSS, k)]
+    auxiliary = [
+        places[place]
+        for place in sorted(places)
+        if place[:2] == (What.AUXILIARY_LOSS, k)
+    ]
     if found is None and auxiliary:
         return Culprit(k, auxiliary[0].layer, False, False, auxiliary[0])
-    return found or Culprit(k, num_layers, False, False, loss, places.get((What.TARGETS, k, -1)))
+    return found or Culprit(
+        k, num_layers, False, False, loss, places.get((What.TARGETS, k, -1))
+    )
 
 
-def _behind_the_loss(places: dict[tuple[int, int, int], Seen], k: int, num_layers: int) -> Culprit | None:
-    """Return who made the gradients of a microbatch what they are: in the forward, if there it had such values."""
+def _behind_the_loss(
+    places: dict[tuple[int, int, int], Seen], k: int, num_layers: int
+) -> Culprit | None:
+    """Return who made the gradients of a microbatch what they are: in the forward, if
+    there it had such values.
+    """
     for layer in range(num_layers, -1, -1):
         gradient = places.get((What.GRADIENT, k, layer - 1))
         seen = gradient or places.get((What.WEIGHT_GRADIENT, k, layer))
         if seen is not None:
-            before = _begin_of_chain(places, k, layer) or _begin_of_chain(places, k, layer - 1)
+            before = _begin_of_chain(places, k, layer) or _begin_of_chain(
+                places, k, layer - 1
+            )
             return before or Culprit(k, layer, True, gradient is None, seen)
     return None
 
 
-def _begin_of_chain(places: dict[tuple[int, int, int], Seen], k: int, layer: int) -> Culprit | None:
-    """Return the source of the first of the neighbouring results that are not finite, up to the result of a layer."""
+def _begin_of_chain(
+    places: dict[tuple[int, int, int], Seen], k: int, layer: int
+) -> Culprit | None:
+    """Return the source of the first of the neighbouring results that are not finite,
+    up to the result of a layer.
+    """
     inputs = places.get((What.INPUTS, k, -1))
-    mask = MINUS if inputs is not None and inputs.kinds & MINUS else 0  # -inf in the inputs is a mask, perhaps
+    # -inf in the inputs is a mask, perhaps
+    mask = MINUS if inputs is not None and inputs.kinds & MINUS else 0
     found = None
     while layer >= -1:
         seen = places.get((What.RESULT, k, layer)) if layer >= 0 else inputs
         if seen is None or not seen.kinds & ~mask:
             break
-        found = Culprit(k, layer, False, False, seen, places.get((What.PARAMETER, -1, layer)))
+        found = Culprit(
+            k, layer, False, False, seen, places.get((What.PARAMETER, -1, layer))
+        )
         layer -= 1
     return found

@@ -1,4 +1,6 @@
-"""Which parameters are trained: ranks that have the same ones must agree, or their gradients do not add up."""
+"""Which parameters are trained: ranks that have the same ones must agree, or their
+gradients do not add up.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from minipipe.nn import Parameter
 
 
 class Trained:
-    """Compares ``requires_grad`` among ranks with the same parameter: replicas, tied layers, tensor-parallel ranks.
+    """Compares ``requires_grad`` among ranks with the same parameter: replicas, tied
+    layers, tensor-parallel ranks.
 
-    A rank may freeze a parameter that no other rank has: ``named_parameters`` names only this rank's parameters.
+    A rank may freeze a parameter that no other rank has: ``named_parameters`` names
+    only this rank's parameters.
 
     Parameters
     ----------
@@ -28,8 +32,15 @@ class Trained:
         The device mesh to which the group, a pipeline, belongs.
     """
 
-    def __init__(self, plan: Plan, group: ProcessGroup, own: Mapping[str, Parameter], grid: Grid | None) -> None:
-        names = dict[tuple[int, ...], list[str]]()  # by the ranks that have these parameters
+    def __init__(
+        self,
+        plan: Plan,
+        group: ProcessGroup,
+        own: Mapping[str, Parameter],
+        grid: Grid | None,
+    ) -> None:
+        # by the ranks that have these parameters
+        names = dict[tuple[int, ...], list[str]]()
         for name, ranks in _ranks_of(plan).items():
             if group.rank in ranks and len(ranks) > 1:
                 names.setdefault(tuple(sorted(ranks)), []).append(name)
@@ -40,7 +51,8 @@ class Trained:
         self._own = own
 
     def check(self) -> None:
-        """Compare ``requires_grad``. Collective among the ranks that have a parameter in common.
+        """Compare ``requires_grad``. Collective among the ranks that have a parameter
+        in common.
 
         Raises
         ------
@@ -50,13 +62,17 @@ class Trained:
         found = self._first_difference(lambda one: one.requires_grad)
         if found is not None:
             name, frozen_on, trained_on = found
-            message = f"The requires_grad of {name} on rank {frozen_on} (False) differs from that on rank {trained_on}"
+            message = (
+                f"The requires_grad of {name} on rank {frozen_on} (False) differs from "
+                f"that on rank {trained_on}"
+            )
             message += " (True). Ranks that have one parameter train it together"
             hint = "freeze it on all of them, by its name in named_parameters()."
             raise RankError("disagreement", f"{message}: {hint}")
 
     def check_given(self, parameters: Iterable[Parameter]) -> None:
-        """Compare the parameters of an optimiser that works on several ranks together. Collective as above.
+        """Compare the parameters of an optimiser that works on several ranks together.
+        Collective as above.
 
         Raises
         ------
@@ -67,14 +83,25 @@ class Trained:
         found = self._first_difference(lambda one: id(one.owner) in given)
         if found is not None:
             name, without, having = found
-            message = f"The optimiser of rank {without} lacks {name}, which the optimiser of rank {having} has."
-            raise RankError("disagreement", f"{message} Pass it the same parameters on all ranks that have them.")
+            message = (
+                f"The optimiser of rank {without} lacks {name}, which the optimiser of "
+                f"rank {having} has."
+            )
+            raise RankError(
+                "disagreement",
+                f"{message} Pass it the same parameters on all ranks that have them.",
+            )
 
-    def _first_difference(self, is_so: Callable[[Parameter], bool]) -> tuple[str, int, int] | None:
-        """Return the first parameter for which ranks differ, one for which it is not so, and one for which it is."""
+    def _first_difference(
+        self, is_so: Callable[[Parameter], bool]
+    ) -> tuple[str, int, int] | None:
+        """Return the first parameter for which ranks differ, one for which it is not
+        so, and one for which it is.
+        """
         for group, ranks, names in self._sets:
             nobody = group.size
-            first = np.full((2, len(names)), nobody, np.int32)  # first rank that does not train each, and that does
+            # first rank that does not train each, and that does
+            first = np.full((2, len(names)), nobody, np.int32)
             for i, name in enumerate(names):
                 first[int(is_so(self._own[name])), i] = group.rank
             without, having = _least_of_all(group, ranks, first)
@@ -87,21 +114,29 @@ class Trained:
 def _ranks_of(plan: Plan) -> dict[str, set[int]]:
     """Return the ranks that have each parameter."""
     return {
-        name: {rank for stage in stages.values() for rank in plan.program.ranks_of(stage)}
+        name: {
+            rank for stage in stages.values() for rank in plan.program.ranks_of(stage)
+        }
         for name, stages in plan.uses.items()
     }
 
 
-def _least_of_all(group: ProcessGroup, ranks: Sequence[int], numbers: np.ndarray) -> np.ndarray:
+def _least_of_all(
+    group: ProcessGroup, ranks: Sequence[int], numbers: np.ndarray
+) -> np.ndarray:
     """Return the elementwise least numbers of some ranks. Collective among them.
 
     In round k each rank sends what it knows to the one 2^k further on, as in a barrier.
     """
     place, distance = ranks.index(group.rank), 1
     while distance < len(ranks):
-        ahead, behind = (ranks[(place + step) % len(ranks)] for step in (distance, -distance))
+        ahead, behind = (
+            ranks[(place + step) % len(ranks)] for step in (distance, -distance)
+        )
         sending = group.isend(numbers, ahead, OwnTag.TRAINED)
-        came = group.irecv(behind, OwnTag.TRAINED, what="which parameters it trains").wait()
+        came = group.irecv(
+            behind, OwnTag.TRAINED, what="which parameters it trains"
+        ).wait()
         sending.wait()
         numbers = np.minimum(numbers, came)
         distance *= 2

@@ -1,4 +1,6 @@
-"""Updates of a pipeline's parameters by optimisers, as far as all ranks must make the same."""
+"""Updates of a pipeline's parameters by optimisers, as far as all ranks must make the
+same.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,22 @@ _STATE, _GRADIENTS = "loaded state", "state of the gradients"
 
 
 class Updates:
-    """The steps of the optimisers over a pipeline's parameters on this rank, as the next collective call compares them.
+    """The steps of the optimisers over a pipeline's parameters on this rank, as the
+    next collective call compares them.
 
-    The following are compared: the number of steps and, for each, the optimiser's class with its code, the numbers that
-    its constructor got, and the numbers that it used, such as the learning rate. If the parameters are in several
-    groups, which may differ from rank to rank, the factor of a schedule is compared instead of these numbers. For a
-    custom class, the attributes are compared that are numbers, texts, functions, or tuples of them, except those that
-    it names in ``not_compared``. Also compared are the steps that this object took before, and the states that it
-    loaded: another object in its place would continue without that state; and whether gradients were cleared since the
-    last call.
+    The following are compared: the number of steps and, for each, the optimiser's class
+    with its code, the numbers that its constructor got, and the numbers that it used,
+    such as the learning rate. If the parameters are in several groups, which may differ
+    from rank to rank, the factor of a schedule is compared instead of these numbers.
+    For a custom class, the attributes are compared that are numbers, texts, functions,
+    or tuples of them, except those that it names in ``not_compared``. Also compared are
+    the steps that this object took before, and the states that it loaded: another
+    object in its place would continue without that state; and whether gradients were
+    cleared since the last call.
 
-    A rank is not compared if it trains nothing, or has taken a step with an optimiser without parameters: of two
-    optimisers for two parts of a model, that rank has only one.
-    for two parts of a model, that rank has one only.
+    A rank is not compared if it trains nothing, or has taken a step with an optimiser
+    without parameters: of two optimisers for two parts of a model, that rank has only
+    one. for two parts of a model, that rank has one only.
 
     Parameters
     ----------
@@ -49,7 +54,8 @@ class Updates:
     Attributes
     ----------
     are_gradients_kept : bool
-        Whether none was forgotten, by ``zero_grad()`` or ``grad = None``, since the last collective call.
+        Whether none was forgotten, by ``zero_grad()`` or ``grad = None``, since the
+        last collective call.
 
     Examples
     --------
@@ -66,7 +72,8 @@ class Updates:
         self._num_steps = self._digest = self._loaded = 0
         self._rate: float | None = None
         self._settings: dict[str, Any] = {}
-        self._numbers: list[Any] = []  # of which the settings are made, without attributes of the optimiser's own
+        # of which the settings are made, without attributes of the optimiser's own
+        self._numbers: list[Any] = []
         self._described, self._settings_digest, self._history = "", 0, (0, 0)
         self.are_gradients_kept = True
         self._is_trained = False
@@ -76,54 +83,84 @@ class Updates:
             self._is_trained |= parameter.requires_grad
 
     def note(self, optimiser: Optimiser) -> None:
-        """Note a step, before it is taken. Local; the cost does not depend on the number of parameters."""
+        """Note a step, before it is taken. Local; the cost does not depend on the
+        number of parameters.
+        """
         numbers = [type(optimiser), optimiser.rate_factor, *optimiser.numbers]
         if numbers != self._numbers or _has_own(optimiser):
             self._numbers = numbers
             self._note_settings(_settings_of(optimiser))
         self._num_steps += 1
         self._history = optimiser.history
-        self._digest = crc32(f"{self._settings_digest} {self._history}".encode(), self._digest)
+        self._digest = crc32(
+            f"{self._settings_digest} {self._history}".encode(), self._digest
+        )
 
     def _note_settings(self, settings: dict[str, Any]) -> None:
-        if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
-            self._settings, self._described = settings, description(settings, "optimiser")
+        # seldom: another optimiser has its turn, or the learning rate has changed
+        if settings != self._settings:
+            self._settings, self._described = (
+                settings,
+                description(settings, "optimiser"),
+            )
             self._settings_digest = crc32(self._described.encode())
             self._rate = settings.get("learning_rate")
 
     def of_run(self, optimiser: Optimiser) -> dict[str, int | None]:
-        """Return what of the optimiser of a run is to be compared before it steps, by name; None if it trains none.
+        """Return what of the optimiser of a run is to be compared before it steps, by
+        name; None if it trains none.
 
         Local.
         """
         lines = description(_settings_of(optimiser), "optimiser")
         digest = crc32(f"{lines} {optimiser.history}".encode())
-        return {"optimiser of the run": digest if self._is_trained and optimiser.parameters else None}
+        return {
+            "optimiser of the run": digest
+            if self._is_trained and optimiser.parameters
+            else None
+        }
 
     def note_state(self, state: Mapping[str, Any]) -> None:
         """Note that values were loaded, by some elements of each array. Local."""
-        self._loaded = crc32(str(fingerprint({name: state[name] for name in sorted(state)})).encode(), self._loaded)
+        self._loaded = crc32(
+            str(fingerprint({name: state[name] for name in sorted(state)})).encode(),
+            self._loaded,
+        )
 
     def marks(self) -> dict[str, float | None]:
-        """Return the values to compare, or None: the number of steps, and a digest of their settings.
+        """Return the values to compare, or None: the number of steps, and a digest of
+        their settings.
 
-        The learning rate of the last step is separate, so that it can be shown: it differs most often.
-        Gradients that are cleared from now on count for the next call.
+        The learning rate of the last step is separate, so that it can be shown: it
+        differs most often. Gradients that are cleared from now on count for the next
+        call.
         """
-        is_known = (self._is_trained or self._num_steps) and num_steps_over_nothing() == self._over_nothing
-        found = {_NUM_STEPS: self._num_steps, _RATE: self._rate, _SETTINGS: self._digest}
+        is_known = (
+            self._is_trained or self._num_steps
+        ) and num_steps_over_nothing() == self._over_nothing
+        found = {
+            _NUM_STEPS: self._num_steps,
+            _RATE: self._rate,
+            _SETTINGS: self._digest,
+        }
         found[_GRADIENTS], self.are_gradients_kept = self.are_gradients_kept, True
         return {**(found if is_known else dict.fromkeys(found)), _STATE: self._loaded}
 
     def words(self) -> dict[str, str]:
         """Return what no number shows: the settings of the last step."""
-        lines = [line.removeprefix("optimiser.") for line in self._described.splitlines()[1:]]
+        lines = [
+            line.removeprefix("optimiser.") for line in self._described.splitlines()[1:]
+        ]
         before = "its steps before: {}, states loaded: {}".format(*self._history)
         return {_SETTINGS: ", ".join([*lines, before]) if lines else "no step yet"}
 
 
 def _settings_of(optimiser: Optimiser) -> dict[str, Any]:
-    return {**optimiser.settings, "rate_factor": optimiser.rate_factor, **_own(optimiser)}
+    return {
+        **optimiser.settings,
+        "rate_factor": optimiser.rate_factor,
+        **_own(optimiser),
+    }
 
 
 def _has_own(optimiser: Optimiser) -> bool:
@@ -131,12 +168,18 @@ def _has_own(optimiser: Optimiser) -> bool:
 
 
 def _own(optimiser: Optimiser) -> dict[str, Any]:
-    """Return the attributes of a custom optimiser that are the same on all ranks: not arrays, or lists."""
+    """Return the attributes of a custom optimiser that are the same on all ranks: not
+    arrays, or lists.
+    """
     if not _has_own(optimiser):
         return {}
     given = vars(optimiser)
     left_out = names_of(getattr(type(optimiser), "not_compared", ()))
-    return {name: value for name, value in given.items() if _is_alike(value) and name not in left_out}
+    return {
+        name: value
+        for name, value in given.items()
+        if _is_alike(value) and name not in left_out
+    }
 
 
 def _is_alike(value: Any) -> bool:
@@ -145,7 +188,7 @@ def _is_alike(value: Any) -> bool:
     return value is None or isinstance(value, Number | str | FunctionType | partial)
 
 
-# -- a number for a batch ---------------------------------------------------------------------------------------------
+# -- a number for a batch --------------------------------------------------------------
 
 
 _GOLDEN_RATIO = (1 + 5**0.5) / 2
@@ -153,10 +196,12 @@ _MOST_ELEMENTS = 32  # of each array, and so at most as many pages of a file
 
 
 def fingerprint(batch: Any) -> int | None:
-    """Return a number for inputs or targets: from their form, shapes, dtypes, and some elements of each array.
+    """Return a number for inputs or targets: from their form, shapes, dtypes, and some
+    elements of each array.
 
-    Local. Two batches that differ in a few samples may have the same number; two that were drawn independently hardly
-    ever do. For arrays of other modules than NumPy only structure, shape and dtype count: a GPU would have to wait.
+    Local. Two batches that differ in a few samples may have the same number; two that
+    were drawn independently hardly ever do. For arrays of other modules than NumPy only
+    structure, shape and dtype count: a GPU would have to wait.
 
     Parameters
     ----------
@@ -186,26 +231,37 @@ def fingerprint(batch: Any) -> int | None:
         for part in batch.parts if isinstance(batch, Microbatches) else [batch]:
             leaves, form = flattened(part)
             if form is not None:
-                found = crc32(repr((form, [isinstance(leaf, Replicated) for leaf in leaves])).encode(), found)
+                found = crc32(
+                    repr(
+                        (form, [isinstance(leaf, Replicated) for leaf in leaves])
+                    ).encode(),
+                    found,
+                )
             for leaf in leaves:
                 found = _of_leaf(leaf, found)
-    except (TypeError, ValueError, IndexError):  # it is not a batch, and this rank need not have one
+    # it is not a batch, and this rank need not have one
+    except (TypeError, ValueError, IndexError):
         return None
     return found or 1
 
 
 def batch_marks(inputs: Any, targets: Any) -> dict[str, int | None]:
-    """Return the properties of a batch that all ranks must have alike, None if this rank does not know it. Local.
+    """Return the properties of a batch that all ranks must have alike, None if this
+    rank does not know it. Local.
 
-    Where a rank has only the inputs and another only the targets, the draw shows whether they belong
-    together.
+    Where a rank has only the inputs and another only the targets, the draw shows
+    whether they belong together.
 
     Examples
     --------
     >>> list(batch_marks(np.ones(2), None)), batch_marks(None, None)["inputs"]
     (['inputs', 'targets', 'batch of data'], None)
     """
-    return {"inputs": fingerprint(inputs), "targets": fingerprint(targets), "batch of data": take_last_draw()}
+    return {
+        "inputs": fingerprint(inputs),
+        "targets": fingerprint(targets),
+        "batch of data": take_last_draw(),
+    }
 
 
 def _of_leaf(leaf: Any, before: int) -> int:
@@ -216,23 +272,33 @@ def _of_leaf(leaf: Any, before: int) -> int:
     array = np.asarray(leaf)
     form, positions = _form(array.shape, array.dtype)
     # Neither way copies the array.
-    elements = array.take(positions) if array.flags.c_contiguous else array.flat[positions]
+    elements = (
+        array.take(positions) if array.flags.c_contiguous else array.flat[positions]
+    )
     return crc32(elements.tobytes(), form ^ before)
 
 
 @lru_cache(maxsize=256)
 def _form(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, Any]:
-    """Return a number for a shape and a dtype, and the positions of the elements to compare.
+    """Return a number for a shape and a dtype, and the positions of the elements to
+    compare.
 
-    For a small array these are all positions. For a large one they are spread: over its rows evenly, and over the
-    columns of the last axis in turn, or by multiples of the golden ratio if there are many columns. Texts and objects
-    have None, since their elements cannot be compared.
+    For a small array these are all positions. For a large one they are spread: over its
+    rows evenly, and over the columns of the last axis in turn, or by multiples of the
+    golden ratio if there are many columns. Texts and objects have None, since their
+    elements cannot be compared.
     """
     size, turns = prod(shape), np.arange(_MOST_ELEMENTS)
     if size <= _MOST_ELEMENTS:
         positions = np.arange(size)
     else:
         width = shape[-1]
-        columns = turns % width if width <= _MOST_ELEMENTS else (turns * _GOLDEN_RATIO % 1 * width).astype(np.int64)
+        columns = (
+            turns % width
+            if width <= _MOST_ELEMENTS
+            else (turns * _GOLDEN_RATIO % 1 * width).astype(np.int64)
+        )
         positions = turns * (size // width) // _MOST_ELEMENTS * width + columns
-    return crc32(f"{shape} {dtype}".encode()), None if dtype.kind in "OSU" else positions
+    return crc32(
+        f"{shape} {dtype}".encode()
+    ), None if dtype.kind in "OSU" else positions

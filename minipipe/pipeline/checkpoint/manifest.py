@@ -1,4 +1,6 @@
-"""The manifest: the description of a checkpoint, in JSON. Every field that is read from a file is checked."""
+"""The manifest: the description of a checkpoint, in JSON. Every field that is read from
+a file is checked.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Manifest:
     extra : dict
         The state of the user's program.
     parameters : dict of str to (file, dtype, shape)
-        For each parameter of the model, the file with its values and the optimisers' state for it.
+        For each parameter of the model, the file with its values and the optimisers'
+        state for it.
     optimisers : dict of str to OptimiserState
         The states of the optimisers, without arrays.
     files : dict of str to Digest
@@ -56,17 +59,35 @@ class Manifest:
 
     @classmethod
     def merged(cls, parts: Sequence[Manifest]) -> Manifest:
-        """Return the manifest of a checkpoint from the manifests of all ranks' parts."""
-        parameters = {name: entry for part in parts for name, entry in part.parameters.items()}
+        """Return the manifest of a checkpoint from the manifests of all ranks'
+        parts.
+        """
+        parameters = {
+            name: entry for part in parts for name, entry in part.parameters.items()
+        }
         files = {name: digest for part in parts for name, digest in part.files.items()}
         extra = {name: value for part in parts for name, value in part.extra.items()}
-        optimisers = {key: OptimiserState.merged(part.optimisers[key] for part in parts) for key in parts[0].optimisers}
-        return replace(parts[0], extra=extra, parameters=parameters, optimisers=optimisers, files=files)
+        optimisers = {
+            key: OptimiserState.merged(part.optimisers[key] for part in parts)
+            for key in parts[0].optimisers
+        }
+        return replace(
+            parts[0],
+            extra=extra,
+            parameters=parameters,
+            optimisers=optimisers,
+            files=files,
+        )
 
     def to_json(self) -> str:
         """Return the text of the file."""
         optimisers = {key: state.to_dict() for key, state in self.optimisers.items()}
-        found = {"format": FORMAT, "version": VERSION, **vars(self), "optimisers": optimisers}
+        found = {
+            "format": FORMAT,
+            "version": VERSION,
+            **vars(self),
+            "optimisers": optimisers,
+        }
         return encoded(found, "the optimiser's state", indent=1)
 
     @classmethod
@@ -83,14 +104,29 @@ class Manifest:
         except FileError as error:
             raise damage(path, str(error)) from None
         if storage.digest_of(content).sha256 != expected:
-            raise damage(path, f"{storage.MANIFEST} was changed after it was written: its SHA-256 differs.")
+            raise damage(
+                path,
+                (
+                    f"{storage.MANIFEST} was changed after it was written: its SHA-256 "
+                    "differs."
+                ),
+            )
         try:
             return cls.from_json(content)
         except CheckpointError as error:
-            raise CheckpointError(error.code, f"The checkpoint {path.name} cannot be read: {error.message}.") from None
+            raise CheckpointError(
+                error.code,
+                f"The checkpoint {path.name} cannot be read: {error.message}.",
+            ) from None
         except (ValueError, TypeError, KeyError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
-            raise damage(path, f"{storage.MANIFEST} cannot be parsed: {reason}.") from None
+            reason = (
+                f"it lacks {error}"
+                if isinstance(error, KeyError)
+                else str(error).rstrip(".")
+            )
+            raise damage(
+                path, f"{storage.MANIFEST} cannot be parsed: {reason}."
+            ) from None
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -107,36 +143,66 @@ class Manifest:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ArgumentError("value", "it is not a manifest of minipipe")
         if found.get("version") != VERSION:
-            message = f"it has version {quoted(found.get('version'))} of the format; this minipipe supports {VERSION}"
+            message = (
+                f"it has version {quoted(found.get('version'))} of the format; this "
+                f"minipipe supports {VERSION}"
+            )
             raise CheckpointError("unsupported", message)
         names = ("step", "num_steps", "num_microbatches")
         numbers = {name: _SIZE.check(quoted(name), found[name]) for name in names}
         blocks = found.get("gradient_blocks", 1)  # earlier versions knew no replicas
         blocks = _SIZE._replace(minimum=1).check("'gradient_blocks'", blocks)
         seed = found["seed"]  # which may be below 0; earlier versions had one
-        seeds = {name: json_value(found.get(name, seed), int, repr(name)) for name in ("seed", "dropout_seed")}
+        seeds = {
+            name: json_value(found.get(name, seed), int, repr(name))
+            for name in ("seed", "dropout_seed")
+        }
         files = {}
         for name, (size, sha256) in json_value(found["files"], dict, "'files'").items():
             if not is_name_of_file(name):
-                raise ArgumentError("value", f"{quoted(name)} is not the name of a file in a checkpoint")
+                raise ArgumentError(
+                    "value", f"{quoted(name)} is not the name of a file in a checkpoint"
+                )
             size = _SIZE.check("the size of a file", size)
             files[name] = Digest(size, json_value(sha256, str, "the digest of a file"))
         parameters = {}
-        for name, (file, dtype, shape) in json_value(found["parameters"], dict, "'parameters'").items():
+        for name, (file, dtype, shape) in json_value(
+            found["parameters"], dict, "'parameters'"
+        ).items():
             if file not in files:
-                what = f"{quoted(name)} refers to file {quoted(file)}, which the manifest does not list"
+                what = (
+                    f"{quoted(name)} refers to file {quoted(file)}, which the manifest "
+                    "does not list"
+                )
                 raise ArgumentError("value", what)
-            lengths = [_SIZE.check("a length", one) for one in json_value(shape, list, "a shape")]
+            lengths = [
+                _SIZE.check("a length", one)
+                for one in json_value(shape, list, "a shape")
+            ]
             parameters[name] = file, json_value(dtype, str, "a dtype"), tuple(lengths)
         optimisers = {}
-        for name, state in json_value(found["optimisers"], dict, "'optimisers'").items():
-            optimisers[name] = OptimiserState.from_dict(json_value(state, dict, quoted(name)))
-            for what, value in (one for kept in optimisers[name].kept.values() for one in kept.items()):
+        for name, state in json_value(
+            found["optimisers"], dict, "'optimisers'"
+        ).items():
+            optimisers[name] = OptimiserState.from_dict(
+                json_value(state, dict, quoted(name))
+            )
+            for what, value in (
+                one for kept in optimisers[name].kept.values() for one in kept.items()
+            ):
                 if not isinstance(value, int | float):
-                    raise ArgumentError("type", f"{quoted(what)} is {quoted(value)}, expected a number")
+                    raise ArgumentError(
+                        "type", f"{quoted(what)} is {quoted(value)}, expected a number"
+                    )
         extra = json_value(found["extra"], dict, "'extra'")
         numbers |= {**seeds, "gradient_blocks": blocks}
-        return cls(**numbers, extra=extra, parameters=parameters, optimisers=optimisers, files=files)
+        return cls(
+            **numbers,
+            extra=extra,
+            parameters=parameters,
+            optimisers=optimisers,
+            files=files,
+        )
 
 
 def encoded(value: Any, what: str, indent: int | None = None) -> str:
@@ -157,7 +223,10 @@ def encoded(value: Any, what: str, indent: int | None = None) -> str:
     try:
         return json.dumps(value, default=_plain, indent=indent)
     except (TypeError, ValueError, RecursionError) as error:
-        message = f"{what} cannot be kept in a checkpoint: {error}. Expected numbers, strings, lists and dicts of them."
+        message = (
+            f"{what} cannot be kept in a checkpoint: {error}. Expected numbers, "
+            "strings, lists and dicts of them."
+        )
         raise CheckpointError("value", message) from None
 
 
@@ -167,21 +236,27 @@ def _plain(value: Any) -> Any:
     raise ArgumentError("type", f"it holds a {type(value).__name__}")
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
 def damage(path: Path, sentence: str) -> CheckpointError:
     """Return the error for a damaged checkpoint."""
-    return CheckpointError("damaged", f"The checkpoint {path.name} is damaged: {sentence}")
+    return CheckpointError(
+        "damaged", f"The checkpoint {path.name} is damaged: {sentence}"
+    )
 
 
 def mismatch(sentence: str) -> CheckpointError:
     """Return the error for a checkpoint of another model, optimiser or seed."""
-    return CheckpointError("mismatch", f"Cannot resume from this checkpoint: {sentence}.")
+    return CheckpointError(
+        "mismatch", f"Cannot resume from this checkpoint: {sentence}."
+    )
 
 
 def attempt(act: Callable[..., Any], *given: Any) -> list[Any]:
-    """Return ``[error, result]`` of a function, for other ranks: one is None, a CheckpointError is (code, message)."""
+    """Return ``[error, result]`` of a function, for other ranks: one is None, a
+    CheckpointError is (code, message).
+    """
     try:
         return [None, act(*given)]
     except CheckpointError as error:
@@ -189,7 +264,9 @@ def attempt(act: Callable[..., Any], *given: Any) -> list[Any]:
 
 
 def results(attempts: Iterable[Sequence[Any]]) -> list[Any]:
-    """Return the results of all ranks' attempts, or raise the first error, the same on all ranks."""
+    """Return the results of all ranks' attempts, or raise the first error, the same on
+    all ranks.
+    """
     found = list(attempts)
     for error, _ in found:
         if error is not None:
@@ -197,7 +274,11 @@ def results(attempts: Iterable[Sequence[Any]]) -> list[Any]:
     return [result for _, result in found]
 
 
-def from_rank_0(group: ProcessGroup, call: str, act: Callable[..., Any], *given: Any) -> Any:
-    """Return on every rank the result of a function on rank 0, or raise its CheckpointError. Collective."""
+def from_rank_0(
+    group: ProcessGroup, call: str, act: Callable[..., Any], *given: Any
+) -> Any:
+    """Return on every rank the result of a function on rank 0, or raise its
+    CheckpointError. Collective.
+    """
     mine = attempt(act, *given) if group.rank == 0 else None
     return results([broadcast(group, 0, mine, call)])[0]

@@ -1,4 +1,6 @@
-"""Restoring: each rank reads the files with data of its stages, and compares them with the manifest."""
+"""Restoring: each rank reads the files with data of its stages, and compares them with
+the manifest.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments, digest
 from minipipe.comm.objects import gather
-from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, counted, quoted
+from minipipe.errors import (
+    ArgumentError,
+    CheckpointError,
+    FileError,
+    ParameterError,
+    RankError,
+    counted,
+    quoted,
+)
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.nn.module import check_state
@@ -23,13 +33,35 @@ from minipipe.nn.torch_layout import from_torch, undecided
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
-from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, damage, encoded, from_rank_0, mismatch
-from minipipe.pipeline.checkpoint.state import Arrays, begin_call, checked, everyone, named, names_of, put, with_arrays
-from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, metadata_of, pieces, unpacked
+from minipipe.pipeline.checkpoint.manifest import (
+    Manifest,
+    attempt,
+    damage,
+    encoded,
+    from_rank_0,
+    mismatch,
+)
+from minipipe.pipeline.checkpoint.state import (
+    Arrays,
+    begin_call,
+    checked,
+    everyone,
+    named,
+    names_of,
+    put,
+    with_arrays,
+)
+from minipipe.pipeline.checkpoint.storage import (
+    MOST_OF_A_HEADER,
+    metadata_of,
+    pieces,
+    unpacked,
+)
 from minipipe.specs import Spec
 
 _CALL = "checkpoint.restore()"
-_MOST_LISTS = 5  # of the checkpoints in a folder, where another job deletes some while they are read
+# of the checkpoints in a folder, where another job deletes some while they are read
+_MOST_LISTS = 5
 
 
 class Restored(NamedTuple):
@@ -40,8 +72,8 @@ class Restored(NamedTuple):
     step : int
         The argument of ``save``.
     extra : dict
-        The argument of ``save`` on the rank of the first stage, on every rank. Tuples and arrays come as lists, the
-        keys of dicts as strings.
+        The argument of ``save`` on the rank of the first stage, on every rank. Tuples
+        and arrays come as lists, the keys of dicts as strings.
     path : Path
         Of the checkpoint.
 
@@ -63,27 +95,34 @@ def restore(
     *,
     required: bool = True,
 ) -> Restored | None:
-    """Load the newest undamaged checkpoint of a folder: training resumes as if it had never stopped.
+    """Load the newest undamaged checkpoint of a folder: training resumes as if it had
+    never stopped.
 
-    Collective. The number of ranks, of replicas and of tensor-parallel ranks, the schedule, the partition and the
-    device may differ from the saved run. Each rank reads the files with data of its stages, and compares their
-    length and SHA-256 with the manifest, before it changes anything.
+    Collective. The number of ranks, of replicas and of tensor-parallel ranks, the
+    schedule, the partition and the device may differ from the saved run. Each rank
+    reads the files with data of its stages, and compares their length and SHA-256 with
+    the manifest, before it changes anything.
 
     Parameters
     ----------
     folder : str or Path
-        The folder with all checkpoints of a run, as for :func:`save`; or one checkpoint.
+        The folder with all checkpoints of a run, as for :func:`save`; or one
+        checkpoint.
     pipeline : Pipeline
-        It has the same layers and the same seed. If it has a separate ``dropout_seed``, as another replica of the saved
-        pipeline has, it keeps that, and rank 0 reports it.
+        It has the same layers and the same seed. If it has a separate ``dropout_seed``,
+        as another replica of the saved pipeline has, it keeps that, and rank 0 reports
+        it.
     optimiser : Optimiser, or mapping of str to Optimiser
-        As for :func:`save`; None for a pipeline that is no longer trained. Its learning rate and its other
-        hyper-parameters are restored from the checkpoint. If the program's values differ from the saved ones, a warning
-        on rank 0 names both. To keep the program's values, set them afterwards, such as
-        ``optimiser.learning_rate = 0.1``; with a ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
+        As for :func:`save`; None for a pipeline that is no longer trained. Its learning
+        rate and its other hyper-parameters are restored from the checkpoint. If the
+        program's values differ from the saved ones, a warning on rank 0 names both. To
+        keep the program's values, set them afterwards, such as
+        ``optimiser.learning_rate = 0.1``; with a ``LearningRateSchedule``, load
+        ``{**state, "first_rates": [0.1]}``.
     required : bool
-        Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned. One
-        that cannot be read is an error in any case: training must not restart by mistake.
+        Whether it is an error that the folder does not exist or has no checkpoint;
+        otherwise None is returned. One that cannot be read is an error in any case:
+        training must not restart by mistake.
 
     Returns
     -------
@@ -92,9 +131,10 @@ def restore(
     Raises
     ------
     CheckpointError
-        The same on every rank; then nothing has changed. Codes ``not-found``, also when another job deletes all
-        checkpoints while they are read (if it has saved a newer one, that is loaded); ``damaged``, when no checkpoint
-        is whole (an earlier whole one is loaded, with a warning on rank 0); ``mismatch``, when the layers, the
+        The same on every rank; then nothing has changed. Codes ``not-found``, also when
+        another job deletes all checkpoints while they are read (if it has saved a newer
+        one, that is loaded); ``damaged``, when no checkpoint is whole (an earlier whole
+        one is loaded, with a warning on rank 0); ``mismatch``, when the layers, the
         optimiser or the seed differ; ``unsupported``.
     RankError
         Code ``disagreement``, when the ranks have read different checkpoints.
@@ -108,15 +148,22 @@ def restore(
     >>> with tempfile.TemporaryDirectory() as folder, init_process_group() as group:
     ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group)
     ...     optimiser = optim.Adam(pipeline.parameters())
-    ...     checkpoint.save(folder, pipeline, optimiser, step=20, extra={"epoch": 3}).name
+    ...     checkpoint.save(
+    ...         folder, pipeline, optimiser, step=20, extra={"epoch": 3}
+    ...     ).name
     ...     restored = checkpoint.restore(folder, pipeline, optimiser)
     ...     restored.step, restored.extra
     '000001-step-20'
     (20, {'epoch': 3})
     """
-    optimisers, group = checked("restore", folder, pipeline, optimiser), everyone(pipeline)
+    optimisers, group = (
+        checked("restore", folder, pipeline, optimiser),
+        everyone(pipeline),
+    )
     begin_call(pipeline, _CALL)
-    compare_arguments(group, _CALL, {"required": bool(required), "optimiser": named(optimisers)})
+    compare_arguments(
+        group, _CALL, {"required": bool(required), "optimiser": named(optimisers)}
+    )
     deleted = ""
     for _ in range(_MOST_LISTS):
         names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))
@@ -136,21 +183,27 @@ def restore(
 
 
 def _first_whole(
-    names: Sequence[str], folder: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]
+    names: Sequence[str],
+    folder: Path,
+    pipeline: Pipeline,
+    optimisers: Mapping[str, Optimiser],
 ) -> tuple[_Found, list[str]]:
-    """Return this rank's part of the first checkpoint that all ranks can read, and the problems of those before it.
+    """Return this rank's part of the first checkpoint that all ranks can read, and the
+    problems of those before it.
 
     Collective.
 
     Raises
     ------
     CheckpointError
-        The same on every rank: code ``not-found``, when one of them was deleted meanwhile.
+        The same on every rank: code ``not-found``, when one of them was deleted
+        meanwhile.
     """
     group, problems = everyone(pipeline), list[str]()
     for name in names:
         failure, found = attempt(_Found.read, folder / name, pipeline, optimisers)
-        mark = digest(str(found.manifest)) if found else 0  # ranks may have been given other folders
+        # ranks may have been given other folders
+        mark = digest(str(found.manifest)) if found else 0
         attempts = gather(group, [failure, mark], _CALL)
         _check_alike(group, folder, [mark for _, mark in attempts])
         failures = [failure for failure, _ in attempts if failure]
@@ -160,16 +213,26 @@ def _first_whole(
         if not failures:
             return found, problems
         problems.append(failures[0][1])
-    raise CheckpointError("damaged", " ".join([*problems, "There is no other checkpoint."]))
+    raise CheckpointError(
+        "damaged", " ".join([*problems, "There is no other checkpoint."])
+    )
 
 
 def _none_in(folder: str | Path, reason: str) -> CheckpointError:
-    return CheckpointError("not-found", f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
+    return CheckpointError(
+        "not-found", f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}."
+    )
 
 
 def _always_deleted(deleted: str) -> CheckpointError:
-    message = f"{deleted} This happened {_MOST_LISTS} times in a row: another job saves to this folder, and deletes"
-    hint = "checkpoints before this one can read them. Let that job keep more, save(…, keep=4), or restore from a copy."
+    message = (
+        f"{deleted} This happened {_MOST_LISTS} times in a row: another job saves to "
+        "this folder, and deletes"
+    )
+    hint = (
+        "checkpoints before this one can read them. Let that job keep more, save(…, "
+        "keep=4), or restore from a copy."
+    )
     return CheckpointError("not-found", f"{message} {hint}")
 
 
@@ -186,15 +249,18 @@ def _check_alike(group: ProcessGroup, folder: str | Path, marks: list[int]) -> N
         one, other = group.name(marks.index(max(marks))), group.name(others[0])
         raise RankError(
             "disagreement",
-            f"Ranks {one} and {other} have read different checkpoints (this rank in {str(folder)!r}). Pass the same "
+            f"Ranks {one} and {other} have read different checkpoints (this rank in "
+            f"{str(folder)!r}). Pass the same "
             "folder on every rank, on a file system that all hosts share.",
         )
 
 
 def newest(folder: str | Path) -> Restored:
-    """Return the manifest's values of the newest checkpoint in a folder, without loading arrays.
+    """Return the manifest's values of the newest checkpoint in a folder, without
+    loading arrays.
 
-    Local. A program uses it to make the model that was saved, before it restores the checkpoint.
+    Local. A program uses it to make the model that was saved, before it restores the
+    checkpoint.
 
     Parameters
     ----------
@@ -232,13 +298,17 @@ def newest(folder: str | Path) -> Restored:
             if code != "damaged":
                 raise CheckpointError(code, reason)
         else:
-            raise CheckpointError("damaged", f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
+            raise CheckpointError(
+                "damaged",
+                f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.",
+            )
     raise _always_deleted(deleted)
 
 
 @contextmanager
 def _unless_deleted(path: Path) -> Iterator[None]:
-    """Tell a checkpoint that another job deletes from a damaged one: a deletion begins with its name (``storage`` [2]).
+    """Tell a checkpoint that another job deletes from a damaged one: a deletion begins
+    with its name (``storage`` [2]).
 
     Raises
     ------
@@ -260,20 +330,31 @@ def _manifest_of(path: Path) -> Manifest:
 
 
 def _candidates(folder: Path) -> tuple[list[str], str, bool]:
-    """Return the names of the checkpoints in a folder, the newest first, why there is none, and whether nothing is.
+    """Return the names of the checkpoints in a folder, the newest first, why there is
+    none, and whether nothing is.
 
     Local, on rank 0.
     """
     try:
         found = storage.checkpoints(folder)
     except (OSError, ValueError) as error:  # such as a NUL in its name
-        return [], getattr(error, "strerror", None) or str(error), isinstance(error, FileNotFoundError)
-    return [str(path.relative_to(folder)) for path in found], "no checkpoint in it was finished", not found
+        return (
+            [],
+            getattr(error, "strerror", None) or str(error),
+            isinstance(error, FileNotFoundError),
+        )
+    return (
+        [str(path.relative_to(folder)) for path in found],
+        "no checkpoint in it was finished",
+        not found,
+    )
 
 
 @dataclass(frozen=True)
 class _Found:
-    """This rank's part of a checkpoint, read and checked: its values, and the state dicts of its optimisers."""
+    """This rank's part of a checkpoint, read and checked: its values, and the state
+    dicts of its optimisers.
+    """
 
     path: Path
     manifest: Manifest
@@ -281,13 +362,17 @@ class _Found:
     states: dict[str, dict[str, Any]]
 
     @classmethod
-    def read(cls, path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> _Found:
+    def read(
+        cls, path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]
+    ) -> _Found:
         """Read it, and check all of it. Local."""
         with _unless_deleted(path):
             return cls._read(path, pipeline, optimisers)
 
     @classmethod
-    def _read(cls, path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> _Found:
+    def _read(
+        cls, path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]
+    ) -> _Found:
         manifest = Manifest.read(path)
         _check_model(manifest, pipeline)
         _check_optimisers(manifest, pipeline, optimisers)
@@ -295,39 +380,82 @@ class _Found:
         missing = [name for name in manifest.files if not os.path.isfile(path / name)]
         if missing:
             raise damage(
-                path, f"of its {counted(len(manifest.files), 'file')} these are missing: {', '.join(missing[:9])}."
+                path,
+                (
+                    f"of its {counted(len(manifest.files), 'file')} these are missing: "
+                    f"{', '.join(missing[:9])}."
+                ),
             )
         arrays: Arrays = {}
         for file in sorted({manifest.parameters[name][0] for name in own}):
             arrays |= _arrays(path, file, manifest, own)
         values = {name: arrays.get(f"parameters/{name}") for name in own}
         for name, value in values.items():
-            if value is None or (value.dtype.name, value.shape) != manifest.parameters[name][1:]:
-                raise damage(path, f"its files do not hold {name}, although {storage.MANIFEST} lists it.")
+            if (
+                value is None
+                or (value.dtype.name, value.shape) != manifest.parameters[name][1:]
+            ):
+                raise damage(
+                    path,
+                    (
+                        f"its files do not hold {name}, although {storage.MANIFEST} "
+                        "lists it."
+                    ),
+                )
         states = {}
         for key, optimiser in optimisers.items():
             try:
-                states[key] = with_arrays(manifest.optimisers[key], key, arrays).state_dict(pipeline, optimiser)
+                states[key] = with_arrays(
+                    manifest.optimisers[key], key, arrays
+                ).state_dict(pipeline, optimiser)
             except ArgumentError as error:
-                raise mismatch(f"the state of {key} cannot be loaded. {error.message.rstrip('.')}") from None
+                raise mismatch(
+                    f"the state of {key} cannot be loaded. {error.message.rstrip('.')}"
+                ) from None
         return cls(path, manifest, values, states)
 
-    def load(self, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], problems: list[str]) -> Restored:
-        """Load everything; warn on rank 0 of anything that a user may not expect. Local."""
+    def load(
+        self,
+        pipeline: Pipeline,
+        optimisers: Mapping[str, Optimiser],
+        problems: list[str],
+    ) -> Restored:
+        """Load everything; warn on rank 0 of anything that a user may not expect.
+        Local.
+        """
         saved, name = self.manifest, self.path.name
-        warned = [f"{' '.join(problems)} Resuming from {name}, of step {saved.step}."] if problems else []
+        warned = (
+            [f"{' '.join(problems)} Resuming from {name}, of step {saved.step}."]
+            if problems
+            else []
+        )
         if saved.dropout_seed != pipeline.dropout_seed:
-            message = f"{name} was trained with dropout_seed={saved.dropout_seed}, and this pipeline has dropout_seed="
-            warned.append(f"{message}{pipeline.dropout_seed}, so dropout draws other numbers, as in another replica.")
+            message = (
+                f"{name} was trained with dropout_seed={saved.dropout_seed}, and this "
+                "pipeline has dropout_seed="
+            )
+            warned.append(
+                f"{message}{pipeline.dropout_seed}, so dropout draws other numbers, "
+                "as in another replica."
+            )
         for what, then, now in (
-            ("microbatches", saved.num_microbatches, pipeline.schedule.num_microbatches),
+            (
+                "microbatches",
+                saved.num_microbatches,
+                pipeline.schedule.num_microbatches,
+            ),
             ("gradient_blocks", saved.gradient_blocks, pipeline.plan.gradient_blocks),
         ):
             if then != now:
-                message = f"{name} was trained with {then} {what}, and this pipeline has {now}"
+                message = (
+                    f"{name} was trained with {then} {what}, and this pipeline has "
+                    f"{now}"
+                )
                 warned.append(f"{message}: its gradients will differ in the last bits.")
         if everyone(pipeline).rank == 0:
-            for warning in filter(None, [*warned, " ".join(_replaced(optimisers, self.states))]):
+            for warning in filter(
+                None, [*warned, " ".join(_replaced(optimisers, self.states))]
+            ):
                 warnings.warn(warning, stacklevel=3)
         put(pipeline, optimisers, self.values, self.states)
         pipeline.num_steps = saved.num_steps
@@ -344,12 +472,16 @@ def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
     except OSError as error:
         raise damage(path, str(error)) from None
     if storage.digest_of(content) != (size, sha256):
-        raise damage(path, f"{file} was changed after it was written: its SHA-256 differs.")
+        raise damage(
+            path, f"{file} was changed after it was written: its SHA-256 differs."
+        )
     try:
         arrays = unpacked(content)
     except CheckpointError as error:
         raise damage(path, f"{file}: {error.message}") from None
-    return {key: array for key, array in arrays.items() if key.rpartition("/")[2] in own}
+    return {
+        key: array for key, array in arrays.items() if key.rpartition("/")[2] in own
+    }
 
 
 def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
@@ -365,10 +497,12 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
     missing = [name for name in model if name not in manifest.parameters]
     if only or missing:
         there, here = (
-            ", ".join(map(_name, names[:3])) + " …" * (len(names) > 3) or "nothing" for names in (only, missing)
+            ", ".join(map(_name, names[:3])) + " …" * (len(names) > 3) or "nothing"
+            for names in (only, missing)
         )
         raise mismatch(
-            f"it was saved from a different model. Only in the checkpoint: {there}; only in this pipeline: {here}"
+            f"it was saved from a different model. Only in the checkpoint: {there}; "
+            f"only in this pipeline: {here}"
         )
     for name, parameter in model.items():
         _, dtype, shape = manifest.parameters[name]
@@ -376,12 +510,19 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
         if looks != (dtype, shape):
             here = f"shape {looks[1]} and dtype {looks[0]}"
             raise mismatch(
-                f"its {name} has shape {quoted(shape)} and dtype {_name(dtype)}; in this pipeline it has {here}"
+                f"its {name} has shape {quoted(shape)} and dtype {_name(dtype)}; in "
+                f"this pipeline it has {here}"
             )
     if manifest.dropout_seed != pipeline.dropout_seed == pipeline.seed:
         name = "seed" if manifest.dropout_seed == manifest.seed else "dropout_seed"
-        there, here = f"{name}={quoted(manifest.dropout_seed)}", f"{name}={pipeline.dropout_seed}"
-        message = f"it was trained with {there}, and this pipeline has {here}: dropout would draw other numbers"
+        there, here = (
+            f"{name}={quoted(manifest.dropout_seed)}",
+            f"{name}={pipeline.dropout_seed}",
+        )
+        message = (
+            f"it was trained with {there}, and this pipeline has {here}: dropout would "
+            "draw other numbers"
+        )
         raise mismatch(f"{message}. Pass Pipeline(…, {there})")
 
 
@@ -390,8 +531,11 @@ def _name(given: str) -> str:
     return quoted(given)[1:-1]
 
 
-def _check_optimisers(manifest: Manifest, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> None:
-    """Refuse a checkpoint of other optimisers, or of optimisers of other parameters of this rank. Local.
+def _check_optimisers(
+    manifest: Manifest, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]
+) -> None:
+    """Refuse a checkpoint of other optimisers, or of optimisers of other parameters of
+    this rank. Local.
 
     Raises
     ------
@@ -399,41 +543,77 @@ def _check_optimisers(manifest: Manifest, pipeline: Pipeline, optimisers: Mappin
         Code ``mismatch``.
     """
     there = manifest.optimisers
-    known, others = ", ".join(map(quoted, there)) or "none", sorted(there.keys() - optimisers.keys())
+    known, others = (
+        ", ".join(map(quoted, there)) or "none",
+        sorted(there.keys() - optimisers.keys()),
+    )
     if optimisers and others:
         other = quoted(others[0])
-        raise mismatch(f"it also has the state of optimiser {other}; pass all optimisers by name, as in save: {known}")
+        raise mismatch(
+            f"it also has the state of optimiser {other}; pass all optimisers by "
+            f"name, as in save: {known}"
+        )
     own = {name for name, _ in pipeline.named_parameters()}
     for key, optimiser in optimisers.items():
         if key not in there:
-            raise mismatch(f"it has no state of optimiser {key!r}; pass the optimisers by name, as in save: {known}")
+            raise mismatch(
+                f"it has no state of optimiser {key!r}; pass the optimisers by "
+                f"name, as in save: {known}"
+            )
         kind = optimiser.settings["class"].__qualname__
         if there[key].kind != kind:
-            raise mismatch(f"its {key} has class {_name(there[key].kind)}, but the one of this script has class {kind}")
-        trained = {name for group in there[key].groups for name in group.parameters if name in own}
+            raise mismatch(
+                f"its {key} has class {_name(there[key].kind)}, but the one of this "
+                f"script has class {kind}"
+            )
+        trained = {
+            name
+            for group in there[key].groups
+            for name in group.parameters
+            if name in own
+        }
         differing = sorted(trained ^ set(names_of(pipeline, optimiser.parameters)))
         if differing:
             names = ", ".join(differing[:3])
-            raise mismatch(f"its {key} trains other parameters than this one: only one of the two has {names}")
+            raise mismatch(
+                f"its {key} trains other parameters than this one: only one of the "
+                f"two has {names}"
+            )
 
 
-def _replaced(optimisers: Mapping[str, Optimiser], states: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each hyper-parameter whose value in the program differs from the checkpoint. Local.
+def _replaced(
+    optimisers: Mapping[str, Optimiser], states: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a sentence for each hyper-parameter whose value in the program differs from
+    the checkpoint. Local.
 
-    A schedule changes them from step to step: the values before the first step are compared, of the saved run and of
-    this one.
+    A schedule changes them from step to step: the values before the first step are
+    compared, of the saved run and of this one.
     """
     for key, optimiser in optimisers.items():
-        given, state = optimiser.first or [group.hyper_parameters for group in optimiser.groups], states[key]
-        for place, (own, first, now) in enumerate(zip(given, state["first"], state["groups"])):
+        given, state = (
+            optimiser.first or [group.hyper_parameters for group in optimiser.groups],
+            states[key],
+        )
+        for place, (own, first, now) in enumerate(
+            zip(given, state["first"], state["groups"])
+        ):
             for name, value in own.items():
-                if encoded(value, name) not in [encoded(one.get(name), name) for one in (first, now)]:
-                    there = f"{quoted(now[name])} ({quoted(first.get(name))} before its first step)"
+                if encoded(value, name) not in [
+                    encoded(one.get(name), name) for one in (first, now)
+                ]:
+                    there = (
+                        f"{quoted(now[name])} ({quoted(first.get(name))} before its "
+                        "first step)"
+                    )
                     keep = f"{key}.groups[{place}].{name} = {value}"
-                    yield f"{name} is {value} in this script; restored from the checkpoint: {there}. To keep it: {keep}"
+                    yield (
+                        f"{name} is {value} in this script; restored from the "
+                        f"checkpoint: {there}. To keep it: {keep}"
+                    )
 
 
-# -- the model alone, for other programs ------------------------------------------------------------------------------
+# -- the model alone, for other programs -----------------------------------------------
 
 
 _MOST_OF_A_NUMBER = 8  # bytes: float64
@@ -441,7 +621,8 @@ _LAYOUTS = ("minipipe", "torch")
 
 
 def export(path: str | Path, pipeline: Pipeline) -> None:
-    """Write the parameters of the whole model to one safetensors file, named as in ``pipeline.state_dict()``.
+    """Write the parameters of the whole model to one safetensors file, named as in
+    ``pipeline.state_dict()``.
 
     Collective; rank 0 writes it, whole or not at all.
 
@@ -457,10 +638,12 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
 
     Notes
     -----
-    A ``Linear`` has its weight as (inputs, outputs), and PyTorch's as (outputs, inputs): transpose it on the way, as
-    ``tests/numerics/test_weights_against_torch.py`` does. An ``LSTM`` and attention have other arrays in PyTorch
-    (``minipipe/nn/torch_layout.py`` lists them); other layers of the same name have the same. The file's metadata are
-    ``{"layout": "minipipe"}``.
+    A ``Linear`` has its weight as (inputs, outputs), and PyTorch's as (outputs,
+    inputs): transpose it on the way, as
+    ``tests/numerics/test_weights_against_torch.py`` does. An ``LSTM`` and attention
+    have other arrays in PyTorch (``minipipe/nn/torch_layout.py`` lists them); other
+    layers of the same name have the same. The file's metadata are ``{"layout":
+    "minipipe"}``.
 
     Examples
     --------
@@ -469,7 +652,10 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
     >>> import tempfile
     >>> import numpy as np
     >>> from minipipe import Pipeline, Tensor, checkpoint, nn, spawn
-    >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), np.ones((3, 2), np.float32)
+    >>> model, x = (
+    ...     nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)),
+    ...     np.ones((3, 2), np.float32),
+    ... )
     >>> def predict(group, path):
     ...     pipeline = Pipeline(model, group, seed=7)
     ...     checkpoint.export(path, pipeline)
@@ -492,35 +678,44 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
     from_rank_0(everyone(pipeline), "checkpoint.export()", write)
 
 
-def load_weights(path: str | Path, model: Module, layout: Literal["minipipe", "torch"] | None = None) -> None:
+def load_weights(
+    path: str | Path, model: Module, layout: Literal["minipipe", "torch"] | None = None
+) -> None:
     """Take the parameters of a model from a safetensors file. Local.
 
-    Give ``layout="torch"`` for a file from PyTorch. There the weight of a linear layer is transposed. Names and shapes
-    usually tell; but a square weight fits either way, and the model would compute something else. If nothing in the
-    file decides, it is taken as minipipe's, with a warning.
+    Give ``layout="torch"`` for a file from PyTorch. There the weight of a linear layer
+    is transposed. Names and shapes usually tell; but a square weight fits either way,
+    and the model would compute something else. If nothing in the file decides, it is
+    taken as minipipe's, with a warning.
 
     Parameters
     ----------
     path : str or Path
-        A regular file, written by :func:`export`, or by another program with the same names and shapes. Its numbers
-        become the model's values, or are refused: see :meth:`minipipe.nn.Module.load_state_dict`.
+        A regular file, written by :func:`export`, or by another program with the same
+        names and shapes. Its numbers become the model's values, or are refused: see
+        :meth:`minipipe.nn.Module.load_state_dict`.
     model : Module
     layout : {"minipipe", "torch"}, optional
-        ``"torch"``: names and axes of the same layers in PyTorch, which ``minipipe/nn/torch_layout.py`` lists: Linear,
-        LSTM, attention, transformer blocks, convolutions, norms, embeddings. ``"minipipe"``: names and axes of
-        :meth:`minipipe.nn.Module.state_dict`. By default the layout in the file's metadata, or else ``"minipipe"``.
+        ``"torch"``: names and axes of the same layers in PyTorch, which
+        ``minipipe/nn/torch_layout.py`` lists: Linear, LSTM, attention, transformer
+        blocks, convolutions, norms, embeddings. ``"minipipe"``: names and axes of
+        :meth:`minipipe.nn.Module.state_dict`. By default the layout in the file's
+        metadata, or else ``"minipipe"``.
 
     Raises
     ------
     FileError
-        When it cannot be read, is not a regular file, or is larger than any file of this model's parameters.
+        When it cannot be read, is not a regular file, or is larger than any file of
+        this model's parameters.
     CheckpointError
         Codes ``damaged``, when it is not a safetensors file; ``value``.
     ParameterError
-        Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``; then nothing has changed.
+        Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``; then nothing has
+        changed.
     ArgumentError
-        Code ``value``, for another layout, or ``"torch"`` for a file that minipipe wrote; ``type``, with ``"torch"``
-        for a model in which a custom module has a matrix.
+        Code ``value``, for another layout, or ``"torch"`` for a file that minipipe
+        wrote; ``type``, with ``"torch"`` for a model in which a custom module has a
+        matrix.
 
     Examples
     --------
@@ -536,33 +731,58 @@ def load_weights(path: str | Path, model: Module, layout: Literal["minipipe", "t
         Spec(str, choices=tuple(_LAYOUTS)).check("layout", layout)
     state, written_in = _weights_in(path, model)
     if layout == "torch" and written_in == "minipipe":
-        raise ArgumentError("value", f"{path} was written by minipipe in its own layout; leave out layout='torch'.")
+        raise ArgumentError(
+            "value",
+            (
+                f"{path} was written by minipipe in its own layout; leave out "
+                "layout='torch'."
+            ),
+        )
     known = layout or (written_in if written_in in _LAYOUTS else None)
     try:
         model.load_state_dict(from_torch(model, state) if known == "torch" else state)
     except ParameterError as error:
-        hint = " It fits in PyTorch's layout: pass layout='torch'." if known is None and _fits(model, state) else ""
-        raise ParameterError(error.code, f"{path} cannot be loaded: {error.message}{hint}") from None
+        hint = (
+            " It fits in PyTorch's layout: pass layout='torch'."
+            if known is None and _fits(model, state)
+            else ""
+        )
+        raise ParameterError(
+            error.code, f"{path} cannot be loaded: {error.message}{hint}"
+        ) from None
     if known is None and (names := undecided(model, state)):
-        square = f"{names[0]} is square" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are square"
+        square = (
+            f"{names[0]} is square"
+            if len(names) == 1
+            else f"{names[0]} and {len(names) - 1} more are square"
+        )
         warnings.warn(
-            f"{path} does not name its layout, and {square}: loaded in minipipe's layout, (inputs, outputs). "
+            f"{path} does not name its layout, and {square}: loaded in minipipe's "
+            "layout, (inputs, outputs). "
             "For a file from PyTorch pass layout='torch', otherwise layout='minipipe'.",
             stacklevel=2,
         )
 
 
-def _weights_in(path: str | Path, model: Module) -> tuple[Mapping[str, Any], str | None]:
-    """Return the arrays of a file that may belong to a model, and the layout in its metadata."""
+def _weights_in(
+    path: str | Path, model: Module
+) -> tuple[Mapping[str, Any], str | None]:
+    """Return the arrays of a file that may belong to a model, and the layout in its
+    metadata.
+    """
     try:
         size = sum(prod(parameter.whole_shape) for parameter in model.parameters())
-        content = read_bytes(path, MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * size, pipes=False)
+        content = read_bytes(
+            path, MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * size, pipes=False
+        )
         return unpacked(content), metadata_of(content).get("layout")
     except FileError as error:
         why = f" This model has {size:,} numbers." if error.code == "too-large" else ""
         raise FileError(error.code, error.message + why) from None
     except CheckpointError as error:
-        raise CheckpointError(error.code, f"{path} cannot be loaded: {error.message}") from None
+        raise CheckpointError(
+            error.code, f"{path} cannot be loaded: {error.message}"
+        ) from None
 
 
 def _fits(model: Module, state: Mapping[str, Any]) -> bool:

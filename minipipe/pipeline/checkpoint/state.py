@@ -1,7 +1,8 @@
-"""The state of a pipeline's optimisers by the names of parameters: for one rank, or merged for several.
+"""The state of a pipeline's optimisers by the names of parameters: for one rank, or
+merged for several.
 
-Names refer to the whole model, so any rank finds its state, whatever the partition was. Elastic training also
-makes its copies with these functions.
+Names refer to the whole model, so any rank finds its state, whatever the partition was.
+Elastic training also makes its copies with these functions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.specs import INDEX, Spec
 
-_OPTIMISER = Spec(Optimiser, expected="an optimiser, or a mapping of names to optimisers", code="type")
+_OPTIMISER = Spec(
+    Optimiser, expected="an optimiser, or a mapping of names to optimisers", code="type"
+)
 Optimisers = Mapping[str, Optimiser]
 Arrays = dict[str, np.ndarray]
 MOST = 2**63 - 1  # of a step: the largest number in the header of a message
@@ -31,7 +34,9 @@ MOST = 2**63 - 1  # of a step: the largest number in the header of a message
 
 @dataclass
 class Group:
-    """A group of parameters: its place among an optimiser's, its numbers now and before the first step, its names."""
+    """A group of parameters: its place among an optimiser's, its numbers now and before
+    the first step, its names.
+    """
 
     place: int
     numbers: dict[str, Any]
@@ -51,7 +56,8 @@ class OptimiserState:
         How many it took.
     groups : list of Group
     kept : dict of str to dict
-        For each parameter the values that the optimiser keeps, by name: arrays and numbers.
+        For each parameter the values that the optimiser keeps, by name: arrays and
+        numbers.
     """
 
     kind: str
@@ -72,27 +78,53 @@ class OptimiserState:
         names = [names_of(pipeline, group.parameters) for group in optimiser.groups]
         numbers = zip(state["groups"], state["first"] or state["groups"], names)
         groups = [Group(place, *entries) for place, entries in enumerate(numbers)]
-        kept = [{what: _entry(value) for what, value in own.items()} for own in state["states"]]
+        kept = [
+            {what: _entry(value) for what, value in own.items()}
+            for own in state["states"]
+        ]
         by_name = dict(zip((name for group in names for name in group), kept))
-        return cls(optimiser.settings["class"].__qualname__, state["num_steps"], groups, by_name)
+        return cls(
+            optimiser.settings["class"].__qualname__,
+            state["num_steps"],
+            groups,
+            by_name,
+        )
 
     @classmethod
     def merged(cls, parts: Iterable[OptimiserState]) -> OptimiserState:
-        """Return several ranks' states of one optimiser as one. Groups with equal place and numbers become one."""
+        """Return several ranks' states of one optimiser as one. Groups with equal place
+        and numbers become one.
+        """
         parts, groups = list(parts), list[Group]()
         for group in (group for part in parts for group in part.groups):
-            same = next((one for one in groups if one == replace(group, parameters=one.parameters)), None)
+            same = next(
+                (
+                    one
+                    for one in groups
+                    if one == replace(group, parameters=one.parameters)
+                ),
+                None,
+            )
             if same is None:
                 groups.append(same := replace(group, parameters=[]))
-            same.parameters += [name for name in group.parameters if name not in same.parameters]
-        return replace(parts[0], groups=groups, kept={name: kept for part in parts for name, kept in part.kept.items()})
+            same.parameters += [
+                name for name in group.parameters if name not in same.parameters
+            ]
+        return replace(
+            parts[0],
+            groups=groups,
+            kept={name: kept for part in parts for name, kept in part.kept.items()},
+        )
 
     def part(self, names: Iterable[str]) -> OptimiserState:
         """Return the same with the states of some parameters only."""
-        return replace(self, kept={name: self.kept[name] for name in names if name in self.kept})
+        return replace(
+            self, kept={name: self.kept[name] for name in names if name in self.kept}
+        )
 
     def state_dict(self, pipeline: Pipeline, optimiser: Optimiser) -> dict[str, Any]:
-        """Return the state for an optimiser of this rank, whose parameters are all in this state. Local.
+        """Return the state for an optimiser of this rank, whose parameters are all in
+        this state. Local.
 
         Raises
         ------
@@ -104,13 +136,24 @@ class OptimiserState:
             names = names_of(pipeline, group.parameters)
             saved = [one for one in self.groups if set(names) & set(one.parameters)]
             if any(one.numbers != saved[0].numbers for one in saved):
-                message = f"The parameters of group {place}, {', '.join(names)}, were in groups of other numbers."
+                message = (
+                    f"The parameters of group {place}, {', '.join(names)}, were in "
+                    "groups of other numbers."
+                )
                 raise ArgumentError("value", message)
-            saved += [one for one in self.groups if one.place == place]  # this rank may have none of this group
-            groups.append(saved[0] if saved else Group(place, group.hyper_parameters, group.hyper_parameters, []))
+            # this rank may have none of this group
+            saved += [one for one in self.groups if one.place == place]
+            groups.append(
+                saved[0]
+                if saved
+                else Group(place, group.hyper_parameters, group.hyper_parameters, [])
+            )
         state = {"num_steps": self.num_steps, "groups": [one.numbers for one in groups]}
         names = names_of(pipeline, optimiser.parameters)
-        states = [_each(self.kept.get(name, {}), one.cut) for name, one in zip(names, optimiser.parameters)]
+        states = [
+            _each(self.kept.get(name, {}), one.cut)
+            for name, one in zip(names, optimiser.parameters)
+        ]
         state |= {"first": [one.first for one in groups], "states": states}
         optimiser.check_state(state)
         return state
@@ -118,11 +161,17 @@ class OptimiserState:
     def to_dict(self) -> dict[str, Any]:
         """Return it in dicts and lists, for JSON or a message."""
         groups = [vars(group) for group in self.groups]
-        return {"class": self.kind, "num_steps": self.num_steps, "groups": groups, "kept": self.kept}
+        return {
+            "class": self.kind,
+            "num_steps": self.num_steps,
+            "groups": groups,
+            "kept": self.kept,
+        }
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> OptimiserState:
-        """Return the state from the result of :meth:`to_dict`. Every field is checked, since it may come from a file.
+        """Return the state from the result of :meth:`to_dict`. Every field is checked,
+        since it may come from a file.
 
         Raises
         ------
@@ -134,22 +183,39 @@ class OptimiserState:
             names = json_value(group["parameters"], list, "the parameters of a group")
             names = [json_value(name, str, "a parameter of a group") for name in names]
             numbers = json_value(group["numbers"], dict, "'numbers'")
-            first = json_value(group.get("first", numbers), dict, "'first'")  # earlier versions lack it
-            place = INDEX._replace(maximum=MOST).check("the place of a group", group["place"])
+            # earlier versions lack it
+            first = json_value(group.get("first", numbers), dict, "'first'")
+            place = INDEX._replace(maximum=MOST).check(
+                "the place of a group", group["place"]
+            )
             groups.append(Group(place, numbers, first, names))
         kept = json_value(found["kept"], dict, "'kept'")
-        kept = {name: json_value(entries, dict, quoted(name)) for name, entries in kept.items()}
+        kept = {
+            name: json_value(entries, dict, quoted(name))
+            for name, entries in kept.items()
+        }
         num_steps = found.get("num_steps", 0)  # which they lack, too
-        num_steps = INDEX._replace(maximum=MOST).check("the number of an optimiser's steps", num_steps)
-        return cls(json_value(found["class"], str, "the class of an optimiser"), num_steps, groups, kept)
+        num_steps = INDEX._replace(maximum=MOST).check(
+            "the number of an optimiser's steps", num_steps
+        )
+        return cls(
+            json_value(found["class"], str, "the class of an optimiser"),
+            num_steps,
+            groups,
+            kept,
+        )
 
 
 def _each(kept: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    return {what: change(value) if backend.is_array(value) else value for what, value in kept.items()}
+    return {
+        what: change(value) if backend.is_array(value) else value
+        for what, value in kept.items()
+    }
 
 
 def _entry(value: Any) -> Any:
-    # A scalar of NumPy's decides about dtypes as an array does, and a number of Python's does not.
+    # A scalar of NumPy's decides about dtypes as an array does, and a number of
+    # Python's does not.
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
@@ -161,33 +227,48 @@ def names_of(pipeline: Pipeline, parameters: Iterable[Parameter]) -> list[str]:
     ArgumentError
         Code ``value``, for a parameter that is not the pipeline's.
     """
-    names = {id(parameter.owner): name for name, parameter in reversed(list(pipeline.named_parameters()))}
+    names = {
+        id(parameter.owner): name
+        for name, parameter in reversed(list(pipeline.named_parameters()))
+    }
     parameters = list(parameters)
     for parameter in parameters:
         if id(parameter.owner) not in names:
             raise ArgumentError(
                 "value",
-                f"The optimiser has a parameter of shape {parameter.shape} that is not in this pipeline. A pipeline "
+                f"The optimiser has a parameter of shape {parameter.shape} that is "
+                "not in this pipeline. A pipeline "
                 "trains copies: give it pipeline.parameters().",
             )
     return [names[id(parameter.owner)] for parameter in parameters]
 
 
-def put(pipeline: Pipeline, optimisers: Optimisers, values: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Load all of this rank's parameters, and a state dict into each optimiser. Local."""
+def put(
+    pipeline: Pipeline,
+    optimisers: Optimisers,
+    values: Mapping[str, Any],
+    states: Mapping[str, Any],
+) -> None:
+    """Load all of this rank's parameters, and a state dict into each optimiser.
+    Local.
+    """
     for name, parameter in pipeline.named_parameters():
         parameter.load(values[name], name)
     for key, optimiser in optimisers.items():
         optimiser.load_state_dict(states[key])
 
 
-# -- as the files of a checkpoint have it: arrays by key, and numbers -------------------------------------------------
+# -- as the files of a checkpoint have it: arrays by key, and numbers ------------------
 
 
-def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tuple[Arrays, dict[str, OptimiserState]]:
-    """Return copies of the values of some of this rank's parameters, and of their optimisers' states.
+def take(
+    pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]
+) -> tuple[Arrays, dict[str, OptimiserState]]:
+    """Return copies of the values of some of this rank's parameters, and of their
+    optimisers' states.
 
-    Local, unless parameters are divided among ranks: then these concatenate them, whatever names each rank passes.
+    Local, unless parameters are divided among ranks: then these concatenate them,
+    whatever names each rank passes.
 
     Parameters
     ----------
@@ -199,7 +280,8 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
     Returns
     -------
     arrays : dict of str to array
-        In C order. A key is ``parameters/NAME``, or ``OPTIMISER/WHAT/NAME`` such as ``optimiser/velocity/2.weight``.
+        In C order. A key is ``parameters/NAME``, or ``OPTIMISER/WHAT/NAME`` such as
+        ``optimiser/velocity/2.weight``.
     states : dict of str to OptimiserState
         By optimiser, without the arrays.
 
@@ -211,27 +293,47 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
         Code ``value``, for something kept that is neither an array nor a number.
     """
     names, arrays = dict.fromkeys(names), Arrays()
-    own = {name: one for name, one in pipeline.named_parameters() if name in names or one.is_divided}
+    own = {
+        name: one
+        for name, one in pipeline.named_parameters()
+        if name in names or one.is_divided
+    }
     for name, one in own.items():
         whole = one.joined(one.data)
         if name in names:
             arrays[f"parameters/{name}"] = np.array(backend.to_numpy(whole), order="C")
-    states = {key: OptimiserState.of(pipeline, optimiser) for key, optimiser in optimisers.items()}
+    states = {
+        key: OptimiserState.of(pipeline, optimiser)
+        for key, optimiser in optimisers.items()
+    }
     for key, state in states.items():
-        joined = {name: _each(state.kept[name], one.joined) for name, one in own.items() if name in state.kept}
+        joined = {
+            name: _each(state.kept[name], one.joined)
+            for name, one in own.items()
+            if name in state.kept
+        }
         states[key] = state = replace(state, kept=joined).part(names)
         for name, kept in state.kept.items():
             for what, value in list(kept.items()):
                 if backend.is_array(value):
-                    arrays[f"{key}/{what}/{name}"] = np.asarray(kept.pop(what), order="C")
+                    arrays[f"{key}/{what}/{name}"] = np.asarray(
+                        kept.pop(what), order="C"
+                    )
                 elif not isinstance(value, int | float):
-                    message = f"For {name} the optimiser keeps {what} = {quoted(value)}; expected an array or a number."
+                    message = (
+                        f"For {name} the optimiser keeps {what} = {quoted(value)}; "
+                        "expected an array or a number."
+                    )
                     raise CheckpointError("value", message)
     return arrays, states
 
 
-def with_arrays(state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray]) -> OptimiserState:
-    """Return the state of the optimiser of a name, from results of :func:`take` on any ranks."""
+def with_arrays(
+    state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray]
+) -> OptimiserState:
+    """Return the state of the optimiser of a name, from results of :func:`take` on any
+    ranks.
+    """
     kept = {name: dict(numbers) for name, numbers in state.kept.items()}
     for path, array in arrays.items():
         optimiser, _, rest = path.partition("/")
@@ -241,19 +343,21 @@ def with_arrays(state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray
     return replace(state, kept=kept)
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------
 
 
 def everyone(pipeline: Pipeline) -> ProcessGroup:
-    """Return the group of all ranks that save and restore together: on a device mesh, the ranks of all parts."""
+    """Return the group of all ranks that save and restore together: on a device mesh,
+    the ranks of all parts.
+    """
     return pipeline.grid.group if pipeline.grid else pipeline.group
 
 
 def begin_call(pipeline: Pipeline, call: str) -> None:
     """Check that all ranks are in the same call. Collective.
 
-    The check uses the groups and the order of ranks of a step's first check. So a rank that is in a step learns of the
-    difference; over another group, both would wait.
+    The check uses the groups and the order of ranks of a step's first check. So a rank
+    that is in a step learns of the difference; over another group, both would wait.
 
     Raises
     ------
@@ -267,12 +371,17 @@ def begin_call(pipeline: Pipeline, call: str) -> None:
 
 def named(optimisers: Optimisers) -> str | None:
     """Return the names and classes of optimisers, which are the same on all ranks."""
-    found = [f"{name} ({type(one).__qualname__})" for name, one in sorted(optimisers.items())]
+    found = [
+        f"{name} ({type(one).__qualname__})" for name, one in sorted(optimisers.items())
+    ]
     return ", ".join(found) or None
 
 
-def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, Optimiser]:
-    """Return the optimisers of a call, by name. Refuse arguments in another order, and a model.
+def checked(
+    call: str, folder: Any, pipeline: Any, optimiser: Any
+) -> dict[str, Optimiser]:
+    """Return the optimisers of a call, by name. Refuse arguments in another order, and
+    a model.
 
     Raises
     ------
@@ -281,12 +390,20 @@ def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, 
     """
     if not isinstance(folder, str | Path) or not isinstance(pipeline, Pipeline):
         given = f"a {type(folder).__name__} and a {type(pipeline).__name__}"
-        message = f"checkpoint.{call} got {given}; expected a path and a Pipeline first."
+        message = (
+            f"checkpoint.{call} got {given}; expected a path and a Pipeline first."
+        )
         raise ArgumentError("type", message)
     named = optimiser if isinstance(optimiser, Mapping) else {"optimiser": optimiser}
     found = {name: one for name, one in named.items() if one is not None}
     for name, one in found.items():
         _OPTIMISER.check("optimiser", one)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
-            raise ArgumentError("value", f"{name!r} is not a name for an optimiser; expected a string, such as 'body'.")
+            raise ArgumentError(
+                "value",
+                (
+                    f"{name!r} is not a name for an optimiser; expected a string, such "
+                    "as 'body'."
+                ),
+            )
     return found

@@ -1,4 +1,5 @@
-"""The files of checkpoints. Every access to the file system is here, one call for each operation that can fail.
+"""The files of checkpoints. Every access to the file system is here, one call for each
+operation that can fail.
 
 A folder of checkpoints::
 
@@ -11,14 +12,15 @@ A folder of checkpoints::
         000002-step-40/
         .000003-step-60.partial-5f0c9e27/     is being written, or was when its job was killed
 
-The order of a save: every file is written under the partial name and forced to the disk,
-the marker ``complete`` last; then the folder is renamed to its final name, in one step. So
-either a whole checkpoint exists under its final name, or none [1]. To delete one, it is first
-renamed to a partial name, in one step, before any of its files is touched [2]. So if a folder
-under a final name is not whole, something else has damaged it.
+The order of a save: every file is written under the partial name and forced to the
+disk, the marker ``complete`` last; then the folder is renamed to its final name, in one
+step. So either a whole checkpoint exists under its final name, or none [1]. To delete
+one, it is first renamed to a partial name, in one step, before any of its files is
+touched [2]. So if a folder under a final name is not whole, something else has damaged
+it.
 
-The serial number determines which checkpoint is the newest: steps repeat after a return to an
-earlier one. safetensors does not notice a flipped bit, hence the digests.
+The serial number determines which checkpoint is the newest: steps repeat after a return
+to an earlier one. safetensors does not notice a flipped bit, hence the digests.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ MANIFEST, MARKER = "manifest.json", "complete"
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _PARTIAL = re.compile(r"\.(\d{6,})-step-\d+\.partial-(\w+)")
 _FILE = re.compile(r"rank-\d{1,6}\.safetensors", re.ASCII)
-_THIS_JOB = token_hex(4)  # the number of its process would be the same after each start of a container
+# the number of its process would be the same after each start of a container
+_THIS_JOB = token_hex(4)
 _DELETED = "deleted"
-_MOST_OF_A_MANIFEST = 2**24  # bytes: of some ten thousand parameters; JSON can take 26 times as much memory
+# bytes: of some ten thousand parameters; JSON can take 26 times as much memory
+_MOST_OF_A_MANIFEST = 2**24
 
 
 class Digest(NamedTuple):
@@ -71,22 +75,30 @@ def name_of_file(rank: int) -> str:
 
 
 def is_name_of_file(name: str) -> bool:
-    """Return whether :func:`name_of_file` can return this name, so that it is not a path to another folder."""
+    """Return whether :func:`name_of_file` can return this name, so that it is not a
+    path to another folder.
+    """
     return _FILE.fullmatch(name) is not None
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Make the folder of a new checkpoint, under its partial name, and delete the remains of killed jobs."""
+    """Make the folder of a new checkpoint, under its partial name, and delete the
+    remains of killed jobs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     entries, serial = os.listdir(folder), 1
     if MANIFEST in entries:
-        reason = f"it is a checkpoint itself; pass the folder that holds it, {str(folder.parent)!r}"
+        reason = (
+            "it is a checkpoint itself; pass the folder that holds it, "
+            f"{str(folder.parent)!r}"
+        )
         raise FileError("unwritable", reason)
     for entry in entries:
         partial = _PARTIAL.fullmatch(entry)
         if partial and partial[2] != _THIS_JOB:
             shutil.rmtree(folder / entry, ignore_errors=True)
-        elif found := partial or _NAME.fullmatch(entry):  # this job's is being written in the background
+        # this job's is being written in the background
+        elif found := partial or _NAME.fullmatch(entry):
             serial = max(serial, int(found[1]) + 1)
     path = folder / f".{serial:06d}-step-{step}.partial-{_THIS_JOB}"
     path.mkdir()
@@ -113,7 +125,10 @@ def finish(partial: Path, manifest: bytes) -> Path:
         When the system refuses.
     """
     if len(manifest) > _MOST_OF_A_MANIFEST:  # nothing is written that would not be read
-        reason = f"the manifest has {len(manifest):,} bytes, extra included; the limit is {_MOST_OF_A_MANIFEST:,}"
+        reason = (
+            f"the manifest has {len(manifest):,} bytes, extra included; the limit is "
+            f"{_MOST_OF_A_MANIFEST:,}"
+        )
         raise FileError("too-large", reason)
     write(partial / MANIFEST, manifest)
     write(partial / MARKER, digest_of(manifest).sha256.encode())
@@ -125,15 +140,19 @@ def finish(partial: Path, manifest: bytes) -> Path:
 
 
 def discard(partial: Path) -> None:
-    """Delete a checkpoint that could not be finished. Its name goes first [2]: no rank writes into it any more."""
+    """Delete a checkpoint that could not be finished. Its name goes first [2]: no rank
+    writes into it any more.
+    """
     with suppress(OSError):
         _delete(partial)
 
 
 def keep_last(folder: Path, number: int) -> None:
-    """Delete all checkpoints except the last ones that have a marker [2], and all of later steps than the last.
+    """Delete all checkpoints except the last ones that have a marker [2], and all of
+    later steps than the last.
 
-    So a restarted run deletes no checkpoint of a longer run until it has reached the same step.
+    So a restarted run deletes no checkpoint of a longer run until it has reached the
+    same step.
     """
     newest, *_ = found = checkpoints(folder)
     found = [path for path in found if _step_of(path) <= _step_of(newest)]
@@ -144,7 +163,9 @@ def keep_last(folder: Path, number: int) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Remove a checkpoint's name, in one step, and then its files; the next save deletes any remains."""
+    """Remove a checkpoint's name, in one step, and then its files; the next save
+    deletes any remains.
+    """
     name = path.name.removeprefix(".").partition(".")[0]
     deleted = path.with_name(f".{name}.partial-{_DELETED}")
     os.rename(path, deleted)
@@ -157,12 +178,17 @@ def _step_of(path: Path) -> int:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder, the newest first, damaged ones too; or the folder, if it is one itself."""
+    """Return the checkpoints of a folder, the newest first, damaged ones too; or the
+    folder, if it is one itself.
+    """
     entries = os.listdir(folder)
     if MARKER in entries or MANIFEST in entries:
         return [folder]
     found = [match for match in map(_NAME.fullmatch, entries) if match]
-    return [folder / match[0] for match in sorted(found, key=lambda match: int(match[1]), reverse=True)]
+    return [
+        folder / match[0]
+        for match in sorted(found, key=lambda match: int(match[1]), reverse=True)
+    ]
 
 
 def read_manifest(path: Path) -> tuple[bytes, str]:
@@ -173,7 +199,9 @@ def read_manifest(path: Path) -> tuple[bytes, str]:
     FileError
         Codes ``unreadable`` and ``too-large``.
     """
-    return read(path / MANIFEST, _MOST_OF_A_MANIFEST), read(path / MARKER, 64).decode("ascii", "replace")
+    return read(path / MANIFEST, _MOST_OF_A_MANIFEST), read(path / MARKER, 64).decode(
+        "ascii", "replace"
+    )
 
 
 def read(path: Path, size: int) -> bytes:
@@ -197,23 +225,36 @@ def _sync_folder(path: Path) -> None:
             os.close(descriptor)
 
 
-# -- arrays as the content of a file ----------------------------------------------------------------------------------
+# -- arrays as the content of a file ---------------------------------------------------
 
 
-# The dtypes of safetensors by their names there, with NumPy's names; bfloat16 comes from ml_dtypes.
+# The dtypes of safetensors by their names there, with NumPy's names; bfloat16 comes
+# from ml_dtypes.
 _DTYPES = {
-    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"},
     **{
-        f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+        "F64": "float64",
+        "F32": "float32",
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "BOOL": "bool",
+        "C64": "complex64",
+    },
+    **{
+        f"{letter}{bits}": f"{kind}{bits}"
+        for letter, kind in (("I", "int"), ("U", "uint"))
+        for bits in (8, 16, 32, 64)
     },
 }
 _NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
-METADATA = {"layout": "minipipe"}  # which axes a weight has, where another program would have others
-MOST_OF_A_HEADER = 2**24  # bytes: of some hundred thousand arrays, which take twelve times as much memory
+# which axes a weight has, where another program would have others
+METADATA = {"layout": "minipipe"}
+# bytes: of some hundred thousand arrays, which take twelve times as much memory
+MOST_OF_A_HEADER = 2**24
 
 
 def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
-    """Return the content of a safetensors file in pieces: a header, and the memory of each array, without a copy.
+    """Return the content of a safetensors file in pieces: a header, and the memory of
+    each array, without a copy.
 
     safetensors' own ``save`` makes two copies of all arrays.
 
@@ -238,14 +279,22 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     """
     header: dict[str, Any] = {"__metadata__": METADATA}
     memory, end = [], 0
-    # The largest elements first, so that each array begins at a multiple of its element size.
+    # The largest elements first, so that each array begins at a multiple of its element
+    # size.
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
         if array.dtype.name not in _NAMES:
-            message = f"{name} has the dtype {array.dtype}, which safetensors does not support."
+            message = (
+                f"{name} has the dtype {array.dtype}, which safetensors does not "
+                "support."
+            )
             raise CheckpointError("value", message)
         native = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         offsets = [end, end := end + native.nbytes]
-        header[name] = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
+        header[name] = {
+            "dtype": _NAMES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": offsets,
+        }
         memory.append(native.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -258,7 +307,8 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     Raises
     ------
     CheckpointError
-        Codes ``damaged``, when it is not a safetensors file; ``value``, for a dtype that NumPy does not have here.
+        Codes ``damaged``, when it is not a safetensors file; ``value``, for a dtype
+        that NumPy does not have here.
 
     Examples
     --------
@@ -274,13 +324,17 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     try:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
-        raise CheckpointError("damaged", f"it is not a safetensors file: {error}") from None
-    # In one order on all ranks, which exchange an optimiser's arrays in that order: the order of safetensors is random.
+        raise CheckpointError(
+            "damaged", f"it is not a safetensors file: {error}"
+        ) from None
+    # In one order on all ranks, which exchange an optimiser's arrays in that order: the
+    # order of safetensors is random.
     return {name: _array(name, entry) for name, entry in sorted(tensors)}
 
 
 def metadata_of(content: bytes) -> dict[str, str]:
-    """Return the metadata of the content of a safetensors file, texts by name, once :func:`unpacked` has checked it.
+    """Return the metadata of the content of a safetensors file, texts by name, once
+    :func:`unpacked` has checked it.
 
     Examples
     --------
@@ -295,8 +349,14 @@ def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
     try:
         dtype = backend.numpy_dtype(_DTYPES[entry["dtype"]])
     except (KeyError, TypeError):
-        advice = ": pip install ml_dtypes, and import it" if entry["dtype"] == "BF16" else ""
+        advice = (
+            ": pip install ml_dtypes, and import it" if entry["dtype"] == "BF16" else ""
+        )
         raise CheckpointError(
-            "value", f"{name} has the dtype {entry['dtype']}, which NumPy does not have{advice}."
+            "value",
+            (
+                f"{name} has the dtype {entry['dtype']}, which NumPy does not "
+                f"have{advice}."
+            ),
         ) from None
     return np.frombuffer(entry["data"], dtype).reshape(entry["shape"])

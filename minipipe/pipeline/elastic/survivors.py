@@ -1,13 +1,15 @@
 """A group of MPI processes that survives the loss of ranks, by the calls of ULFM.
 
-Only ranks that communicate with a lost process get an error of MPI (``PROC_FAILED``); the others would stay blocked on
-ranks that no longer send. So the first rank that notices *revokes* the communicator: from then on every call on it
-fails on every rank. *Agree* is a vote with one result on all living ranks, even if some die meanwhile; *Shrink* gives
-the living ranks a new communicator.
+Only ranks that communicate with a lost process get an error of MPI (``PROC_FAILED``);
+the others would stay blocked on ranks that no longer send. So the first rank that
+notices *revokes* the communicator: from then on every call on it fails on every rank.
+*Agree* is a vote with one result on all living ranks, even if some die meanwhile;
+*Shrink* gives the living ranks a new communicator.
 
 References
 ----------
-Bland, Bouteiller, Herault, Bosilca, Dongarra 2013, "Post-failure recovery of MPI communication capability", section 3.
+Bland, Bouteiller, Herault, Bosilca, Dongarra 2013, "Post-failure recovery of MPI
+communication capability", section 3.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class SurvivorGroup(MPIGroup):
         When that is closed, this is.
     """
 
-    def __init__(self, job: MPIJob, comm: MPI.Comm, timeout: float, outer: MPIGroup) -> None:
+    def __init__(
+        self, job: MPIJob, comm: MPI.Comm, timeout: float, outer: MPIGroup
+    ) -> None:
         super().__init__(job, comm, timeout)
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._outer = outer
@@ -47,13 +51,15 @@ class SurvivorGroup(MPIGroup):
 
     def end_together(self) -> None:
         """From now on a loss ends the job. Local."""
-        self.job.process.line.survive(False)  # then it is the failure, and its effects on other ranks are not printed
+        # then it is the failure, and its effects on other ranks are not printed
+        self.job.process.line.survive(False)
 
     def is_done_by_all(self, act: Callable[[], None]) -> bool:
-        """Call a function; return whether all ranks completed it before any rank was lost.
+        """Call a function; return whether all ranks completed it before any rank was
+        lost.
 
-        Collective; every living rank gets the same answer. After False this group can only be used for
-        :meth:`of_survivors`.
+        Collective; every living rank gets the same answer. After False this group can
+        only be used for :meth:`of_survivors`.
         """
         is_done = False
         try:
@@ -64,15 +70,22 @@ class SurvivorGroup(MPIGroup):
             if error.Get_error_class() not in _LOST:
                 raise
             self._continue_without(_world_ranks(self.comm.Get_failed()))
-        with self.job.watching(self.timeout, None, lambda: "every surviving rank to report its step"):
+        with self.job.watching(
+            self.timeout, None, lambda: "every surviving rank to report its step"
+        ):
             return _vote(self.comm, is_done)
 
     def of_survivors(self) -> SurvivorGroup:
-        """Return the group of the ranks that are left, in their order. Collective among them; ends this group."""
-        with self.job.watching(self.timeout, None, lambda: "the surviving ranks to form a group"):
+        """Return the group of the ranks that are left, in their order. Collective among
+        them; ends this group.
+        """
+        with self.job.watching(
+            self.timeout, None, lambda: "the surviving ranks to form a group"
+        ):
             comm = self.comm.Shrink()
-            # A vote ends on no rank before the last one has entered it. Without it a rank could notice another loss
-            # and revoke the new group while others are still in Shrink, where Open MPI 5.0 then crashes.
+            # A vote ends on no rank before the last one has entered it. Without it a
+            # rank could notice another loss and revoke the new group while others are
+            # still in Shrink, where Open MPI 5.0 then crashes.
             _vote(self.comm)
         # Ranks that learned of the loss in the vote have not revoked their groups yet.
         self._continue_without(set(self.world_ranks) - _world_ranks(comm.group))
@@ -80,7 +93,9 @@ class SurvivorGroup(MPIGroup):
         return SurvivorGroup(self.job, comm, self.timeout, self._outer)
 
     def _continue_without(self, lost: set[int]) -> None:
-        """Let every call fail in every group of this job, and the job expect nothing of the lost ranks."""
+        """Let every call fail in every group of this job, and the job expect nothing of
+        the lost ranks.
+        """
         for group in self.job.groups:
             group.revoke()
         self.job.continue_without(lost, finalise=lambda: _vote(self.job.control))
@@ -91,9 +106,11 @@ class SurvivorGroup(MPIGroup):
 
 
 def _vote(comm: MPI.Comm, vote: bool = True) -> bool:
-    """Return whether all have voted for it, the same on every rank that lives; False if one was lost on the way.
+    """Return whether all have voted for it, the same on every rank that lives; False if
+    one was lost on the way.
 
-    After a loss it takes the place of ``MPI_Finalize``, which waited for the lost rank without end, once in 55 jobs.
+    After a loss it takes the place of ``MPI_Finalize``, which waited for the lost rank
+    without end, once in 55 jobs.
     """
     try:
         return bool(comm.Agree(vote))

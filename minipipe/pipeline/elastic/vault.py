@@ -1,4 +1,6 @@
-"""The in-memory checkpoint of a rank: copies of parameters and optimiser state, its own and other ranks'."""
+"""The in-memory checkpoint of a rank: copies of parameters and optimiser state, its own
+and other ranks'.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Generation(NamedTuple):
     step : int
         The step before which the copies were made.
     messages : list of array
-        Its own copy first, then the copies from other ranks; each as :func:`pack` makes them.
+        Its own copy first, then the copies from other ranks; each as :func:`pack` makes
+        them.
     plan : Plan
     world_ranks : tuple of int
         The ranks of the group, by their numbers in the world.
@@ -41,7 +44,9 @@ class Generation(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int]:
-        """A sort key, less for older ones and equal on all ranks: later groups are smaller, and steps increase."""
+        """A sort key, less for older ones and equal on all ranks: later groups are
+        smaller, and steps increase.
+        """
         return -len(self.world_ranks), self.step
 
 
@@ -60,33 +65,55 @@ class Vault:
         self._hosts: dict[tuple[int, ...], list[str]] = {}  # by group
 
     def keep(self, group: ProcessGroup, made: Made, step: int) -> None:
-        """Copy the current state here and to other ranks; receive the copies of others. Collective."""
-        plan, world_ranks, what = made.pipeline.plan, tuple(group.world_ranks), "a copy of its parameters and state"
+        """Copy the current state here and to other ranks; receive the copies of others.
+        Collective.
+        """
+        plan, world_ranks, what = (
+            made.pipeline.plan,
+            tuple(group.world_ranks),
+            "a copy of its parameters and state",
+        )
         if world_ranks not in self._hosts:
-            self._hosts = {world_ranks: gather(group, socket.gethostname(), "elastic.train()")}
+            self._hosts = {
+                world_ranks: gather(group, socket.gethostname(), "elastic.train()")
+            }
         takers = takers_of_copies(plan, self._hosts[world_ranks], self.copies)
-        mine, givers = pack(made.state()), [rank for rank, own in enumerate(takers) if group.rank in own]
+        mine, givers = (
+            pack(made.state()),
+            [rank for rank, own in enumerate(takers) if group.rank in own],
+        )
         sends = [group.isend(mine, taker, OwnTag.COPY) for taker in takers[group.rank]]
         theirs = [group.irecv(giver, OwnTag.COPY, what=what).wait() for giver in givers]
         finish(sends)
-        self._generations.append(Generation(step, [mine, *theirs], plan, world_ranks, self.copies))
+        self._generations.append(
+            Generation(step, [mine, *theirs], plan, world_ranks, self.copies)
+        )
         group.barrier()  # [1]
         del self._generations[:-1]  # [2]
 
     def newest_of_all(self, group: ProcessGroup) -> Generation | None:
-        """Return the newest generation that all ranks have, and drop all others. None before the first. Collective."""
-        ages = gather(group, [generation.age for generation in self._generations], "elastic.train()")
+        """Return the newest generation that all ranks have, and drop all others. None
+        before the first. Collective.
+        """
+        ages = gather(
+            group,
+            [generation.age for generation in self._generations],
+            "elastic.train()",
+        )
         common = set.intersection(*(set(map(tuple, own)) for own in ages))  # [3]
-        self._generations = [one for one in self._generations if common and one.age == max(common)]
+        self._generations = [
+            one for one in self._generations if common and one.age == max(common)
+        ]
         return self._generations[0] if common else None
 
 
 def takers_of_copies(plan: Plan, hosts: Sequence[str], copies: int) -> list[list[int]]:
-    """Return for each rank the ranks that it sends copies to, so that ``copies`` other ranks have its state.
+    """Return for each rank the ranks that it sends copies to, so that ``copies`` other
+    ranks have its state.
 
-    Ranks with the same stages, such as replicas, have the same state anyway; the first of them sends the missing
-    copies. The next ranks receive them, cyclically, but ranks of hosts without a copy come first: one copy is on
-    another host, if there is one.
+    Ranks with the same stages, such as replicas, have the same state anyway; the first
+    of them sends the missing copies. The next ranks receive them, cyclically, but ranks
+    of hosts without a copy come first: one copy is on another host, if there is one.
 
     Parameters
     ----------
@@ -100,11 +127,20 @@ def takers_of_copies(plan: Plan, hosts: Sequence[str], copies: int) -> list[list
     >>> from minipipe import nn
     >>> model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
     >>> four, two = Plan(model, num_ranks=4), Plan(model, num_ranks=4, replicas=2)
-    >>> takers_of_copies(four, ["a"] * 4, 1), takers_of_copies(four, ["a", "a", "b", "b"], 1)
+    >>> (
+    ...     takers_of_copies(four, ["a"] * 4, 1),
+    ...     takers_of_copies(four, ["a", "a", "b", "b"], 1),
+    ... )
     ([[1], [2], [3], [0]], [[2], [2], [0], [0]])
-    >>> takers_of_copies(two, ["a"] * 4, 1), takers_of_copies(two, ["a", "a", "b", "b"], 1)
+    >>> (
+    ...     takers_of_copies(two, ["a"] * 4, 1),
+    ...     takers_of_copies(two, ["a", "a", "b", "b"], 1),
+    ... )
     ([[], [], [], []], [[], [], [], []])
-    >>> takers_of_copies(two, ["a"] * 4, 2), takers_of_copies(two, ["a", "b", "a", "b"], 1)
+    >>> (
+    ...     takers_of_copies(two, ["a"] * 4, 2),
+    ...     takers_of_copies(two, ["a", "b", "a", "b"], 1),
+    ... )
     ([[1], [2], [], []], [[1], [2], [], []])
     """
     stages = [plan.schedule.stages_of(rank) for rank in range(len(hosts))]
@@ -115,15 +151,21 @@ def takers_of_copies(plan: Plan, hosts: Sequence[str], copies: int) -> list[list
         while rank == having[0] and copies:
             known = {hosts[other] for other in (*having, *takers)}
             left = [other for other in others if other not in (*having, *takers)]
-            if not left or (len(having) + len(takers) > copies and (len(known) > 1 or known == set(hosts))):
+            if not left or (
+                len(having) + len(takers) > copies
+                and (len(known) > 1 or known == set(hosts))
+            ):
                 break
             takers.append(min(left, key=lambda other: hosts[other] in known))
         found.append(takers)
     return found
 
 
-def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -> dict[str, Any]:
-    """Return the state of a generation, with the pieces that this rank's stages need now. Collective.
+def state_for(
+    group: ProcessGroup, pipeline: Pipeline, generation: Generation
+) -> dict[str, Any]:
+    """Return the state of a generation, with the pieces that this rank's stages need
+    now. Collective.
 
     Raises
     ------
@@ -135,7 +177,9 @@ def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -
     parts = [OptimiserState.from_dict(copy["optimiser"]) for copy in copies]
     lacking = [name for name, _ in pipeline.named_parameters() if name not in values]
     answers = gather(group, [list(values), lacking], "elastic.train()")
-    giver = {name: rank for rank in reversed(range(group.size)) for name in answers[rank][0]}
+    giver = {
+        name: rank for rank in reversed(range(group.size)) for name in answers[rank][0]
+    }
     if lost := pipeline.plan.owners.keys() - giver.keys():
         raise _lost(generation, lost, group)
 
@@ -146,44 +190,79 @@ def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -
     others = [rank for rank in range(group.size) if rank != group.rank]
     for taker in others:
         if names := given(group.rank, taker):
-            part = {"values": {name: values[name] for name in names}, "optimiser": own.part(names).to_dict()}
+            part = {
+                "values": {name: values[name] for name in names},
+                "optimiser": own.part(names).to_dict(),
+            }
             sends.append(group.isend(pack(part), taker, OwnTag.COPY))
     for source in others:
         if given(source, group.rank):
-            part = unpack(group.irecv(source, OwnTag.COPY, what="its part of the copies").wait())  # [5]
+            # [5]
+            part = unpack(
+                group.irecv(source, OwnTag.COPY, what="its part of the copies").wait()
+            )
             values |= part["values"]
             parts.append(OptimiserState.from_dict(part["optimiser"]))
     finish(sends)
-    return {**copies[0], "values": values, "optimiser": OptimiserState.merged(parts).to_dict()}
+    return {
+        **copies[0],
+        "values": values,
+        "optimiser": OptimiserState.merged(parts).to_dict(),
+    }
 
 
-def _lost(generation: Generation, names: set[str], group: ProcessGroup) -> RankLostError:
+def _lost(
+    generation: Generation, names: set[str], group: ProcessGroup
+) -> RankLostError:
     plan = generation.plan
-    name_of = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
+    name_of = {
+        id(parameter.owner): name for name, parameter in plan.model.named_parameters()
+    }
     stages = [
         stage
         for stage in range(plan.schedule.num_stages)
-        if names & {name_of[id(parameter.owner)] for parameter in plan.part(stage).parameters()}
+        if names
+        & {name_of[id(parameter.owner)] for parameter in plan.part(stage).parameters()}
     ]
-    had = {generation.world_ranks[rank] for stage in stages for rank in plan.program.ranks_of(stage)}
+    had = {
+        generation.world_ranks[rank]
+        for stage in stages
+        for rank in plan.program.ranks_of(stage)
+    }
     gone = set(generation.world_ranks) - set(group.world_ranks)
     copies = generation.copies
     return RankLostError(
         "rank-lost",
-        f"Lost: {ranks(gone)}. No copy of the state of {ranks(had)} survived: the parameters of "
-        f"{_words('stage', stages)}, such as {min(names)}, before step {generation.step}. Start again from a "
-        f"checkpoint. elastic.train(…, copies={copies + 1}) survives the loss of {copies + 1} ranks at once.",
+        f"Lost: {ranks(gone)}. No copy of the state of {ranks(had)} survived: the "
+        "parameters of "
+        f"{_words('stage', stages)}, such as {min(names)}, before step "
+        f"{generation.step}. Start again from a "
+        f"checkpoint. elastic.train(…, copies={copies + 1}) survives the loss of "
+        f"{copies + 1} ranks at once.",
     )
 
 
 def changed_bits(before: Plan, now: Plan) -> str:
-    """Warn that gradients under two plans of a model differ in the last bits; return nothing if they are the same."""
+    """Warn that gradients under two plans of a model differ in the last bits; return
+    nothing if they are the same.
+    """
     numbers = {
-        "microbatches": (before.schedule.num_microbatches, now.schedule.num_microbatches),
+        "microbatches": (
+            before.schedule.num_microbatches,
+            now.schedule.num_microbatches,
+        ),
         "gradient_blocks": (before.gradient_blocks, now.gradient_blocks),
     }
-    changed = [f"{old} {what} before and {new} now" for what, (old, new) in numbers.items() if old != new]
-    return f" With {', '.join(changed)}, gradients differ in the last bits from here on." if changed else ""
+    changed = [
+        f"{old} {what} before and {new} now"
+        for what, (old, new) in numbers.items()
+        if old != new
+    ]
+    return (
+        f" With {', '.join(changed)}, gradients differ in the last bits from here on."
+        if changed
+        else ""
+    )
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -202,7 +281,7 @@ def _words(noun: str, numbers: Iterable[int]) -> str:
     return f"{noun}s {', '.join(first)} and {last}" if first else f"{noun} {last}"
 
 
-# -- the state that training changes ----------------------------------------------------------------------------------
+# -- the state that training changes ---------------------------------------------------
 
 
 class Made(NamedTuple):
@@ -213,8 +292,8 @@ class Made(NamedTuple):
     pipeline : Pipeline
     optimiser : Optimiser
     others : tuple
-        All other objects that training changes, in the same way on all ranks: with ``state_dict()`` and
-        ``load_state_dict()``.
+        All other objects that training changes, in the same way on all ranks: with
+        ``state_dict()`` and ``load_state_dict()``.
     """
 
     pipeline: Pipeline
@@ -228,22 +307,36 @@ class Made(NamedTuple):
         Raises
         ------
         ArgumentError
-            Code ``type``: it is not the expected result of ``make``. Code ``value``: the optimiser changes other
-            parameters, or the pipeline runs on a device mesh.
+            Code ``type``: it is not the expected result of ``make``. Code ``value``:
+            the optimiser changes other parameters, or the pipeline runs on a device
+            mesh.
         """
         is_row = isinstance(made, Sequence) and len(made) >= 2
-        if not (is_row and isinstance(made[0], Pipeline) and isinstance(made[1], Optimiser)):
-            message = f"make(group) returned {made!r:.60}; expected a pipeline and its optimiser, as a tuple."
+        if not (
+            is_row and isinstance(made[0], Pipeline) and isinstance(made[1], Optimiser)
+        ):
+            message = (
+                f"make(group) returned {made!r:.60}; expected a pipeline and its "
+                "optimiser, as a tuple."
+            )
             raise ArgumentError("type", message)
         if made[0].grid is not None:
-            message = "make(group) returned a pipeline on a Grid, which does not survive the loss of a rank; expected"
-            raise ArgumentError("value", f"{message} Pipeline(model, group, …). With a grid, use checkpoints.")
+            message = (
+                "make(group) returned a pipeline on a Grid, which does not survive the "
+                "loss of a rank; expected"
+            )
+            raise ArgumentError(
+                "value",
+                f"{message} Pipeline(model, group, …). With a grid, use checkpoints.",
+            )
         for other in made[2:]:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise ArgumentError(
                     "type",
-                    f"make(group) also returned {type(other).__name__}, which has no state_dict() and "
-                    "load_state_dict(). They reset it after a loss. Objects that training does not change belong "
+                    f"make(group) also returned {type(other).__name__}, which has "
+                    "no state_dict() and "
+                    "load_state_dict(). They reset it after a loss. Objects that "
+                    "training does not change belong "
                     "outside make.",
                 )
         found = cls(made[0], made[1], tuple(made[2:]))
@@ -251,21 +344,34 @@ class Made(NamedTuple):
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return the whole state: values and the optimiser's state by name, and the data that all ranks share. Local.
+        """Return the whole state: values and the optimiser's state by name, and the
+        data that all ranks share. Local.
 
         The values are not copied.
         """
         return {
-            "values": {name: parameter.data for name, parameter in self.pipeline.named_parameters()},
+            "values": {
+                name: parameter.data
+                for name, parameter in self.pipeline.named_parameters()
+            },
             "optimiser": OptimiserState.of(self.pipeline, self.optimiser).to_dict(),
             "num_steps": self.pipeline.num_steps,
             "others": [other.state_dict() for other in self.others],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a copy of the result of :meth:`state`, perhaps from ranks with other stages. Local."""
-        saved = OptimiserState.from_dict(state["optimiser"]).state_dict(self.pipeline, self.optimiser)
-        put(self.pipeline, {"optimiser": self.optimiser}, state["values"], {"optimiser": saved})
+        """Load a copy of the result of :meth:`state`, perhaps from ranks with other
+        stages. Local.
+        """
+        saved = OptimiserState.from_dict(state["optimiser"]).state_dict(
+            self.pipeline, self.optimiser
+        )
+        put(
+            self.pipeline,
+            {"optimiser": self.optimiser},
+            state["values"],
+            {"optimiser": saved},
+        )
         self.pipeline.num_steps = state["num_steps"]
         for other, kept in zip(self.others, state["others"]):
             other.load_state_dict(kept)

@@ -1,8 +1,10 @@
-"""The protocol of the editor: a message, which is a mapping, and its answer; JSON on both ways.
+"""The protocol of the editor: a message, which is a mapping, and its answer; JSON on
+both ways.
 
-The member ``do`` of a message names a method of :class:`Editor` that begins with ``do_``. The other members are its
-arguments. The answer has ``said``, a sentence, and ``isRefused``; if something changed, also everything that the page
-shows. If a text was refused at a place, ``place`` has the numbers of its line and cell, from 1.
+The member ``do`` of a message names a method of :class:`Editor` that begins with
+``do_``. The other members are its arguments. The answer has ``said``, a sentence, and
+``isRefused``; if something changed, also everything that the page shows. If a text was
+refused at a place, ``place`` has the numbers of its line and cell, from 1.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from minipipe.errors import ArgumentError, Code, MinipipeError, Problem, ScheduleError, counted, quoted
+from minipipe.errors import (
+    ArgumentError,
+    Code,
+    MinipipeError,
+    Problem,
+    ScheduleError,
+    counted,
+    quoted,
+)
 from minipipe.io import json_value, parse_json, write_whole
 from minipipe.render.editor.draft import Draft, check_size
 from minipipe.render.editor.drawing import Sight
@@ -40,7 +50,8 @@ Answer = dict[str, Any]
 
 
 class Editor:
-    """A draft with its history, costs and a memory limit; it answers the messages of a page.
+    """A draft with its history, costs and a memory limit; it answers the messages of a
+    page.
 
     Parameters
     ----------
@@ -60,7 +71,9 @@ class Editor:
     'Rank 1, position 0: 1F0 comes before 0F0, which it needs.'
     """
 
-    def __init__(self, draft: Draft | None = None, costs: str = "", file: Path | None = None) -> None:
+    def __init__(
+        self, draft: Draft | None = None, costs: str = "", file: Path | None = None
+    ) -> None:
         self.draft = draft or Draft.of(build("1f1b", 4, 8))
         # Tuples: a message changes state only by assignment, so a change can be undone.
         self.past: tuple[Draft, ...] = ()
@@ -71,23 +84,30 @@ class Editor:
         self.file = file
         self.search: Search | None = None
         self._sight: Sight | None = None
-        self._named: tuple[Any, dict[str, Any]] = None, {}  # the last sizes, and the schedules that have them
+        # the last sizes, and the schedules that have them
+        self._named: tuple[Any, dict[str, Any]] = None, {}
 
-    # -- messages and answers --------------------------------------------------------------------------------------
+    # -- messages and answers ----------------------------------------------------------
 
     def ask(self, text: str) -> str:
         """Answer a JSON message with JSON."""
         try:
             message = json_value(parse_json(text), dict, "the message")
         except ArgumentError as error:
-            return json.dumps({"said": f"No message of the editor: {error.message}", "isRefused": True})
+            return json.dumps(
+                {
+                    "said": f"No message of the editor: {error.message}",
+                    "isRefused": True,
+                }
+            )
         return json.dumps(self.answer(message), separators=(",", ":"), allow_nan=False)
 
     def answer(self, message: dict[str, Any]) -> Answer:
         """Answer a message; one that is refused changes nothing.
 
-        A change is not complete before the page can be drawn with it: costs that are valid by themselves may not fit
-        the draft. So the state before is restored, and no method has to compute everything before it assigns.
+        A change is not complete before the page can be drawn with it: costs that are
+        valid by themselves may not fit the draft. So the state before is restored, and
+        no method has to compute everything before it assigns.
         """
         before = dict(vars(self))
         try:
@@ -102,13 +122,25 @@ class Editor:
     def _carried_out(self, message: dict[str, Any]) -> Answer:
         arguments = dict(message)
         verb = arguments.pop("do", None)
-        do: Callable[..., Answer] | None = getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
+        do: Callable[..., Answer] | None = (
+            getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
+        )
         if do is None:
-            return self._refused(f"The editor does not know what to do: {quoted(verb)}.")
+            return self._refused(
+                f"The editor does not know what to do: {quoted(verb)}."
+            )
         known = signature(do).parameters
-        if not {name for name, it in known.items() if it.default is it.empty} <= set(arguments) <= set(known):
-            expected, given = (", ".join(names) or "nothing" for names in (known, arguments))
-            return self._refused(f"The message {verb} takes {expected}; this one has {given}.")
+        if (
+            not {name for name, it in known.items() if it.default is it.empty}
+            <= set(arguments)
+            <= set(known)
+        ):
+            expected, given = (
+                ", ".join(names) or "nothing" for names in (known, arguments)
+            )
+            return self._refused(
+                f"The message {verb} takes {expected}; this one has {given}."
+            )
         try:
             return do(**arguments)
         except ScheduleError as error:
@@ -119,7 +151,11 @@ class Editor:
     def _refused(self, sentence: str) -> Answer:
         """Return the answer to a refused message."""
         found = _PLACE.match(sentence)
-        return {"said": sentence, "isRefused": True, "place": found and [int(found[1]), int(found[2])]}
+        return {
+            "said": sentence,
+            "isRefused": True,
+            "place": found and [int(found[1]), int(found[2])],
+        }
 
     @property
     def sight(self) -> Sight:
@@ -136,32 +172,56 @@ class Editor:
             "said": json_value(said, str, "said"),
             "isRefused": False,
             "text": self.sight.export("txt"),
-            "sizes": [len(self.draft.rows), self.draft.num_microbatches, len(self.draft.placement)],
+            "sizes": [
+                len(self.draft.rows),
+                self.draft.num_microbatches,
+                len(self.draft.placement),
+            ],
             "costs": self.costs_text,
             "limit": self.limit,
             "halves": self.halves,
             "puzzle": self.puzzle,
-            "can": [verb for verb, drafts in (("undo", self.past), ("redo", self.future)) if drafts],
+            "can": [
+                verb
+                for verb, drafts in (("undo", self.past), ("redo", self.future))
+                if drafts
+            ],
             "file": self.file and str(self.file),
         }
 
     def _built(self) -> str:
-        """Return the message for a draft that was finished by hand: its name and, in a puzzle, how good it is."""
+        """Return the message for a draft that was finished by hand: its name and, in a
+        puzzle, how good it is.
+        """
         if not self.sight.is_finished:
             return ""
         names = self._named_like(self.draft)
-        found = [f"You built {', which is also '.join(names[:2])}." if names else "The schedule is complete and legal."]
+        found = [
+            f"You built {', which is also '.join(names[:2])}."
+            if names
+            else "The schedule is complete and legal."
+        ]
         if self.puzzle:
             end, par = self.sight.end, PUZZLES[self.puzzle - 1].par.value
             over = end - par
-            found.append(f"Par: {par:g} units. It cannot be beaten." if over < 1e-9 else f"{over:g} units above par.")
+            found.append(
+                f"Par: {par:g} units. It cannot be beaten."
+                if over < 1e-9
+                else f"{over:g} units above par."
+            )
         return " ".join(found)
 
-    # -- opening ---------------------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------
 
-    def do_open(self, name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Answer:
+    def do_open(
+        self, name: str, ranks: int, microbatches: int, chunks: int | None = None
+    ) -> Answer:
         """Open a named schedule."""
-        for noun, count in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks or 1)):
+        for noun, count in (
+            ("ranks", ranks),
+            ("microbatches", microbatches),
+            ("chunks", chunks or 1),
+        ):
             SCHEDULE_COUNT.check(noun, count)
         check_size(ranks * (chunks or 1), microbatches)  # before it is built
         self._begin(Draft.of(build(name, ranks, microbatches, chunks)))
@@ -174,7 +234,14 @@ class Editor:
         puzzle = PUZZLES[number - 1]
         placement = tuple(range(puzzle.num_ranks))
         self.costs_text, self.costs = puzzle.costs, read_costs(puzzle.costs)
-        self._begin(Draft(f"puzzle {number}", placement, puzzle.num_microbatches, ((),) * puzzle.num_ranks))
+        self._begin(
+            Draft(
+                f"puzzle {number}",
+                placement,
+                puzzle.num_microbatches,
+                ((),) * puzzle.num_ranks,
+            )
+        )
         self.limit, self.puzzle, self.halves = puzzle.memory_limit, number, True
         return self.do_show(f"Par is {puzzle.par.value:g} units. {puzzle.hint}")
 
@@ -196,9 +263,14 @@ class Editor:
 
     def _begin(self, draft: Draft) -> None:
         self.draft, self.past, self.future = draft, (), ()
-        self.halves, self.puzzle, self.limit, self.search = _has_halves(draft), 0, None, None
+        self.halves, self.puzzle, self.limit, self.search = (
+            _has_halves(draft),
+            0,
+            None,
+            None,
+        )
 
-    # -- editing ---------------------------------------------------------------------------------------------------
+    # -- editing -----------------------------------------------------------------------
 
     def _change(self, draft: Draft, said: str | None = None) -> Answer:
         if draft != self.draft:
@@ -207,19 +279,31 @@ class Editor:
             self.draft = draft
         return self.do_show(self._built() if said is None else said)
 
-    def do_place(self, rank: int, action: str | None = None, kind: str | None = None) -> Answer:
-        """Place an action at the end of a row: the argument, the next of a kind, or the one that is ready."""
+    def do_place(
+        self, rank: int, action: str | None = None, kind: str | None = None
+    ) -> Answer:
+        """Place an action at the end of a row: the argument, the next of a kind, or the
+        one that is ready.
+        """
         choices = self._choices(self._rank(rank))
         if action is not None:
             chosen = Action.parse(json_value(action, str, "the action"))
         else:
-            fitting = [choice for choice in choices if kind in (None, choice.action.kind)]
+            fitting = [
+                choice for choice in choices if kind in (None, choice.action.kind)
+            ]
             ready = [choice.action for choice in fitting if choice.is_ready]
             if len(ready) > 1 and kind is None:
                 offers = [str(each) for each in ready]
-                return {"said": f"Rank {rank} may run {' or '.join(offers)}.", "isRefused": False, "offers": offers}
+                return {
+                    "said": f"Rank {rank} may run {' or '.join(offers)}.",
+                    "isRefused": False,
+                    "offers": offers,
+                }
             if not fitting:
-                return self._refused(f"Rank {rank} has no {kind or 'action'} left to place.")
+                return self._refused(
+                    f"Rank {rank} has no {kind or 'action'} left to place."
+                )
             chosen = ready[0] if ready else fitting[0].action
         problem = self.draft.refusal(rank, chosen, self.limit)
         if problem is not None:
@@ -232,7 +316,9 @@ class Editor:
 
     def do_cut(self, time: float) -> Answer:
         """Remove all actions that begin at a time or later."""
-        return self._change(self.draft.cut(self.sight.timeline, _TIME.check("The time", time)))
+        return self._change(
+            self.draft.cut(self.sight.timeline, _TIME.check("The time", time))
+        )
 
     def do_empty(self) -> Answer:
         """Remove all actions."""
@@ -273,27 +359,47 @@ class Editor:
 
     def _check_fits_puzzle(self, draft: Draft) -> None:
         own = self.draft
-        if self.puzzle and (draft.placement, draft.num_microbatches) != (own.placement, own.num_microbatches):
-            message = f"Puzzle {self.puzzle} has {counted(len(own.placement), 'stage')}, one on each rank, and"
+        if self.puzzle and (draft.placement, draft.num_microbatches) != (
+            own.placement,
+            own.num_microbatches,
+        ):
+            message = (
+                f"Puzzle {self.puzzle} has {counted(len(own.placement), 'stage')}, one "
+                "on each rank, and"
+            )
             message += (
-                f" {counted(own.num_microbatches, 'microbatch')}; this has {counted(len(draft.placement), 'stage')} on"
+                f" {counted(own.num_microbatches, 'microbatch')}; this has "
+                f"{counted(len(draft.placement), 'stage')} on"
             )
             raise ScheduleError.of(
                 Code.PLACEMENT,
-                f"{message} {counted(len(draft.rows), 'rank')} and {counted(draft.num_microbatches, 'microbatch')}.",
+                (
+                    f"{message} {counted(len(draft.rows), 'rank')} and "
+                    f"{counted(draft.num_microbatches, 'microbatch')}."
+                ),
             )
 
     def _named_like(self, draft: Draft) -> list[str]:
-        """Return the named schedules with the rows of a draft, unless it is so long that building all takes long."""
+        """Return the named schedules with the rows of a draft, unless it is so long
+        that building all takes long.
+        """
         ranks, stages = len(draft.rows), len(draft.placement)
-        sizes = ranks, draft.num_microbatches, stages // ranks if stages > ranks else None
+        sizes = (
+            ranks,
+            draft.num_microbatches,
+            stages // ranks if stages > ranks else None,
+        )
         if len(draft.there) > _MOST_RECOGNISED:
             return []
         if self._named[0] != sizes:
             self._named = sizes, _built_as(*sizes)
-        return [name for name, built in self._named[1].items() if built == (draft.placement, draft.rows)]
+        return [
+            name
+            for name, built in self._named[1].items()
+            if built == (draft.placement, draft.rows)
+        ]
 
-    # -- settings --------------------------------------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------
 
     def do_halves(self, halves: bool) -> Answer:
         """Offer backwards as I and W, or whole."""
@@ -305,17 +411,23 @@ class Editor:
         """Take other costs, as text for :meth:`minipipe.Costs.parse`."""
         self._check_free("costs")
         parsed = read_costs(json_value(costs, str, "the costs"))
-        parsed.workload(self.draft.placement, self.draft.num_microbatches)  # refuses costs of other numbers of stages
+        # refuses costs of other numbers of stages
+        parsed.workload(self.draft.placement, self.draft.num_microbatches)
         self.costs_text, self.costs = costs, parsed
         return self.do_show()
 
     def do_limit(self, limit: int | None) -> Answer:
-        """Limit the (stage, microbatch) pairs that a rank may hold; None lifts the limit."""
+        """Limit the (stage, microbatch) pairs that a rank may hold; None lifts the
+        limit.
+        """
         self._check_free("limit")
         if limit is not None:
             SCHEDULE_COUNT.check("limit", limit)
-            workload = self.costs.workload(self.draft.placement, self.draft.num_microbatches, limit)
-            known_bound(workload, Objective.MAKESPAN)  # refuses a limit below what one microbatch needs
+            workload = self.costs.workload(
+                self.draft.placement, self.draft.num_microbatches, limit
+            )
+            # refuses a limit below what one microbatch needs
+            known_bound(workload, Objective.MAKESPAN)
             problem = self.draft.problem(limit)
             if problem is not None:
                 raise ScheduleError([problem])
@@ -324,45 +436,73 @@ class Editor:
 
     def _check_free(self, noun: str) -> None:
         if self.puzzle:
-            raise ArgumentError("value", f"The {noun} belong to the puzzle; open a schedule to change them.")
+            raise ArgumentError(
+                "value",
+                f"The {noun} belong to the puzzle; open a schedule to change them.",
+            )
 
-    # -- searching -------------------------------------------------------------------------------------------------
+    # -- searching ---------------------------------------------------------------------
 
     def do_search(self, seconds: float, again: bool = False) -> Answer:
-        """Search for a number of seconds, at most 1, and report progress; a further message continues."""
+        """Search for a number of seconds, at most 1, and report progress; a further
+        message continues.
+        """
         _SECONDS.check("seconds", seconds)
         draft = self.draft
-        workload = self.costs.workload(draft.placement, draft.num_microbatches, self.limit)
+        workload = self.costs.workload(
+            draft.placement, draft.num_microbatches, self.limit
+        )
         if again or self.search is None or self.search.facts.workload != workload:
             bound = known_bound(workload, Objective.MAKESPAN)
             self.search = Search(workload, Objective.MAKESPAN, bound.value, seed=0)
         search = self.search
         best = search.run(float("inf"), seconds)
         is_best = best.value <= search.bound * (1 + 1e-9)
-        said = f"Makespan {best.value:g} after {search.evaluations:,} schedules; the bound is {search.bound:g}"
-        return {"said": f"{said}{': none is shorter' if is_best else ''}.", "isRefused": False, "isDone": is_best}
+        said = (
+            f"Makespan {best.value:g} after {search.evaluations:,} schedules; "
+            "the bound "
+            f"is {search.bound:g}"
+        )
+        return {
+            "said": f"{said}{': none is shorter' if is_best else ''}.",
+            "isRefused": False,
+            "isDone": is_best,
+        }
 
     def do_take(self) -> Answer:
         """Take the best schedule that the search has found."""
         if self.search is None or self.search.best is None:
             return self._refused("The search has no schedule yet; search first.")
-        found = schedule_of(self.search.best.run.words, self.search.facts.workload, self.draft.name)
+        found = schedule_of(
+            self.search.best.run.words, self.search.facts.workload, self.draft.name
+        )
         draft = Draft.of(found)
         self._check_fits_puzzle(draft)
         self.halves = True
         return self._change(draft, f"Found by {self.search.best.found_by}.")
 
-    # -- leaving ---------------------------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------
 
     def do_share(self) -> Answer:
-        """Return the fragment of an address that holds the draft, its costs and its limit."""
+        """Return the fragment of an address that holds the draft, its costs and its
+        limit.
+        """
         fragment = packed(self.draft, self.costs_text, self.limit, self.puzzle)
-        return {"said": "The address of this page now holds the schedule.", "isRefused": False, "fragment": fragment}
+        return {
+            "said": "The address of this page now holds the schedule.",
+            "isRefused": False,
+            "fragment": fragment,
+        }
 
     def do_export(self, form: str) -> Answer:
         """Return the content of a file: ``csv``, ``txt`` or ``svg``."""
         name = f"{self.draft.name.replace(' ', '-')}.{form}"
-        return {"said": f"Exported as {name}.", "isRefused": False, "name": name, "content": self.sight.export(form)}
+        return {
+            "said": f"Exported as {name}.",
+            "isRefused": False,
+            "name": name,
+            "content": self.sight.export(form),
+        }
 
     def do_save(self) -> Answer:
         """Write the file of ``minipipe edit``."""
@@ -370,18 +510,32 @@ class Editor:
             return self._refused("This page has no file to save to; export one.")
         write_whole(self.file, self.sight.export(self.file.suffix[1:]))
         missing = len(self.draft.missing)
-        program = f"mpirun -n {len(self.draft.rows)} python tutorials/train.py --schedule {self.file}"
+        program = (
+            f"mpirun -n {len(self.draft.rows)} python tutorials/train.py --schedule "
+            f"{self.file}"
+        )
         if missing:
             said = (
-                f"Warning: {self.file} is incomplete: {counted(missing, 'action')} missing. No program can run it yet."
+                f"Warning: {self.file} is incomplete: {counted(missing, 'action')} "
+                "missing. No program can run it yet."
             )
             return {"said": f"{said} Place the rest and save again.", "isRefused": True}
-        return {"said": f"Saved {self.file}. Train with it: {program}", "isRefused": False}
+        return {
+            "said": f"Saved {self.file}. Train with it: {program}",
+            "isRefused": False,
+        }
 
 
 def read_costs(text: str) -> Costs:
-    """Return costs of text, in which memory counts (stage, microbatch) pairs, as the limit does."""
-    return replace(Costs.parse(text), activation=1.0, weight_activation=None, transient_activation=0.0)
+    """Return costs of text, in which memory counts (stage, microbatch) pairs, as the
+    limit does.
+    """
+    return replace(
+        Costs.parse(text),
+        activation=1.0,
+        weight_activation=None,
+        transient_activation=0.0,
+    )
 
 
 def _has_halves(draft: Draft) -> bool:
@@ -392,8 +546,14 @@ def _in_text(text: str, problem: Problem) -> list[int] | None:
     """Return the line and the cell of a problem in a text or CSV, both from 1."""
     if problem.rank is None or problem.step is None:
         return None
-    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.split("#", 1)[0].strip()]
-    return [lines[problem.rank], problem.step + 1] if problem.rank < len(lines) else None
+    lines = [
+        n
+        for n, line in enumerate(text.splitlines(), 1)
+        if line.split("#", 1)[0].strip()
+    ]
+    return (
+        [lines[problem.rank], problem.step + 1] if problem.rank < len(lines) else None
+    )
 
 
 def _built_as(ranks: int, microbatches: int, chunks: int | None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A draft: a schedule that is still being written, in which actions are missing.
 
-Placed actions are at the beginning of their row, and the rest is added after them, one microbatch after another. This
-whole schedule is verified and simulated like any other; the added actions cannot change the times before them.
+Placed actions are at the beginning of their row, and the rest is added after them, one
+microbatch after another. This whole schedule is verified and simulated like any other;
+the added actions cannot change the times before them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     """Refuse a schedule that is too large to be edited, with code ``too-large``."""
     size = 3 * num_stages * num_microbatches
     if size > MOST:
-        message = f"{num_stages} stages and {num_microbatches} microbatches make {size:,} actions"
-        raise ScheduleError.of(Code.TOO_LARGE, f"{message}; the editor takes at most {MOST:,}.")
+        message = (
+            f"{num_stages} stages and {num_microbatches} microbatches make {size:,} "
+            "actions"
+        )
+        raise ScheduleError.of(
+            Code.TOO_LARGE, f"{message}; the editor takes at most {MOST:,}."
+        )
 
 
 class Choice(NamedTuple):
@@ -57,7 +63,8 @@ class Draft:
     Raises
     ------
     ScheduleError
-        Codes ``syntax``, ``placement``, and ``too-large`` for more than ``MOST`` actions.
+        Codes ``syntax``, ``placement``, and ``too-large`` for more than ``MOST``
+        actions.
 
     Examples
     --------
@@ -86,32 +93,40 @@ class Draft:
         Raises
         ------
         ScheduleError
-            Code ``unsupported``, for actions that the editor does not support; ``type`` for a program;
-            ``frozen`` for frozen stages and forward-only schedules.
+            Code ``unsupported``, for actions that the editor does not support; ``type``
+            for a program; ``frozen`` for frozen stages and forward-only schedules.
         """
         placement = table.one_rank_each("the editor")
         if not isinstance(table, Schedule):
             message = "It has SEND and RECV, which the editor does not support."
             raise ScheduleError.of(Code.TYPE, message)
         if table.frozen or table.is_forward_only:
-            message = f"{table.title} does not train all of its stages; the editor expects a backward of each."
+            message = (
+                f"{table.title} does not train all of its stages; the editor expects a "
+                "backward of each."
+            )
             raise ScheduleError.of(Code.FROZEN, message)
         plain = table.without_overlaps("the editor")
         return cls(table.name, placement, table.num_microbatches, plain.actions)
 
     def written(self, text: str) -> Draft:
-        """Return the draft of a text or CSV, with the size of this draft if the actions fit, otherwise with their own.
+        """Return the draft of a text or CSV, with the size of this draft if the actions
+        fit, otherwise with their own.
 
         Raises
         ------
         ScheduleError
-            Code ``syntax``, with line and cell; codes of :func:`minipipe.schedules.schedule_of_text` and :meth:`of`.
+            Code ``syntax``, with line and cell; codes of
+            :func:`minipipe.schedules.schedule_of_text` and :meth:`of`.
         """
         rows, overlaps, num_slices = rows_of(text)
         own = [set(self.whole.stages_of(rank)) for rank in range(len(self.rows))]
         fits = len(rows) == len(own) and not overlaps and num_slices < 2
         every = [(a, mine) for row, mine in zip(rows, own) for a in row]
-        if fits and all(a.stage in mine and a.microbatch < self.num_microbatches for a, mine in every):
+        if fits and all(
+            a.stage in mine and a.microbatch < self.num_microbatches
+            for a, mine in every
+        ):
             return replace(self, rows=tuple(rows))
         return Draft.of(schedule_of_text(text, self.name))
 
@@ -122,14 +137,24 @@ class Draft:
 
     @cached_property
     def missing(self) -> tuple[Action, ...]:
-        """The missing actions, in an order in which they can run: whole backwards, unless they are begun as I."""
+        """The missing actions, in an order in which they can run: whole backwards,
+        unless they are begun as I.
+        """
         stages, found = range(len(self.placement)), []
         for k in range(self.num_microbatches):
-            split = [s for s in stages if not self.there.isdisjoint((Action(s, I, k), Action(s, W, k)))]
+            split = [
+                s
+                for s in stages
+                if not self.there.isdisjoint((Action(s, I, k), Action(s, W, k)))
+            ]
             found += [Action(s, F, k) for s in stages]
             for s in reversed(stages):
                 is_whole = s not in split or Action(s, B, k) in self.there
-                found += [Action(s, B, k)] if is_whole else [Action(s, I, k), Action(s, W, k)]
+                found += (
+                    [Action(s, B, k)]
+                    if is_whole
+                    else [Action(s, I, k), Action(s, W, k)]
+                )
         return tuple(action for action in found if action not in self.there)
 
     @cached_property
@@ -138,38 +163,55 @@ class Draft:
         rows: list[list[Action]] = list(map(list, self.rows))
         for action in self.missing:
             rows[self.placement[action.stage]].append(action)
-        return Schedule(self.name, self.placement, self.num_microbatches, tuple(map(tuple, rows)))
+        return Schedule(
+            self.name, self.placement, self.num_microbatches, tuple(map(tuple, rows))
+        )
 
-    # -- problems --------------------------------------------------------------------------------------------------
+    # -- problems ----------------------------------------------------------------------
 
     def problem(self, memory_limit: float | None = None) -> Problem | None:
         """Return the first problem that the verifier finds among the placed actions."""
         try:
             verify(self.whole, memory_limit)
         except ScheduleError as error:
-            # Only the missing actions may exceed the limit, and the reader did not place them.
-            late = (p.code is Code.MEMORY and p.step >= len(self.rows[p.rank]) for p in error.problems)  # type: ignore[index, operator]
-            first = next((p for p, is_late in zip(error.problems, late) if not is_late), None)
+            # Only the missing actions may exceed the limit, and the reader did not
+            # place them.
+            late = (
+                p.code is Code.MEMORY and p.step >= len(self.rows[p.rank])  # type: ignore[index, operator]
+                for p in error.problems
+            )
+            first = next(
+                (p for p, is_late in zip(error.problems, late) if not is_late), None
+            )
             has_place = first is not None and first.code is Code.ORDER
             return self._unmet(first.rank, first.step) or first if has_place else first  # type: ignore[union-attr, arg-type]
         return None
 
-    def refusal(self, rank: int, action: Action, memory_limit: float | None = None) -> Problem | None:
+    def refusal(
+        self, rank: int, action: Action, memory_limit: float | None = None
+    ) -> Problem | None:
         """Return the problem of an action as the next one of a rank, or None."""
         after = self.placed(rank, action)
         problem = after.problem(memory_limit)
-        if problem is None or problem.code is Code.ORDER:  # it may concern another action
+        # it may concern another action
+        if problem is None or problem.code is Code.ORDER:
             return after._unmet(rank, len(self.rows[rank])) or problem
         return problem
 
     def _unmet(self, rank: int, position: int) -> Problem | None:
-        """Return the problem of an action whose input is not placed; the verifier would name an added position."""
+        """Return the problem of an action whose input is not placed; the verifier would
+        name an added position.
+        """
         action = self.rows[rank][position]
         for value in self._needs(action):
             if value not in self._given:
                 stage, kind, k = next(flow_of(self.whole).givers(value))
                 needed = self.whole.as_written(Action(stage, ActionKind(kind), k))
-                sentence = f"Rank {rank}, position {position}: {action} comes before {needed}, which it needs."
+                sentence = (
+                    f"Rank {rank}, position {position}: {action} comes before "
+                    f"{needed}, "
+                    "which it needs."
+                )
                 return Problem(Code.ORDER, sentence, rank, position)
         return None
 
@@ -188,7 +230,7 @@ class Draft:
         assert uses is not None  # without frozen stages, all computations are declared
         return uses
 
-    # -- changes ---------------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------
 
     def placed(self, rank: int, action: Action) -> Draft:
         """Return the draft with one more action at the end of a row."""
@@ -196,8 +238,13 @@ class Draft:
         return replace(self, rows=rows)
 
     def cut(self, timeline: Timeline, time: float) -> Draft:
-        """Return the draft without the actions that begin at a time or later in the timeline of the whole."""
-        ends = [sum(span.start < time for span in row[: len(own)]) for row, own in zip(timeline.spans, self.rows)]
+        """Return the draft without the actions that begin at a time or later in the
+        timeline of the whole.
+        """
+        ends = [
+            sum(span.start < time for span in row[: len(own)])
+            for row, own in zip(timeline.spans, self.rows)
+        ]
         return replace(self, rows=tuple(row[:end] for row, end in zip(self.rows, ends)))
 
     def without_last(self, rank: int) -> Draft:
@@ -206,23 +253,29 @@ class Draft:
         Raises
         ------
         ScheduleError
-            Code ``order``, if another action needs it; ``syntax``, if the rank has no action.
+            Code ``order``, if another action needs it; ``syntax``, if the rank has no
+            action.
         """
         if not self.rows[rank]:
-            raise ScheduleError.of(Code.SYNTAX, f"Rank {rank} has no action to take back.", rank)
+            raise ScheduleError.of(
+                Code.SYNTAX, f"Rank {rank} has no action to take back.", rank
+            )
         *others, last = self.rows[rank]
         rows = (*self.rows[:rank], tuple(others), *self.rows[rank + 1 :])
         given = self._uses(last).gives
         for action in self.there:
             if not set(self._needs(action)).isdisjoint(given):
-                sentence = f"{last} cannot be taken back before {action}, which needs it."
+                sentence = (
+                    f"{last} cannot be taken back before {action}, which needs it."
+                )
                 raise ScheduleError.of(Code.ORDER, sentence, rank, len(others))
         return replace(self, rows=rows)
 
-    # -- choices ---------------------------------------------------------------------------------------------------
+    # -- choices -----------------------------------------------------------------------
 
     def choices(self, has_room: Sequence[bool] | None = None) -> list[list[Choice]]:
-        """Return, by rank, the next F, B, I and W of each of its stages, the lowest microbatch of each first.
+        """Return, by rank, the next F, B, I and W of each of its stages, the lowest
+        microbatch of each first.
 
         Parameters
         ----------
@@ -235,9 +288,16 @@ class Draft:
         every = range(self.num_microbatches)
         found: list[list[Choice]] = [[] for _ in self.rows]
         for stage, rank in enumerate(self.placement):
-            forwards, whole, halves, weights = (done.get((stage, kind), set()) for kind in (F, B, I, W))
+            forwards, whole, halves, weights = (
+                done.get((stage, kind), set()) for kind in (F, B, I, W)
+            )
             backwards = whole | halves
-            for kind, gone in ((F, forwards), (B, backwards), (I, backwards), (W, weights | set(every) - halves)):
+            for kind, gone in (
+                (F, forwards),
+                (B, backwards),
+                (I, backwards),
+                (W, weights | set(every) - halves),
+            ):
                 coming = set(every) - gone
                 if coming:
                     action = Action(stage, kind, min(coming))

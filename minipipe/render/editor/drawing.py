@@ -1,4 +1,6 @@
-"""The view of a draft on the page: data of the player for the placed actions, choices and figures."""
+"""The view of a draft on the page: data of the player for the placed actions, choices
+and figures.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Sight:
         Whether I and W are offered instead of whole backwards.
     """
 
-    def __init__(self, draft: Draft, costs: Costs, limit: float | None, halves: bool) -> None:
+    def __init__(
+        self, draft: Draft, costs: Costs, limit: float | None, halves: bool
+    ) -> None:
         self.given = draft, costs, limit, halves
         self.draft, self.costs, self.limit, self.halves = self.given
         self.timeline = simulate(draft.whole, costs)
@@ -48,15 +52,23 @@ class Sight:
 
     @property
     def panel(self) -> Panel:
-        """The timeline of the whole schedule, for drawing, without memory, which would repeat the pairs held."""
+        """The timeline of the whole schedule, for drawing, without memory, which would
+        repeat the pairs held.
+        """
         return Panel(replace(self.timeline, memory=None, peak_memory=None))
 
     @cached_property
     def choices(self) -> list[list[Choice]]:
         """The actions that each rank may run next."""
-        room = [self.limit is None or fits(self.held(rank) + 1, self.limit) for rank in range(len(self.ends))]
+        room = [
+            self.limit is None or fits(self.held(rank) + 1, self.limit)
+            for rank in range(len(self.ends))
+        ]
         unwanted = B if self.halves else I
-        return [[choice for choice in row if choice.action.kind is not unwanted] for row in self.draft.choices(room)]
+        return [
+            [choice for choice in row if choice.action.kind is not unwanted]
+            for row in self.draft.choices(room)
+        ]
 
     def held(self, rank: int) -> int:
         """Return how many pairs a rank holds after its placed actions."""
@@ -65,9 +77,13 @@ class Sight:
 
     @cached_property
     def bound(self) -> Bound:
-        """A lower bound on the makespan: within the limit or, without a limit, the peak of a finished draft."""
+        """A lower bound on the makespan: within the limit or, without a limit, the peak
+        of a finished draft.
+        """
         own = max(self.timeline.peak_activations) if self.is_finished else inf
-        workload = workload_of(self.draft.whole, self.costs, own if self.limit is None else self.limit)
+        workload = workload_of(
+            self.draft.whole, self.costs, own if self.limit is None else self.limit
+        )
         found = known_bound(workload, Objective.MAKESPAN)
         if not found.value < inf:
             raise misuse(TIMES_TOO_LARGE)
@@ -78,11 +94,17 @@ class Sight:
         """Figures with their names."""
         unit, busy = self.timeline.unit, 0.0
         peaks = []
-        for spans, held, own in zip(self.timeline.spans, self.timeline.held_activations, self.draft.rows):
+        for spans, held, own in zip(
+            self.timeline.spans, self.timeline.held_activations, self.draft.rows
+        ):
             busy += sum(span.end - span.start for span in spans[: len(own)])
             peaks.append(max(held[: len(own)], default=0))
         # The limit counts pairs; on ranks with one stage these are microbatches.
-        of = "" if self.timeline.pairs_per_microbatch == 1 else " (stage, microbatch) pairs"
+        of = (
+            ""
+            if self.timeline.pairs_per_microbatch == 1
+            else " (stage, microbatch) pairs"
+        )
         idle = 1 - busy / (len(self.ends) * self.end) if self.end else 0.0
         placed, missing = sum(map(len, self.draft.rows)), len(self.draft.missing)
         found = [
@@ -93,13 +115,22 @@ class Sight:
         ]
         if self.is_finished:
             gap = max(0.0, self.end / self.bound.value - 1) if self.bound.value else 0.0
-            return [*found, ("gap", "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %")]
-        return [*found, ("placed", f"{placed} of {counted(placed + missing, 'action')}")]
+            return [
+                *found,
+                ("gap", "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %"),
+            ]
+        return [
+            *found,
+            ("placed", f"{placed} of {counted(placed + missing, 'action')}"),
+        ]
 
     def data(self) -> dict[str, Any]:
         """Return the data of the player, its legend, figures and choices."""
         panels = (self.panel,)
-        choices = [[[str(action), is_ready] for action, is_ready in row] for row in self.choices]
+        choices = [
+            [[str(action), is_ready] for action, is_ready in row]
+            for row in self.choices
+        ]
         return {
             "player": self._pruned(player_data(panels)),
             "legend": legend(panels),
@@ -118,20 +149,32 @@ class Sight:
         data["sentences"]["finished"] = "has nothing placed from here on"
         panel["criticalPath"] = []
         messages = sorted(self.timeline.messages, key=lambda message: message.sent)
-        panel["messages"] = [row for row, sent in zip(panel["messages"], messages) if sent.value in there]
+        panel["messages"] = [
+            row for row, sent in zip(panel["messages"], messages) if sent.value in there
+        ]
         for rank, end, own in zip(panel["ranks"], self.ends, self.draft.rows):
             rank["actions"] = rank["actions"][: len(own)]
             rank["idle"] = [idle for idle in rank["idle"] if idle[0] < end]
-            held = [hold for hold in rank["holds"] if Action(hold[0], F, hold[1]) in there]
-            rank["holds"] = [[*hold[:3], hold[3] if hold[3] is not None and hold[3] <= end else None] for hold in held]
+            held = [
+                hold for hold in rank["holds"] if Action(hold[0], F, hold[1]) in there
+            ]
+            rank["holds"] = [
+                [*hold[:3], hold[3] if hold[3] is not None and hold[3] <= end else None]
+                for hold in held
+            ]
         return data
 
     def export(self, form: str) -> str:
-        """Return the content of a file: ``csv`` or ``txt`` of the placed actions, or ``svg`` of a finished draft."""
+        """Return the content of a file: ``csv`` or ``txt`` of the placed actions, or
+        ``svg`` of a finished draft.
+        """
         if form == "svg" and self.is_finished:
             return draw_svg(self.timeline)
         if form == "svg":
-            message = f"A picture shows a finished schedule; missing: {counted(len(self.draft.missing), 'action')}."
+            message = (
+                "A picture shows a finished schedule; missing: "
+                f"{counted(len(self.draft.missing), 'action')}."
+            )
             raise ArgumentError("value", message)
         Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)

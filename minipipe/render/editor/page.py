@@ -12,23 +12,38 @@ from minipipe.schedules.registry import REGISTRY, TRADES
 
 _ROOM = "minipipe.render.editor"
 # Schedules with replicas, slices, updates or forwards alone cannot be edited by hand.
-_OTHERS = ("chimera", "bitpipe", "dualpipe", "pipedream", "vertical-sync", "2bw", "paci", "seq1f1b", "forward-only")
+_OTHERS = (
+    "chimera",
+    "bitpipe",
+    "dualpipe",
+    "pipedream",
+    "vertical-sync",
+    "2bw",
+    "paci",
+    "seq1f1b",
+    "forward-only",
+)
 
 _STARTING = {
     "http": "Starting…",
-    "worker": "Python is starting in this page. The player works now, and you can edit in a few seconds.",
+    "worker": (
+        "Python is starting in this page. The player works now, and you can edit in a "
+        "few seconds."
+    ),
 }
 
 
 def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
-    """Return a page that first shows the draft of an editor, and then sends it each change.
+    """Return a page that first shows the draft of an editor, and then sends it each
+    change.
 
     Parameters
     ----------
     editor : Editor
         The editor that answers, or another one in the same state.
     transport : str
-        ``"http"``: the page posts messages to the address ``ask``. ``"worker"``: it sends them to ``worker.js``.
+        ``"http"``: the page posts messages to the address ``ask``. ``"worker"``: it
+        sends them to ``worker.js``.
     home : str
         The address of the site that the page links to.
 
@@ -44,10 +59,15 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
         .substitute(
             names=_options(editor.draft.name),
             puzzles="".join(
-                f'<option value="{n}">{n}: {it.num_ranks} ranks, {it.num_microbatches} microbatches</option>'
+                (
+                    f'<option value="{n}">{n}: {it.num_ranks} ranks, '
+                    f"{it.num_microbatches} microbatches</option>"
+                )
                 for n, it in enumerate(PUZZLES, 1)
             ),
-            home=f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>' if home else "",
+            home=f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
+            if home
+            else "",
             starting=_STARTING[transport],
             first=as_json({**first, "player": None, "transport": transport}),
         )
@@ -65,10 +85,15 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
 
 
 def _options(shown: str) -> str:
-    """Return the schedules to choose from; the one that is shown is selected, or 1F1B if it has no name."""
+    """Return the schedules to choose from; the one that is shown is selected, or 1F1B
+    if it has no name.
+    """
     names = [name for name in REGISTRY if name not in _OTHERS]
     chosen = shown if shown in names else "1f1b"
     return "".join(
-        f'<option title="{escaped(TRADES[name])}"{" selected" if name == chosen else ""}>{name}</option>'
+        (
+            "<option "
+            f'title="{escaped(TRADES[name])}"{" selected" if name == chosen else ""}>{name}</option>'
+        )
         for name in names
     )

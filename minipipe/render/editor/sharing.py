@@ -1,4 +1,6 @@
-"""A draft as the fragment of an address: compressed JSON in characters that addresses allow."""
+"""A draft as the fragment of an address: compressed JSON in characters that addresses
+allow.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,20 @@ def packed(draft: Draft, costs: str, limit: float | None, puzzle: int) -> str:
     True
     """
     rows = [" ".join(map(str, row)) for row in draft.rows]
-    content = [draft.name, list(draft.placement), draft.num_microbatches, rows, costs, limit, puzzle]
-    return urlsafe_b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode().rstrip("=")
+    content = [
+        draft.name,
+        list(draft.placement),
+        draft.num_microbatches,
+        rows,
+        costs,
+        limit,
+        puzzle,
+    ]
+    return (
+        urlsafe_b64encode(zlib.compress(json.dumps(content).encode(), 9))
+        .decode()
+        .rstrip("=")
+    )
 
 
 def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
@@ -35,26 +49,45 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
     Raises
     ------
     ScheduleError
-        Code ``syntax`` for anything else; the codes of :class:`~minipipe.render.editor.draft.Draft`.
+        Code ``syntax`` for anything else; the codes of
+        :class:`~minipipe.render.editor.draft.Draft`.
     """
     try:
         unzip = zlib.decompressobj()
-        data = unzip.decompress(urlsafe_b64decode(text + "=" * (-len(text) % 4)), _MOST_BYTES)
+        data = unzip.decompress(
+            urlsafe_b64decode(text + "=" * (-len(text) % 4)), _MOST_BYTES
+        )
         name, placement, microbatches, rows, costs, limit, puzzle = parse_json(data)
         draft = _checked(name, placement, microbatches, rows)
-        return draft, json_value(costs, str, "the costs"), limit, json_value(puzzle, int, "the puzzle")
+        return (
+            draft,
+            json_value(costs, str, "the costs"),
+            limit,
+            json_value(puzzle, int, "the puzzle"),
+        )
     except ScheduleError:
         raise
-    except (ValueError, TypeError, zlib.error):  # also text that is no JSON, and other members
-        message = "The address holds no schedule: it is truncated, or belongs to another program."
+    # also text that is no JSON, and other members
+    except (ValueError, TypeError, zlib.error):
+        message = (
+            "The address holds no schedule: it is truncated, or belongs to another "
+            "program."
+        )
         raise ScheduleError.of(Code.SYNTAX, message) from None
 
 
-def _checked(name: Any, placement: list[Any], microbatches: Any, rows: list[Any]) -> Draft:
+def _checked(
+    name: Any, placement: list[Any], microbatches: Any, rows: list[Any]
+) -> Draft:
     stages = tuple(json_value(rank, int, "a rank") for rank in placement)
-    actions = tuple(tuple(map(Action.parse, json_value(row, str, "a row").split())) for row in rows)
+    actions = tuple(
+        tuple(map(Action.parse, json_value(row, str, "a row").split())) for row in rows
+    )
     draft = Draft(
-        json_value(name, str, "the name")[:60], stages, json_value(microbatches, int, "microbatches"), actions
+        json_value(name, str, "the name")[:60],
+        stages,
+        json_value(microbatches, int, "microbatches"),
+        actions,
     )
     draft.whole.one_rank_each("the editor")
     return draft

@@ -1,7 +1,7 @@
 """Timelines as a player: a page of HTML that steps through them.
 
-The script of the player computes no schedule and composes no sentence; it looks both up in the data of the page. Times
-are relative to the start of their timeline.
+The script of the player computes no schedule and composes no sentence; it looks both up
+in the data of the page. Times are relative to the start of their timeline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ from minipipe.render.descriptions import (
     origin,
 )
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.palette import DARK, HATCH, LIGHT, Theme, chunks_by_kind, fill_of, shade
+from minipipe.render.palette import (
+    DARK,
+    HATCH,
+    LIGHT,
+    Theme,
+    chunks_by_kind,
+    fill_of,
+    shade,
+)
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.render.units import scale_of
 from minipipe.schedules.action import Action, ActionKind
@@ -65,11 +73,12 @@ _GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destina
 
 
 class Hold(NamedTuple):
-    """The interval in which a rank holds the activations of one microbatch on one stage.
+    """The interval in which a rank holds the activations of one microbatch on one
+    stage.
 
-    It begins with the start of F. It ends with the end of B, or of W if the backward is split; in a forward-only
-    schedule with the end of F. An O ends it, and an L begins another one. ``end`` is None for activations that are
-    never released.
+    It begins with the start of F. It ends with the end of B, or of W if the backward is
+    split; in a forward-only schedule with the end of F. An O ends it, and an L begins
+    another one. ``end`` is None for activations that are never released.
     """
 
     stage: int
@@ -94,7 +103,9 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     )
     changes = pairs_of(Flow(Ran([row], timeline.num_slices)))
     return tuple(
-        Hold(stage, k, at[row[first]].start, None if last is None else at[row[last]].end)
+        Hold(
+            stage, k, at[row[first]].start, None if last is None else at[row[last]].end
+        )
         for stage, k, first, last in lifetimes(changes, 0)
     )
 
@@ -128,8 +139,13 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "pairs": panel.pairs or 1,
         "lanes": panel.kinds_beside(),
         "ranks": [_rank(panel, rank) for rank in range(timeline.num_ranks)],
-        "messages": [_message(timeline, message) for message in sorted(timeline.messages, key=_SENT)],
-        "criticalPath": [[rank, places[rank][span]] for rank, span in timeline.critical_path],
+        "messages": [
+            _message(timeline, message)
+            for message in sorted(timeline.messages, key=_SENT)
+        ],
+        "criticalPath": [
+            [rank, places[rank][span]] for rank, span in timeline.critical_path
+        ],
     }
 
 
@@ -139,17 +155,26 @@ def _rank(panel: Panel, rank: int) -> dict[str, Any]:
         "stages": list(panel.stages[rank]),
         "namesStage": panel.names_stage(rank),
         "actions": [
-            [*_parts(timeline, action), start - begin, end - begin] for action, start, end in timeline.spans[rank]
+            [*_parts(timeline, action), start - begin, end - begin]
+            for action, start, end in timeline.spans[rank]
         ],
         "idle": [_idle(timeline, idle) for idle in timeline.idle[rank]],
         "beside": [
-            [action.kind, action.stage, start - begin, end - begin] for action, start, end, _ in panel.beside(rank)
+            [action.kind, action.stage, start - begin, end - begin]
+            for action, start, end, _ in panel.beside(rank)
         ],
         "holds": [
-            [stage, _written(timeline, k), start - begin, None if end is None else end - begin]
+            [
+                stage,
+                _written(timeline, k),
+                start - begin,
+                None if end is None else end - begin,
+            ]
             for stage, k, start, end in holds_of(timeline, rank)
         ],
-        "memory": None if timeline.memory is None else list(map(list, _memory_steps(timeline, rank))),
+        "memory": None
+        if timeline.memory is None
+        else list(map(list, _memory_steps(timeline, rank))),
     }
 
 
@@ -165,14 +190,29 @@ def _written(timeline: Timeline, microbatch: Any) -> int | str:
 
 
 def _idle(timeline: Timeline, idle: Idle) -> list:
-    """Return start, end and cause; if the awaited action is known, also its stage, kind, microbatch and rank."""
-    awaited = [] if idle.awaited is None else [*_parts(timeline, idle.awaited), idle.source]
-    return [idle.start - timeline.start, idle.end - timeline.start, idle.cause, *awaited]
+    """Return start, end and cause; if the awaited action is known, also its stage,
+    kind, microbatch and rank.
+    """
+    awaited = (
+        [] if idle.awaited is None else [*_parts(timeline, idle.awaited), idle.source]
+    )
+    return [
+        idle.start - timeline.start,
+        idle.end - timeline.start,
+        idle.cause,
+        *awaited,
+    ]
 
 
 def _message(timeline: Timeline, message: Message) -> list:
     times = message.sent - timeline.start, message.arrived - timeline.start
-    return [str(message.value), str(message.used_by), message.source, message.destination, *times]
+    return [
+        str(message.value),
+        str(message.used_by),
+        message.source,
+        message.destination,
+        *times,
+    ]
 
 
 def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float, str]]:
@@ -182,19 +222,30 @@ def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float,
     yield 0.0, held, format_memory(held, timeline.memory_unit)
     for time, level in timeline.memory_over_time(rank):
         if level != held:
-            yield time - timeline.start, level, format_memory(level, timeline.memory_unit)
+            yield (
+                time - timeline.start,
+                level,
+                format_memory(level, timeline.memory_unit),
+            )
             held = level
 
 
 def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:
     """Return the fills of each kind of action, by chunk."""
-    most_chunks = max((len(stages) for panel in panels for stages in panel.stages), default=1)
+    most_chunks = max(
+        (len(stages) for panel in panels for stages in panel.stages), default=1
+    )
     fills = {kind: fill_of(kind) for kind in map(ActionKind, KINDS)}
-    return {kind: [shade(fill, chunk)._asdict() for chunk in range(most_chunks)] for kind, fill in fills.items()}
+    return {
+        kind: [shade(fill, chunk)._asdict() for chunk in range(most_chunks)]
+        for kind, fill in fills.items()
+    }
 
 
 def _sentences() -> dict[str, Any]:
-    """Return the sentences of :mod:`minipipe.render.descriptions` with names in braces instead of numbers."""
+    """Return the sentences of :mod:`minipipe.render.descriptions` with names in braces
+    instead of numbers.
+    """
     stage, microbatch, source, value, used_by, destination = cast(Any, _GAPS)
     actions = {kind: Action(stage, kind, microbatch) for kind in map(ActionKind, KINDS)}
     waits = {
@@ -204,8 +255,13 @@ def _sentences() -> dict[str, Any]:
     return {
         **_SENTENCES,
         "actions": {kind: describe_action(action) for kind, action in actions.items()},
-        "waits": {**waits, **{cause: describe_wait(Idle(0, 0, cause)) for cause in IdleCause}},
-        "message": describe_message(Message(value, used_by, source, destination, 0.0, 0.0)),
+        "waits": {
+            **waits,
+            **{cause: describe_wait(Idle(0, 0, cause)) for cause in IdleCause},
+        },
+        "message": describe_message(
+            Message(value, used_by, source, destination, 0.0, 0.0)
+        ),
     }
 
 
@@ -217,8 +273,11 @@ _SCRIPTS = (
 )
 
 
-def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
-    """Draw schedules (F, I and W one unit each) or timelines as a page that plays them, above each other.
+def draw_html(
+    *drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()
+) -> str:
+    """Draw schedules (F, I and W one unit each) or timelines as a page that plays them,
+    above each other.
 
     Parameters
     ----------
@@ -232,8 +291,9 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
     Returns
     -------
     str
-        A self-contained page of HTML that fetches nothing. It plays, steps and zooms; at each moment it tells the
-        action or the wait of each rank, the activations that it holds, and the messages under way.
+        A self-contained page of HTML that fetches nothing. It plays, steps and zooms;
+        at each moment it tells the action or the wait of each rank, the activations
+        that it holds, and the messages under way.
 
     Raises
     ------
@@ -250,8 +310,13 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
     """
     panels = _shown(panels_of(drawn))
     tables = "".join(table for panel in panels for table in _tables(panel))
-    below = f'<details class="all"><summary>All actions as tables</summary>{tables}</details>'
-    return page_of(panels, player_data(panels), title or _title(panels), notes, More(below=below))
+    below = (
+        '<details class="all"><summary>All actions as '
+        f"tables</summary>{tables}</details>"
+    )
+    return page_of(
+        panels, player_data(panels), title or _title(panels), notes, More(below=below)
+    )
 
 
 class More(NamedTuple):
@@ -276,20 +341,36 @@ class More(NamedTuple):
     policy: str = ""
 
 
-def page_of(panels: Sequence[Panel], data: dict[str, Any], title: str, notes: Sequence[str], more: More) -> str:
-    """Return the page of the player for some panels with their data, and with more around it."""
-    scripts = [_CONSTANTS, *(resource("minipipe.render.html", f"{name}.js") for name in _SCRIPTS), *more.scripts]
+def page_of(
+    panels: Sequence[Panel],
+    data: dict[str, Any],
+    title: str,
+    notes: Sequence[str],
+    more: More,
+) -> str:
+    """Return the page of the player for some panels with their data, and with more
+    around it.
+    """
+    scripts = [
+        _CONSTANTS,
+        *(resource("minipipe.render.html", f"{name}.js") for name in _SCRIPTS),
+        *more.scripts,
+    ]
     are_several = len(panels) > 1
     return Template(resource("minipipe.render.html", "player.html")).substitute(
         title=escaped(title),
         notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
-        style="\n".join((_themes(), resource("minipipe.render.html", "player.css"), more.style)),
+        style="\n".join(
+            (_themes(), resource("minipipe.render.html", "player.css"), more.style)
+        ),
         legend=legend(panels),
         charts="".join(_chart(panel, are_several) for panel in panels),
         moments="".join(_moment(panel, are_several) for panel in panels),
         data=as_json(data),
         script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
-        **{name: getattr(more, name) for name in ("above", "beside", "below", "policy")},
+        **{
+            name: getattr(more, name) for name in ("above", "beside", "below", "policy")
+        },
     )
 
 
@@ -297,7 +378,10 @@ def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
     """Leave memory out if it only repeats the number of activations."""
     if any(panel.tells_memory for panel in panels):
         return panels
-    return tuple(Panel(replace(panel.timeline, memory=None, peak_memory=None), panel.pairs) for panel in panels)
+    return tuple(
+        Panel(replace(panel.timeline, memory=None, peak_memory=None), panel.pairs)
+        for panel in panels
+    )
 
 
 def resource(package: str, name: str) -> str:
@@ -307,7 +391,9 @@ def resource(package: str, name: str) -> str:
 
 def as_json(data: object) -> str:
     """Return data as JSON that cannot end its ``<script>`` element."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
 
 
 def _title(panels: Sequence[Panel]) -> str:
@@ -318,23 +404,32 @@ def _title(panels: Sequence[Panel]) -> str:
     )
 
 
-# -- colours ------------------------------------------------------------------------------------------------
+# -- colours ---------------------------------------------------------------------------
 
 
 def _themes() -> str:
     """Return the colours as CSS: light, or dark on screens with that preference."""
     hatches = "\n".join(_hatch(cause, *hatch) for cause, hatch in HATCH.items())
     dark = f":root {{ {_variables(DARK)} }}\n.swatch.kind {{ --light: var(--dark); }}"
-    return f":root {{ {_variables(LIGHT)} }}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n{hatches}"
+    return (
+        f":root {{ {_variables(LIGHT)} }}\n@media screen and (prefers-color-scheme: "
+        f"dark) {{ {dark} }}\n{hatches}"
+    )
 
 
 def _variables(theme: Theme) -> str:
-    return " ".join(f"--{name.replace('_', '-')}: {colour};" for name, colour in theme._asdict().items())
+    return " ".join(
+        f"--{name.replace('_', '-')}: {colour};"
+        for name, colour in theme._asdict().items()
+    )
 
 
 def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
     lines = f"var(--hatch) 0 1px, var(--slot) 1px {gap}px"
-    return f'.swatch[data-idle="{cause}"] {{ background: repeating-linear-gradient({angle}deg, {lines}); }}'
+    return (
+        f'.swatch[data-idle="{cause}"] {{ background: '
+        f"repeating-linear-gradient({angle}deg, {lines}); }}"
+    )
 
 
 def legend(panels: Sequence[Panel]) -> str:
@@ -343,7 +438,9 @@ def legend(panels: Sequence[Panel]) -> str:
 
 
 def _legend(panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield an entry for each kind of action, cause of idle time and kind of line that occurs."""
+    """Yield an entry for each kind of action, cause of idle time and kind of line that
+    occurs.
+    """
     boxes = {
         (span.action.kind, panel.chunk_of(rank, span.action))
         for panel in panels
@@ -365,13 +462,20 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         yield _entry("", darker_words(panels))
     if any(panel.joined for panel in panels):
         yield _entry(
-            '<i class="swatch joined"></i>', "overlapped forward and backward, each drawn in half of their time"
+            '<i class="swatch joined"></i>',
+            "overlapped forward and backward, each drawn in half of their time",
         )
-    causes = {idle.cause for panel in panels for row in panel.timeline.idle for idle in row}
+    causes = {
+        idle.cause for panel in panels for row in panel.timeline.idle for idle in row
+    }
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
     yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))
-    sent = {message.value.kind is ActionKind.FORWARD for panel in panels for message in panel.timeline.messages}
+    sent = {
+        message.value.kind is ActionKind.FORWARD
+        for panel in panels
+        for message in panel.timeline.messages
+    }
     if True in sent:
         yield _entry('<i class="line message"></i>', "activation sent")
     if False in sent:
@@ -390,48 +494,76 @@ def _is_memory(panels: Sequence[Panel]) -> bool:
 
 def _swatch(kind: ActionKind, chunk: int) -> str:
     fill = shade(fill_of(kind), chunk)
-    return f'<i class="swatch kind" style="--light: {fill.light}; --dark: {fill.dark}"></i>'
+    return (
+        f'<i class="swatch kind" style="--light: {fill.light}; --dark: '
+        f'{fill.dark}"></i>'
+    )
 
 
 def _entry(picture: str, text: str) -> str:
     return f"<li><span>{picture}</span>{text}</li>" if picture else f"<li>{text}</li>"
 
 
-# -- parts of the page --------------------------------------------------------------------------------------
+# -- parts of the page -----------------------------------------------------------------
 
 
 def _chart(panel: Panel, is_headed: bool) -> str:
-    facts = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in _facts(panel))
-    note = f'<p class="notice">{escaped(panel.timeline.note)}</p>' if panel.timeline.note else ""
+    facts = "".join(
+        f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>"
+        for name, value in _facts(panel)
+    )
+    note = (
+        f'<p class="notice">{escaped(panel.timeline.note)}</p>'
+        if panel.timeline.note
+        else ""
+    )
     name = escaped(title_of(panel.timeline))
     return (
-        f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl class='facts'>{facts}</dl>{note}</figcaption>"
-        f'<div class="chart" role="img" aria-label="Chart of {name}; the table below says the same">'
+        f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl "
+        f"class='facts'>{facts}</dl>{note}</figcaption>"
+        f'<div class="chart" role="img" aria-label="Chart of {name}; the table '
+        'below says the same">'
         "<canvas></canvas><canvas></canvas></div></figure>"
     )
 
 
 def _heading(panel: Panel) -> str:
-    return f'<h2>{escaped(panel.timeline.name)} <span class="origin">{origin(panel.timeline)}</span></h2>'
+    return (
+        f"<h2>{escaped(panel.timeline.name)} <span "
+        f'class="origin">{origin(panel.timeline)}</span></h2>'
+    )
 
 
 def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
     yield from panel.figures
     if panel.timeline.peak_memory is not None:
         unit = panel.timeline.memory_unit
-        peaks = by_rank(panel.timeline.peak_memory, lambda peak: format_memory(peak, unit))
+        peaks = by_rank(
+            panel.timeline.peak_memory, lambda peak: format_memory(peak, unit)
+        )
         yield "peak memory by rank", peaks if unit == "bytes" else f"{peaks} {unit}"
 
 
 def _moment(panel: Panel, is_headed: bool) -> str:
     heads = ["rank", "now", "activations held"]
     if panel.timeline.memory is not None:
-        heads.append("memory" if panel.timeline.memory_unit == "bytes" else f"memory ({panel.timeline.memory_unit})")
+        heads.append(
+            "memory"
+            if panel.timeline.memory_unit == "bytes"
+            else f"memory ({panel.timeline.memory_unit})"
+        )
     heading = _heading(panel) if is_headed else ""
-    level = "h3" if is_headed else "h2"  # below the heading of the timeline, or of the page
-    messages = f'<div><{level} class="list">Messages under way</{level}><ul class="messages"></ul></div>'
+    # below the heading of the timeline, or of the page
+    level = "h3" if is_headed else "h2"
+    messages = (
+        f'<div><{level} class="list">Messages under way</{level}><ul '
+        'class="messages"></ul></div>'
+    )
     label = f"{escaped(title_of(panel.timeline))}: the moment"
-    return f'<section class="moment" aria-label="{label}">{heading}{_table(heads)}{messages}</section>'
+    return (
+        '<section class="moment" '
+        f'aria-label="{label}">{heading}{_table(heads)}{messages}</section>'
+    )
 
 
 def _tables(panel: Panel) -> Iterable[str]:

@@ -1,4 +1,6 @@
-"""Descriptions of the snapshots of a walk, as text for people or as JSON for programs."""
+"""Descriptions of the snapshots of a walk, as text for people or as JSON for
+programs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from typing import Any
 
 from minipipe.errors import misuse
 from minipipe.render.descriptions import describe_action
-from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
+from minipipe.render.stepper.walkthrough import (
+    Activity,
+    RankState,
+    Snapshot,
+    Walkthrough,
+)
 from minipipe.schedules.action import REDUCE_GRAD, Action, L
 from minipipe.schedules.simulation.span import Message
 from minipipe.schedules.simulation.timeline import format_number, format_time
@@ -18,7 +25,8 @@ from minipipe.specs import SCHEDULE_NUMBER
 
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
-    """Return a snapshot as text: the event, each rank, each message; the last snapshot adds the diagnosis.
+    """Return a snapshot as text: the event, each rank, each message; the last snapshot
+    adds the diagnosis.
 
     Examples
     --------
@@ -29,13 +37,24 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
       rank 0: 0F0 until 1; holds 1 (0)
       rank 1: waits for 0F0 on rank 0 until 1; holds nothing; next 1F0
     """
-    lines = [f"{describe_progress(walkthrough, snapshot)}: {describe_event(walkthrough, snapshot)}"]
+    lines = [
+        (
+            f"{describe_progress(walkthrough, snapshot)}: "
+            f"{describe_event(walkthrough, snapshot)}"
+        )
+    ]
     for rank, state in enumerate(snapshot.ranks):
-        parts = [describe_state(walkthrough, snapshot, rank)[0], f"holds {describe_held(walkthrough, rank, state)}"]
+        parts = [
+            describe_state(walkthrough, snapshot, rank)[0],
+            f"holds {describe_held(walkthrough, rank, state)}",
+        ]
         if state.activity is Activity.WAITS:
             parts.append(f"next {state.action}")
         lines.append(f"  rank {rank}: {'; '.join(parts)}")
-    lines += [f"  message: {describe_transit(walkthrough, snapshot, message)}" for message in snapshot.messages]
+    lines += [
+        f"  message: {describe_transit(walkthrough, snapshot, message)}"
+        for message in snapshot.messages
+    ]
     if snapshot.number == len(walkthrough) - 1:
         lines += describe_verdict(walkthrough)
     return "\n".join(lines)
@@ -47,7 +66,10 @@ def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     end = format_time(walkthrough[-1].time, unit)
     if snapshot.number > last:
         return f"end, time {end}"
-    return f"step {snapshot.number} of {last}, time {format_number(snapshot.time, unit)} of {end}"
+    return (
+        f"step {snapshot.number} of {last}, time {format_number(snapshot.time, unit)} "
+        f"of {end}"
+    )
 
 
 def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
@@ -57,21 +79,33 @@ def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     --------
     >>> from minipipe import schedules
     >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
-    >>> describe_event(walkthrough, walkthrough[0]), describe_event(walkthrough, walkthrough[-1])
+    >>> (
+    ...     describe_event(walkthrough, walkthrough[0]),
+    ...     describe_event(walkthrough, walkthrough[-1]),
+    ... )
     ('nothing has begun', 'every rank has ended')
     """
     if snapshot.event is not None:
         joined = _joined(walkthrough, snapshot.event.action)
-        return f"rank {snapshot.event.rank} begins {describe_action(snapshot.event.action)}{joined}"
+        return (
+            f"rank {snapshot.event.rank} begins "
+            f"{describe_action(snapshot.event.action)}{joined}"
+        )
     if snapshot.number == 0:
         return "nothing has begun"
     stuck = [str(rank) for rank in walkthrough.stuck]
     if not stuck:
         return "every rank has ended"
-    return f"rank {stuck[0]} is stuck" if len(stuck) == 1 else f"ranks {', '.join(stuck)} are stuck"
+    return (
+        f"rank {stuck[0]} is stuck"
+        if len(stuck) == 1
+        else f"ranks {', '.join(stuck)} are stuck"
+    )
 
 
-def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> list[str]:
+def describe_state(
+    walkthrough: Walkthrough, snapshot: Snapshot, rank: int
+) -> list[str]:
     """Describe the state of a rank in several lengths, the longest first.
 
     Examples
@@ -86,31 +120,67 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
         return [*_describe_last_sum(walkthrough, snapshot.time, rank), "done"]
     if state.activity is Activity.BEGINS:
         return [f"begins {state.action} now", f"{state.action} now"]
-    until = "" if state.until is None else f" until {format_number(state.until, walkthrough.timeline.unit)}"
+    until = (
+        ""
+        if state.until is None
+        else f" until {format_number(state.until, walkthrough.timeline.unit)}"
+    )
     if state.activity is Activity.RUNS:
         if state.awaited is None:
             joined = "" if state.action is None else _joined(walkthrough, state.action)
-            return [f"{state.action}{joined}{until}", f"{state.action}{until}", f"{state.action}"]
+            return [
+                f"{state.action}{joined}{until}",
+                f"{state.action}{until}",
+                f"{state.action}",
+            ]
         awaited = f"{state.awaited} on rank {state.source}"
-        return [f"{state.action} until rank {state.source} reaches {state.awaited}", f"{state.action}: {awaited}?"]
+        return [
+            f"{state.action} until rank {state.source} reaches {state.awaited}",
+            f"{state.action}: {awaited}?",
+        ]
     if state.awaited is None:
         return [f"between two actions{until}", "between two actions"]
     awaited = _describe_awaited(walkthrough, rank, state)
     if state.activity is Activity.STUCK:
-        return [f"stuck at {state.action}: needs {awaited}", f"stuck: needs {awaited}", f"stuck: {state.awaited}"]
-    pair = (state.action, walkthrough.partners.get(state.action) if state.action else None)
-    if any(message.used_by in pair and message.arrived > snapshot.time for message in snapshot.messages):
-        return [f"waits for the message of {awaited}{until}", f"waits for the message of {state.awaited}{until}"]
+        return [
+            f"stuck at {state.action}: needs {awaited}",
+            f"stuck: needs {awaited}",
+            f"stuck: {state.awaited}",
+        ]
+    pair = (
+        state.action,
+        walkthrough.partners.get(state.action) if state.action else None,
+    )
+    if any(
+        message.used_by in pair and message.arrived > snapshot.time
+        for message in snapshot.messages
+    ):
+        return [
+            f"waits for the message of {awaited}{until}",
+            f"waits for the message of {state.awaited}{until}",
+        ]
     return [f"waits for {awaited}{until}", f"waits for {awaited}", f"{awaited}?"]
 
 
-def _describe_last_sum(walkthrough: Walkthrough, time: float, rank: int) -> Iterator[str]:
-    """Yield the last gradient all-reduce of a rank that is otherwise done, if it has not ended."""
-    sums = [found for found in walkthrough.timeline.sums if rank in found.ranks and found.end > time]
+def _describe_last_sum(
+    walkthrough: Walkthrough, time: float, rank: int
+) -> Iterator[str]:
+    """Yield the last gradient all-reduce of a rank that is otherwise done, if it has
+    not ended.
+    """
+    sums = [
+        found
+        for found in walkthrough.timeline.sums
+        if rank in found.ranks and found.end > time
+    ]
     if sums:
         last = max(sums, key=attrgetter("end"))
         until = format_number(last.end, walkthrough.timeline.unit)
-        yield f"done, except for the gradient all-reduce of stage {last.actions[0].stage} until {until}"
+        yield (
+            "done, except for the gradient all-reduce of stage "
+            f"{last.actions[0].stage} "
+            f"until {until}"
+        )
 
 
 def _joined(walkthrough: Walkthrough, action: Action) -> str:
@@ -119,7 +189,8 @@ def _joined(walkthrough: Walkthrough, action: Action) -> str:
 
 
 def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
-    """Return how many (stage, microbatch) pairs a rank holds, and the microbatches, by stage if it has several stages.
+    """Return how many (stage, microbatch) pairs a rank holds, and the microbatches, by
+    stage if it has several stages.
 
     Examples
     --------
@@ -136,19 +207,37 @@ def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
     for stage, k in sorted(state.held):
         by_stage[stage].append(program.number_of(k))
     names_stage = len(program.stages_of(rank)) > 1
-    listed = {stage: _ranges(numbers, program.microbatches) for stage, numbers in by_stage.items()}
-    parts = [f"{stage}:{numbers}" if names_stage else numbers for stage, numbers in listed.items()]
-    memory = f" {state.memory:g} {walkthrough.costs.memory_unit}" if shows_memory(walkthrough) else ""
+    listed = {
+        stage: _ranges(numbers, program.microbatches)
+        for stage, numbers in by_stage.items()
+    }
+    parts = [
+        f"{stage}:{numbers}" if names_stage else numbers
+        for stage, numbers in listed.items()
+    ]
+    memory = (
+        f" {state.memory:g} {walkthrough.costs.memory_unit}"
+        if shows_memory(walkthrough)
+        else ""
+    )
     return f"{len(state.held)} ({' '.join(parts)}){memory}"
 
 
 def shows_memory(walkthrough: Walkthrough) -> bool:
-    """Return whether to show memory beside the number of pairs: only if the costs give the size of activations."""
+    """Return whether to show memory beside the number of pairs: only if the costs give
+    the size of activations.
+    """
     costs = walkthrough.costs
-    return costs.activation != 1 or costs.weight_activation is not None or costs.transient_activation != 0
+    return (
+        costs.activation != 1
+        or costs.weight_activation is not None
+        or costs.transient_activation != 0
+    )
 
 
-def describe_transit(walkthrough: Walkthrough, snapshot: Snapshot, message: Message) -> str:
+def describe_transit(
+    walkthrough: Walkthrough, snapshot: Snapshot, message: Message
+) -> str:
     """Describe a message and its progress: in flight, or delivered.
 
     Examples
@@ -159,19 +248,33 @@ def describe_transit(walkthrough: Walkthrough, snapshot: Snapshot, message: Mess
     >>> describe_transit(walkthrough, snapshot, snapshot.messages[0])
     'result of 0F1, rank 0 to rank 1: delivered, not yet consumed by 1F1'
     """
-    route = f"result of {message.value}, rank {message.source} to rank {message.destination}"
+    route = (
+        f"result of {message.value}, rank {message.source} to rank "
+        f"{message.destination}"
+    )
     if message.arrived <= snapshot.time:
         return f"{route}: delivered, not yet consumed by {message.used_by}"
-    return f"{route}: arrives at {format_number(message.arrived, walkthrough.timeline.unit)} for {message.used_by}"
+    return (
+        f"{route}: arrives at "
+        f"{format_number(message.arrived, walkthrough.timeline.unit)} for "
+        f"{message.used_by}"
+    )
 
 
 def describe_verdict(walkthrough: Walkthrough) -> list[str]:
-    """Return the diagnosis: the figures of a legal schedule, or the first problem, the cycle and the stuck ranks.
+    """Return the diagnosis: the figures of a legal schedule, or the first problem, the
+    cycle and the stuck ranks.
 
     Examples
     --------
     >>> from minipipe import Schedule
-    >>> print("\\n".join(describe_verdict(Walkthrough(Schedule.from_text("0F0 0B0 0F1 0B1\\n1F1 1B1 1F0 1B0")))[1:]))
+    >>> print(
+    ...     "\\n".join(
+    ...         describe_verdict(
+    ...             Walkthrough(Schedule.from_text("0F0 0B0 0F1 0B1\\n1F1 1B1 1F0 1B0"))
+    ...         )[1:]
+    ...     )
+    ... )
     the cycle: rank 0 waits for rank 1, rank 1 waits for rank 0
     rank 0 is stuck at 0B0 (position 1 of its list): it needs 1B0, position 3 of rank 1
     rank 1 is stuck at 1F1 (position 0 of its list): it needs 0F1, position 2 of rank 0
@@ -186,9 +289,15 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
         return [*lines, figures]
     for rank, state in walkthrough.stuck.items():
         stuck = f"{state.action} (position {state.position} of its list)"
-        lines.append(f"rank {rank} is stuck at {stuck}: it needs {_describe_position(walkthrough, rank, state)}")
+        lines.append(
+            f"rank {rank} is stuck at {stuck}: it needs "
+            f"{_describe_position(walkthrough, rank, state)}"
+        )
     if not walkthrough.stuck:
-        lines.append(f"it still ran to completion, in {format_time(walkthrough[-1].time, 'rounds')}")
+        lines.append(
+            "it still ran to completion, in "
+            f"{format_time(walkthrough[-1].time, 'rounds')}"
+        )
     return lines
 
 
@@ -203,22 +312,33 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> 
     if awaited not in walkthrough.program.first_rank_with:
         return f"{awaited}, which is missing"
     if awaited.kind is REDUCE_GRAD and walkthrough.is_timed:
-        return f"the gradient all-reduce of stage {awaited.stage}" + (f" with rank {source}" if source != rank else "")
+        return f"the gradient all-reduce of stage {awaited.stage}" + (
+            f" with rank {source}" if source != rank else ""
+        )
     if awaited.kind is L and walkthrough.is_timed:
         return f"the activations that {awaited} loads"
     if _needs_nothing_there(walkthrough, rank, state):
         return _NOTHING
     if awaited.kind is REDUCE_GRAD and source == rank:
         return f"a REDUCE_GRAD of another replica, to meet {awaited}: it is missing"
-    return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"
+    return (
+        f"{awaited}, later in its own list"
+        if source == rank
+        else f"{awaited} on rank {source}"
+    )
 
 
 def _needs_nothing_there(walkthrough: Walkthrough, rank: int, state: RankState) -> bool:
-    """Whether no action gives the values that a rank waits for; a REDUCE_GRAD that has them may lack its partner."""
+    """Whether no action gives the values that a rank waits for; a REDUCE_GRAD that has
+    them may lack its partner.
+    """
     action = state.action
     if action is None or state.awaited != action:
         return False
-    return action.kind is not REDUCE_GRAD or walkthrough.flow.uses(rank, state.position) is None
+    return (
+        action.kind is not REDUCE_GRAD
+        or walkthrough.flow.uses(rank, state.position) is None
+    )
 
 
 def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
@@ -230,19 +350,27 @@ def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) ->
         return f"{awaited}, which is missing"
     if _needs_nothing_there(walkthrough, rank, state):
         return _NOTHING
-    return f"{awaited}, position {walkthrough.program.actions[source].index(awaited)} of rank {source}"
+    return (
+        f"{awaited}, position {walkthrough.program.actions[source].index(awaited)} of "
+        f"rank {source}"
+    )
 
 
 def _cycle(cycle: Sequence[int]) -> Iterator[str]:
     if len(cycle) > 1:
-        waits = [f"rank {a} waits for rank {b}" for a, b in zip(cycle, (*cycle[1:], cycle[0]))]
+        waits = [
+            f"rank {a} waits for rank {b}"
+            for a, b in zip(cycle, (*cycle[1:], cycle[0]))
+        ]
         yield f"the cycle: {', '.join(waits)}"
     elif cycle:
         yield f"rank {cycle[0]} waits for itself"
 
 
 def _ranges(numbers: Sequence[int], microbatches: Sequence[Any]) -> str:
-    """Write ascending numbers of microbatches with their runs abbreviated: ``0-3,5``."""
+    """Write ascending numbers of microbatches with their runs abbreviated:
+    ``0-3,5``.
+    """
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -252,12 +380,19 @@ def _ranges(numbers: Sequence[int], microbatches: Sequence[Any]) -> str:
     texts = []
     for run in runs:
         joint = "-" if len(run) > 2 else ","
-        texts.append(joint.join(str(microbatches[number]) for number in sorted({run[0], run[-1]})))
+        texts.append(
+            joint.join(
+                str(microbatches[number]) for number in sorted({run[0], run[-1]})
+            )
+        )
     return ",".join(texts)
 
 
 def chosen_snapshots(
-    walkthrough: Walkthrough, first: int | None = None, last: int | None = None, at: int | None = None
+    walkthrough: Walkthrough,
+    first: int | None = None,
+    last: int | None = None,
+    at: int | None = None,
 ) -> range:
     """Return the numbers of the requested snapshots.
 
@@ -272,8 +407,8 @@ def chosen_snapshots(
     Raises
     ------
     ScheduleError
-        Code ``value``, if a number is out of range, if ``first`` is behind ``last``, or if ``at`` is combined
-        with one of them.
+        Code ``value``, if a number is out of range, if ``first`` is behind ``last``, or
+        if ``at`` is combined with one of them.
 
     Examples
     --------
@@ -283,26 +418,42 @@ def chosen_snapshots(
     (range(2, 6), range(5, 6))
     """
     if at is not None and (first, last) != (None, None):
-        raise misuse("--at prints one step, and --from and --to print several; choose one of these.")
+        raise misuse(
+            "--at prints one step, and --from and --to print several; choose one of "
+            "these."
+        )
     count = len(walkthrough)
-    ends = {"--from": 0 if first is None else first, "--to": -1 if last is None else last}
+    ends = {
+        "--from": 0 if first is None else first,
+        "--to": -1 if last is None else last,
+    }
     given = ends if at is None else {"--at": at}
     for option, number in given.items():
         if not -count <= number < count:
             raise SCHEDULE_NUMBER.refusal(
-                option, number, f"a step from 0 to {count - 1}, or from -1 to {-count} from the end"
+                option,
+                number,
+                f"a step from 0 to {count - 1}, or from -1 to {-count} from the end",
             )
     numbers = [number % count for number in given.values()]
     if numbers[-1] < numbers[0]:
-        raise misuse(f"--from is {first} and --to is {last}; expected --from to be before --to.")
+        raise misuse(
+            f"--from is {first} and --to is {last}; expected --from to be before --to."
+        )
     return range(numbers[0], numbers[-1] + 1)
 
 
-def write_snapshots(walkthrough: Walkthrough, numbers: Iterable[int], as_json: bool) -> Iterator[str]:
+def write_snapshots(
+    walkthrough: Walkthrough, numbers: Iterable[int], as_json: bool
+) -> Iterator[str]:
     """Yield, for each snapshot, its text or its line of JSON."""
     for number in numbers:
         snapshot = walkthrough[number]
-        yield json.dumps(snapshot_as_data(walkthrough, snapshot)) if as_json else draw_snapshot(walkthrough, snapshot)
+        yield (
+            json.dumps(snapshot_as_data(walkthrough, snapshot))
+            if as_json
+            else draw_snapshot(walkthrough, snapshot)
+        )
 
 
 def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, Any]:
@@ -314,9 +465,15 @@ def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, 
         "unit": walkthrough.timeline.unit,
         "event": event and {**event._asdict(), "action": str(event.action)},
         "ranks": [_state_as_data(walkthrough, state) for state in snapshot.ranks],
-        "messages": [_message_as_data(message, snapshot.time) for message in snapshot.messages],
+        "messages": [
+            _message_as_data(message, snapshot.time) for message in snapshot.messages
+        ],
     }
-    return {**data, "verdict": _verdict(walkthrough)} if snapshot.number == len(walkthrough) - 1 else data
+    return (
+        {**data, "verdict": _verdict(walkthrough)}
+        if snapshot.number == len(walkthrough) - 1
+        else data
+    )
 
 
 def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]:
@@ -327,9 +484,17 @@ def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:
-    about = {name: getattr(message, name) for name in ("source", "destination", "sent", "arrived")}
+    about = {
+        name: getattr(message, name)
+        for name in ("source", "destination", "sent", "arrived")
+    }
     has_arrived = message.arrived <= time
-    return {"value": str(message.value), "used_by": str(message.used_by), **about, "has_arrived": has_arrived}
+    return {
+        "value": str(message.value),
+        "used_by": str(message.used_by),
+        **about,
+        "has_arrived": has_arrived,
+    }
 
 
 _FIGURES = ("makespan", "bubble_fraction", "peak_activations", "peak_memory")

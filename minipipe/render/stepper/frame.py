@@ -1,4 +1,6 @@
-"""A snapshot of a walk as a screen: a strip of time around the cursor, a table of the ranks, and the messages."""
+"""A snapshot of a walk as a screen: a strip of time around the cursor, a table of the
+ranks, and the messages.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from minipipe.render.stepper.description import (
     describe_transit,
     describe_verdict,
 )
-from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
+from minipipe.render.stepper.walkthrough import (
+    Activity,
+    RankState,
+    Snapshot,
+    Walkthrough,
+)
 from minipipe.render.terminal import ALARM, IDLE, ground, paint
 from minipipe.render.text import (
     Cell,
@@ -33,12 +40,14 @@ from minipipe.render.text import (
 )
 
 _BEYOND = 14  # columns after the end, for the labels of stuck actions
-# Columns for each action of the longest row: one short action cannot stretch the strip without limit.
+# Columns for each action of the longest row: one short action cannot stretch the strip
+# without limit.
 _MOST_COLUMNS = 12
 
 
 class Grid:
-    """Draws the part of the timeline around a snapshot: past actions are filled, future ones are labels alone.
+    """Draws the part of the timeline around a snapshot: past actions are filled, future
+    ones are labels alone.
 
     Parameters
     ----------
@@ -49,14 +58,18 @@ class Grid:
         self.walkthrough = walkthrough
         self.panel = Panel(walkthrough.timeline)
         self.spans = [drawn_spans(row) for row in walkthrough.timeline.spans]
-        self.numbers: list[list[int]] = [[] for _ in self.spans]  # the snapshot in which each of them begins
+        # the snapshot in which each of them begins
+        self.numbers: list[list[int]] = [[] for _ in self.spans]
         for number, event in enumerate(walkthrough.events, 1):
             if not event.action.kind.is_communication or event.end > event.start:
                 self.numbers[event.rank].append(number)
         self.room = 0
 
-    def draw(self, snapshot: Snapshot, room: int, ranks: range, margin: int, colour: bool) -> list[str]:
-        """Return the axis, the line of the cursor, and a row for each rank; the rows have no margin.
+    def draw(
+        self, snapshot: Snapshot, room: int, ranks: range, margin: int, colour: bool
+    ) -> list[str]:
+        """Return the axis, the line of the cursor, and a row for each rank; the rows
+        have no margin.
 
         Parameters
         ----------
@@ -72,37 +85,63 @@ class Grid:
         if room != self.room:
             self.room, self.columns = room, self._lay_out(room)
             start = self.walkthrough.timeline.start
-            self.places = [places_of(spans, start, self.columns) for spans in self.spans]
+            self.places = [
+                places_of(spans, start, self.columns) for spans in self.spans
+            ]
         cursor = round(self.columns.column(snapshot.time))
         length = self.columns.total + (0 if self.walkthrough.is_timed else _BEYOND)
         jump = max(1, room // 2)  # the strip scrolls by half a screen at a time
         first = 0 if length <= room else max(0, (cursor - room // 4) // jump * jump)
         axis = draw_axis(self.columns, first, self.walkthrough.timeline.unit, margin)
-        marker = " " * (margin + min(cursor, max(0, length - 1)) - first) + paint_cells([("v", "1")], colour)
-        rows = [paint_cells(self._cells(snapshot, rank, cursor, first), colour).rstrip() for rank in ranks]
+        marker = " " * (margin + min(cursor, max(0, length - 1)) - first) + paint_cells(
+            [("v", "1")], colour
+        )
+        rows = [
+            paint_cells(self._cells(snapshot, rank, cursor, first), colour).rstrip()
+            for rank in ranks
+        ]
         return [axis, marker, *rows]
 
     def _lay_out(self, room: int) -> Columns:
-        """Choose one screen for everything if that fits, otherwise columns for the label of every action."""
+        """Choose one screen for everything if that fits, otherwise columns for the
+        label of every action.
+        """
         fitting = fit_columns([self.panel], room)
         if fitting.total <= room:
             return fitting._replace(band=room)
-        each = (label_width([self.panel], names_stages=True) + 1) / shortest_time([self.panel])
+        each = (label_width([self.panel], names_stages=True) + 1) / shortest_time(
+            [self.panel]
+        )
         most = (_MOST_COLUMNS * max(map(len, self.spans)) + room) / fitting.makespan
-        if fitting.makespan.is_integer():  # whole columns per unit, unless there is less than one
+        # whole columns per unit, unless there is less than one
+        if fitting.makespan.is_integer():
             each, most = ceil(each), floor(most) or most
         total = min(each, most) * fitting.makespan
         return Columns(fitting.makespan, max(ceil(total), fitting.total), room)
 
-    def _cells(self, snapshot: Snapshot, rank: int, cursor: int, first: int) -> list[Cell]:
-        cells: list[Cell] = [("·", IDLE) if first + at < cursor else (" ", "") for at in range(self.room)]
+    def _cells(
+        self, snapshot: Snapshot, rank: int, cursor: int, first: int
+    ) -> list[Cell]:
+        cells: list[Cell] = [
+            ("·", IDLE) if first + at < cursor else (" ", "") for at in range(self.room)
+        ]
         places = self.places[rank]
         for at in range(max(0, bisect_left(places, (first, 0)) - 1), len(places)):
             begin, end = places[at]
             if begin >= first + self.room:
                 break
-            action, has_begun = self.spans[rank][at].action, self.numbers[rank][at] <= snapshot.number
-            drawn = action_cells(self.panel, rank, action, end - begin, self.columns.names_stages, has_begun)
+            action, has_begun = (
+                self.spans[rank][at].action,
+                self.numbers[rank][at] <= snapshot.number,
+            )
+            drawn = action_cells(
+                self.panel,
+                rank,
+                action,
+                end - begin,
+                self.columns.names_stages,
+                has_begun,
+            )
             visible = drawn[max(0, first - begin) :]
             left = max(0, begin - first)
             cells[left : left + len(visible)] = visible
@@ -152,51 +191,80 @@ class Frame:
         self.grid = Grid(walkthrough)
         self.num_ranks = walkthrough.program.num_ranks
         self.margin = len(f"rank {self.num_ranks - 1} ")
-        self.label_width = max((len(str(a)) for row in walkthrough.program.actions for a in row), default=0)
+        self.label_width = max(
+            (len(str(a)) for row in walkthrough.program.actions for a in row), default=0
+        )
 
-    def draw(self, snapshot: Snapshot, width: int, height: int, focus: int | None = None) -> list[str]:
+    def draw(
+        self, snapshot: Snapshot, width: int, height: int, focus: int | None = None
+    ) -> list[str]:
         """Return the lines of the screen.
 
         Parameters
         ----------
         snapshot : Snapshot
         width, height : int
-            In columns and lines, at least ``LEAST_SIZE``. If not everything fits, the ranks far from the focus are left
-            out first.
+            In columns and lines, at least ``LEAST_SIZE``. If not everything fits, the
+            ranks far from the focus are left out first.
         focus : int, optional
-            The rank that stays visible if not all fit; by default the rank of the action that has just begun.
+            The rank that stays visible if not all fit; by default the rank of the
+            action that has just begun.
         """
         is_last = snapshot.number == len(self.walkthrough) - 1
         head = self._head(snapshot, width)
-        # Besides two lines for each rank: the axis, the cursor, the table's head, and at least two lines of notes.
+        # Besides two lines for each rank: the axis, the cursor, the table's head, and
+        # at least two lines of notes.
         visible = min(self.num_ranks, max(1, (height - len(head) - 5) // 2))
         blanks = [""] if height >= len(head) + 2 * visible + 7 else []
         ranks = self._visible(snapshot, visible, focus)
-        grid, table = self._grid(snapshot, ranks, width), self._table(snapshot, ranks, width)
+        grid, table = (
+            self._grid(snapshot, ranks, width),
+            self._table(snapshot, ranks, width),
+        )
         lines = [*head, *blanks, *grid, *blanks, *table, *blanks]
-        notes = self._verdict(width) if is_last else self._messages(snapshot, width, height - len(lines))
+        notes = (
+            self._verdict(width)
+            if is_last
+            else self._messages(snapshot, width, height - len(lines))
+        )
         key = ["", *legend([self.grid.panel], self.grid.columns, width, self.colour)]
-        has_room = len(lines) + len(notes) + len(key) <= height and width >= _WIDEST_ENTRY
+        has_room = (
+            len(lines) + len(notes) + len(key) <= height and width >= _WIDEST_ENTRY
+        )
         return [*lines, *notes, *(key if has_room else [])][:height]
 
-    # -- head and notes ------------------------------------------------------------------------------------
+    # -- head and notes ----------------------------------------------------------------
 
     def _head(self, snapshot: Snapshot, width: int) -> list[str]:
         place = describe_progress(self.walkthrough, snapshot)
-        name = fitted([self.name, self.walkthrough.schedule.name], width - len(place) - 2)
+        name = fitted(
+            [self.name, self.walkthrough.schedule.name], width - len(place) - 2
+        )
         event = fitted([describe_event(self.walkthrough, snapshot)], width)
         lines = [name.ljust(width - len(place)) + place, self._painted(event, _BOLD)]
-        if not self.walkthrough.is_legal and snapshot.number < len(self.walkthrough) - 1:
+        if (
+            not self.walkthrough.is_legal
+            and snapshot.number < len(self.walkthrough) - 1
+        ):
             problem = self.walkthrough.problems[0]
-            lines.append(self._painted(fitted([f"[{problem.code}] {problem.message}"], width), ALARM))
+            lines.append(
+                self._painted(
+                    fitted([f"[{problem.code}] {problem.message}"], width), ALARM
+                )
+            )
         return lines
 
     def _messages(self, snapshot: Snapshot, width: int, room: int) -> list[str]:
-        found = [describe_transit(self.walkthrough, snapshot, message) for message in snapshot.messages]
+        found = [
+            describe_transit(self.walkthrough, snapshot, message)
+            for message in snapshot.messages
+        ]
         if not found:
             return ["no message in flight"]
         if len(found) > room:
-            found[max(0, room - 1) :] = [f"and {len(found) - max(0, room - 1)} more messages"]
+            found[max(0, room - 1) :] = [
+                f"and {len(found) - max(0, room - 1)} more messages"
+            ]
         return [fitted([line], width) for line in found]
 
     def _verdict(self, width: int) -> list[str]:
@@ -224,32 +292,51 @@ class Frame:
         return self._painted(f"{label}>", _BOLD) if is_event else f"{label} "
 
     def _grid(self, snapshot: Snapshot, ranks: range, width: int) -> list[str]:
-        axis, marker, *rows = self.grid.draw(snapshot, width - self.margin, ranks, self.margin, self.colour)
-        return [axis, marker, *(self._label(rank, snapshot) + row for rank, row in zip(ranks, rows))]
+        axis, marker, *rows = self.grid.draw(
+            snapshot, width - self.margin, ranks, self.margin, self.colour
+        )
+        return [
+            axis,
+            marker,
+            *(self._label(rank, snapshot) + row for rank, row in zip(ranks, rows)),
+        ]
 
-    # -- the table -----------------------------------------------------------------------------------------
+    # -- the table ---------------------------------------------------------------------
 
     def _table(self, snapshot: Snapshot, ranks: range, width: int) -> list[str]:
         room = width - self.margin
         coming = min(3 * (self.label_width + 1), room // 4)
         held = room // 3 - 4
         now = room - coming - held - 3
-        some = f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: " if len(ranks) < self.num_ranks else ""
+        some = (
+            f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: "
+            if len(ranks) < self.num_ranks
+            else ""
+        )
         head = f"{some}now".ljust(now) + "  " + "next".ljust(coming) + " holds"
         lines = [" " * self.margin + fitted([head], room)]
         for rank in ranks:
             state = snapshot.ranks[rank]
             about = fitted(describe_state(self.walkthrough, snapshot, rank), now)
             following = fitted(self._coming(rank, state), coming)
-            holding = fitted([describe_held(self.walkthrough, rank, state) if state.held else ""], held)
-            cells = self._coloured(rank, state, about) + " " * (now - len(about) + 2) + following.ljust(coming + 1)
+            holding = fitted(
+                [describe_held(self.walkthrough, rank, state) if state.held else ""],
+                held,
+            )
+            cells = (
+                self._coloured(rank, state, about)
+                + " " * (now - len(about) + 2)
+                + following.ljust(coming + 1)
+            )
             lines.append((self._label(rank, snapshot) + cells + holding).rstrip())
         return lines
 
     def _coming(self, rank: int, state: RankState) -> list[str]:
         """Return the next actions of a rank in several lengths: three, two and one."""
         first = state.position + (state.activity is Activity.RUNS)
-        coming = list(map(str, self.walkthrough.program.actions[rank][first : first + 3]))
+        coming = list(
+            map(str, self.walkthrough.program.actions[rank][first : first + 3])
+        )
         return [" ".join(coming[:count]) for count in (3, 2, 1)]
 
     def _coloured(self, rank: int, state: RankState, text: str) -> str:
@@ -260,7 +347,9 @@ class Frame:
         if state.activity is Activity.RUNS and state.action is not None:
             length = len(str(state.action))
             chunk = self.grid.panel.chunk_of(rank, state.action)
-            return paint(text[:length], ground(state.action.kind, chunk)) + text[length:]
+            return (
+                paint(text[:length], ground(state.action.kind, chunk)) + text[length:]
+            )
         return text
 
 

@@ -22,16 +22,26 @@ try:
 except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # to the alternate screen without a cursor, and back
+# to the alternate screen without a cursor, and back
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 # Keys by the last part of their escape sequence: of ``ESC [ A``, and of ``ESC [ 5 ~``.
 _SEQUENCES = dict(zip("ABCDHF", ("up", "down", "right", "left", "home", "end")))
 _SEQUENCES |= dict(zip("174856", ("home", "home", "end", "end", "pageup", "pagedown")))
-_NAMES = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace", " ": "space", "\x04": "eof", "": "eof"}
+_NAMES = {
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\b": "backspace",
+    " ": "space",
+    "\x04": "eof",
+    "": "eof",
+}
 _ESCAPE = "\x1b"
 
 
 class Screen:
-    """A terminal without cursor movement or single keys: it appends lines, and a key is a letter followed by Enter.
+    """A terminal without cursor movement or single keys: it appends lines, and a key is
+    a letter followed by Enter.
 
     A context manager that sets the terminal up and restores it.
     """
@@ -39,7 +49,12 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         return None
 
     def size(self) -> tuple[int, int]:
@@ -48,7 +63,8 @@ class Screen:
             size = os.get_terminal_size(sys.stdout.fileno())
         except OSError:
             return 79, 24
-        # One column less than the width: terminals differ in the position of the cursor after the last column.
+        # One column less than the width: terminals differ in the position of the cursor
+        # after the last column.
         return max(1, size.columns - 1) if size.columns else 79, size.lines or 24
 
     def show(self, lines: Sequence[str]) -> None:
@@ -56,7 +72,8 @@ class Screen:
         print("\n".join(lines), flush=True)
 
     def read_key(self) -> str:
-        """Wait for a key and return its name: ``"n"``, ``"right"``, ``"enter"``; ``"eof"`` at the end of the input.
+        """Wait for a key and return its name: ``"n"``, ``"right"``, ``"enter"``;
+        ``"eof"`` at the end of the input.
 
         Here it is the first letter of a line; Enter alone is also a key.
         """
@@ -75,19 +92,28 @@ class Screen:
 
 
 class KeyScreen(Screen):
-    """A terminal that redraws in place and delivers each key when it is pressed. It is restored on exit."""
+    """A terminal that redraws in place and delivers each key when it is pressed. It is
+    restored on exit.
+    """
 
     def __enter__(self) -> Screen:
         self._input = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._input)
-        tty.setcbreak(self._input, termios.TCSADRAIN)  # keep the keys that were typed ahead
+        # keep the keys that were typed ahead
+        tty.setcbreak(self._input, termios.TCSADRAIN)
         settings: list[Any] = termios.tcgetattr(self._input)
-        settings[6][termios.VSUSP] = b"\0"  # else Ctrl-Z would leave the shell on this screen, without a cursor
+        # else Ctrl-Z would leave the shell on this screen, without a cursor
+        settings[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(self._input, termios.TCSANOW, settings)
         self._write(_ENTER)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._write(_LEAVE)
         termios.tcsetattr(self._input, termios.TCSANOW, self._before)
 
@@ -96,19 +122,25 @@ class KeyScreen(Screen):
         self._write("\x1b[H" + "\n".join(f"{line}\x1b[K" for line in lines) + "\x1b[J")
 
     def read_key(self) -> str:
-        """Return the next key. An escape sequence, such as an arrow key sends, is one key."""
+        """Return the next key. An escape sequence, such as an arrow key sends, is one
+        key.
+        """
         character = self._read()
         if character != _ESCAPE:
             return _NAMES.get(character, character)
         sequence = ""
-        while sequence[1:2] == "" or sequence[-1] in "0123456789;":  # it ends with a letter or ~
+        # it ends with a letter or ~
+        while sequence[1:2] == "" or sequence[-1] in "0123456789;":
             if not self._is_more():
                 return "escape"
             sequence += self._read()
-        return _SEQUENCES.get(sequence.strip("[O~"), "escape")  # some terminals write O for [
+        # some terminals write O for [
+        return _SEQUENCES.get(sequence.strip("[O~"), "escape")
 
     def ask(self, question: str) -> str:
-        """Read a line of text on the last line of the screen, key by key; Escape cancels it."""
+        """Read a line of text on the last line of the screen, key by key; Escape
+        cancels it.
+        """
         typed = ""
         while True:
             _, height = self.size()
@@ -134,10 +166,14 @@ class KeyScreen(Screen):
 
 
 def screen_of_this_terminal() -> Screen | None:
-    """Return the screen of standard input and output, or None if they are not a terminal."""
+    """Return the screen of standard input and output, or None if they are not a
+    terminal.
+    """
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         return None
-    return Screen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()
+    return (
+        Screen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()
+    )
 
 
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
@@ -165,7 +201,8 @@ _HELP = """
 
 
 def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bool:
-    """Walk through a schedule by keys; at the end, restore the terminal and print the diagnosis.
+    """Walk through a schedule by keys; at the end, restore the terminal and print the
+    diagnosis.
 
     Returns
     -------
@@ -220,9 +257,17 @@ class Stepper:
         if width < LEAST_SIZE[0] or height <= LEAST_SIZE[1]:
             self.screen.show(["too small; q quits"[:width]])
             return
-        lines = self.frame.draw(self.walkthrough[self.number], width, height - 1, self.rank)
+        lines = self.frame.draw(
+            self.walkthrough[self.number], width, height - 1, self.rank
+        )
         only = f"only rank {self.rank} | " if self.rank is not None else ""
-        self.screen.show([*lines, *[""] * (height - 1 - len(lines)), (self.notice or only + _KEYS)[:width]])
+        self.screen.show(
+            [
+                *lines,
+                *[""] * (height - 1 - len(lines)),
+                (self.notice or only + _KEYS)[:width],
+            ]
+        )
 
     def press(self, key: str) -> None:
         """Handle a key."""
@@ -237,10 +282,16 @@ class Stepper:
         elif key in ("end", "$", "G"):
             self.number = self.last
         elif key == "g":
-            self.go(self.screen.ask(f"go to a step, 0 to {self.last}, or to a time such as t12.5: ").strip())
+            self.go(
+                self.screen.ask(
+                    f"go to a step, 0 to {self.last}, or to a time such as t12.5: "
+                ).strip()
+            )
         elif key == "r":
             ranks = f"0 to {self.frame.num_ranks - 1}; Enter: all"
-            self.choose(self.screen.ask(f"stop only at actions of rank ({ranks}): ").strip())
+            self.choose(
+                self.screen.ask(f"stop only at actions of rank ({ranks}): ").strip()
+            )
         elif key in ("?", "h"):
             self.help()
         else:
@@ -251,9 +302,15 @@ class Stepper:
         self.number = max(0, min(self.last, number))
 
     def advance(self, direction: int) -> None:
-        """Go to the next snapshot in a direction: of the chosen rank's actions, or of any."""
+        """Go to the next snapshot in a direction: of the chosen rank's actions, or of
+        any.
+        """
         events, number = self.walkthrough.events, self.number + direction
-        while 0 < number < self.last and self.rank is not None and events[number - 1].rank != self.rank:
+        while (
+            0 < number < self.last
+            and self.rank is not None
+            and events[number - 1].rank != self.rank
+        ):
             number += direction
         self.go_to(number)
 
@@ -269,7 +326,10 @@ class Stepper:
             elif answer:
                 self.go_to(int(answer))
         except ValueError:
-            self.notice = f"{answer!r:.20} is neither a step, such as 17, nor a time, such as t12.5"
+            self.notice = (
+                f"{answer!r:.20} is neither a step, such as 17, nor a time, such as "
+                "t12.5"
+            )
 
     def choose(self, answer: str) -> None:
         """Stop only at the actions of one rank; an empty answer selects all ranks."""
@@ -278,11 +338,20 @@ class Stepper:
         elif answer in map(str, range(self.frame.num_ranks)):
             self.rank = int(answer)
         else:
-            self.notice = f"{answer!r:.20} is not a rank; there are {self.frame.num_ranks}, counted from 0"
+            self.notice = (
+                f"{answer!r:.20} is not a rank; there are {self.frame.num_ranks}, "
+                "counted from 0"
+            )
 
     def help(self) -> None:
         """Show the keys and the notation until a key is pressed."""
         width, height = self.screen.size()
         lines = [line[:width] for line in _HELP[: height - 1]]
-        self.screen.show([*lines, *[""] * (height - 1 - len(lines)), "press any key to go back"[:width]])
+        self.screen.show(
+            [
+                *lines,
+                *[""] * (height - 1 - len(lines)),
+                "press any key to go back"[:width],
+            ]
+        )
         self.screen.read_key()

@@ -1,8 +1,9 @@
-"""A walk through a schedule, action by action: a snapshot of all ranks and messages for each action.
+"""A walk through a schedule, action by action: a snapshot of all ranks and messages for
+each action.
 
-The events of a legal schedule have the times that :func:`minipipe.simulate` predicts. An illegal schedule runs until it
-gets stuck. Each of its actions takes one round, as in :func:`minipipe.schedules.analysis.walk.walk`, and a SEND and its
-RECV are a rendezvous.
+The events of a legal schedule have the times that :func:`minipipe.simulate` predicts.
+An illegal schedule runs until it gets stuck. Each of its actions takes one round, as in
+:func:`minipipe.schedules.analysis.walk.walk`, and a SEND and its RECV are a rendezvous.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from minipipe.core.memory import Changes, Held, held_pairs
 from minipipe.core.order import awaited, order
 from minipipe.core.values import NOUNS
 from minipipe.errors import Problem, ScheduleError
-from minipipe.schedules import Action, Costs, IdleCause, Message, Span, Timeline, lower, simulate, verify
+from minipipe.schedules import (
+    Action,
+    Costs,
+    IdleCause,
+    Message,
+    Span,
+    Timeline,
+    lower,
+    simulate,
+    verify,
+)
 from minipipe.schedules.action import SEND_B, SEND_F, ActionKind, L, O
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, sizes_of, without_copies
@@ -31,7 +42,9 @@ from minipipe.schedules.simulation.span import with_copies
 
 
 class Event(NamedTuple):
-    """The execution of one action: its rank, its position in the rank's list, its start and its end."""
+    """The execution of one action: its rank, its position in the rank's list, its start
+    and its end.
+    """
 
     rank: int
     position: int
@@ -67,10 +80,11 @@ class RankState(NamedTuple):
     source : int or None
         The rank that is waited for.
     awaited : Action or None
-        The action of that rank that is waited for. For a SEND that runs, the RECV that the receiver has not reached.
+        The action of that rank that is waited for. For a SEND that runs, the RECV that
+        the receiver has not reached.
     held : tuple of (int, int)
-        The (stage, microbatch) pairs whose activations are held, each from the start of its F until the end of its B,
-        or of its W if the backward is split.
+        The (stage, microbatch) pairs whose activations are held, each from the start of
+        its F until the end of its B, or of its W if the backward is split.
     memory : float
         The memory of these activations, in the memory unit of the costs.
     """
@@ -87,7 +101,8 @@ class RankState(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The state of all ranks and messages before the first action, at the start of an action, or after the last.
+    """The state of all ranks and messages before the first action, at the start of an
+    action, or after the last.
 
     Attributes
     ----------
@@ -109,16 +124,26 @@ class Snapshot(NamedTuple):
 
 
 def problems_of(
-    schedule: ActionTable, memory_limit: float | Sequence[float] | None, memory: Footprint | None, costs: Costs
+    schedule: ActionTable,
+    memory_limit: float | Sequence[float] | None,
+    memory: Footprint | None,
+    costs: Costs,
 ) -> tuple[tuple[Problem, ...], str]:
-    """Return the problems and the grid of the verifier; raise its error if the walk cannot even begin."""
+    """Return the problems and the grid of the verifier; raise its error if the walk
+    cannot even begin.
+    """
     try:
         if memory is None:  # the limit counts pairs
             verify(schedule, memory_limit)
         else:
             n, of_slices = schedule.num_stages, costs.sliced(schedule.num_slices)
-            weights, keys_values = of_slices.weight_memory(n), of_slices.by_stage("keys_values", n)
-            verify(schedule, memory_limit, memory, weights=weights, keys_values=keys_values)
+            weights, keys_values = (
+                of_slices.weight_memory(n),
+                of_slices.by_stage("keys_values", n),
+            )
+            verify(
+                schedule, memory_limit, memory, weights=weights, keys_values=keys_values
+            )
     except ScheduleError as error:
         if error.code == "value":
             raise
@@ -131,7 +156,9 @@ def problems_of(
 
 
 def timeline_in_rounds(walked: Walk) -> Timeline:
-    """Return the timeline of a walk until it gets stuck, with actions of one round. Its peaks are not computed."""
+    """Return the timeline of a walk until it gets stuck, with actions of one round. Its
+    peaks are not computed.
+    """
     table = walked.table
     actions: list[Iterator[Action]] = [iter(row) for row in table.actions]
     rows: list[list[Span]] = [[] for _ in actions]
@@ -139,21 +166,34 @@ def timeline_in_rounds(walked: Walk) -> Timeline:
         for rank in ranks:
             rows[rank].append(Span(next(actions[rank]), float(now), now + 1.0))
     peaks = (0,) * table.num_ranks
-    return Timeline(table.name, tuple(map(tuple, rows)), peaks, unit="rounds", num_slices=table.num_slices)
+    return Timeline(
+        table.name,
+        tuple(map(tuple, rows)),
+        peaks,
+        unit="rounds",
+        num_slices=table.num_slices,
+    )
 
 
 def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
-    """Return the events of a walk. SEND and RECV take no time if the timeline has no spans of them."""
+    """Return the events of a walk. SEND and RECV take no time if the timeline has no
+    spans of them.
+    """
     takes_time = {span.action.kind for row in timeline.spans for span in row}
     spans = [iter(row) for row in timeline.spans]
     free, position = [0.0] * timeline.num_ranks, [0] * timeline.num_ranks
     events = []
     for rank, action in walked.order():
-        start, end = next(spans[rank])[1:] if action.kind in takes_time else (free[rank], free[rank])
+        start, end = (
+            next(spans[rank])[1:]
+            if action.kind in takes_time
+            else (free[rank], free[rank])
+        )
         events.append(Event(rank, position[rank], action, start, end))
         free[rank] = end
         position[rank] += 1
-    # The walk is in topological order, and a stable sort keeps this order among equal times.
+    # The walk is in topological order, and a stable sort keeps this order among equal
+    # times.
     return tuple(sorted(events, key=attrgetter("start")))
 
 
@@ -167,12 +207,17 @@ def _meets(action: Action) -> bool:
 
 
 def _value_of(action: Action) -> Value | None:
-    """Return the value that a computation produces or a SEND carries; None for W and RECV."""
-    return Value.carried_by(action) if action.kind in _SENDS else Value.produced_by(action)
+    """Return the value that a computation produces or a SEND carries; None for W and
+    RECV.
+    """
+    return (
+        Value.carried_by(action) if action.kind in _SENDS else Value.produced_by(action)
+    )
 
 
 class Walkthrough:
-    """A sequence of snapshots of a schedule in chronological order, one at the start of each action.
+    """A sequence of snapshots of a schedule in chronological order, one at the start of
+    each action.
 
     Parameters
     ----------
@@ -197,22 +242,30 @@ class Walkthrough:
     grid : str
         The verifier's grid of the first problem.
     partners : dict of Action to Action
-        Maps each of two overlapped actions to the other. They begin together, in two snapshots.
+        Maps each of two overlapped actions to the other. They begin together, in two
+        snapshots.
 
     Raises
     ------
     ScheduleError
-        If the walk cannot begin, because an action names a stage or a microbatch that does not exist, or because nearly
-        all actions are missing. Code ``value``, if the costs do not match the schedule.
+        If the walk cannot begin, because an action names a stage or a microbatch that
+        does not exist, or because nearly all actions are missing. Code ``value``, if
+        the costs do not match the schedule.
 
     Examples
     --------
     >>> from minipipe import Schedule, schedules
     >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
     >>> snapshot = walkthrough[1]
-    >>> [state.activity.value for state in snapshot.ranks], str(snapshot.ranks[1].awaited)
+    >>> (
+    ...     [state.activity.value for state in snapshot.ranks],
+    ...     str(snapshot.ranks[1].awaited),
+    ... )
     (['runs', 'waits'], '0F0')
-    >>> [str(state.action) for state in Walkthrough(schedules.Schedule.from_text("0B0 0F0"))[-1].ranks]
+    >>> [
+    ...     str(state.action)
+    ...     for state in Walkthrough(schedules.Schedule.from_text("0B0 0F0"))[-1].ranks
+    ... ]
     ['0B0']
     """
 
@@ -226,7 +279,9 @@ class Walkthrough:
         check_table(schedule)
         check_costs(costs)
         self.schedule, self.costs = schedule, costs or Costs()
-        self.problems, self.grid = problems_of(schedule, memory_limit, memory, self.costs)
+        self.problems, self.grid = problems_of(
+            schedule, memory_limit, memory, self.costs
+        )
         self.is_timed = all(problem.code == "memory" for problem in self.problems)
         if self.is_timed:
             self.program = lower(schedule) if self.costs.sends_block else schedule
@@ -234,15 +289,23 @@ class Walkthrough:
         else:
             self.program = schedule
             self.timeline = timeline_in_rounds(walk(schedule))
-            self.costs.durations(schedule.num_stages)  # the costs must also fit an illegal schedule
+            # the costs must also fit an illegal schedule
+            self.costs.durations(schedule.num_stages)
             self.costs.message_times(schedule)
         self.events = events_of(walk(self.program), self.timeline)
         self.flow = flow_of(self.program)
-        self.partners = {one: other for pair in self.program.joined.items() for one, other in (pair, pair[::-1])}
+        self.partners = {
+            one: other
+            for pair in self.program.joined.items()
+            for one, other in (pair, pair[::-1])
+        }
         of_slices = self.costs.sliced(schedule.num_slices)
-        self._copy_ends = {copy.action: copy.end for row in self.timeline.copies for copy in row}
+        self._copy_ends = {
+            copy.action: copy.end for row in self.timeline.copies for copy in row
+        }
         self._held_pairs = self._held(of_slices.memory(schedule.num_stages))
-        self._own: list[list[int]] = [[] for _ in self.program.actions]  # by rank, the indices of its events
+        # by rank, the indices of its events
+        self._own: list[list[int]] = [[] for _ in self.program.actions]
         self._first: dict[Action, int] = {}
         for at, event in enumerate(self.events):
             self._own[event.rank].append(at)
@@ -250,8 +313,14 @@ class Walkthrough:
         self._times = [*(event.start for event in self.events), self.timeline.end]
 
     def _held(self, footprint: Footprint) -> list[list[tuple[Held, Held]]]:
-        """Return, by rank and position, the pairs held while an action runs and after it: copies take their time."""
-        timeline, program, ranks = self.timeline, self.program, range(self.program.num_ranks)
+        """Return, by rank and position, the pairs held while an action runs and after
+        it: copies take their time.
+        """
+        timeline, program, ranks = (
+            self.timeline,
+            self.program,
+            range(self.program.num_ranks),
+        )
         rows = list(map(with_copies, timeline.spans, timeline.copies))
         table = program.with_rows(type(program), rows) if rows else program
         changes = Changes(flow_of(table), sizes_of(footprint))
@@ -260,11 +329,17 @@ class Walkthrough:
             return known
         found: list[list[tuple[Held, Held]]] = []
         for row, ordered, levels in zip(self.program.actions, rows, known):
-            computations = (action for action in ordered if action.kind is not O and action.kind is not L)
+            computations = (
+                action
+                for action in ordered
+                if action.kind is not O and action.kind is not L
+            )
             held = dict(zip(computations, without_copies(ordered, levels)))
             found.append([])
             now = Held((), 0)
-            for action in row:  # a RECV (possibly first), a copy and a REDUCE_GRAD hold what was held before
+            # a RECV (possibly first), a copy and a REDUCE_GRAD hold what was held
+            # before
+            for action in row:
                 found[-1].append(held.get(action, (now, now)))
                 now = found[-1][-1][1]
         return found
@@ -277,11 +352,17 @@ class Walkthrough:
     @cached_property
     def stuck(self) -> dict[int, RankState]:
         """The final states of the ranks that never finish, by rank."""
-        return {rank: state for rank, state in enumerate(self[-1].ranks) if state.activity is Activity.STUCK}
+        return {
+            rank: state
+            for rank, state in enumerate(self[-1].ranks)
+            if state.activity is Activity.STUCK
+        }
 
     @cached_property
     def cycle(self) -> tuple[int, ...]:
-        """The ranks that wait for each other in a cycle, starting with the lowest; empty if there is no cycle."""
+        """The ranks that wait for each other in a cycle, starting with the lowest;
+        empty if there is no cycle.
+        """
         for rank in self.stuck:
             path: list[int] = []
             following: int | None = rank
@@ -303,7 +384,9 @@ class Walkthrough:
         number = range(len(self))[index]
         event = self.events[number - 1] if 0 < number <= len(self.events) else None
         time = self._times[max(0, number - 1)]
-        states = tuple(self._state(rank, number, time) for rank in range(self.program.num_ranks))
+        states = tuple(
+            self._state(rank, number, time) for rank in range(self.program.num_ranks)
+        )
         return Snapshot(number, time, event, states, self._messages_at(number))
 
     def __iter__(self) -> Iterator[Snapshot]:
@@ -313,42 +396,81 @@ class Walkthrough:
         """Return the number of the last snapshot at or before a time."""
         return min(bisect_right(self._times, time), len(self) - 1)
 
-    # -- one rank ------------------------------------------------------------------------------------------
+    # -- one rank ----------------------------------------------------------------------
 
     def _state(self, rank: int, number: int, time: float) -> RankState:
         own, row = self._own[rank], self.program.actions[rank]
         begun = bisect_left(own, number)
         last = self.events[own[begun - 1]] if begun else None
-        during, after = self._held_pairs[rank][begun - 1] if begun else (Held((), 0.0),) * 2
+        during, after = (
+            self._held_pairs[rank][begun - 1] if begun else (Held((), 0.0),) * 2
+        )
         if last and (last.end > time or own[begun - 1] == number - 1):
-            cause = IdleCause.SENDING if last.action.kind in _SENDS and last.end > last.start else None
-            source, awaited = self._awaited(rank, last.action, time) if cause and self.is_timed else (None, None)
+            cause = (
+                IdleCause.SENDING
+                if last.action.kind in _SENDS and last.end > last.start
+                else None
+            )
+            source, awaited = (
+                self._awaited(rank, last.action, time)
+                if cause and self.is_timed
+                else (None, None)
+            )
             until = self._copy_ends.get(last.action, last.end)
-            return RankState(Activity.RUNS, last.action, last.position, until, cause, source, awaited, *during)
+            return RankState(
+                Activity.RUNS,
+                last.action,
+                last.position,
+                until,
+                cause,
+                source,
+                awaited,
+                *during,
+            )
         if begun == len(row):
-            return RankState(Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *after)
+            return RankState(
+                Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *after
+            )
         coming = self.events[own[begun]].start if begun < len(own) else None
         if coming is not None and coming <= time:
-            return RankState(Activity.BEGINS, row[begun], begun, coming, None, None, None, *after)
+            return RankState(
+                Activity.BEGINS, row[begun], begun, coming, None, None, None, *after
+            )
         source, awaited = self._awaited(rank, row[begun], time)
         has_begun = any(not action.kind.is_communication for action in row[:begun])
         cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
-        activity = Activity.STUCK if coming is None and number == len(self) - 1 else Activity.WAITS
+        activity = (
+            Activity.STUCK
+            if coming is None and number == len(self) - 1
+            else Activity.WAITS
+        )
         cause = cause if awaited else IdleCause.OVERHEAD
-        return RankState(activity, row[begun], begun, coming, cause, source, awaited, *after)
+        return RankState(
+            activity, row[begun], begun, coming, cause, source, awaited, *after
+        )
 
     @cached_property
     def _given(self) -> Callable[[int], int]:
-        """From the number of a value to the round in which an illegal schedule gives it."""
+        """From the number of a value to the round in which an illegal schedule gives
+        it.
+        """
         return order(self.flow).given
 
     @cached_property
     def _predicted(self) -> dict[Action, Message]:
         """The messages of a legal schedule, by consumer."""
-        return {message.used_by: message for message in self.timeline.messages} if self.is_timed else {}
+        return (
+            {message.used_by: message for message in self.timeline.messages}
+            if self.is_timed
+            else {}
+        )
 
-    def _awaited(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
-        """Return the rank and the action that an action waits for; None for both once it has arrived."""
+    def _awaited(
+        self, rank: int, action: Action, time: float
+    ) -> tuple[int | None, Action | None]:
+        """Return the rank and the action that an action waits for; None for both once
+        it has arrived.
+        """
         if not self.is_timed:
             return self._missing(rank, time)
         slots = self.timeline.idle[rank]
@@ -359,17 +481,27 @@ class Walkthrough:
             has_come = False  # the slot lasts until then
         else:
             pair = (action, self.partners.get(action, action))
-            has_come = all(a not in self._predicted or self._predicted[a].arrived <= time for a in pair)
+            has_come = all(
+                a not in self._predicted or self._predicted[a].arrived <= time
+                for a in pair
+            )
         return (None, None) if has_come else (idle.source, idle.awaited)
 
     def _missing(self, rank: int, time: float) -> tuple[int | None, Action]:
-        """Return the action that the next one of a rank waits for in an illegal schedule, and its rank."""
-        positions = [bisect_right(own, time, key=lambda at: self.events[at].end) for own in self._own]
+        """Return the action that the next one of a rank waits for in an illegal
+        schedule, and its rank.
+        """
+        positions = [
+            bisect_right(own, time, key=lambda at: self.events[at].end)
+            for own in self._own
+        ]
         needed = awaited(self.flow, self._given, positions, rank, time)
         action = self.program.actions[rank][positions[rank]]
         if needed is not None:
             stage, kind, k = needed
-            action = self.program.as_written(Action(stage, ActionKind(kind), self.program.microbatches[k]))
+            action = self.program.as_written(
+                Action(stage, ActionKind(kind), self.program.microbatches[k])
+            )
         elif action.kind.is_communication:  # the stages exchange no such message
             message = Value.carried_by(action)
             action = message.receive if action == message.send else message.send
@@ -378,33 +510,47 @@ class Walkthrough:
     def _has_begun(self, action: Action, time: float) -> bool:
         return action in self._first and self.events[self._first[action]].start <= time
 
-    # -- messages ------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------
 
     def _messages_at(self, number: int) -> tuple[Message, ...]:
-        return tuple(message for first, last, message in self._messages if first <= number < last)
+        return tuple(
+            message for first, last, message in self._messages if first <= number < last
+        )
 
     def _gives_message(self, event: Event) -> bool:
-        """Whether a value of an action travels to another stage, and no SEND of its own carries it."""
+        """Whether a value of an action travels to another stage, and no SEND of its own
+        carries it.
+        """
         uses = self.flow.uses(event.rank, event.position)
-        return uses is not None and any(NOUNS[value.name].travels for value in uses.gives)
+        return uses is not None and any(
+            NOUNS[value.name].travels for value in uses.gives
+        )
 
     @cached_property
     def _messages(self) -> list[tuple[int, float, Message]]:
-        """The messages between ranks, each with the numbers of its first snapshot and of its consumption."""
+        """The messages between ranks, each with the numbers of its first snapshot and
+        of its consumption.
+        """
         found = []
         for at, event in enumerate(self.events):
             is_sent, value = event.action.kind in _SENDS, _value_of(event.action)
             if value is None or not self._gives_message(event):
                 continue
-            producer, consumer = map(self.program.as_written, (value.producer, value.consumer))
+            producer, consumer = map(
+                self.program.as_written, (value.producer, value.consumer)
+            )
             destination = self.program.home_of(consumer)
             assert destination is not None
             if destination == event.rank:
                 continue
             sent = event.start if is_sent else event.end
             message = self._predicted.get(consumer)
-            message = message or Message(producer, consumer, event.rank, destination, sent, event.end)
-            first = at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
+            message = message or Message(
+                producer, consumer, event.rank, destination, sent, event.end
+            )
+            first = (
+                at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
+            )
             last = self._first[consumer] + 1 if consumer in self._first else inf
             found.append((first, last, message))
         return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))

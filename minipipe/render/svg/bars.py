@@ -1,4 +1,6 @@
-"""Stacked bars in columns side by side: choices compared by several amounts, each with its own axis."""
+"""Stacked bars in columns side by side: choices compared by several amounts, each with
+its own axis.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from minipipe.io import escaped
 from minipipe.render.layout import number
 from minipipe.render.svg.lanes import hatch_path
 from minipipe.render.svg.legend import Entry, Legend
-from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, box_paint, moved, paint
+from minipipe.render.svg.style import (
+    DEFAULT_SIZE,
+    Letters,
+    Page,
+    box_paint,
+    moved,
+    paint,
+)
 from minipipe.schedules import ActionKind, IdleCause
 
 _HEIGHT, _ROW, _GAP = 16, 26, 22  # pixels: of a bar, from bar to bar, between columns
@@ -72,13 +81,25 @@ def draw_bars(
 
     Examples
     --------
-    >>> bars = [Bar({"actions": 3, "idle": 1}, "4 ms", mark=3.5), Bar({"actions": 3}, "3 ms")]
+    >>> bars = [
+    ...     Bar({"actions": 3, "idle": 1}, "4 ms", mark=3.5),
+    ...     Bar({"actions": 3}, "3 ms"),
+    ... ]
     >>> looks = {"actions": ActionKind.FORWARD, "idle": IdleCause.WAITING}
-    >>> picture = draw_bars(["pipeline 2", "data 2"], {"a step": bars}, looks, marks="simulated")
-    >>> picture[:4], picture.count("<title>pipeline 2: actions 3, idle 1; simulated 3.5</title>")
+    >>> picture = draw_bars(
+    ...     ["pipeline 2", "data 2"], {"a step": bars}, looks, marks="simulated"
+    ... )
+    >>> (
+    ...     picture[:4],
+    ...     picture.count(
+    ...         "<title>pipeline 2: actions 3, idle 1; simulated 3.5</title>"
+    ...     ),
+    ... )
     ('<svg', 1)
     """
-    return _BarsPage(names, columns, looks, marks, Page(width, title, notes, Letters(DEFAULT_SIZE))).drawn()
+    return _BarsPage(
+        names, columns, looks, marks, Page(width, title, notes, Letters(DEFAULT_SIZE))
+    ).drawn()
 
 
 class _BarsPage(NamedTuple):
@@ -94,21 +115,38 @@ class _BarsPage(NamedTuple):
         """Return the whole document."""
         page, letters = self.page, self.page.letters
         parts, y = page.head()
-        left = page.margin + max(letters.width("rank", name) for name in self.names) + 10
+        left = (
+            page.margin + max(letters.width("rank", name) for name in self.names) + 10
+        )
         room = (page.width - page.margin - left) / len(self.columns)
         for i, name in enumerate(self.names):
-            parts.append(letters.draw("rank", left - 10, y + 28 + i * _ROW + 0.75 * _HEIGHT, name))
+            parts.append(
+                letters.draw(
+                    "rank", left - 10, y + 28 + i * _ROW + 0.75 * _HEIGHT, name
+                )
+            )
         for i, (head, bars) in enumerate(self.columns.items()):
-            parts.append(moved(left + i * room, y, self._column(head, bars, room - _GAP)))
+            parts.append(
+                moved(left + i * room, y, self._column(head, bars, room - _GAP))
+            )
         y += 28 + len(self.names) * _ROW + 8
         legend = Legend(letters)
-        entries, bottom = legend.draw(self._entries(legend), left, page.width - page.margin, y)
+        entries, bottom = legend.draw(
+            self._entries(legend), left, page.width - page.margin, y
+        )
         described = " ".join(
-            f"{head}: {', '.join(f'{name} {bar.label}' for name, bar in zip(self.names, bars))}."
+            (
+                f"{head}: "
+                f"{', '.join(f'{name} {bar.label}' for name, bar in zip(self.names, bars))}."
+            )
             for head, bars in self.columns.items()
         )
-        boxes = [(look, 0) for look in self.looks.values() if isinstance(look, ActionKind)]
-        return page.document([*parts, *entries], bottom, page.title or "Bars", described, boxes)
+        boxes = [
+            (look, 0) for look in self.looks.values() if isinstance(look, ActionKind)
+        ]
+        return page.document(
+            [*parts, *entries], bottom, page.title or "Bars", described, boxes
+        )
 
     def _column(self, head: str, bars: Sequence[Bar], width: float) -> Iterator[str]:
         """Yield a column whose upper left corner is at 0, 0."""
@@ -122,7 +160,9 @@ class _BarsPage(NamedTuple):
             yield moved(0, 28 + i * _ROW, self._bar(name, bar, scale, most))
 
     def _bar(self, name: str, bar: Bar, scale: float, most: float) -> Iterator[str]:
-        words = ", ".join(f"{part} {size:g}" for part, size in bar.parts.items() if size)
+        words = ", ".join(
+            f"{part} {size:g}" for part, size in bar.parts.items() if size
+        )
         words += f"; {self.marks} {bar.mark:g}" if bar.mark is not None else ""
         yield f"<title>{escaped(f'{name}: {words}')}</title>"
         x = 0.0
@@ -134,7 +174,10 @@ class _BarsPage(NamedTuple):
         if bar.total > most:
             yield _slash(x - 12, _HEIGHT)
         if bar.mark is not None and bar.mark <= most:
-            yield f'<path {paint("step")} d="M{number(bar.mark * scale)} -3V{_HEIGHT + 3}"/>'
+            yield (
+                f'<path {paint("step")} d="M{number(bar.mark * scale)} '
+                f'-3V{_HEIGHT + 3}"/>'
+            )
             x = max(x, bar.mark * scale)
         yield self.page.letters.draw("choice", x + 6, 0.75 * _HEIGHT, bar.label)
 
@@ -144,15 +187,30 @@ class _BarsPage(NamedTuple):
         for part, look in self.looks.items():
             if any(bar.parts.get(part) for bar in bars):
                 yield Entry(_box(look, legend.width, legend.height), part)
-        if any(bar.total > _most(column) for column in self.columns.values() for bar in column):
-            box = f'<rect {paint("held")} width="{legend.width}" height="{legend.height}"/>'
-            yield Entry(box + _slash(legend.width / 2 - 3, legend.height), "truncated: longer than the column")
+        if any(
+            bar.total > _most(column)
+            for column in self.columns.values()
+            for bar in column
+        ):
+            box = (
+                f'<rect {paint("held")} width="{legend.width}" '
+                f'height="{legend.height}"/>'
+            )
+            yield Entry(
+                box + _slash(legend.width / 2 - 3, legend.height),
+                "truncated: longer than the column",
+            )
         if any(bar.mark is not None for bar in bars):
-            yield Entry(f'<path {paint("step")} d="M{legend.width / 2} 0V{legend.height}"/>', self.marks)
+            yield Entry(
+                f'<path {paint("step")} d="M{legend.width / 2} 0V{legend.height}"/>',
+                self.marks,
+            )
 
 
 def _slash(x: float, height: float) -> str:
-    return f'<path {paint("box")} stroke-width="3" d="M{number(x)} {height}l6 {-height}"/>'
+    return (
+        f'<path {paint("box")} stroke-width="3" d="M{number(x)} {height}l6 {-height}"/>'
+    )
 
 
 def _most(bars: Sequence[Bar]) -> float:
@@ -166,5 +224,9 @@ def _box(look: ActionKind | IdleCause, width: float, height: float) -> str:
     size = f'width="{number(width)}" height="{height}"'
     if isinstance(look, ActionKind):
         return f"<rect {box_paint(look, 0)} {size}/>"
-    hatch = f'<path {paint("hatch")} d="{hatch_path(0, width, height, look)}"/>' if width >= 1 else ""
+    hatch = (
+        f'<path {paint("hatch")} d="{hatch_path(0, width, height, look)}"/>'
+        if width >= 1
+        else ""
+    )
     return f"<rect {paint('slot')} {size}/>{hatch}"

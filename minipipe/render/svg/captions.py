@@ -19,7 +19,9 @@ _TITLES = {
     "zb-h2": "ZB-H2 (zero bubble)",
     "zb-v": "ZB-V (zero bubble)",
 }
-_SPLIT = "B is split into I and W: the stage before waits for I only, and W fills idle time."
+_SPLIT = (
+    "B is split into I and W: the stage before waits for I only, and W fills idle time."
+)
 _WHOLE = "the stage before waits until all of it is done."
 
 
@@ -33,29 +35,46 @@ def heading(panels: Sequence[Panel]) -> str | None:
     >>> heading(panels_of([schedules.one_f_one_b(4, 8), schedules.zb_h1(4, 8)]))
     'One training step: 8 microbatches on 4 ranks'
     """
-    sizes = {(_num_microbatches(panel), panel.timeline.num_ranks, panel.timeline.num_steps) for panel in panels}
+    sizes = {
+        (_num_microbatches(panel), panel.timeline.num_ranks, panel.timeline.num_steps)
+        for panel in panels
+    }
     microbatches, ranks, steps = sizes.pop()
     if sizes or steps != 1:
         return None
-    return f"One training step: {counted(microbatches, 'microbatch')} on {counted(ranks, 'rank')}"
+    return (
+        f"One training step: {counted(microbatches, 'microbatch')} on "
+        f"{counted(ranks, 'rank')}"
+    )
 
 
 def panel_title(panel: Panel) -> str:
-    """Return the name of a schedule as papers write it; with times in seconds, also whether they were measured.
+    """Return the name of a schedule as papers write it; with times in seconds, also
+    whether they were measured.
 
     Examples
     --------
     >>> from minipipe import schedules
     >>> from minipipe.render.panel import panels_of
-    >>> list(map(panel_title, panels_of([schedules.one_f_one_b(4, 8), schedules.zb_h1(4, 8)])))
+    >>> list(
+    ...     map(
+    ...         panel_title,
+    ...         panels_of([schedules.one_f_one_b(4, 8), schedules.zb_h1(4, 8)]),
+    ...     )
+    ... )
     ['1F1B', 'ZB-H1 (zero bubble)']
     """
     timeline = panel.timeline
-    return _TITLES.get(timeline.name, timeline.name) if timeline.unit == "units" else title(timeline)
+    return (
+        _TITLES.get(timeline.name, timeline.name)
+        if timeline.unit == "units"
+        else title(timeline)
+    )
 
 
 def cause(panel: Panel) -> str:
-    """Return what a stage waits for in the backward pass; of timelines without one, nothing.
+    """Return what a stage waits for in the backward pass; of timelines without one,
+    nothing.
 
     Examples
     --------
@@ -69,12 +88,17 @@ def cause(panel: Panel) -> str:
         return _SPLIT
     if B not in times:
         return ""
-    length = f" of {time_of(min(times[B]), panel.timeline.unit)}" if len(times[B]) == 1 else ""
+    length = (
+        f" of {time_of(min(times[B]), panel.timeline.unit)}"
+        if len(times[B]) == 1
+        else ""
+    )
     return f"B is one block{length}: {_WHOLE}"
 
 
 def unit_note(panels: Sequence[Panel]) -> str:
-    """Return how long actions take, if all of a kind take the same time in abstract units.
+    """Return how long actions take, if all of a kind take the same time in abstract
+    units.
 
     Examples
     --------
@@ -84,7 +108,11 @@ def unit_note(panels: Sequence[Panel]) -> str:
     'F takes 1 unit of time, B 2, I 1, W 1'
     """
     times = _durations(panels)
-    if panels[0].timeline.unit != "units" or F not in times or any(len(each) > 1 for each in times.values()):
+    if (
+        panels[0].timeline.unit != "units"
+        or F not in times
+        or any(len(each) > 1 for each in times.values())
+    ):
         return ""
     others = (f"{kind} {min(each):g}" for kind, each in times.items() if kind is not F)
     return ", ".join([f"F takes {time_of(min(times[F]), 'units')} of time", *others])
@@ -109,6 +137,8 @@ def _num_microbatches(panel: Panel) -> int:
 def _durations(panels: Sequence[Panel]) -> dict[ActionKind, set[float]]:
     """Return the different durations of F, B, I and W."""
     found: defaultdict[ActionKind, set[float]] = defaultdict(set)
-    for span in (span for panel in panels for row in panel.timeline.spans for span in row):
+    for span in (
+        span for panel in panels for row in panel.timeline.spans for span in row
+    ):
         found[span.action.kind].add(round(span.end - span.start, 9))
     return {kind: found[kind] for kind in (F, B, I, W) if kind in found}

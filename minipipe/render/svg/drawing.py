@@ -1,4 +1,6 @@
-"""Timelines as a picture: one self-contained SVG file for papers, slides and notebooks."""
+"""Timelines as a picture: one self-contained SVG file for papers, slides and
+notebooks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of, versions_of
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
 from minipipe.render.svg.motion import Motion, idle_label
-from minipipe.render.svg.style import BASELINE, DEFAULT_SIZE, Letters, Page, moved, paint
+from minipipe.render.svg.style import (
+    BASELINE,
+    DEFAULT_SIZE,
+    Letters,
+    Page,
+    moved,
+    paint,
+)
 from minipipe.render.units import scale_of
 from minipipe.schedules import ActionKind, IdleCause, Timeline
 from minipipe.schedules.action_table import ActionTable
@@ -36,9 +45,11 @@ def draw_svg(
     font_size: float = DEFAULT_SIZE,
     animated: bool = False,
 ) -> str:
-    """Draw schedules (F, I and W one unit each) and timelines as SVG, above each other on one axis of time.
+    """Draw schedules (F, I and W one unit each) and timelines as SVG, above each other
+    on one axis of time.
 
-    Each begins at its own start, so that a predicted and a measured timeline can be compared by eye.
+    Each begins at its own start, so that a predicted and a measured timeline can be
+    compared by eye.
 
     Parameters
     ----------
@@ -47,63 +58,89 @@ def draw_svg(
     messages : bool
         Whether to draw an arrow for each message, from its send to its arrival.
     memory : bool
-        Whether to draw a strip under each rank: the bytes that it holds, if the timeline has them, and otherwise
-        the number of (stage, microbatch) pairs. Strips of the same quantity share one scale.
+        Whether to draw a strip under each rank: the bytes that it holds, if the
+        timeline has them, and otherwise the number of (stage, microbatch) pairs. Strips
+        of the same quantity share one scale.
     width : int
         In pixels; at least 20 times the font size. A page may scale the picture.
     title : str, optional
-        A line above everything. By default there is none, and screen readers announce the names of the timelines.
+        A line above everything. By default there is none, and screen readers announce
+        the names of the timelines.
     notes : sequence of str
         Lines under the title, such as the machine and the date of a measurement.
     legend : bool
         Whether to explain colours, hatching and lines at the lower edge.
     font_size : float
-        The font size of captions, in pixels. All other text, the heights of the lanes and the legend scale with it; the
-        width does not.
+        The font size of captions, in pixels. All other text, the heights of the lanes
+        and the legend scale with it; the width does not.
     animated : bool
-        Whether the actions appear one after another, in a loop of 12 seconds that begins with the finished drawing;
-        beside each rank is its idle time until then. A title and captions explain the units and the backward. Viewers
-        that do not animate, and readers who prefer reduced motion, see the end.
+        Whether the actions appear one after another, in a loop of 12 seconds that
+        begins with the finished drawing; beside each rank is its idle time until then.
+        A title and captions explain the units and the backward. Viewers that do not
+        animate, and readers who prefer reduced motion, see the end.
 
     Returns
     -------
     str
-        An SVG document without scripts or references, for light and dark backgrounds. Boxes have tooltips, and labels
-        if these fit. Converters without style sheets show the light drawing.
+        An SVG document without scripts or references, for light and dark backgrounds.
+        Boxes have tooltips, and labels if these fit. Converters without style sheets
+        show the light drawing.
 
     Raises
     ------
     ArgumentError
-        Code ``type``: for anything but schedules and timelines, and for ``notes`` that are one string.
-        Code ``value``: if there is nothing to draw, units differ, or the width or the font size is out of range.
+        Code ``type``: for anything but schedules and timelines, and for ``notes`` that
+        are one string. Code ``value``: if there is nothing to draw, units differ, or
+        the width or the font size is out of range.
     ScheduleError
         Code ``deadlock``, if a schedule cannot run to its end.
 
     Notes
     -----
-    Details too small to be seen are merged, which keeps files small. Actions narrower than three pixels join their
-    neighbours, twelve or more in a run, in which the height of each kind is its fraction of the time: areas still show
-    times. Idle slots narrower than three pixels are left blank, and actions of length 0 are left out.
+    Details too small to be seen are merged, which keeps files small. Actions narrower
+    than three pixels join their neighbours, twelve or more in a run, in which the
+    height of each kind is its fraction of the time: areas still show times. Idle slots
+    narrower than three pixels are left blank, and actions of length 0 are left out.
 
-    All boxes of a kind have the same form of label, in all timelines of one name. A box too narrow for it has none.
+    All boxes of a kind have the same form of label, in all timelines of one name. A box
+    too narrow for it has none.
 
     Examples
     --------
     >>> from minipipe import schedules
     >>> picture = draw_svg(schedules.one_f_one_b(4, 8), title="1F1B", legend=False)
-    >>> picture[:4], picture.count("<title>0F0: forward of microbatch 0 on stage 0, 0 to 1 units</title>")
+    >>> (
+    ...     picture[:4],
+    ...     picture.count(
+    ...         "<title>0F0: forward of microbatch 0 on stage 0, 0 to 1 units</title>"
+    ...     ),
+    ... )
     ('<svg', 1)
     """
     panels = panels_of(drawn)
-    Spec(float, minimum=1, below=MOST_PIXELS, expected="a number of pixels, at least 1").check("font_size", font_size)
+    Spec(
+        float, minimum=1, below=MOST_PIXELS, expected="a number of pixels, at least 1"
+    ).check("font_size", font_size)
     least = math.ceil(_LEAST_WIDTH * font_size)
     expected = f"{least} to {MOST_PIXELS} pixels with a font_size of {font_size:g}"
-    Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected).check("width", width)
+    Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected).check(
+        "width", width
+    )
     if animated:
-        title, notes = title or heading(panels), [*note_lines(notes), *filter(None, [unit_note(panels)])]
+        title, notes = (
+            title or heading(panels),
+            [*note_lines(notes), *filter(None, [unit_note(panels)])],
+        )
     letters = Letters(font_size)
     page = _TimelinePage(
-        panels, width, title, notes, letters, has_memory=memory, has_messages=messages, is_animated=animated
+        panels,
+        width,
+        title,
+        notes,
+        letters,
+        has_memory=memory,
+        has_messages=messages,
+        is_animated=animated,
     )
     return page.drawn(legend)
 
@@ -124,32 +161,62 @@ class _TimelinePage(Page):
         is_animated: bool,
     ) -> None:
         super().__init__(width, title, notes, letters)
-        self.panels, self.has_messages, self.is_animated = panels, has_messages, is_animated
+        self.panels, self.has_messages, self.is_animated = (
+            panels,
+            has_messages,
+            is_animated,
+        )
         timelines = [panel.timeline for panel in panels]
         self.strips = [[strip_of(panel)] for panel in panels] if has_memory else []
         versions = list(map(versions_of, panels)) if has_memory else []
         if any(chain(*(strip.curves for strip in versions))):
             self.strips = [[*strips, own] for strips, own in zip(self.strips, versions)]
-        beside = list(dict.fromkeys(kind for panel in panels for kind in panel.kinds_beside()))
-        num_lanes, num_strips = sum(timeline.num_ranks for timeline in timelines), max(map(len, self.strips), default=0)
+        beside = list(
+            dict.fromkeys(kind for panel in panels for kind in panel.kinds_beside())
+        )
+        num_lanes, num_strips = (
+            sum(timeline.num_ranks for timeline in timelines),
+            max(map(len, self.strips), default=0),
+        )
         self.size = LaneSize.of(num_lanes, num_strips, beside, letters)
         left, right = self._margins()
-        duration, room = max(timeline.makespan for timeline in timelines), width - left - right
-        self.axis = Axis(duration, timelines[0].unit, left, room, letters.size_of("tick"))
+        duration, room = (
+            max(timeline.makespan for timeline in timelines),
+            width - left - right,
+        )
+        self.axis = Axis(
+            duration, timelines[0].unit, left, room, letters.size_of("tick")
+        )
         self.motion = Motion(self.axis, letters) if is_animated else None
         self.lanes = [
-            [Lane(panel, rank, self.axis, self.size) for rank in range(panel.timeline.num_ranks)] for panel in panels
+            [
+                Lane(panel, rank, self.axis, self.size)
+                for rank in range(panel.timeline.num_ranks)
+            ]
+            for panel in panels
         ]
         self.rows = list(chain(*self.lanes))
         self.boxes = {
-            (span.action.kind, lane.panel.chunk_of(lane.rank, span.action)) for lane in self.rows for span in lane.spans
+            (span.action.kind, lane.panel.chunk_of(lane.rank, span.action))
+            for lane in self.rows
+            for span in lane.spans
         }
         self.boxes |= {(ActionKind.UPDATE, 0) for lane in self.rows if lane.instants}
         thin = ((lane, each.action) for lane in self.rows for each in lane.beside)
-        self.boxes |= {(action.kind, lane.panel.chunk_of(lane.rank, action)) for lane, action in thin}
-        # Panels of one name are compared action by action, so their labels have one form.
-        alike = {name: [lane for lane in self.rows if lane.panel.timeline.name == name] for name in self._names()}
-        self.labels = {name: Labels(lanes, self.axis, self.size.box, letters) for name, lanes in alike.items()}
+        self.boxes |= {
+            (action.kind, lane.panel.chunk_of(lane.rank, action))
+            for lane, action in thin
+        }
+        # Panels of one name are compared action by action, so their labels have one
+        # form.
+        alike = {
+            name: [lane for lane in self.rows if lane.panel.timeline.name == name]
+            for name in self._names()
+        }
+        self.labels = {
+            name: Labels(lanes, self.axis, self.size.box, letters)
+            for name, lanes in alike.items()
+        }
 
     def drawn(self, has_legend: bool) -> str:
         """Return the whole document."""
@@ -165,10 +232,19 @@ class _TimelinePage(Page):
             parts += drawn
         else:
             y += self.letters.line("tick")
-        captions = (f"{caption(panel)}. {panel.timeline.note}".strip() for panel in self.panels)
+        captions = (
+            f"{caption(panel)}. {panel.timeline.note}".strip() for panel in self.panels
+        )
         title = self.title or f"Timeline of {', above '.join(self._names())}"
         described = " ".join([*captions, *self.notes])
-        return self.document(parts, y, title, described, self.boxes, self.motion.style if self.motion else None)
+        return self.document(
+            parts,
+            y,
+            title,
+            described,
+            self.boxes,
+            self.motion.style if self.motion else None,
+        )
 
     def _names(self) -> list[str]:
         return [panel.timeline.name for panel in self.panels]
@@ -176,15 +252,24 @@ class _TimelinePage(Page):
     def _margins(self) -> tuple[float, float]:
         """Return the space for names at the left, and for peaks at the right."""
         letters, gap = self.letters, self.letters.scaled(8)
-        ranks = [f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels]
-        peaks = [h.peak_label(rank) for h in chain(*self.strips) for rank in range(len(h.curves))]
+        ranks = [
+            f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels
+        ]
+        peaks = [
+            h.peak_label(rank)
+            for h in chain(*self.strips)
+            for rank in range(len(h.curves))
+        ]
         if self.is_animated:
-            peaks += [idle_label(panel.timeline.makespan, panel.timeline.unit) for panel in self.panels]
+            peaks += [
+                idle_label(panel.timeline.makespan, panel.timeline.unit)
+                for panel in self.panels
+            ]
         left = max(letters.width("rank", text) for text in ranks) + gap
         right = max((letters.width("peak", text) + gap for text in peaks), default=0.0)
         return round(left) + self.margin, round(right) + self.margin
 
-    # -- a panel ------------------------------------------------------------------------------------------------
+    # -- a panel -----------------------------------------------------------------------
 
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
@@ -194,7 +279,9 @@ class _TimelinePage(Page):
         # Running figures stand on the line of the name, if it has room.
         still = cause(panel) if self.motion else figures(panel)
         parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
-        if self.motion and self.letters.width("name", name) > self.motion.room_beside(panel):
+        if self.motion and self.letters.width("name", name) > self.motion.room_beside(
+            panel
+        ):
             head, y = y, y + self.letters.line("name")
         baseline = head + BASELINE * self.letters.line("name")
         top = y + self.letters.scaled(8)
@@ -205,19 +292,34 @@ class _TimelinePage(Page):
         if self.has_messages:
             head = min(self.letters.size / 2, size.pitch - size.box)
             parts += draw_messages(panel, self.axis, tops, size.box, head)
-        labels = self.labels[panel.timeline.name]  # above the arrows, which would cross them out
-        parts.append(f'<g font-size="{number(labels.size)}" text-anchor="middle" pointer-events="none">')
+        # above the arrows, which would cross them out
+        labels = self.labels[panel.timeline.name]
+        parts.append(
+            f'<g font-size="{number(labels.size)}" text-anchor="middle" '
+            'pointer-events="none">'
+        )
         parts += (moved(0, y, labels.draw(lane)) for y, lane in zip(tops, lanes))
         parts.append("</g>")
         if self.motion:
-            peaks = "".join(moved(0, y, self._peaks(index, lane)) for y, lane in zip(tops, lanes))
-            parts += self.motion.draw(panel, tops, bottom, size.box, round(baseline), peaks)
-        return parts, bottom + (self.letters.scaled(14) if panel is not self.panels[-1] else 0)
+            peaks = "".join(
+                moved(0, y, self._peaks(index, lane)) for y, lane in zip(tops, lanes)
+            )
+            parts += self.motion.draw(
+                panel, tops, bottom, size.box, round(baseline), peaks
+            )
+        return parts, bottom + (
+            self.letters.scaled(14) if panel is not self.panels[-1] else 0
+        )
 
     def _lane(self, index: int, lane: Lane) -> Iterator[str]:
         """Yield the parts of a lane, all but its labels."""
         baseline = self.size.box / 2 + 0.35 * self.letters.size_of("rank")
-        yield self.letters.draw("rank", self.axis.left - self.letters.scaled(8), baseline, f"rank {lane.rank}")
+        yield self.letters.draw(
+            "rank",
+            self.axis.left - self.letters.scaled(8),
+            baseline,
+            f"rank {lane.rank}",
+        )
         yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.thin())
         for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
             yield from lane.strip(strip, self._most(strip), number_of)
@@ -230,20 +332,33 @@ class _TimelinePage(Page):
             yield lane.peak(strip, self.letters, number_of)
 
     def _most(self, strip: Strip) -> float:
-        """Return the full scale of a strip: the highest peak of all ranks, in all panels with the same quantity."""
+        """Return the full scale of a strip: the highest peak of all ranks, in all
+        panels with the same quantity.
+        """
         alike = (other for other in chain(*self.strips) if other.noun == strip.noun)
-        return max((other.peak(rank) for other in alike for rank in range(len(other.curves))), default=0.0)
+        return max(
+            (other.peak(rank) for other in alike for rank in range(len(other.curves))),
+            default=0.0,
+        )
 
-    # -- axis and legend ------------------------------------------------------------------------------
+    # -- axis and legend ---------------------------------------------------------------
 
     def _grid(self, top: float, bottom: float) -> str:
-        lines = "".join(f"M{number(self.axis.x(time))} {number(top)}V{number(bottom)}" for time, _ in self.axis.ticks)
+        lines = "".join(
+            f"M{number(self.axis.x(time))} {number(top)}V{number(bottom)}"
+            for time, _ in self.axis.ticks
+        )
         return f'<path {paint("grid")} d="{lines}"/>'
 
     def _ticks(self, top: float) -> Iterator[str]:
         """Yield the times under the lowest lane, and their unit to the left of them."""
         y = top + self.letters.scaled(13)
-        yield self.letters.draw("unit", self.axis.left - self.letters.scaled(12), y, scale_of(self.axis.unit)[1])
+        yield self.letters.draw(
+            "unit",
+            self.axis.left - self.letters.scaled(12),
+            y,
+            scale_of(self.axis.unit)[1],
+        )
         for time, text in self.axis.ticks:
             yield self.letters.draw("tick", self.axis.x(time), y, text)
 
@@ -258,10 +373,22 @@ class _TimelinePage(Page):
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
         if any(panel.timeline.num_steps > 1 for panel in self.panels):
             yield legend.step()
-        for noun in sorted({strip.noun for strip in chain(*self.strips) if any(strip.curves)}):
-            words = "versions of weights held" if noun == "versions" else held_words(noun != "activations", self.panels)
+        for noun in sorted(
+            {strip.noun for strip in chain(*self.strips) if any(strip.curves)}
+        ):
+            words = (
+                "versions of weights held"
+                if noun == "versions"
+                else held_words(noun != "activations", self.panels)
+            )
             yield legend.strip(words)
         if self.has_messages:
-            ways = {way_of(message) for panel in self.panels for message in panel.timeline.messages}
+            ways = {
+                way_of(message)
+                for panel in self.panels
+                for message in panel.timeline.messages
+            }
             has_late_receipts = any(panel.has_late_receipts for panel in self.panels)
-            yield from legend.arrows((way for way in WAYS if way in ways), has_late_receipts)
+            yield from legend.arrows(
+                (way for way in WAYS if way in ways), has_late_receipts
+            )

@@ -1,4 +1,6 @@
-"""Nodes in columns, and arrows between them: a calculation, or ranks that wait for each other."""
+"""Nodes in columns, and arrows between them: a calculation, or ranks that wait for each
+other.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from minipipe.errors import ArgumentError, quoted
 from minipipe.render.layout import number
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 
-_HEIGHT, _PADDING, _ROW, _GAP = 30, 12, 62, 96  # pixels: of a node, beside its name, from row to row, between columns
-_BOW, _HEAD = 30, 8  # pixels: from arrow to arrow between the same nodes; length of an arrowhead
+# pixels: of a node, beside its name, from row to row, between columns
+_HEIGHT, _PADDING, _ROW, _GAP = 30, 12, 62, 96
+# pixels: from arrow to arrow between the same nodes; length of an arrowhead
+_BOW, _HEAD = 30, 8
 
 
 def draw_graph(
-    columns: Sequence[Sequence[str]], arrows: Iterable[tuple[str, str, str]], title: str | None = None
+    columns: Sequence[Sequence[str]],
+    arrows: Iterable[tuple[str, str, str]],
+    title: str | None = None,
 ) -> str:
     """Draw named nodes and the arrows between them, as SVG.
 
@@ -24,8 +30,9 @@ def draw_graph(
     columns : sequence of sequences of str
         The names of the nodes, each once: columns from the left, each from above.
     arrows : iterable of (str, str, str)
-        Source, target, and a label beside the arrow, which may be empty. Several arrows may connect the same nodes.
-        Arrows that do not lead to a column further right pass below all nodes.
+        Source, target, and a label beside the arrow, which may be empty. Several arrows
+        may connect the same nodes. Arrows that do not lead to a column further right
+        pass below all nodes.
     title : str, optional
 
     Returns
@@ -35,45 +42,78 @@ def draw_graph(
     Raises
     ------
     ArgumentError
-        Code ``value``, for a name that occurs twice, and for an arrow at a node that does not exist.
+        Code ``value``, for a name that occurs twice, and for an arrow at a node that
+        does not exist.
 
     Examples
     --------
-    >>> picture = draw_graph([["x"], ["x * x"]], [("x", "x * x", "slope 3"), ("x", "x * x", "slope 3")])
+    >>> picture = draw_graph(
+    ...     [["x"], ["x * x"]], [("x", "x * x", "slope 3"), ("x", "x * x", "slope 3")]
+    ... )
     >>> picture[:4], picture.count("slope 3</text>")
     ('<svg', 2)
     """
     arrows = list(arrows)
     names = Counter(name for column in columns for name in column)
     for name in [name for name, count in names.items() if count > 1]:
-        raise ArgumentError("value", f"There are {names[name]} nodes called {quoted(name)}; expected one.")
+        raise ArgumentError(
+            "value",
+            f"There are {names[name]} nodes called {quoted(name)}; expected one.",
+        )
     for name in [name for arrow in arrows for name in arrow[:2] if name not in names]:
-        raise ArgumentError("value", f"An arrow is at {quoted(name)}; expected one of the nodes: {', '.join(names)}.")
+        raise ArgumentError(
+            "value",
+            (
+                f"An arrow is at {quoted(name)}; expected one of the nodes: "
+                f"{', '.join(names)}."
+            ),
+        )
     return _GraphPage(columns, arrows, title).drawn()
 
 
 class _GraphPage(Page):
-    """The page of a graph: the middle of each node in ``places``, and half of its width in ``halves``."""
+    """The page of a graph: the middle of each node in ``places``, and half of its width
+    in ``halves``.
+    """
 
-    def __init__(self, columns: Sequence[Sequence[str]], arrows: list[tuple[str, str, str]], title: str | None) -> None:
+    def __init__(
+        self,
+        columns: Sequence[Sequence[str]],
+        arrows: list[tuple[str, str, str]],
+        title: str | None,
+    ) -> None:
         letters = Letters(DEFAULT_SIZE)
         self.places: dict[str, tuple[float, float]] = {}
         self.halves: dict[str, float] = {}
         self.column_of: dict[str, int] = {}
-        x, self.lower = float(letters.scaled(18)), _ROW * max(map(len, columns), default=0)
+        x, self.lower = (
+            float(letters.scaled(18)),
+            _ROW * max(map(len, columns), default=0),
+        )
         for i, column in enumerate(columns):
-            half = max((letters.width("node", name) / 2 + _PADDING for name in column), default=0)
+            half = max(
+                (letters.width("node", name) / 2 + _PADDING for name in column),
+                default=0,
+            )
             for row, name in enumerate(column):
-                self.places[name] = x + half, self.lower / 2 + (row + 0.5 - len(column) / 2) * _ROW
+                self.places[name] = (
+                    x + half,
+                    self.lower / 2 + (row + 0.5 - len(column) / 2) * _ROW,
+                )
                 self.halves[name], self.column_of[name] = half, i
             x += 2 * half + _GAP
-        super().__init__(max(round(x - _GAP + letters.scaled(18)), 200), title, (), letters)
+        super().__init__(
+            max(round(x - _GAP + letters.scaled(18)), 200), title, (), letters
+        )
         self.arrows = arrows
 
     def drawn(self) -> str:
         """Return the whole document."""
         parts, y = self.head()
-        times, before = Counter(arrow[:2] for arrow in self.arrows), Counter[tuple[str, str]]()
+        times, before = (
+            Counter(arrow[:2] for arrow in self.arrows),
+            Counter[tuple[str, str]](),
+        )
         drawn, bottom = [], float(self.lower)
         for source, target, words in self.arrows:
             bow = _BOW * (2 * before[source, target] - (times[source, target] - 1))
@@ -82,10 +122,16 @@ class _GraphPage(Page):
             drawn.append(arrow)
             bottom = max(bottom, lowest)
         drawn += [self._node(name) for name in self.places]
-        upper = _ROW / 2 if any(self._span(*arrow[:2]) > 1 for arrow in self.arrows) else 0
+        upper = (
+            _ROW / 2 if any(self._span(*arrow[:2]) > 1 for arrow in self.arrows) else 0
+        )
         moved = f'<g transform="translate(0 {number(y + upper)})">{"".join(drawn)}</g>'
-        described = "; ".join(f"{source} to {target}: {words}" for source, target, words in self.arrows)
-        return self.document([*parts, moved], y + upper + bottom, self.title or "A graph", described, ())
+        described = "; ".join(
+            f"{source} to {target}: {words}" for source, target, words in self.arrows
+        )
+        return self.document(
+            [*parts, moved], y + upper + bottom, self.title or "A graph", described, ()
+        )
 
     def _span(self, source: str, target: str) -> int:
         """Return how many columns an arrow goes to the right."""
@@ -93,26 +139,53 @@ class _GraphPage(Page):
 
     def _node(self, name: str) -> str:
         (x, y), half = self.places[name], self.halves[name]
-        box = f'<rect {paint("other")} x="{number(x - half)}" y="{number(y - _HEIGHT / 2)}" '
+        box = (
+            f'<rect {paint("other")} x="{number(x - half)}" '
+            f'y="{number(y - _HEIGHT / 2)}" '
+        )
         box += f'width="{number(2 * half)}" height="{_HEIGHT}" rx="5"/>'
         return box + self.letters.draw("node", x, y + 4, name)
 
-    def _arrow(self, source: str, target: str, words: str, bow: float) -> tuple[str, float]:
-        """Return an arrow, a curve that is bent downwards by ``bow``, with its label; and its lower edge."""
-        (x0, y0), (x1, y1), span = self.places[source], self.places[target], self._span(source, target)
+    def _arrow(
+        self, source: str, target: str, words: str, bow: float
+    ) -> tuple[str, float]:
+        """Return an arrow, a curve that is bent downwards by ``bow``, with its label;
+        and its lower edge.
+        """
+        (x0, y0), (x1, y1), span = (
+            self.places[source],
+            self.places[target],
+            self._span(source, target),
+        )
         if span == 1:
             x0, x1 = x0 + self.halves[source], x1 - self.halves[target]
             across, down = (x0 + x1) / 2, (y0 + y1) / 2 + bow
         else:  # above the nodes between the two, or back below all
             side = -_HEIGHT / 2 if span > 1 else _HEIGHT / 2
             y0, y1 = y0 + side, y1 + side
-            across, down = (x0 + x1) / 2, bow + (min(y0, y1) - _ROW if span > 1 else self.lower + _BOW)
+            across, down = (
+                (x0 + x1) / 2,
+                bow + (min(y0, y1) - _ROW if span > 1 else self.lower + _BOW),
+            )
         angle = math.atan2(y1 - down, x1 - across)
         dx, dy = _HEAD * math.cos(angle), _HEAD * math.sin(angle)
-        curve = f"M{number(x0)} {number(y0)}Q{number(across)} {number(down)} {number(x1 - dx)} {number(y1 - dy)}"
-        left, right = (x1 - dx - dy / 2, y1 - dy + dx / 2), (x1 - dx + dy / 2, y1 - dy - dx / 2)
+        curve = (
+            f"M{number(x0)} {number(y0)}Q{number(across)} {number(down)} "
+            f"{number(x1 - dx)} {number(y1 - dy)}"
+        )
+        left, right = (
+            (x1 - dx - dy / 2, y1 - dy + dx / 2),
+            (x1 - dx + dy / 2, y1 - dy - dx / 2),
+        )
         head = "L".join(f"{number(x)} {number(y)}" for x, y in ((x1, y1), left, right))
         middle = (y0 + y1) / 4 + down / 2
-        label = self.letters.draw("tick", (x0 + x1) / 4 + across / 2, middle - 5, words) if words else ""
-        line = f'<path {paint("forward")} d="{curve}"/><path {paint("forward-head")} d="M{head}z"/>'
+        label = (
+            self.letters.draw("tick", (x0 + x1) / 4 + across / 2, middle - 5, words)
+            if words
+            else ""
+        )
+        line = (
+            f'<path {paint("forward")} d="{curve}"/><path {paint("forward-head")} '
+            f'd="M{head}z"/>'
+        )
         return line + label, middle + 8

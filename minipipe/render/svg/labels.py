@@ -20,7 +20,9 @@ _NEARLY_ALL = 0.95  # of the boxes of a kind: measured times have outliers
 
 
 class _Form(NamedTuple):
-    """A form of a label: with or without the stage, with or without the kind, upright or turned."""
+    """A form of a label: with or without the stage, with or without the kind, upright
+    or turned.
+    """
 
     names_stage: bool
     names_kind: bool
@@ -34,17 +36,22 @@ _FORMS = (
     _Form(False, True, True),
     _Form(False, False, False),
 )
-_NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)  # if some labels do not fit otherwise
-_UPRIGHT, _WITH_KIND = _FORMS[:2], _FORMS[:4]  # a smaller size upright, and with the kind, is better than a larger one
+# if some labels do not fit otherwise
+_NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)
+# a smaller size upright, and with the kind, is better than a larger one
+_UPRIGHT, _WITH_KIND = _FORMS[:2], _FORMS[:4]
 
 
 class Labels:
-    """The labels of several lanes, of one size. Each kind of action has one form in all of them.
+    """The labels of several lanes, of one size. Each kind of action has one form in all
+    of them.
 
-    The form is the first of ``2F3`` (if a rank holds several stages), ``F3``, these two turned, and ``3`` that fits
-    into nearly all boxes of the kind, measured with the longest label of the kind. A box that is too narrow for it has
-    no label. If most boxes of the kind in a row are too narrow, none of them has a label, because a few labels in a row
-    would look accidental. F9 and F10 are therefore labelled alike in boxes of equal width.
+    The form is the first of ``2F3`` (if a rank holds several stages), ``F3``, these two
+    turned, and ``3`` that fits into nearly all boxes of the kind, measured with the
+    longest label of the kind. A box that is too narrow for it has no label. If most
+    boxes of the kind in a row are too narrow, none of them has a label, because a few
+    labels in a row would look accidental. F9 and F10 are therefore labelled alike in
+    boxes of equal width.
 
     Parameters
     ----------
@@ -61,15 +68,22 @@ class Labels:
         The font size in pixels: the largest one with which all kinds have a form.
     """
 
-    def __init__(self, lanes: Sequence[Lane], axis: Axis, height: float, letters: Letters) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], axis: Axis, height: float, letters: Letters
+    ) -> None:
         self._scale, self._height = axis.scale, height
         self._widths: defaultdict[ActionKind, list[float]] = defaultdict(list)
-        self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)  # at a font size of 1
+        # at a font size of 1
+        self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)
         self._measure(lanes)
         sizes = [letters.size / 12 * size for size in _SIZES]
         sizes = [size for size in sizes if size <= height - 3] or sizes[-1:]
-        wishes = ((size, forms) for forms in (_UPRIGHT, _WITH_KIND, _FORMS) for size in sizes)
-        fitting = ((size, forms) for size, forms in wishes if self._all_have_room(forms, size))
+        wishes = (
+            (size, forms) for forms in (_UPRIGHT, _WITH_KIND, _FORMS) for size in sizes
+        )
+        fitting = (
+            (size, forms) for size, forms in wishes if self._all_have_room(forms, size)
+        )
         self.size, forms = next(fitting, (sizes[-1], _NOT_TURNED))
         self._forms = {kind: self._form(kind, forms) for kind in self._widths}
 
@@ -81,14 +95,23 @@ class Labels:
             form = self._forms[action.kind]
             if action.kind in kinds and self._fits(action.kind, end - start):
                 x = (lane.x(start) + lane.x(end)) / 2
-                text = f"<text {self._place(x, form)}>{_written(lane, action, form)}</text>"
+                text = (
+                    "<text "
+                    f"{self._place(x, form)}>{_written(lane, action, form)}</text>"
+                )
                 drawn[action.kind, lane.panel.chunk_of(lane.rank, action)].append(text)
         for (kind, chunk), texts in drawn.items():
             yield f"<g {label_paint(kind, chunk)}>{''.join(texts)}</g>"
 
     def _most_have_room(self, kind: ActionKind, spans: Sequence[Span]) -> bool:
-        """Return whether at least half of the boxes of a kind, in one row, are wide enough for their form."""
-        fits = [self._fits(kind, end - start) for action, start, end in spans if action.kind is kind]
+        """Return whether at least half of the boxes of a kind, in one row, are wide
+        enough for their form.
+        """
+        fits = [
+            self._fits(kind, end - start)
+            for action, start, end in spans
+            if action.kind is kind
+        ]
         return 2 * sum(fits) >= len(fits)
 
     def _fits(self, kind: ActionKind, time: float) -> bool:
@@ -97,14 +120,27 @@ class Labels:
     def _place(self, x: float, form: _Form) -> str:
         middle = self._height / 2
         if form.is_turned:
-            return f'transform="translate({number(x + _RISE * self.size)} {number(middle)}) rotate(-90)"'
+            return (
+                f'transform="translate({number(x + _RISE * self.size)} '
+                f'{number(middle)}) rotate(-90)"'
+            )
         return f'x="{number(x)}" y="{number(middle + _RISE * self.size)}"'
 
     def _measure(self, lanes: Sequence[Lane]) -> None:
-        """Note the widths of all boxes, and the longest label of each kind in each form."""
-        # Measured with the widest letter: otherwise a narrow I would have a longer form than the F next to it.
-        kinds = {span.action.kind for lane in lanes for span in lane.spans if not span.action.kind.is_of_rank}
-        widest = max(kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD)
+        """Note the widths of all boxes, and the longest label of each kind in each
+        form.
+        """
+        # Measured with the widest letter: otherwise a narrow I would have a longer form
+        # than the F next to it.
+        kinds = {
+            span.action.kind
+            for lane in lanes
+            for span in lane.spans
+            if not span.action.kind.is_of_rank
+        }
+        widest = max(
+            kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD
+        )
         for lane in lanes:
             for action, start, end in lane.spans:
                 self._widths[action.kind].append((end - start) * self._scale)
@@ -112,30 +148,57 @@ class Labels:
                     if action.kind.is_of_rank:
                         self._longest[action.kind, form] = text_width(action.kind, 1)
                         continue
-                    width = text_width(_written(lane, action._replace(kind=widest), form), 1)
-                    self._longest[action.kind, form] = max(self._longest[action.kind, form], width)
+                    width = text_width(
+                        _written(lane, action._replace(kind=widest), form), 1
+                    )
+                    self._longest[action.kind, form] = max(
+                        self._longest[action.kind, form], width
+                    )
 
-    def _has_room(self, kind: ActionKind, form: _Form, size: float, width: float) -> bool:
-        """Return whether a box of this width is wide enough for the longest label of its kind."""
+    def _has_room(
+        self, kind: ActionKind, form: _Form, size: float, width: float
+    ) -> bool:
+        """Return whether a box of this width is wide enough for the longest label of
+        its kind.
+        """
         length = size * self._longest[kind, form] + 2 * _PADDING
-        return length <= self._height and _CAPITALS * size + _PADDING <= width if form.is_turned else length <= width
+        return (
+            length <= self._height and _CAPITALS * size + _PADDING <= width
+            if form.is_turned
+            else length <= width
+        )
 
     def _share(self, kind: ActionKind, form: _Form, size: float) -> float:
-        """Return the fraction of the boxes of a kind that are wide enough for a form."""
+        """Return the fraction of the boxes of a kind that are wide enough for a
+        form.
+        """
         widths = self._widths[kind]
-        return sum(self._has_room(kind, form, size, width) for width in widths) / len(widths)
+        return sum(self._has_room(kind, form, size, width) for width in widths) / len(
+            widths
+        )
 
     def _all_have_room(self, forms: tuple[_Form, ...], size: float) -> bool:
-        kinds = (kind for kind in self._widths if not kind.is_of_rank)  # their words may be left out
-        return all(any(self._share(kind, form, size) >= _NEARLY_ALL for form in forms) for kind in kinds)
+        # their words may be left out
+        kinds = (kind for kind in self._widths if not kind.is_of_rank)
+        return all(
+            any(self._share(kind, form, size) >= _NEARLY_ALL for form in forms)
+            for kind in kinds
+        )
 
     def _form(self, kind: ActionKind, forms: Sequence[_Form]) -> _Form:
-        """Return the first form that fits into nearly all boxes of a kind, or the one that fits into the most."""
+        """Return the first form that fits into nearly all boxes of a kind, or the one
+        that fits into the most.
+        """
         shares = {form: self._share(kind, form, self.size) for form in forms}
-        return next((form for form in forms if shares[form] >= _NEARLY_ALL), max(forms, key=shares.__getitem__))
+        return next(
+            (form for form in forms if shares[form] >= _NEARLY_ALL),
+            max(forms, key=shares.__getitem__),
+        )
 
 
 def _written(lane: Lane, action: Action, form: _Form) -> str:
     if form.names_kind or action.kind.is_of_rank:
-        return short_label(action, form.names_stage and lane.panel.names_stage(lane.rank))
+        return short_label(
+            action, form.names_stage and lane.panel.names_stage(lane.rank)
+        )
     return str(action.microbatch)

@@ -1,4 +1,6 @@
-"""The lane of a rank in an SVG: its actions as boxes, its idle slots with their hatching, the strip of its memory."""
+"""The lane of a rank in an SVG: its actions as boxes, its idle slots with their
+hatching, the strip of its memory.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from minipipe.schedules.simulation.timeline import format_number, format_time
 
 
 def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> str:
-    """Return the hatch lines of a slot as path data, clipped to the slot; its upper edge is at 0.
+    """Return the hatch lines of a slot as path data, clipped to the slot; its upper
+    edge is at 0.
 
     One line passes through the middle, so that even the narrowest slot has a line.
 
@@ -31,7 +34,8 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
     left, right, height : float
         In pixels; at least 1 pixel wide.
     cause : IdleCause
-        Its entry in :data:`minipipe.render.palette.HATCH` sets the angle and the spacing.
+        Its entry in :data:`minipipe.render.palette.HATCH` sets the angle and the
+        spacing.
 
     Examples
     --------
@@ -39,9 +43,15 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
     'M0 0.5H10M0 4.5H10M0 8.5H10'
     """
     angle, gap = HATCH[cause]
-    along_x, along_y = round(math.cos(math.radians(angle)), 12), round(math.sin(math.radians(angle)), 12)
+    along_x, along_y = (
+        round(math.cos(math.radians(angle)), 12),
+        round(math.sin(math.radians(angle)), 12),
+    )
     # Lines of one pixel are crisp in the middle of pixels.
-    middle_x, middle_y = math.floor((left + right) / 2) + 0.5, math.floor(height / 2) + 0.5
+    middle_x, middle_y = (
+        math.floor((left + right) / 2) + 0.5,
+        math.floor(height / 2) + 0.5,
+    )
     count = math.ceil(math.hypot(right - left, height) / 2 / gap)
     path = []
     for i in range(-count, count + 1):
@@ -50,12 +60,21 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
         first_y, last_y = _range(y, along_y, 0.0, height)
         first, last = max(first_x, first_y), min(last_x, last_y)
         if first < last:
-            path.append(_segment(x + first * along_x, y + first * along_y, x + last * along_x, y + last * along_y))
+            path.append(
+                _segment(
+                    x + first * along_x,
+                    y + first * along_y,
+                    x + last * along_x,
+                    y + last * along_y,
+                )
+            )
     return "".join(path)
 
 
 def _range(start: float, step: float, low: float, high: float) -> tuple[float, float]:
-    """Return the range of t in which ``start + t * step`` lies between ``low`` and ``high``."""
+    """Return the range of t in which ``start + t * step`` lies between ``low`` and
+    ``high``.
+    """
     if step:
         first, last = sorted(((low - start) / step, (high - start) / step))
         return first, last
@@ -80,8 +99,8 @@ class Strip:
     curves : tuple of list of (float, float)
         ``curves[rank]`` is a curve of steps: (time, amount held).
     noun : str
-        The unit of the amounts: ``"bytes"`` or ``"units"`` of memory, ``"activations"`` as the panel counts them, or
-        ``"versions"`` of weights.
+        The unit of the amounts: ``"bytes"`` or ``"units"`` of memory, ``"activations"``
+        as the panel counts them, or ``"versions"`` of weights.
     """
 
     curves: tuple[list[tuple[float, float]], ...]
@@ -99,9 +118,11 @@ class Strip:
 
 
 def strip_of(panel: Panel) -> Strip:
-    """Return the bytes that the ranks hold, if the timeline knows them, and otherwise their held activations.
+    """Return the bytes that the ranks hold, if the timeline knows them, and otherwise
+    their held activations.
 
-    If an R recomputes activations, only a part of them is held before it, which units of memory show.
+    If an R recomputes activations, only a part of them is held before it, which units
+    of memory show.
 
     Examples
     --------
@@ -110,8 +131,14 @@ def strip_of(panel: Panel) -> Strip:
     ([(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)],)
     """
     timeline, ranks = panel.timeline, range(panel.timeline.num_ranks)
-    recomputes = any(span.action.kind is ActionKind.RECOMPUTE for row in timeline.spans for span in row)
-    if timeline.memory is not None and (timeline.memory_unit != "units" or (recomputes and panel.tells_memory)):
+    recomputes = any(
+        span.action.kind is ActionKind.RECOMPUTE
+        for row in timeline.spans
+        for span in row
+    )
+    if timeline.memory is not None and (
+        timeline.memory_unit != "units" or (recomputes and panel.tells_memory)
+    ):
         noun = "bytes" if timeline.memory_unit != "units" else "units"
         return Strip(tuple(map(timeline.memory_over_time, ranks)), noun)
     return Strip(tuple(map(panel.activations_over_time, ranks)), "activations")
@@ -124,7 +151,8 @@ def _computes_behind_update(row: Sequence[Span]) -> bool:
 
 
 def versions_of(panel: Panel) -> Strip:
-    """Return the versions of weights that the ranks hold; none for a rank without updates, or if all steps end in them.
+    """Return the versions of weights that the ranks hold; none for a rank without
+    updates, or if all steps end in them.
 
     Examples
     --------
@@ -137,7 +165,10 @@ def versions_of(panel: Panel) -> Strip:
     curves = list(map(timeline.versions_over_time, range(timeline.num_ranks)))
     if not any(map(_computes_behind_update, timeline.spans)):
         curves = [[] for _ in curves]
-    whole = ([(timeline.start, curve[0][1]), *curve, (timeline.end, 0.0)] if curve else [] for curve in curves)
+    whole = (
+        [(timeline.start, curve[0][1]), *curve, (timeline.end, 0.0)] if curve else []
+        for curve in curves
+    )
     return Strip(tuple(whole), "versions")
 
 
@@ -146,9 +177,11 @@ _ROUNDED = 8.0  # pixels: wider boxes have rounded corners
 
 
 class LaneSize(NamedTuple):
-    """Heights in pixels: of boxes, of strips (0 without), of each thin lane below the boxes, to the next lane.
+    """Heights in pixels: of boxes, of strips (0 without), of each thin lane below the
+    boxes, to the next lane.
 
-    ``beside`` are the kinds of the thin lanes: gradient all-reduces and copies, which are concurrent with the actions.
+    ``beside`` are the kinds of the thin lanes: gradient all-reduces and copies, which
+    are concurrent with the actions.
     """
 
     box: int
@@ -158,13 +191,28 @@ class LaneSize(NamedTuple):
     beside: tuple[ActionKind, ...]
 
     @classmethod
-    def of(cls, num_lanes: int, num_strips: int, beside: Sequence[ActionKind], letters: Letters) -> LaneSize:
+    def of(
+        cls,
+        num_lanes: int,
+        num_strips: int,
+        beside: Sequence[ActionKind],
+        letters: Letters,
+    ) -> LaneSize:
         """Return sizes that keep many ranks on a page; they grow with the font size."""
         box = max(12, min(26, 480 // max(1, num_lanes)))
         strip = max(6, min(12, box // 2)) if num_strips else 0
         thin = max(4, box // 4)
-        pitch = box + num_strips * (strip + 2) + len(beside) * (thin + 2) + max(4, min(10, box // 3))
-        heights = (letters.scaled(box), letters.scaled(strip) if strip else 0, letters.scaled(thin))
+        pitch = (
+            box
+            + num_strips * (strip + 2)
+            + len(beside) * (thin + 2)
+            + max(4, min(10, box // 3))
+        )
+        heights = (
+            letters.scaled(box),
+            letters.scaled(strip) if strip else 0,
+            letters.scaled(thin),
+        )
         return cls(*heights, letters.scaled(pitch), tuple(beside))
 
     @property
@@ -190,7 +238,8 @@ class Lane:
     Attributes
     ----------
     spans : list of Span
-        The computations of nonzero length, overlapped ones side by side. A SEND that blocks is an idle slot.
+        The computations of nonzero length, overlapped ones side by side. A SEND that
+        blocks is an idle slot.
     instants : list of float
         The times of updates that take no time.
     beside : list of Beside
@@ -198,17 +247,26 @@ class Lane:
     slots : list of Idle
         The idle times of at least ``NARROW`` pixels; narrower ones are left blank.
     runs : list of list of Span
-        The spans: alone if wide enough for a box, otherwise together with others. A run has all spans that end within
-        ``NARROW`` pixels of its start, and continues to a whole number of rounds, as in the player.
+        The spans: alone if wide enough for a box, otherwise together with others. A run
+        has all spans that end within ``NARROW`` pixels of its start, and continues to a
+        whole number of rounds, as in the player.
     """
 
     def __init__(self, panel: Panel, rank: int, axis: Axis, size: LaneSize) -> None:
         self.panel, self.rank, self.axis, self.size = panel, rank, axis, size
         row, idle = panel.timeline.spans[rank], panel.timeline.idle[rank]
-        self.spans = side_by_side([s for s in row if s.end > s.start and not s.action.kind.is_communication])
-        self.instants = [start for action, start, end in row if start == end and action.kind is ActionKind.UPDATE]
+        self.spans = side_by_side(
+            [s for s in row if s.end > s.start and not s.action.kind.is_communication]
+        )
+        self.instants = [
+            start
+            for action, start, end in row
+            if start == end and action.kind is ActionKind.UPDATE
+        ]
         self.beside = panel.beside(rank)
-        self.slots = [slot for slot in idle if not self._is_narrow(slot.start, slot.end)]
+        self.slots = [
+            slot for slot in idle if not self._is_narrow(slot.start, slot.end)
+        ]
         self.runs: list[list[Span]] = []
         for span in self.spans:
             if self.runs and self._joins(self.runs[-1], span):
@@ -226,12 +284,16 @@ class Lane:
     def _joins(self, run: Sequence[Span], span: Span) -> bool:
         """Return whether a span belongs to the run before it."""
         first, last = run[0], run[-1]
-        if not self._is_narrow(last.start, last.end) or not self._is_narrow(span.start, span.end):
+        if not self._is_narrow(last.start, last.end) or not self._is_narrow(
+            span.start, span.end
+        ):
             return False
         is_within = (span.end - first.start) * self.axis.scale <= NARROW
-        return is_within or (len(run) % TOGETHER > 0 and self._is_narrow(last.end, span.start))
+        return is_within or (
+            len(run) % TOGETHER > 0 and self._is_narrow(last.end, span.start)
+        )
 
-    # -- boxes ------------------------------------------------------------------------------------------------
+    # -- boxes -------------------------------------------------------------------------
 
     def boxes(self) -> Iterator[str]:
         """Yield the boxes of the actions, with tooltips, and the bands of runs."""
@@ -240,13 +302,24 @@ class Lane:
         counts: Counter[ActionKind] = Counter()
         for run, following in zip_longest(self.runs, self.runs[1:]):
             if len(run) == 1:
-                (action, start, end), width = run[0], (run[0].end - run[0].start) * self.axis.scale
+                (action, start, end), width = (
+                    run[0],
+                    (run[0].end - run[0].start) * self.axis.scale,
+                )
                 rounding = ' rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
                 other = self.panel.joined.get(action)
                 joined = f", overlapped with {other.action}" if other else ""
                 whole = (other.start, other.end) if other else None
-                box = self._rectangle(start, end, f"{describe_action(action)}{joined}", after=rounding, whole=whole)
-                boxes[action.kind, self.panel.chunk_of(self.rank, action), width < _THIN].append(box)
+                box = self._rectangle(
+                    start,
+                    end,
+                    f"{describe_action(action)}{joined}",
+                    after=rounding,
+                    whole=whole,
+                )
+                boxes[
+                    action.kind, self.panel.chunk_of(self.rank, action), width < _THIN
+                ].append(box)
                 continue
             counts.update(span.action.kind for span in run)
             for kind, band in self._bands(run, following):
@@ -260,43 +333,73 @@ class Lane:
         if frames := "".join(self._frames()):
             yield f'<path {paint("joined")} d="{frames}"/>'
         for kind, paths in bands.items():
-            short = f"{counted(counts[kind], 'action')} too short to be drawn one by one"
+            short = (
+                f"{counted(counts[kind], 'action')} too short to be drawn one by one"
+            )
             title = f"{kind}: {short}; heights are shares of the time"
-            yield f'<path {box_paint(kind, 0)} d="{"".join(paths)}"><title>{title}</title></path>'
+            yield (
+                f"<path {box_paint(kind, 0)} "
+                f'd="{"".join(paths)}"><title>{title}</title></path>'
+            )
         if self.instants:
-            marks = (f"M{number(self.x(time) - 1)} 0h2v{self.size.box}h-2z" for time in self.instants)
+            marks = (
+                f"M{number(self.x(time) - 1)} 0h2v{self.size.box}h-2z"
+                for time in self.instants
+            )
             yield f'<path {box_paint(ActionKind.UPDATE, 0)} d="{"".join(marks)}"/>'
 
     def thin(self) -> Iterator[str]:
-        """Yield gradient all-reduces and copies in thin lanes: they continue while the rank runs its actions."""
+        """Yield gradient all-reduces and copies in thin lanes: they continue while the
+        rank runs its actions.
+        """
         unit, origin = self.panel.timeline.unit, self.panel.timeline.start
         for action, start, end, whole in self.beside:
             x, y = self.x(start), self.size.top_of(self.size.beside.index(action.kind))
             ranks = ", ".join(map(str, whole.ranks if whole else ()))
             what = (
-                f"gradient all-reduce of stage {action.stage} over ranks {ranks}" if whole else describe_action(action)
+                f"gradient all-reduce of stage {action.stage} over ranks {ranks}"
+                if whole
+                else describe_action(action)
             )
-            when = f"{format_number(start - origin, unit)} to {format_time(end - origin, unit)}"
+            when = (
+                f"{format_number(start - origin, unit)} to "
+                f"{format_time(end - origin, unit)}"
+            )
             words = escaped(f"{what}, {when}")
             colours = box_paint(action.kind, self.panel.chunk_of(self.rank, action))
-            place = f'x="{number(x)}" y="{y}" width="{number(self.x(end) - x)}" height="{self.size.thin}"'
+            place = (
+                f'x="{number(x)}" y="{y}" width="{number(self.x(end) - x)}" '
+                f'height="{self.size.thin}"'
+            )
             yield f"<rect {colours} {place}><title>{words}</title></rect>"
 
     def _frames(self) -> Iterator[str]:
-        """Yield frames around two overlapped actions if both have boxes of their own."""
+        """Yield frames around two overlapped actions if both have boxes of their
+        own.
+        """
         alone = (run[0] for run in self.runs if len(run) == 1)
         for first, second in pairwise(alone):
             other = self.panel.joined.get(first.action)
             if other and other.action == second.action:
-                yield f"M{number(self.x(first.start))} 0H{number(self.x(second.end))}V{self.size.box}"
+                yield (
+                    f"M{number(self.x(first.start))} "
+                    f"0H{number(self.x(second.end))}V{self.size.box}"
+                )
                 yield f"H{number(self.x(first.start))}z"
 
-    def _bands(self, run: Sequence[Span], following: Sequence[Span] | None) -> Iterator[tuple[ActionKind, str]]:
-        """Yield the kinds of a run as bands above each other, each with the area of its actions' boxes.
+    def _bands(
+        self, run: Sequence[Span], following: Sequence[Span] | None
+    ) -> Iterator[tuple[ActionKind, str]]:
+        """Yield the kinds of a run as bands above each other, each with the area of its
+        actions' boxes.
 
         They extend to the start of the next actions, if these are near.
         """
-        stop = following[0].start if following and self._is_narrow(run[-1].end, following[0].start) else run[-1].end
+        stop = (
+            following[0].start
+            if following and self._is_narrow(run[-1].end, following[0].start)
+            else run[-1].end
+        )
         first, last = self.x(run[0].start), self.x(stop)
         times: defaultdict[ActionKind, float] = defaultdict(float)
         for action, start, end in run:
@@ -304,7 +407,13 @@ class Lane:
         top = 0.0
         for kind in (kind for kind in map(ActionKind, KINDS) if kind in times):
             part = self.size.box * times[kind] / (stop - run[0].start)
-            yield kind, f"M{number(first)} {number(top)}h{number(last - first)}v{number(part)}H{number(first)}z"
+            yield (
+                kind,
+                (
+                    f"M{number(first)} "
+                    f"{number(top)}h{number(last - first)}v{number(part)}H{number(first)}z"
+                ),
+            )
             top += part
 
     def _rectangle(
@@ -316,45 +425,84 @@ class Lane:
         after: str = "",
         whole: tuple[float, float] | None = None,
     ) -> str:
-        """Return a rectangle from one time to another, with a tooltip, possibly with the times of a ``whole``."""
-        x, unit, origin = self.x(start), self.panel.timeline.unit, self.panel.timeline.start
+        """Return a rectangle from one time to another, with a tooltip, possibly with
+        the times of a ``whole``.
+        """
+        x, unit, origin = (
+            self.x(start),
+            self.panel.timeline.unit,
+            self.panel.timeline.start,
+        )
         begun, ended = whole or (start, end)
-        when = escaped(f"{format_number(begun - origin, unit)} to {format_time(ended - origin, unit)}")
-        place = f'x="{number(x)}" width="{number(self.x(end) - x)}" height="{self.size.box}"'
+        when = escaped(
+            f"{format_number(begun - origin, unit)} to "
+            f"{format_time(ended - origin, unit)}"
+        )
+        place = (
+            f'x="{number(x)}" width="{number(self.x(end) - x)}" '
+            f'height="{self.size.box}"'
+        )
         return f"<rect {before}{place}{after}><title>{words}, {when}</title></rect>"
 
-    # -- idle time and memory -----------------------------------------------------------------------------------
+    # -- idle time and memory ----------------------------------------------------------
 
     def idle(self) -> Iterator[str]:
         """Yield the idle slots, hatched by cause."""
         if self.slots:
             slots = "".join(
-                self._rectangle(slot.start, slot.end, describe_idle(slot), before=f'class="{slot.cause}" ')
+                self._rectangle(
+                    slot.start,
+                    slot.end,
+                    describe_idle(slot),
+                    before=f'class="{slot.cause}" ',
+                )
                 for slot in self.slots
             )
-            ends = ((self.x(slot.start), self.x(slot.end), slot.cause) for slot in self.slots)
-            hatch = "".join(hatch_path(x, end, self.size.box, cause) for x, end, cause in ends)
+            ends = (
+                (self.x(slot.start), self.x(slot.end), slot.cause)
+                for slot in self.slots
+            )
+            hatch = "".join(
+                hatch_path(x, end, self.size.box, cause) for x, end, cause in ends
+            )
             yield f'<g {paint("slot")}>{slots}</g><path {paint("hatch")} d="{hatch}"/>'
 
     def steps(self) -> Iterator[str]:
         """Yield a line at the start of each further training step of the rank."""
         if changes := self.panel.timeline.step_changes:
-            lines = "".join(f"M{number(self.x(change.begun))} -2V{self.size.box + 2}" for change in changes[self.rank])
+            lines = "".join(
+                f"M{number(self.x(change.begun))} -2V{self.size.box + 2}"
+                for change in changes[self.rank]
+            )
             yield f'<path {paint("step")} d="{lines}"/>'
 
     def strip(self, strip: Strip, most: float, index: int = 0) -> Iterator[str]:
         """Yield a strip, whose height stands for ``most``, below ``index`` others."""
-        path, right = self._strip_path(strip, most), self.axis.x(self.panel.timeline.makespan)
+        path, right = (
+            self._strip_path(strip, most),
+            self.axis.x(self.panel.timeline.makespan),
+        )
         top = self._top_of_strip(index)
         yield f'<g transform="translate(0 {top})">'
         if path:
-            yield f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
-        yield f'<path {paint("grid")} d="M{number(self.axis.left)} {self.size.strip}H{number(right)}"/></g>'
+            yield (
+                f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
+            )
+        yield (
+            f'<path {paint("grid")} d="M{number(self.axis.left)} '
+            f'{self.size.strip}H{number(right)}"/></g>'
+        )
 
     def peak(self, strip: Strip, letters: Letters, index: int = 0) -> str:
         """Return the peak of a strip as text to the right of it."""
-        baseline = self._top_of_strip(index) + self.size.strip / 2 + 0.35 * letters.size_of("peak")
-        return letters.draw("peak", self.axis.right + 8, baseline, strip.peak_label(self.rank))
+        baseline = (
+            self._top_of_strip(index)
+            + self.size.strip / 2
+            + 0.35 * letters.size_of("peak")
+        )
+        return letters.draw(
+            "peak", self.axis.right + 8, baseline, strip.peak_label(self.rank)
+        )
 
     def _top_of_strip(self, index: int) -> int:
         return self.size.below + index * (self.size.strip + 2)
@@ -363,7 +511,8 @@ class Lane:
         """Return the outline of a strip as path data; 0 is at its lower edge."""
         if not most:
             return ""
-        heights: dict[str, str] = {}  # by x: of two changes at one x, only the later one is visible
+        # by x: of two changes at one x, only the later one is visible
+        heights: dict[str, str] = {}
         for time, level in strip.curves[self.rank]:
             heights[number(self.x(time))] = number(self.size.strip * (1 - level / most))
         bottom = drawn = number(self.size.strip)
@@ -372,4 +521,8 @@ class Lane:
             if y != drawn:
                 path.append(f"H{x}V{y}")
             drawn = y
-        return f"M{number(self.axis.left)} {bottom}{''.join(path)}V{bottom}" if path else ""
+        return (
+            f"M{number(self.axis.left)} {bottom}{''.join(path)}V{bottom}"
+            if path
+            else ""
+        )

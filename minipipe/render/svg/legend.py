@@ -1,4 +1,6 @@
-"""The messages of a timeline as arrows, and the legend: an entry for each kind, cause and line that occurs."""
+"""The messages of a timeline as arrows, and the legend: an entry for each kind, cause
+and line that occurs.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ def way_of(message: Message) -> str:
     return WAYS[message.value.kind is not ActionKind.FORWARD]
 
 
-def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float, head: float) -> Iterator[str]:
-    """Yield an arrow for each message, between the facing edges of the sender's and the receiver's lane.
+def draw_messages(
+    panel: Panel, axis: Axis, tops: Sequence[float], height: float, head: float
+) -> Iterator[str]:
+    """Yield an arrow for each message, between the facing edges of the sender's and the
+    receiver's lane.
 
-    Heads are paths, because svglib and MuPDF draw no markers. If messages take no time, an activation and a gradient
-    are often sent at the same time. Therefore a vertical arrow is drawn half a head beside its time: before it on the
-    way down, and after it on the way up. If the activation and the gradient of two overlapped actions are sent
+    Heads are paths, because svglib and MuPDF draw no markers. If messages take no time,
+    an activation and a gradient are often sent at the same time. Therefore a vertical
+    arrow is drawn half a head beside its time: before it on the way down, and after it
+    on the way up. If the activation and the gradient of two overlapped actions are sent
     together, the gradient is drawn a head farther.
 
     Parameters
@@ -44,9 +50,14 @@ def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float
     origin, places = panel.timeline.start, set()
     for way in WAYS:
         shafts, heads = [], []
-        for message in (message for message in panel.timeline.messages if way_of(message) == way):
+        for message in (
+            message for message in panel.timeline.messages if way_of(message) == way
+        ):
             goes_down = tops[message.source] < tops[message.destination]
-            start, end = tops[message.source] + height * goes_down, tops[message.destination] + height * (not goes_down)
+            start, end = (
+                tops[message.source] + height * goes_down,
+                tops[message.destination] + height * (not goes_down),
+            )
             x, arrival = axis.x(message.sent - origin), axis.x(message.arrived - origin)
             aside = 2 * _ASIDE * (-head if goes_down else head)
             if x == arrival:
@@ -55,19 +66,29 @@ def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float
                 x, arrival = x + aside, arrival + aside
             places.add((x, start, arrival, end))
             shafts.append(
-                f'<path d="{_shaft(x, start, arrival, end)}"><title>{describe_message(message)}</title></path>'
+                "<path "
+                f'd="{_shaft(x, start, arrival, end)}"><title>{describe_message(message)}</title></path>'
             )
             heads.append(arrow_head(arrival, end, 0, head if goes_down else -head))
         if shafts:
-            yield f'<g {paint(way)}>{"".join(shafts)}</g><path {paint(f"{way}-head")} d="{"".join(heads)}"/>'
+            yield (
+                f"<g {paint(way)}>{''.join(shafts)}</g><path {paint(f'{way}-head')} "
+                f'd="{"".join(heads)}"/>'
+            )
 
 
 def _shaft(x: float, y: float, end_x: float, end_y: float) -> str:
     """Return path data of a line that begins and ends vertically."""
-    start, end, middle = f"M{number(x)} {number(y)}", number(end_y), number((y + end_y) / 2)
+    start, end, middle = (
+        f"M{number(x)} {number(y)}",
+        number(end_y),
+        number((y + end_y) / 2),
+    )
     if number(x) == number(end_x):
         return f"{start}V{end}"
-    return f"{start}C{number(x)} {middle} {number(end_x)} {middle} {number(end_x)} {end}"
+    return (
+        f"{start}C{number(x)} {middle} {number(end_x)} {middle} {number(end_x)} {end}"
+    )
 
 
 def arrow_head(x: float, y: float, along_x: float, along_y: float) -> str:
@@ -86,11 +107,16 @@ def arrow_head(x: float, y: float, along_x: float, along_y: float) -> str:
     """
     base_x, base_y = x - along_x, y - along_y
     aside_x, aside_y = _ASIDE * along_y, _ASIDE * along_x
-    corners = (base_x + aside_x, base_y + aside_y), (base_x - aside_x, base_y - aside_y), (x, y)
+    corners = (
+        (base_x + aside_x, base_y + aside_y),
+        (base_x - aside_x, base_y - aside_y),
+        (x, y),
+    )
     return f"M{'L'.join(f'{number(a)} {number(b)}' for a, b in corners)}z"
 
 
-_LINE = 20  # pixels from one line to the next; this and the sizes below at the default font size
+# pixels from one line to the next; this and the sizes below at the default font size
+_LINE = 20
 _WIDTH, _HEIGHT = 20, 13
 _GAP = 14  # between two entries
 
@@ -119,14 +145,19 @@ class Legend:
         self._letters = letters
         self.width, self.height = letters.scaled(_WIDTH), letters.scaled(_HEIGHT)
 
-    def kinds(self, boxes: Iterable[tuple[ActionKind, int]], darker: str) -> Iterator[Entry]:
-        """Yield the kinds of action, each with the shades of its chunks, and the meaning of darker shades."""
+    def kinds(
+        self, boxes: Iterable[tuple[ActionKind, int]], darker: str
+    ) -> Iterator[Entry]:
+        """Yield the kinds of action, each with the shades of its chunks, and the
+        meaning of darker shades.
+        """
         found = chunks_by_kind(boxes)
         for kinds, words in entries_of(found):
             kind, chunks = kinds[0], found[kinds[0]]
             width = self.width / len(chunks)
             shades = (
-                f'<rect {box_paint(kind, chunk)} x="{number(i * width)}" width="{number(width)}" '
+                f'<rect {box_paint(kind, chunk)} x="{number(i * width)}" '
+                f'width="{number(width)}" '
                 f'height="{self.height}"/>'
                 for i, chunk in enumerate(chunks)
             )
@@ -137,45 +168,70 @@ class Legend:
     def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
         """Yield the causes of idle time, each with its hatching."""
         for cause in causes:
-            slot = f'<rect {paint("slot")} width="{self.width}" height="{self.height}"/>'
-            hatch = f'<path {paint("hatch")} d="{hatch_path(0, self.width, self.height, cause)}"/>'
+            slot = (
+                f'<rect {paint("slot")} width="{self.width}" height="{self.height}"/>'
+            )
+            hatch = (
+                f"<path {paint('hatch')} "
+                f'd="{hatch_path(0, self.width, self.height, cause)}"/>'
+            )
             yield Entry(slot + hatch, f"idle, {cause}")
 
     def step(self) -> Entry:
         """Return the entry of the lines between training steps."""
-        return Entry(f'<path {paint("step")} d="M{self.width / 2} 0V{self.height}"/>', "the rank begins the next step")
+        return Entry(
+            f'<path {paint("step")} d="M{self.width / 2} 0V{self.height}"/>',
+            "the rank begins the next step",
+        )
 
     def joined(self) -> Entry:
         """Return the entry of the frames around overlapped actions."""
         frame = f'<path {paint("joined")} d="M0 0H{self.width}V{self.height}H0z"/>'
-        return Entry(frame, "overlapped forward and backward, each drawn in half of their time")
+        return Entry(
+            frame, "overlapped forward and backward, each drawn in half of their time"
+        )
 
     def runs(self) -> Entry:
         """Return the entry of the bands that merge many short actions."""
-        return Entry("", "bands: many short actions, each kind by its share of the time")
+        return Entry(
+            "", "bands: many short actions, each kind by its share of the time"
+        )
 
     def strip(self, words: str) -> Entry:
         """Return the entry of the strips under the ranks."""
         right, bottom = self.width, self.height
         steps = ((0.25, 0.6), (0.5, 0.3), (0.75, 0.1), (1.0, 0.6))
-        outline = "".join(f"V{number(y * bottom)}H{number(x * right)}" for x, y in steps)
+        outline = "".join(
+            f"V{number(y * bottom)}H{number(x * right)}" for x, y in steps
+        )
         path = f"M0 {bottom}{outline}V{bottom}"
-        picture = f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
+        picture = (
+            f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
+        )
         return Entry(picture, words)
 
     def arrows(self, ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
-        """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the limit of measured arrows."""
+        """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the
+        limit of measured arrows.
+        """
         texts = {"forward": "activation sent", "backward": "gradient sent"}
         middle, head = self.height / 2, self._letters.size / 2
         for way in ways:
             shaft = f'<path {paint(way)} d="M0 {number(middle)}H{self.width}"/>'
-            tip = f'<path {paint(f"{way}-head")} d="{arrow_head(self.width, middle, head, 0)}"/>'
+            tip = (
+                f"<path {paint(f'{way}-head')} "
+                f'd="{arrow_head(self.width, middle, head, 0)}"/>'
+            )
             yield Entry(shaft + tip, texts[way])
         if has_late_receipts:
             yield Entry("", LATE_RECEIPTS)
 
-    def draw(self, entries: Iterable[Entry], left: float, right: float, top: float) -> tuple[list[str], float]:
-        """Draw entries side by side, in as many lines as they need; return them and their lower edge."""
+    def draw(
+        self, entries: Iterable[Entry], left: float, right: float, top: float
+    ) -> tuple[list[str], float]:
+        """Draw entries side by side, in as many lines as they need; return them and
+        their lower edge.
+        """
         letters, drawn, x, y = self._letters, [], left, top
         for picture, text in entries:
             indent = self.width + letters.scaled(6) if picture else 0
@@ -183,10 +239,23 @@ class Legend:
             width = indent + max(letters.width("key", line) for line in lines)
             if x > left and (x + width > right or len(lines) > 1):
                 x, y = left, y + letters.scaled(_LINE)
-            words = "".join(letters.draw("key", indent, self._baseline(row), line) for row, line in enumerate(lines))
-            drawn.append(f'<g transform="translate({number(x)} {number(y)})">{picture}{words}</g>')
-            x, y = x + width + letters.scaled(_GAP), y + (len(lines) - 1) * letters.scaled(_LINE)
+            words = "".join(
+                letters.draw("key", indent, self._baseline(row), line)
+                for row, line in enumerate(lines)
+            )
+            drawn.append(
+                f'<g transform="translate({number(x)} '
+                f'{number(y)})">{picture}{words}</g>'
+            )
+            x, y = (
+                x + width + letters.scaled(_GAP),
+                y + (len(lines) - 1) * letters.scaled(_LINE),
+            )
         return drawn, y + self.height
 
     def _baseline(self, row: int) -> float:
-        return self.height / 2 + 0.35 * self._letters.size_of("key") + row * self._letters.scaled(_LINE)
+        return (
+            self.height / 2
+            + 0.35 * self._letters.size_of("key")
+            + row * self._letters.scaled(_LINE)
+        )

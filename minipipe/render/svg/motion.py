@@ -1,10 +1,12 @@
-"""The motion of an animated SVG: a curtain over future actions, a line at the current time, and running figures.
+"""The motion of an animated SVG: a curtain over future actions, a line at the current
+time, and running figures.
 
-Each loop shows the finished drawing, plays it from the start, and holds the end: a page that has just been opened never
-shows empty lanes.
+Each loop shows the finished drawing, plays it from the start, and holds the end: a page
+that has just been opened never shows empty lanes.
 
-The presentation attributes hold the finished drawing: converters and printers ignore the motion, and so do readers who
-prefer reduced motion. The style sheet alone starts it, as CSS animations that loop together.
+The presentation attributes hold the finished drawing: converters and printers ignore
+the motion, and so do readers who prefer reduced motion. The style sheet alone starts
+it, as CSS animations that loop together.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from minipipe.render.svg.style import Letters, paint
 from minipipe.render.units import round_step
 from minipipe.schedules.simulation.timeline import format_number, format_time
 
-_LEAD, _PLAY, _HOLD = 2.0, 6.5, 3.5  # seconds: of the finished drawing, until the last action ends, and after it
+# seconds: of the finished drawing, until the last action ends, and after it
+_LEAD, _PLAY, _HOLD = 2.0, 6.5, 3.5
 _MOST_FRAMES = 60  # of running figures
 
 
@@ -42,7 +45,13 @@ class Motion:
         self._ends: list[float] = []  # by panel
 
     def draw(
-        self, panel: Panel, tops: Sequence[float], bottom: float, height: float, baseline: float, finished: str
+        self,
+        panel: Panel,
+        tops: Sequence[float],
+        bottom: float,
+        height: float,
+        baseline: float,
+        finished: str,
     ) -> Iterator[str]:
         """Yield the moving parts of a panel, to be drawn above all others.
 
@@ -62,13 +71,19 @@ class Motion:
         """
         top = tops[0] - 5
         yield from self._curtain(top, bottom)
-        line = f'<path {paint("step")} d="M{number(self._axis.left)} {number(top)}V{number(bottom)}"/>'
+        line = (
+            f'<path {paint("step")} d="M{number(self._axis.left)} '
+            f'{number(top)}V{number(bottom)}"/>'
+        )
         yield f'<g class="now" display="none">{line}</g>'
         end = panel.timeline.makespan
         for index in range(math.ceil(end / self._step)):
             time = index * self._step
             delay = f'style="animation-delay:{_LEAD + time * self._seconds:.3f}s"'
-            yield f'<g class="frame" display="none" {delay}>{self._figures(panel, time, tops, height, baseline)}</g>'
+            yield (
+                '<g class="frame" display="none" '
+                f"{delay}>{self._figures(panel, time, tops, height, baseline)}</g>"
+            )
         figures = self._figures(panel, end, tops, height, baseline)
         gap = "".join(self._gap(panel, (top + bottom) / 2))
         yield f'<g class="end end-{len(self._ends)}">{figures}{finished}</g>'
@@ -79,45 +94,82 @@ class Motion:
     def room_beside(self, panel: Panel) -> float:
         """Return the width that the running figures of a panel leave to its name."""
         end = panel.timeline.makespan
-        longest = max(self._letters.width("total", _running(panel, part * end / 9)) for part in range(9))
+        longest = max(
+            self._letters.width("total", _running(panel, part * end / 9))
+            for part in range(9)
+        )
         return self._axis.right - 2 * self._letters.scaled(18) - longest
 
     def _curtain(self, top: float, bottom: float) -> Iterator[str]:
         """Yield the curtain: mirrored, so that it shrinks towards its right edge."""
         right = self._axis.right + 1
-        size = f'width="{number(right - self._axis.left)}" height="{number(bottom - top)}"'
-        yield f'<g transform="translate({number(right)} 0) scale(-1 1)"><g class="curtain" display="none">'
+        size = (
+            f'width="{number(right - self._axis.left)}" height="{number(bottom - top)}"'
+        )
+        yield (
+            f'<g transform="translate({number(right)} 0) scale(-1 1)"><g '
+            'class="curtain" display="none">'
+        )
         yield f'<rect {paint("ground")} y="{number(top)}" {size}/></g></g>'
 
     def _gap(self, panel: Panel, middle: float) -> Iterator[str]:
-        """Yield a double arrow from the end of a panel to the end of the longest one, with the time between them."""
+        """Yield a double arrow from the end of a panel to the end of the longest one,
+        with the time between them.
+        """
         saved = self._axis.duration - panel.timeline.makespan
         first, last = self._axis.x(panel.timeline.makespan), self._axis.right
         text = f"{time_of(saved, panel.timeline.unit)} less"
         if self._letters.width("node", text) < last - first:
             head = self._letters.scaled(8)
-            yield self._letters.draw("node", (first + last) / 2, middle - self._letters.scaled(7), text)
-            yield f'<path {paint("step")} d="M{number(first + head)} {number(middle)}H{number(last - head)}"/>'
-            heads = arrow_head(first + 1, middle, -head, 0) + arrow_head(last - 1, middle, head, 0)
+            yield self._letters.draw(
+                "node", (first + last) / 2, middle - self._letters.scaled(7), text
+            )
+            yield (
+                f'<path {paint("step")} d="M{number(first + head)} '
+                f'{number(middle)}H{number(last - head)}"/>'
+            )
+            heads = arrow_head(first + 1, middle, -head, 0) + arrow_head(
+                last - 1, middle, head, 0
+            )
             yield f'<path {paint("choice")} d="{heads}"/>'
 
-    def _figures(self, panel: Panel, time: float, tops: Sequence[float], height: float, baseline: float) -> str:
-        """Return the time beside the name of a panel, with the bubble at the end, and the idle time of each rank."""
+    def _figures(
+        self,
+        panel: Panel,
+        time: float,
+        tops: Sequence[float],
+        height: float,
+        baseline: float,
+    ) -> str:
+        """Return the time beside the name of a panel, with the bubble at the end, and
+        the idle time of each rank.
+        """
         letters, unit = self._letters, panel.timeline.unit
         role = "running" if time < panel.timeline.makespan else "total"
         texts = [letters.draw(role, self._axis.right, baseline, _running(panel, time))]
-        down, x = height / 2 + 0.35 * letters.size_of("peak"), self._axis.right + letters.scaled(8)
+        down, x = (
+            height / 2 + 0.35 * letters.size_of("peak"),
+            self._axis.right + letters.scaled(8),
+        )
         idles = (
-            letters.draw("peak", x, top + down, idle_label(panel.idle_until(rank, time), unit))
+            letters.draw(
+                "peak", x, top + down, idle_label(panel.idle_until(rank, time), unit)
+            )
             for rank, top in enumerate(tops)
         )
         return "".join(chain(texts, idles))
 
     def style(self, name: str) -> str:
-        """Return the rules that move the drawing whose id is ``name``. Frames differ only in their delays."""
+        """Return the rules that move the drawing whose id is ``name``. Frames differ
+        only in their delays.
+        """
         total = _LEAD + _PLAY + _HOLD
         start, stop = 100 * _LEAD / total, 100 * (_LEAD + _PLAY) / total
-        begins, ends, after = f"{number(start)}%", f"{number(stop)}%", f"{number(stop + 0.1)}%"
+        begins, ends, after = (
+            f"{number(start)}%",
+            f"{number(stop)}%",
+            f"{number(stop + 0.1)}%",
+        )
         frame = 100 * self._step * self._seconds / total
         across = f"translateX({number(self._axis.duration * self._axis.scale)}px)"
         jump = "animation-timing-function:step-end"
@@ -130,17 +182,30 @@ class Motion:
         }
         for index, end in enumerate(self._ends):
             finished = f"{number(100 * (_LEAD + end * self._seconds) / total)}%"
-            frames[f"end-{index}"] = f"0%{{opacity:1}}{begins}{{opacity:0}}{finished},100%{{opacity:1}}"
+            frames[f"end-{index}"] = (
+                f"0%{{opacity:1}}{begins}{{opacity:0}}{finished},100%{{opacity:1}}"
+            )
         if max(self._ends) > min(self._ends):
-            frames["saved"] = f"0%{{opacity:1}}{begins}{{opacity:0}}{ends},100%{{opacity:1}}"
+            frames["saved"] = (
+                f"0%{{opacity:1}}{begins}{{opacity:0}}{ends},100%{{opacity:1}}"
+            )
         hidden = ",".join(f"#{name} .{each}" for each in ("frame", "end", "saved"))
-        shown = f"#{name} .curtain,#{name} .now,#{name} .frame{{display:inline}}{hidden}{{opacity:0}}"
+        shown = (
+            f"#{name} .curtain,#{name} .now,#{name} "
+            f".frame{{display:inline}}{hidden}{{opacity:0}}"
+        )
         rules = []
         for each, steps in frames.items():
             timing = "linear" if each in ("curtain", "now") else "step-end"
-            rules.append(f"#{name} .{each}{{animation:{name}-{each} {number(total)}s {timing} infinite}}")
+            rules.append(
+                f"#{name} .{each}{{animation:{name}-{each} {number(total)}s "
+                f"{timing} infinite}}"
+            )
             rules.append(f"@keyframes {name}-{each}{{{steps}}}")
-        return f"@media screen and (prefers-reduced-motion:no-preference){{{shown}{''.join(rules)}}}"
+        return (
+            "@media screen and "
+            f"(prefers-reduced-motion:no-preference){{{shown}{''.join(rules)}}}"
+        )
 
 
 def _running(panel: Panel, time: float) -> str:
@@ -161,4 +226,6 @@ def idle_label(idle: float, unit: str) -> str:
     >>> idle_label(9.0, "units"), idle_label(0.0125, "s")
     ('idle 9', 'idle 12.5 ms')
     """
-    return f"idle {format_time(idle, unit) if unit == 's' else format_number(idle, unit)}"
+    return (
+        f"idle {format_time(idle, unit) if unit == 's' else format_number(idle, unit)}"
+    )

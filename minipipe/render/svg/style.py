@@ -1,10 +1,13 @@
-"""Colours, text and page of an SVG: presentation attributes for a light background, a style sheet for a dark one.
+"""Colours, text and page of an SVG: presentation attributes for a light background, a
+style sheet for a dark one.
 
-Converters such as CairoSVG, svglib and MuPDF ignore media queries, and some of them ignore whole style sheets. The
-attributes therefore carry the complete light drawing. The style sheet holds only media queries, and every selector in
-it begins with the id of the drawing: drawings in one page do not affect each other or the page.
+Converters such as CairoSVG, svglib and MuPDF ignore media queries, and some of them
+ignore whole style sheets. The attributes therefore carry the complete light drawing.
+The style sheet holds only media queries, and every selector in it begins with the id of
+the drawing: drawings in one page do not affect each other or the page.
 
-A page has a title and notes, panels above each other, a legend, and a description for screen readers.
+A page has a title and notes, panels above each other, a legend, and a description for
+screen readers.
 """
 
 from __future__ import annotations
@@ -18,13 +21,16 @@ from minipipe.render.layout import number, text_width, wrapped
 from minipipe.render.palette import DARK, LIGHT, fill_of, shade
 from minipipe.schedules.action import ActionKind
 
-# Converters take the first family and never search the list, so it begins with one that they know.
+# Converters take the first family and never search the list, so it begins with one that
+# they know.
 FONT_FAMILY = "Helvetica,Arial,sans-serif"
 _BROWSER_FONTS = f'system-ui,-apple-system,"Segoe UI",Roboto,{FONT_FAMILY}'
 
 
 class _Role(NamedTuple):
-    """The attribute that a class sets, its colour as a field of Theme, and what no theme changes."""
+    """The attribute that a class sets, its colour as a field of Theme, and what no
+    theme changes.
+    """
 
     attribute: str
     colour: str
@@ -54,7 +60,9 @@ _ROLES = {
     "box": _Role("stroke", "ground"),
     "slot": _Role("fill", "slot"),
     "hatch": _Role("stroke", "hatch", f'{_LINE} pointer-events="none"'),
-    "joined": _Role("stroke", "ink", f'{_LINE} stroke-width="1.5" pointer-events="none"'),
+    "joined": _Role(
+        "stroke", "ink", f'{_LINE} stroke-width="1.5" pointer-events="none"'
+    ),
     "step": _Role("stroke", "ink", f'{_LINE} stroke-width="2" pointer-events="none"'),
     "grid": _Role("stroke", "grid", _LINE),
     "held": _Role("fill", "memory"),
@@ -73,12 +81,14 @@ _ROLES = {
     "leader": _Role("stroke", "memory_edge", f'{_LINE} stroke-width=".7"'),
     "backward-head": _Role("fill", "gradient", 'pointer-events="none"'),
 }
-DEFAULT_SIZE = 12.0  # pixels: the font size at which all other sizes in this package are given
+# pixels: the font size at which all other sizes in this package are given
+DEFAULT_SIZE = 12.0
 _BOLD = 1.12  # bold letters are wider by this factor
 
 
 def paint(name: str, *attributes: str) -> str:
-    """Return the attributes of a class: the class itself, its light colour, further ones, and the fixed ones.
+    """Return the attributes of a class: the class itself, its light colour, further
+    ones, and the fixed ones.
 
     Examples
     --------
@@ -91,22 +101,30 @@ def paint(name: str, *attributes: str) -> str:
 
 
 def box_class(kind: ActionKind, chunk: int) -> str:
-    """Return the class of an action's box: its letter, followed by the chunk unless that is 0."""
+    """Return the class of an action's box: its letter, followed by the chunk unless
+    that is 0.
+    """
     return f"{kind}{chunk or ''}"
 
 
 def box_paint(kind: ActionKind, chunk: int) -> str:
     """Return the attributes of the boxes of a kind and chunk."""
-    return f'class="{box_class(kind, chunk)}" fill="{shade(fill_of(kind), chunk).light}"'
+    return (
+        f'class="{box_class(kind, chunk)}" fill="{shade(fill_of(kind), chunk).light}"'
+    )
 
 
 def label_paint(kind: ActionKind, chunk: int) -> str:
     """Return the attributes of the labels in the boxes of a kind and chunk."""
-    return f'class="on-{box_class(kind, chunk)}" fill="{shade(fill_of(kind), chunk).light_text}"'
+    return (
+        f'class="on-{box_class(kind, chunk)}" '
+        f'fill="{shade(fill_of(kind), chunk).light_text}"'
+    )
 
 
 def style_sheet(name: str, boxes: Iterable[tuple[ActionKind, int]]) -> str:
-    """Return the style sheet of the drawing whose id is ``name``: fonts and scaling for browsers, and dark colours.
+    """Return the style sheet of the drawing whose id is ``name``: fonts and scaling for
+    browsers, and dark colours.
 
     Parameters
     ----------
@@ -115,11 +133,20 @@ def style_sheet(name: str, boxes: Iterable[tuple[ActionKind, int]]) -> str:
         The kinds and chunks that occur.
     """
     browser = f"font-family:{_BROWSER_FONTS};font-variant-numeric:tabular-nums;max-width:100%;height:auto"
-    rules = [f"#{name} .{each}{{{role.attribute}:{getattr(DARK, role.colour)}}}" for each, role in _ROLES.items()]
+    rules = [
+        f"#{name} .{each}{{{role.attribute}:{getattr(DARK, role.colour)}}}"
+        for each, role in _ROLES.items()
+    ]
     for kind, chunk in sorted(set(boxes)):
         fill, box = shade(fill_of(kind), chunk), box_class(kind, chunk)
-        rules += [f"#{name} .{box}{{fill:{fill.dark}}}", f"#{name} .on-{box}{{fill:{fill.dark_text}}}"]
-    return f"@media all{{#{name}{{{browser}}}}}@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}"
+        rules += [
+            f"#{name} .{box}{{fill:{fill.dark}}}",
+            f"#{name} .on-{box}{{fill:{fill.dark_text}}}",
+        ]
+    return (
+        f"@media all{{#{name}{{{browser}}}}}@media screen and "
+        f"(prefers-color-scheme:dark){{{''.join(rules)}}}"
+    )
 
 
 class Letters(NamedTuple):
@@ -142,7 +169,9 @@ class Letters(NamedTuple):
     size: float
 
     def scaled(self, pixels: float) -> int:
-        """Return a length at this font size, given its length at the default size; in whole pixels, at least 1."""
+        """Return a length at this font size, given its length at the default size; in
+        whole pixels, at least 1.
+        """
         return max(1, round(pixels * self.size / DEFAULT_SIZE))
 
     def size_of(self, role: str) -> float:
@@ -150,7 +179,9 @@ class Letters(NamedTuple):
         return self.size * _ROLES[role].size
 
     def wrapping_size(self, role: str) -> float:
-        """Return the size with which the text of a role is wrapped: larger than its letters if they are bold."""
+        """Return the size with which the text of a role is wrapped: larger than its
+        letters if they are bold.
+        """
         return self.size_of(role) * (_BOLD if _ROLES[role].is_bold else 1.0)
 
     def width(self, role: str, words: str) -> float:
@@ -164,10 +195,13 @@ class Letters(NamedTuple):
     def draw(self, role: str, x: float, y: float, words: str) -> str:
         """Return a text whose base line is at ``y``."""
         attributes = paint(role, f'font-size="{number(self.size_of(role))}"')
-        return f'<text {attributes} x="{number(x)}" y="{number(y)}">{escaped(words)}</text>'
+        return (
+            f'<text {attributes} x="{number(x)}" '
+            f'y="{number(y)}">{escaped(words)}</text>'
+        )
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
+# -- pages -----------------------------------------------------------------------------
 
 
 _MARGIN = 18  # pixels on each side, at the default font size
@@ -186,8 +220,15 @@ class Page:
     letters : Letters
     """
 
-    def __init__(self, width: int, title: str | None, notes: Sequence[str], letters: Letters) -> None:
-        self.width, self.title, self.notes, self.letters = width, title, note_lines(notes), letters
+    def __init__(
+        self, width: int, title: str | None, notes: Sequence[str], letters: Letters
+    ) -> None:
+        self.width, self.title, self.notes, self.letters = (
+            width,
+            title,
+            note_lines(notes),
+            letters,
+        )
         self.margin = letters.scaled(_MARGIN)
 
     def head(self) -> tuple[list[str], float]:
@@ -197,13 +238,23 @@ class Page:
         parts, y = self.text(lines, float(self.margin))
         return parts, y + (self.letters.scaled(8) if lines else 0)
 
-    def text(self, lines: Iterable[tuple[str, str]], y: float) -> tuple[list[str], float]:
-        """Draw lines of text, each with its role; long ones continue on the next line."""
+    def text(
+        self, lines: Iterable[tuple[str, str]], y: float
+    ) -> tuple[list[str], float]:
+        """Draw lines of text, each with its role; long ones continue on the next
+        line.
+        """
         parts, room = [], self.width - 2 * self.margin
         for role, words in lines:
             height = self.letters.line(role)
-            for line in filter(None, wrapped(words, self.letters.wrapping_size(role), room)):
-                parts.append(self.letters.draw(role, self.margin, round(y + BASELINE * height), line))
+            for line in filter(
+                None, wrapped(words, self.letters.wrapping_size(role), room)
+            ):
+                parts.append(
+                    self.letters.draw(
+                        role, self.margin, round(y + BASELINE * height), line
+                    )
+                )
                 y += height
         return parts, y
 
@@ -234,12 +285,15 @@ class Page:
         name = f"minipipe-{crc32(body.encode()):08x}"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '
-            f'aria-labelledby="{name}-title {name}-description" viewBox="0 0 {width} {height}" '
-            f'width="{width}" height="{height}" font-family="{FONT_FAMILY}" font-size="{number(self.letters.size)}">'
+            f'aria-labelledby="{name}-title {name}-description" viewBox="0 0 '
+            f'{width} {height}" '
+            f'width="{width}" height="{height}" font-family="{FONT_FAMILY}" '
+            f'font-size="{number(self.letters.size)}">'
             f'<title id="{name}-title">{escaped(title)}</title>'
             f'<desc id="{name}-description">{escaped(described)}</desc>'
             f"<style>{style_sheet(name, boxes)}{motion(name) if motion else ''}</style>"
-            f'<rect {paint("ground")} width="{width}" height="{height}" rx="4"/>{body}</svg>\n'
+            f'<rect {paint("ground")} width="{width}" height="{height}" '
+            f'rx="4"/>{body}</svg>\n'
         )
 
 

@@ -1,4 +1,6 @@
-"""Bubble over peak memory as a picture: schedules as points, the best of them, and bounds that none can beat."""
+"""Bubble over peak memory as a picture: schedules as points, the best of them, and
+bounds that none can beat.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from minipipe.io import MOST_PIXELS, escaped
 from minipipe.render.layout import LogAxis, number
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
-from minipipe.schedules.simulation.comparison import Tradeoff, TradeoffPoint, pareto_front
+from minipipe.schedules.simulation.comparison import (
+    Tradeoff,
+    TradeoffPoint,
+    pareto_front,
+)
 from minipipe.specs import Spec
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
@@ -59,7 +65,9 @@ class Callout(NamedTuple):
     @property
     def near_end(self) -> tuple[float, float]:
         """The end of the name that faces its point."""
-        return self.box.right if self.is_left else self.box.left, (self.box.top + self.box.bottom) / 2
+        return self.box.right if self.is_left else self.box.left, (
+            self.box.top + self.box.bottom
+        ) / 2
 
 
 def place_names(
@@ -89,32 +97,50 @@ def place_names(
 
     Examples
     --------
-    >>> first, second = place_names([(10, 50), (80, 50)], [40, 40], height=12, gap=6, page=Box(0, 0, 100, 100))
+    >>> first, second = place_names(
+    ...     [(10, 50), (80, 50)], [40, 40], height=12, gap=6, page=Box(0, 0, 100, 100)
+    ... )
     >>> first.box, second.box, second.is_left
     (Box(left=16, top=44.0, right=56, bottom=56.0), Box(left=34, top=56.0, right=74, bottom=68.0), True)
     """
     taken = [Box(x - gap, y - gap, x + gap, y + gap) for x, y in points]
     found: list[Callout | None] = []
     for point, width in zip(points, widths):
-        places = (place for place in _places(*point, width, height, gap) if place.box.is_inside(page))
+        places = (
+            place
+            for place in _places(*point, width, height, gap)
+            if place.box.is_inside(page)
+        )
         free = (place for place in places if not any(map(place.box.overlaps, taken)))
-        place = min(free, key=lambda place: _cost(place, point, points, lines), default=None)
+        place = min(
+            free, key=lambda place: _cost(place, point, points, lines), default=None
+        )
         found.append(place)
         taken += [] if place is None else [place.box]
     return found
 
 
 def _cost(
-    place: Callout, own: tuple[float, float], points: Sequence[tuple[float, float]], lines: Sequence[Box]
+    place: Callout,
+    own: tuple[float, float],
+    points: Sequence[tuple[float, float]],
+    lines: Sequence[Box],
 ) -> float:
     """Return how bad a place is, in rows away from its point."""
     is_crossed = any(map(place.box.overlaps, lines))
-    is_mistaken = any(math.dist(place.near_end, point) < math.dist(place.near_end, own) for point in points)
+    is_mistaken = any(
+        math.dist(place.near_end, point) < math.dist(place.near_end, own)
+        for point in points
+    )
     return place.rows + _CROSSED * is_crossed + _MISTAKEN * is_mistaken
 
 
-def _places(x: float, y: float, width: float, height: float, gap: float) -> Iterator[Callout]:
-    """Yield places for a name, the nearest first: right and left of its point, then below and above these."""
+def _places(
+    x: float, y: float, width: float, height: float, gap: float
+) -> Iterator[Callout]:
+    """Yield places for a name, the nearest first: right and left of its point, then
+    below and above these.
+    """
     for rows in range(_MOST_ROWS + 1):
         for away in (1, -1) if rows else (1,):
             top = y - height / 2 + away * rows * height
@@ -126,21 +152,37 @@ _LEAST_WIDTH = 480  # pixels
 _HEIGHT = 300  # of a panel
 _LEAST_BUBBLE = 1e-3  # a smaller one is drawn there: a logarithmic axis has no 0
 _RADIUS = 4.5  # of a mark
-_CROSS = f"M{-_RADIUS} {-_RADIUS}L{_RADIUS} {_RADIUS}M{-_RADIUS} {_RADIUS}L{_RADIUS} {-_RADIUS}"
+_CROSS = (
+    f"M{-_RADIUS} {-_RADIUS}L{_RADIUS} {_RADIUS}M{-_RADIUS} {_RADIUS}L{_RADIUS} "
+    f"{-_RADIUS}"
+)
 _SQUARE = f"M{-_RADIUS} {-_RADIUS}H{_RADIUS}V{_RADIUS}H{-_RADIUS}Z"
 _MARKS = {
     "V": f"M{-_RADIUS - 0.5} {-_RADIUS}H{_RADIUS + 0.5}L0 {_RADIUS + 0.5}Z",
-    "straight": f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {-_RADIUS} 0Z",
+    "straight": (
+        f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} "
+        f"{_RADIUS} 0 1 1 "
+        f"{-_RADIUS} 0Z"
+    ),
 }
 _GAP = 8  # from the middle of a mark to its name
 _DASHES = {"straight": "6 3", "V": "2 2.5"}
-_SHAPES = {"straight": "straight placement", "looped": "looped placement", "V": "a V", "other": "another placement"}
+_SHAPES = {
+    "straight": "straight placement",
+    "looped": "looped placement",
+    "V": "a V",
+    "other": "another placement",
+}
 
 
 def draw_tradeoff(
-    *drawn: Tradeoff, width: int = 960, title: str | None = "Bubble over peak memory", notes: Sequence[str] = ()
+    *drawn: Tradeoff,
+    width: int = 960,
+    title: str | None = "Bubble over peak memory",
+    notes: Sequence[str] = (),
 ) -> str:
-    """Draw bubble over peak memory as SVG, a panel above the other for each number of microbatches, on common axes.
+    """Draw bubble over peak memory as SVG, a panel above the other for each number of
+    microbatches, on common axes.
 
     Parameters
     ----------
@@ -154,41 +196,73 @@ def draw_tradeoff(
     Returns
     -------
     str
-        An SVG document without scripts or references, for light and dark backgrounds. Points have tooltips. Both axes
-        are logarithmic; a bubble below 0.1 % is drawn at 0.1 %.
+        An SVG document without scripts or references, for light and dark backgrounds.
+        Points have tooltips. Both axes are logarithmic; a bubble below 0.1 % is drawn
+        at 0.1 %.
 
     Raises
     ------
     ArgumentError
-        Code ``type``: for ``notes`` that are one string. Code ``value``: if there is nothing to draw, or the width is
-        out of range.
+        Code ``type``: for ``notes`` that are one string. Code ``value``: if there is
+        nothing to draw, or the width is out of range.
 
     Examples
     --------
     >>> from minipipe.schedules.simulation.comparison import TradeoffPoint, Tradeoff
-    >>> choices = (TradeoffPoint("1f1b", "straight", 4.0, 0.27, 33.0), TradeoffPoint("zb-v", "V", 4.0, 0.06, 25.5))
-    >>> picture = draw_tradeoff(Tradeoff(4, 8, choices, {"straight": ((1.0, 0.67), (4.0, 0.11))}))
-    >>> picture[:4], picture.count("<title>zb-v: bubble 6.0 %, peak 4 microbatches, makespan 25.5</title>")
+    >>> choices = (
+    ...     TradeoffPoint("1f1b", "straight", 4.0, 0.27, 33.0),
+    ...     TradeoffPoint("zb-v", "V", 4.0, 0.06, 25.5),
+    ... )
+    >>> picture = draw_tradeoff(
+    ...     Tradeoff(4, 8, choices, {"straight": ((1.0, 0.67), (4.0, 0.11))})
+    ... )
+    >>> (
+    ...     picture[:4],
+    ...     picture.count(
+    ...         "<title>zb-v: bubble 6.0 %, peak 4 microbatches, makespan 25.5</title>"
+    ...     ),
+    ... )
     ('<svg', 1)
     """
     if not drawn:
         raise ArgumentError("value", "Nothing to draw; expected at least one Tradeoff.")
     pixels = f"{_LEAST_WIDTH} to {MOST_PIXELS} pixels"
-    Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check("width", width)
+    Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check(
+        "width", width
+    )
     return _TradeoffPage(drawn, width, title, notes).drawn()
 
 
 class _TradeoffPage(Page):
-    """The page of trade-offs: panels above each other on common axes, between ``left`` and ``right``."""
+    """The page of trade-offs: panels above each other on common axes, between ``left``
+    and ``right``.
+    """
 
-    def __init__(self, drawn: Sequence[Tradeoff], width: int, title: str | None, notes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        drawn: Sequence[Tradeoff],
+        width: int,
+        title: str | None,
+        notes: Sequence[str],
+    ) -> None:
         super().__init__(width, title, notes, Letters(DEFAULT_SIZE))
         self.batches = drawn
         self.choices = [choice for of_batch in drawn for choice in of_batch.choices]
         self.left, self.right = self.margin + 52, width - self.margin
-        corners = [corner for of_batch in drawn for curve in of_batch.bounds.values() for corner in curve]
-        memory = [*(choice.memory for choice in self.choices), *(amount for amount, _ in corners)]
-        bubbles = [*(choice.bubble for choice in self.choices), *(bubble for _, bubble in corners)]
+        corners = [
+            corner
+            for of_batch in drawn
+            for curve in of_batch.bounds.values()
+            for corner in curve
+        ]
+        memory = [
+            *(choice.memory for choice in self.choices),
+            *(amount for amount, _ in corners),
+        ]
+        bubbles = [
+            *(choice.bubble for choice in self.choices),
+            *(bubble for _, bubble in corners),
+        ]
         self.x = LogAxis.over(memory, self.left, self.right)
         self.y = LogAxis.over(bubbles, _HEIGHT, 0, floor=_LEAST_BUBBLE)
 
@@ -196,29 +270,59 @@ class _TradeoffPage(Page):
         """Return the whole document."""
         parts, y = self.head()
         for of_batch in self.batches:
-            name = f"{counted(of_batch.num_ranks, 'rank')}, {counted(of_batch.num_microbatches, 'microbatch')}"
+            name = (
+                f"{counted(of_batch.num_ranks, 'rank')}, "
+                f"{counted(of_batch.num_microbatches, 'microbatch')}"
+            )
             lines, y = self.text([("name", name)], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
-        unit = "microbatches" if all(t.counts_microbatches for t in self.batches) else "the memory unit of the costs"
+        unit = (
+            "microbatches"
+            if all(t.counts_microbatches for t in self.batches)
+            else "the memory unit of the costs"
+        )
         words = f"peak of the fullest rank, in {unit}"
-        parts.append(self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words))
+        parts.append(
+            self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words)
+        )
         legend = Legend(self.letters)
-        entries, bottom = legend.draw(self._entries(legend), self.left, self.right, y + 22)
+        entries, bottom = legend.draw(
+            self._entries(legend), self.left, self.right, y + 22
+        )
         described = " ".join([*map(_sentence, self.batches), *self.notes])
-        return self.document([*parts, *entries], bottom, self.title or "Bubble over peak memory", described, ())
+        return self.document(
+            [*parts, *entries],
+            bottom,
+            self.title or "Bubble over peak memory",
+            described,
+            (),
+        )
 
-    # -- a panel ------------------------------------------------------------------------------------------------
+    # -- a panel -----------------------------------------------------------------------
 
     def _panel(self, of_batch: Tradeoff) -> Iterator[str]:
-        """Yield a panel whose upper edge is at 0, from the lowest layer to the highest."""
+        """Yield a panel whose upper edge is at 0, from the lowest layer to the
+        highest.
+        """
         yield from self._grid()
-        bounds = {name: self._steps(corners) for name, corners in of_batch.bounds.items()}
+        bounds = {
+            name: self._steps(corners) for name, corners in of_batch.bounds.items()
+        }
         for name, steps in bounds.items():
             yield _line(name, _path(steps))
-        front = self._steps([(choice.memory, choice.bubble) for choice in pareto_front(of_batch.choices)])
+        front = self._steps(
+            [
+                (choice.memory, choice.bubble)
+                for choice in pareto_front(of_batch.choices)
+            ]
+        )
         yield _line("front", _path(front))
-        lines = [_around(*ends) for steps in (*bounds.values(), front) for ends in pairwise(steps)]
+        lines = [
+            _around(*ends)
+            for steps in (*bounds.values(), front)
+            for ends in pairwise(steps)
+        ]
         yield from self._names(of_batch.choices, lines)
         for choice in of_batch.choices:
             x, y = self._point(choice)
@@ -229,48 +333,101 @@ class _TradeoffPage(Page):
         return self.x.at(choice.memory), self.y.at(choice.bubble)
 
     def _grid(self) -> Iterator[str]:
-        """Yield the lines of round amounts, with the amounts beside them, and the vertical label of the axis."""
+        """Yield the lines of round amounts, with the amounts beside them, and the
+        vertical label of the axis.
+        """
         memory, bubbles = self.x.powers_of_two(), self.y.round_amounts()
         lines = [f"M{number(self.x.at(amount))} 0V{_HEIGHT}" for amount in memory]
-        lines += [f"M{number(self.left)} {number(self.y.at(bubble))}H{number(self.right)}" for bubble in bubbles]
-        yield f'<path {paint("grid")} d="{"".join(lines)}M{number(self.left)} 0V{_HEIGHT}H{number(self.right)}"/>'
+        lines += [
+            f"M{number(self.left)} {number(self.y.at(bubble))}H{number(self.right)}"
+            for bubble in bubbles
+        ]
+        yield (
+            f'<path {paint("grid")} d="{"".join(lines)}M{number(self.left)} '
+            f'0V{_HEIGHT}H{number(self.right)}"/>'
+        )
         for amount in memory:
-            yield self.letters.draw("tick", self.x.at(amount), _HEIGHT + 15, f"{amount:g}")
+            yield self.letters.draw(
+                "tick", self.x.at(amount), _HEIGHT + 15, f"{amount:g}"
+            )
         for bubble in bubbles:
-            yield self.letters.draw("reading", self.left - 7, self.y.at(bubble) + 4, f"{100 * bubble:g} %")
+            yield self.letters.draw(
+                "reading", self.left - 7, self.y.at(bubble) + 4, f"{100 * bubble:g} %"
+            )
         words = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
-        yield f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) rotate(-90)">{words}</g>'
+        yield (
+            f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) '
+            f'rotate(-90)">{words}</g>'
+        )
 
-    def _steps(self, corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Return the points of a curve of steps through its corners: from the upper edge, and on to the right edge."""
+    def _steps(
+        self, corners: Sequence[tuple[float, float]]
+    ) -> list[tuple[float, float]]:
+        """Return the points of a curve of steps through its corners: from the upper
+        edge, and on to the right edge.
+        """
         points, y = [], 0.0
         for memory, bubble in corners:
             x = self.x.at(memory)
             points += [(x, y), (x, y := self.y.at(bubble))]
         return [*points, (float(self.right), y)] if points else []
 
-    def _names(self, choices: Iterable[TradeoffPoint], lines: Sequence[Box]) -> Iterator[str]:
-        """Yield the names of the named schedules; schedules at one point have one label."""
+    def _names(
+        self, choices: Iterable[TradeoffPoint], lines: Sequence[Box]
+    ) -> Iterator[str]:
+        """Yield the names of the named schedules; schedules at one point have one
+        label.
+        """
         shown = sorted(choices, key=lambda choice: (self._point(choice), choice.name))
         labels: list[tuple[tuple[float, float], str]] = []
         for point, alike in groupby(shown, self._point):
-            labels.append((point, ", ".join(choice.name for choice in alike if not choice.is_searched)))
-        widths = [self.letters.width("choice", words) if words else 0.0 for _, words in labels]
-        page, line = Box(self.left, 0, self.right, _HEIGHT), 1.15 * self.letters.size_of("choice")
-        places = place_names([point for point, _ in labels], widths, line, _GAP, page, lines)
+            labels.append(
+                (
+                    point,
+                    ", ".join(
+                        choice.name for choice in alike if not choice.is_searched
+                    ),
+                )
+            )
+        widths = [
+            self.letters.width("choice", words) if words else 0.0 for _, words in labels
+        ]
+        page, line = (
+            Box(self.left, 0, self.right, _HEIGHT),
+            1.15 * self.letters.size_of("choice"),
+        )
+        places = place_names(
+            [point for point, _ in labels], widths, line, _GAP, page, lines
+        )
         for (point, words), callout in zip(labels, places):
             if words and callout is not None:
                 yield self._name(point, words, callout)
 
     def _name(self, point: tuple[float, float], words: str, callout: Callout) -> str:
         box, (near, middle) = callout.box, callout.near_end
-        leader = _line("leader", _path(_between(point, callout.near_end))) if callout.rows else ""
-        ground = f'<rect {paint("ground")} fill-opacity=".8" x="{number(box.left)}" y="{number(box.top)}" '
-        ground += f'width="{number(box.right - box.left)}" height="{number(box.bottom - box.top)}"/>'
+        leader = (
+            _line("leader", _path(_between(point, callout.near_end)))
+            if callout.rows
+            else ""
+        )
+        ground = (
+            f'<rect {paint("ground")} fill-opacity=".8" x="{number(box.left)}" '
+            f'y="{number(box.top)}" '
+        )
+        ground += (
+            f'width="{number(box.right - box.left)}" '
+            f'height="{number(box.bottom - box.top)}"/>'
+        )
         role = "choice-left" if callout.is_left else "choice"
-        return leader + ground + self.letters.draw(role, near, middle + 0.36 * self.letters.size_of(role), words)
+        return (
+            leader
+            + ground
+            + self.letters.draw(
+                role, near, middle + 0.36 * self.letters.size_of(role), words
+            )
+        )
 
-    # -- legend -------------------------------------------------------------------------------------------------
+    # -- legend ------------------------------------------------------------------------
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
@@ -283,27 +440,49 @@ class _TradeoffPage(Page):
             yield Entry(moved(x, y, [_mark("other", is_searched=True)]), found)
         line = f"M0 {number(y)}H{legend.width}"
         yield Entry(_line("front", line), "Pareto front of these schedules")
-        for name in (name for name in _DASHES if any(of_batch.bounds.get(name) for of_batch in self.batches)):
+        for name in (
+            name
+            for name in _DASHES
+            if any(of_batch.bounds.get(name) for of_batch in self.batches)
+        ):
             yield Entry(_line(name, line), f"lower bound for {_SHAPES[name]}")
 
 
 def _sentence(of_batch: Tradeoff) -> str:
     """Describe a panel for screen readers."""
-    choices = "; ".join(_described(choice, of_batch.counts_microbatches) for choice in of_batch.choices)
-    return f"{counted(of_batch.num_ranks, 'rank')}, {counted(of_batch.num_microbatches, 'microbatch')}: {choices}."
+    choices = "; ".join(
+        _described(choice, of_batch.counts_microbatches) for choice in of_batch.choices
+    )
+    return (
+        f"{counted(of_batch.num_ranks, 'rank')}, "
+        f"{counted(of_batch.num_microbatches, 'microbatch')}: {choices}."
+    )
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
-    peak = counted(choice.memory, "microbatch") if counts_microbatches else f"{choice.memory:g}"
+    peak = (
+        counted(choice.memory, "microbatch")
+        if counts_microbatches
+        else f"{choice.memory:g}"
+    )
     found = ", found by search" if choice.is_searched else ""
-    return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {peak}, makespan {choice.makespan:g}{found}"
+    return (
+        f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {peak}, makespan "
+        f"{choice.makespan:g}{found}"
+    )
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "L".join(f"{number(x)} {number(y)}" for x, y in points).join(["M", ""]) if points else ""
+    return (
+        "L".join(f"{number(x)} {number(y)}" for x, y in points).join(["M", ""])
+        if points
+        else ""
+    )
 
 
-def _between(point: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
+def _between(
+    point: tuple[float, float], end: tuple[float, float]
+) -> list[tuple[float, float]]:
     """Return the ends of a line from the edge of a mark to its name."""
     (x, y), length = point, math.dist(point, end)
     share = 1.3 * _RADIUS / length
@@ -311,17 +490,28 @@ def _between(point: tuple[float, float], end: tuple[float, float]) -> list[tuple
 
 
 def _line(name: str, path: str) -> str:
-    dashes = f' stroke-width="1.4" stroke-dasharray="{_DASHES[name]}"' if name in _DASHES else ""
+    dashes = (
+        f' stroke-width="1.4" stroke-dasharray="{_DASHES[name]}"'
+        if name in _DASHES
+        else ""
+    )
     return f'<path {paint(name)}{dashes} d="{path}"/>'
 
 
 def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
-    """Return the rectangle that a horizontal or vertical line takes, with a pixel on each side."""
-    (left, right), (top, bottom) = sorted([start[0], end[0]]), sorted([start[1], end[1]])
+    """Return the rectangle that a horizontal or vertical line takes, with a pixel on
+    each side.
+    """
+    (left, right), (top, bottom) = (
+        sorted([start[0], end[0]]),
+        sorted([start[1], end[1]]),
+    )
     return Box(left - 1, top - 1, right + 1, bottom + 1)
 
 
 def _mark(placement: str, is_searched: bool = False) -> str:
-    """Return the mark of a choice, with its middle at 0, 0: not filled, so that all of several at one point show."""
+    """Return the mark of a choice, with its middle at 0, 0: not filled, so that all of
+    several at one point show.
+    """
     path = _CROSS if is_searched else _MARKS.get(placement, _SQUARE)
     return f'<path {paint(placement)} stroke-width="1.8" d="{path}"/>'

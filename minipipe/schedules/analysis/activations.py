@@ -1,7 +1,8 @@
 """Activations held by a rank: during each of its actions, and after it.
 
-A pair (stage, microbatch) is held from the start of its F to the end of its B, or of its W if the backward is split.
-It takes ``activation`` until I, and ``weight_activation`` from I until W. While a B or I runs it may take more,
+A pair (stage, microbatch) is held from the start of its F to the end of its B, or of
+its W if the backward is split. It takes ``activation`` until I, and
+``weight_activation`` from I until W. While a B or I runs it may take more,
 ``transient``, such as what recomputation computes again::
 
     F        I             W                 F        B
@@ -10,10 +11,12 @@ It takes ``activation`` until I, and ``weight_activation`` from I until W. While
     │                   │weight_│            │                   │
     ┴                   ┴       ┴            ┴                   ┴
 
-A stage without W and B, which is frozen, releases its activation after I; a stage without any backward, after F.
+A stage without W and B, which is frozen, releases its activation after I; a stage
+without any backward, after F.
 
-An R recomputes the ``transient`` part, which is then held from the R on. Between an O and its L a pair takes no
-memory, as if both took no time; :func:`minipipe.simulate` knows when they begin and end::
+An R recomputes the ``transient`` part, which is then held from the R on. Between an O
+and its L a pair takes no memory, as if both took no time; :func:`minipipe.simulate`
+knows when they begin and end::
 
     F        R      B                        F   O        L   B
     ┌────────┬transient                      ┌───┐        ┌───┐
@@ -29,7 +32,14 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Change, Changes, Level, Sizes, levels_of_copies, pairs_of
+from minipipe.core.memory import (
+    Change,
+    Changes,
+    Level,
+    Sizes,
+    levels_of_copies,
+    pairs_of,
+)
 from minipipe.core.values import KINDS
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_range
@@ -56,12 +66,17 @@ class Footprint(NamedTuple):
 
 
 def memory_levels(
-    table: ActionTable, footprint: Footprint, weights: Sequence[float] = (), keys_values: Sequence[float] = ()
+    table: ActionTable,
+    footprint: Footprint,
+    weights: Sequence[float] = (),
+    keys_values: Sequence[float] = (),
 ) -> list[list[Level]]:
-    """Return, by rank, the memory held while each of its actions runs and after it: activations, and copies.
+    """Return, by rank, the memory held while each of its actions runs and after it:
+    activations, and copies.
 
-    Not counted: parameters, gradients, temporary arrays of one operation. Copies are the versions of a stage's weights
-    beyond one, and its gradient accumulators beyond one: a synchronous schedule has none.
+    Not counted: parameters, gradients, temporary arrays of one operation. Copies are
+    the versions of a stage's weights beyond one, and its gradient accumulators beyond
+    one: a synchronous schedule has none.
 
     Parameters
     ----------
@@ -70,17 +85,24 @@ def memory_levels(
     weights : sequence of float, optional
         By stage, the memory of its weights, and so of each copy of them.
     keys_values : sequence of float, optional
-        By stage, the memory of the keys and values of one slice of a sequence: a part of its activation, which on a
-        stage without a backward stays until the forward of the last slice. Their gradients take memory beyond it from
-        the first B of a later slice on.
+        By stage, the memory of the keys and values of one slice of a sequence: a part
+        of its activation, which on a stage without a backward stays until the forward
+        of the last slice. Their gradients take memory beyond it from the first B of a
+        later slice on.
 
     Examples
     --------
     >>> from minipipe import Schedule, schedules
-    >>> levels = memory_levels(schedules.one_f_one_b(2, 4), Footprint([10, 20], [10, 20], [5, 5]))
+    >>> levels = memory_levels(
+    ...     schedules.one_f_one_b(2, 4), Footprint([10, 20], [10, 20], [5, 5])
+    ... )
     >>> [max(during for during, _ in row) for row in levels]
     [25, 25]
-    >>> levels = memory_levels(schedules.pipedream(2, 3), Footprint([1, 1], [1, 1], [0, 0]), weights=[10, 10])
+    >>> levels = memory_levels(
+    ...     schedules.pipedream(2, 3),
+    ...     Footprint([1, 1], [1, 1], [0, 0]),
+    ...     weights=[10, 10],
+    ... )
     >>> [after for _, after in levels[0]]
     [1, 2, 1, 11, 12, 1, 11, 0, 0]
     >>> sliced = Schedule.from_text("0F0.0 0F0.1 0F0.2 0B0.2 0B0.1 0B0.0")
@@ -91,14 +113,24 @@ def memory_levels(
     flow, ranks = flow_of(table), range(table.num_ranks)
     sizes, has_slices = sizes_of(footprint), table.num_slices > 1 and any(keys_values)
     if has_slices:
-        first = table.num_stages if table.is_forward_only else table.first_backward_stage
-        sizes["kv"] = [size if stage < first else 0 for stage, size in enumerate(keys_values)]
+        first = (
+            table.num_stages if table.is_forward_only else table.first_backward_stage
+        )
+        sizes["kv"] = [
+            size if stage < first else 0 for stage, size in enumerate(keys_values)
+        ]
     rows = [list(levels) for levels in map(Changes(flow, sizes).levels, ranks)]
     if has_slices:
         gradients = Changes(flow, {"dkv": keys_values})
-        rows = [list(_with_gradients(row, gradients.of_row(rank))) for rank, row in enumerate(rows)]
+        rows = [
+            list(_with_gradients(row, gradients.of_row(rank)))
+            for rank, row in enumerate(rows)
+        ]
     if any(weights) and "weights" in flow.names:
-        rows = [_added(row, levels_of_copies(flow, rank, weights)) for rank, row in enumerate(rows)]
+        rows = [
+            _added(row, levels_of_copies(flow, rank, weights))
+            for rank, row in enumerate(rows)
+        ]
     return rows
 
 
@@ -108,17 +140,27 @@ def sizes_of(footprint: Footprint) -> dict[str, Sizes]:
     return {"graph": whole, "rebuilt part": transient, "rest": rest}
 
 
-def _with_gradients(levels: Iterable[Level], changes: Iterable[Change]) -> Iterator[Level]:
-    """Yield the levels of a rank with gradients of keys and values, of which a slice's exist before it frees any."""
+def _with_gradients(
+    levels: Iterable[Level], changes: Iterable[Change]
+) -> Iterator[Level]:
+    """Yield the levels of a rank with gradients of keys and values, of which a slice's
+    exist before it frees any.
+    """
     total: float = 0
     for (during, after), change in zip(levels, changes):
         later = after + total - change.lost + change.gained
-        yield max(during + total - change.lost + max(change.lost, change.gained), later), later
+        yield (
+            max(during + total - change.lost + max(change.lost, change.gained), later),
+            later,
+        )
         total += change.gained - change.lost
 
 
 def _added(levels: Iterable[Level], others: Iterable[Level]) -> list[Level]:
-    return [(during + more, after + later) for (during, after), (more, later) in zip(levels, others)]
+    return [
+        (during + more, after + later)
+        for (during, after), (more, later) in zip(levels, others)
+    ]
 
 
 def peak_activations(table: ActionTable) -> tuple[int, ...]:
@@ -127,7 +169,8 @@ def peak_activations(table: ActionTable) -> tuple[int, ...]:
     Raises
     ------
     ScheduleError
-        Code ``out-of-range``, if an action names a stage or a microbatch that does not exist.
+        Code ``out-of-range``, if an action names a stage or a microbatch that does not
+        exist.
 
     Examples
     --------
@@ -136,7 +179,9 @@ def peak_activations(table: ActionTable) -> tuple[int, ...]:
     (8, 8, 8, 8)
     """
     check_range(table)
-    return tuple(map(int, peaks(map(pairs_of(flow_of(table)).levels, range(table.num_ranks)))))
+    return tuple(
+        map(int, peaks(map(pairs_of(flow_of(table)).levels, range(table.num_ranks))))
+    )
 
 
 def peaks(levels: Iterable[Iterable[Level]]) -> tuple[float, ...]:
@@ -147,7 +192,8 @@ def peaks(levels: Iterable[Iterable[Level]]) -> tuple[float, ...]:
 def held_over_time(
     spans: Sequence[tuple[Action, float, float]], levels: Iterable[Level]
 ) -> Iterator[tuple[float, float]]:
-    """Yield (time, amount held) at the start and at the end of each action of a rank: a curve of steps.
+    """Yield (time, amount held) at the start and at the end of each action of a rank: a
+    curve of steps.
 
     The first of two overlapped actions has no end of its own.
 
@@ -172,8 +218,11 @@ def held_over_time(
             yield end, after
 
 
-def without_copies(actions: Iterable[Action], levels: Iterable[tuple[T, T]]) -> list[tuple[T, T]]:
-    """Return the levels of a rank's computations and messages; an O counts as part of the action before it.
+def without_copies(
+    actions: Iterable[Action], levels: Iterable[tuple[T, T]]
+) -> list[tuple[T, T]]:
+    """Return the levels of a rank's computations and messages; an O counts as part of
+    the action before it.
 
     Examples
     --------

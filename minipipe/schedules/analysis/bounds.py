@@ -1,19 +1,23 @@
 r"""Lower bounds on the time of every schedule of a workload.
 
-Notation for one rank: ``low`` and ``high`` are its first and its last stage, the same if it has one stage. n is the
-number of its stages, m the number of microbatches, and L the most memory that it may hold. tF, tI and tW are the times
-of its actions, M_B and M_W the memory of a microbatch from F until I and from I until W. The proofs use the following
-facts.
+Notation for one rank: ``low`` and ``high`` are its first and its last stage, the same
+if it has one stage. n is the number of its stages, m the number of microbatches, and L
+the most memory that it may hold. tF, tI and tW are the times of its actions, M_B and
+M_W the memory of a microbatch from F until I and from I until W. The proofs use the
+following facts.
 
-(order) All microbatches are equal. So the actions of each kind on each stage may be numbered in the order of their
-starts: F_j(s) is the j-th forward on stage s. Renumbering keeps all dependencies, since j actions have j different
-producers, and keeps the memory, which depends on counts alone.
+(order) All microbatches are equal. So the actions of each kind on each stage may be
+numbered in the order of their starts: F_j(s) is the j-th forward on stage s.
+Renumbering keeps all dependencies, since j actions have j different producers, and
+keeps the memory, which depends on counts alone.
 
-(first) The first action of a rank is F_0(low), and its first I is I_0(high): all others come after them on the path of
-a microbatch. Before that I it runs only forwards, because W comes after I. All of them are held when the I starts.
+(first) The first action of a rank is F_0(low), and its first I is I_0(high): all others
+come after them on the path of a microbatch. Before that I it runs only forwards,
+because W comes after I. All of them are held when the I starts.
 
-(last) Its last F is F_m-1(high), and its last I is I_m-1(low), for the same reason. When that F ends, the last
-microbatch waits for I on all n stages. If then a pairs wait for I and b for W, it holds a M_B + b M_W <= L.
+(last) Its last F is F_m-1(high), and its last I is I_m-1(low), for the same reason.
+When that F ends, the last microbatch waits for I on all n stages. If then a pairs wait
+for I and b for W, it holds a M_B + b M_W <= L.
 
 The span of a rank, with the waits that no schedule avoids, is therefore::
 
@@ -21,17 +25,20 @@ The span of a rank, with the waits that no schedule avoids, is therefore::
     |-- forwards --|-- F, I and W ------------|-- I and W --------------|-- W --|
     |<- a round ->|  further rounds, if k < m  |<- a round, and the W -------->|
 
-A rank's own span starts at time 0. The makespan starts earlier, by the path to the rank, and ends later, by the path
-back. The own span of the rank of stage 0 does so as well, because the first microbatch begins there and the last one
-ends there.
-An action occupies its rank for its time and the overhead after it. The last overhead of a rank does not count.
+A rank's own span starts at time 0. The makespan starts earlier, by the path to the
+rank, and ends later, by the path back. The own span of the rank of stage 0 does so as
+well, because the first microbatch begins there and the last one ends there. An action
+occupies its rank for its time and the overhead after it. The last overhead of a rank
+does not count.
 
-If the stages of one rank differ, each counts with the longest time and the least memory among them. With one stage on
-each rank this changes nothing. Blocking messages, contention of ranks, and updates only make a schedule longer.
+If the stages of one rank differ, each counts with the longest time and the least memory
+among them. With one stage on each rank this changes nothing. Blocking messages,
+contention of ranks, and updates only make a schedule longer.
 
 References
 ----------
-Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, appendix B: the wait before the first gradient.
+Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, appendix B: the
+wait before the first gradient.
 """
 
 from __future__ import annotations
@@ -43,7 +50,12 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, check_memory
+from minipipe.schedules.analysis.workload import (
+    ROUNDING,
+    Objective,
+    Workload,
+    check_memory,
+)
 from minipipe.schedules.placement import stages_by_rank
 
 
@@ -83,11 +95,14 @@ class Bound(NamedTuple):
     reason: str
 
 
-def lower_bounds(workload: Workload, objective: Objective = Objective.SPAN) -> list[Bound]:
-    """Return lower bounds on the objective of every schedule of a workload, the largest first.
+def lower_bounds(
+    workload: Workload, objective: Objective = Objective.SPAN
+) -> list[Bound]:
+    """Return lower bounds on the objective of every schedule of a workload, the largest
+    first.
 
-    Each is the largest of its name over the ranks. A bound on one rank's own span also bounds the largest span and the
-    makespan.
+    Each is the largest of its name over the ranks. A bound on one rank's own span also
+    bounds the largest span and the makespan.
 
     Parameters
     ----------
@@ -107,7 +122,9 @@ def lower_bounds(workload: Workload, objective: Objective = Objective.SPAN) -> l
     Examples
     --------
     >>> from minipipe import Costs
-    >>> workload = Costs(forward=2, backward_input=2).workload(range(4), num_microbatches=8, memory_limit=5)
+    >>> workload = Costs(forward=2, backward_input=2).workload(
+    ...     range(4), num_microbatches=8, memory_limit=5
+    ... )
     >>> for value, name, reason in lower_bounds(workload, Objective.MAKESPAN)[:3]:
     ...     print(f"{value:g} {name}: {reason}")
     48 drain: Rank 3 gets its first input at 6, computes for 40 and must wait for 2 after its last F: its memory ...
@@ -117,7 +134,9 @@ def lower_bounds(workload: Workload, objective: Objective = Objective.SPAN) -> l
     check_memory(workload)
     paths = _Paths(workload, objective)
     best: dict[str, Bound] = {}
-    for rank, stages in enumerate(stages_by_rank(workload.placement, workload.num_ranks)):
+    for rank, stages in enumerate(
+        stages_by_rank(workload.placement, workload.num_ranks)
+    ):
         for bound in _bounds_of(_Rank(workload, rank, stages, paths)) if stages else ():
             if bound.name not in best or bound.value > best[bound.name].value:
                 best[bound.name] = bound
@@ -137,37 +156,66 @@ def lower_bound(workload: Workload, objective: Objective = Objective.SPAN) -> Bo
     return lower_bounds(workload, objective)[0]
 
 
-# -- paths and ranks ------------------------------------------------------------------------------------
+# -- paths and ranks -------------------------------------------------------------------
 
 
 class _Paths:
     """The shortest times between two actions of a microbatch on different stages."""
 
     def __init__(self, workload: Workload, objective: Objective) -> None:
-        forward, backward, message = workload.forward, workload.backward_input, workload.message
-        self.to = list(accumulate((f + c for f, c in zip(forward, message)), initial=0.0))  # from F(0) to each F
-        self.back = list(accumulate((i + c for i, c in zip(backward, message)), initial=0.0))  # from each I to I(0)
+        forward, backward, message = (
+            workload.forward,
+            workload.backward_input,
+            workload.message,
+        )
+        # from F(0) to each F
+        self.to = list(
+            accumulate((f + c for f, c in zip(forward, message)), initial=0.0)
+        )
+        # from each I to I(0)
+        self.back = list(
+            accumulate((i + c for i, c in zip(backward, message)), initial=0.0)
+        )
         self.turn = forward[-1] + backward[-1]
         self.is_makespan = objective is Objective.MAKESPAN
         # The times from the end of each I to the end of all that follows from it
         self.after = [workload.backward_weight[0]]
-        for weight, time_in_flight, before in zip(workload.backward_weight[1:], message, backward):
+        for weight, time_in_flight, before in zip(
+            workload.backward_weight[1:], message, backward
+        ):
             self.after.append(max(weight, time_in_flight + before + self.after[-1]))
 
     def round(self, first: int, last: int) -> float:
-        """Return the time from the start of F on one stage, over the last stage, until the end of I on another."""
-        return self.to[-2] - self.to[first] + self.turn + self.back[-2] - self.back[last]
+        """Return the time from the start of F on one stage, over the last stage, until
+        the end of I on another.
+        """
+        return (
+            self.to[-2] - self.to[first] + self.turn + self.back[-2] - self.back[last]
+        )
 
 
 class _Rank:
-    """One rank: the times of its actions, each with the overhead after it; its paths and its memory limit."""
+    """One rank: the times of its actions, each with the overhead after it; its paths
+    and its memory limit.
+    """
 
-    def __init__(self, workload: Workload, rank: int, stages: list[int], paths: _Paths) -> None:
-        self.rank, self.stages, self.workload, self.paths = rank, stages, workload, paths
+    def __init__(
+        self, workload: Workload, rank: int, stages: list[int], paths: _Paths
+    ) -> None:
+        self.rank, self.stages, self.workload, self.paths = (
+            rank,
+            stages,
+            workload,
+            paths,
+        )
         low, high, overhead = stages[0], stages[-1], workload.overhead
         self.num_pairs = len(stages) * workload.num_microbatches
         self.work = workload.work(rank) + (3 * self.num_pairs - 1) * overhead
-        forward, backward, weight = workload.forward, workload.backward_input, workload.backward_weight
+        forward, backward, weight = (
+            workload.forward,
+            workload.backward_input,
+            workload.backward_weight,
+        )
         self.forward = max(forward[s] for s in stages) + overhead
         self.weight = max(weight[s] for s in stages) + overhead
         self.backward = max(backward[s] + weight[s] for s in stages) + 2 * overhead
@@ -188,16 +236,23 @@ class _Rank:
         return self.how_many(self.activation, self.transient[self.stages[-1]])
 
     def how_many(self, amount: float, besides: float = 0.0) -> int:
-        """Return how many times an amount fits into the memory in addition to another amount."""
+        """Return how many times an amount fits into the memory in addition to another
+        amount.
+        """
         room = self.limit * (1 + ROUNDING) - besides
         return int(room // amount) if amount * self.num_pairs > room else self.num_pairs
 
     @cached_property
     def most_pending(self) -> float:
-        """The longest work, I and W, that is left when the last F ends: the largest a (tI + tW) + b tW that fits."""
+        """The longest work, I and W, that is left when the last F ends: the largest a
+        (tI + tW) + b tW that fits.
+        """
         most, activation = 0.0, self.activation
         for a in range(len(self.stages), 1 + self.how_many(activation)):
-            b = min(self.num_pairs - a, self.how_many(self.weight_activation, a * activation))
+            b = min(
+                self.num_pairs - a,
+                self.how_many(self.weight_activation, a * activation),
+            )
             most = max(most, a * self.backward + b * self.weight)
         return most
 
@@ -206,37 +261,64 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
     name, base = f"Rank {rank.rank}", rank.before + rank.work
     computes = f"{name} computes for {rank.work:g}"
     if rank.before:
-        computes = f"{name} gets its first input at {rank.before:g}, computes for {rank.work:g}"
+        computes = (
+            f"{name} gets its first input at {rank.before:g}, computes for "
+            f"{rank.work:g}"
+        )
     yield Bound(base, Formula.WORK, f"{computes.replace(',', ' and')}.")
     first, last, between = _warm_up(rank), _drain(rank), _between(rank)
     if first:
-        full = "they are done" if rank.num_forwards == rank.num_pairs else "its memory is full"
+        full = (
+            "they are done"
+            if rank.num_forwards == rank.num_pairs
+            else "its memory is full"
+        )
         why = f"after {rank.num_forwards} F {full}"
-        yield Bound(base + first, Formula.WARM_UP, f"{computes} and must wait for {first:g} before its first I: {why}.")
+        yield Bound(
+            base + first,
+            Formula.WARM_UP,
+            f"{computes} and must wait for {first:g} before its first I: {why}.",
+        )
     if last:
-        why = "its memory cannot hold enough work (I and W) to compute until the last gradient arrives"
-        yield Bound(base + last, Formula.DRAIN, f"{computes} and must wait for {last:g} after its last F: {why}.")
-    if rank.num_pairs > rank.num_forwards and (first > 0) + (last > 0) + (between > 0) > 1:
+        why = (
+            "its memory cannot hold enough work (I and W) to compute until the last "
+            "gradient arrives"
+        )
+        yield Bound(
+            base + last,
+            Formula.DRAIN,
+            f"{computes} and must wait for {last:g} after its last F: {why}.",
+        )
+    if (
+        rank.num_pairs > rank.num_forwards
+        and (first > 0) + (last > 0) + (between > 0) > 1
+    ):
         waits = f"{first:g} before its first I, {last:g} after its last F"
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
-        yield Bound(total, Formula.BOTH, f"{computes} and must wait because its memory is full: {waits}.")
+        yield Bound(
+            total,
+            Formula.BOTH,
+            f"{computes} and must wait because its memory is full: {waits}.",
+        )
     if not rank.paths.is_makespan and rank.stages[0]:
         yield _from_stage_0(rank)
     yield from _round_trips(rank)
     yield from _memory_over_time(rank)
 
 
-# -- the bounds, with their proofs -----------------------------------------------------------------------------
+# -- the bounds, with their proofs -----------------------------------------------------
 
 
 def _warm_up(rank: _Rank) -> float:
     """Return the wait before the first I.
 
-    From the start of F_0(low) until I_0(high) can start, the microbatch goes from F(low) over all later stages and back
-    to I(high). Until then the rank runs forwards only (first), and holds all of them while that I runs: at most k, with
-    k M_B and the transient memory of I within L. The rest of the time it waits. With one stage on each rank, equal
-    stages and messages Tc, this is the bound of the zero-bubble paper::
+    From the start of F_0(low) until I_0(high) can start, the microbatch goes from
+    F(low) over all later stages and back to I(high). Until then the rank runs forwards
+    only (first), and holds all of them while that I runs: at most k, with k M_B and the
+    transient memory of I within L. The rest of the time it waits. With one stage on
+    each rank, equal stages and messages Tc, this is the bound of the zero-bubble
+    paper::
 
         m (tF + tI + tW) + max(0, (p - 1)(tI + 2 Tc) + (p - k) tF)
     """
@@ -246,14 +328,16 @@ def _warm_up(rank: _Rank) -> float:
 def _drain(rank: _Rank) -> float:
     """Return the wait after the last F.
 
-    When the last F, F_m-1(high), ends, a pairs wait for I and b for W with a M_B + b M_W <= L (last), so the remaining
-    work of the rank is at most the largest a (tI + tW) + b tW that fits. The rank is not done before the last
-    microbatch has passed all later stages, returned to I_m-1(low), and reached its W or, in a makespan, stage 0. The
-    difference is a wait.
+    When the last F, F_m-1(high), ends, a pairs wait for I and b for W with a M_B + b
+    M_W <= L (last), so the remaining work of the rank is at most the largest a (tI +
+    tW) + b tW that fits. The rank is not done before the last microbatch has passed all
+    later stages, returned to I_m-1(low), and reached its W or, in a makespan, stage 0.
+    The difference is a wait.
 
-    Alternatively, count from the end of I_m-1(low). The remaining work of the rank is then only W, as many as its
-    memory holds: while that I runs, it holds M_B and b M_W. It waits while the gradient travels to stage 0. With one
-    stage on each rank and equal stages the bound on the last rank is::
+    Alternatively, count from the end of I_m-1(low). The remaining work of the rank is
+    then only W, as many as its memory holds: while that I runs, it holds M_B and b M_W.
+    It waits while the gradient travels to stage 0. With one stage on each rank and
+    equal stages the bound on the last rank is::
 
         (p - 1)(tF + tI + 2 Tc) + m (tF + tI) + (m - q) tW,   q = min(m - 1, floor((L - M_B) / M_W))
     """
@@ -261,21 +345,30 @@ def _drain(rank: _Rank) -> float:
 
 
 def _left_over(rank: _Rank, after: float) -> float:
-    """Return how much longer than the remaining work the path after the last F is, at least; it may be negative."""
+    """Return how much longer than the remaining work the path after the last F is, at
+    least; it may be negative.
+    """
     low = rank.stages[0]
     besides = rank.workload.footprint.activation[low] + rank.transient[low]
-    num_weights = 1 + min(rank.num_pairs - 1, rank.how_many(rank.weight_activation, besides))
-    return max(rank.after_last_forward + after - rank.most_pending, after - num_weights * rank.weight)
+    num_weights = 1 + min(
+        rank.num_pairs - 1, rank.how_many(rank.weight_activation, besides)
+    )
+    return max(
+        rank.after_last_forward + after - rank.most_pending,
+        after - num_weights * rank.weight,
+    )
 
 
 def _between(rank: _Rank) -> float:
     """Return the waits between warm-up and drain, of a rank with one stage.
 
-    A round is the time from the start of an F_x until the end of its I_x. The first round starts with F_0, and each
-    next round starts with the first F after the last round. At most k forwards start in a round, because all of them
-    are held when I_x starts. So F_x has x <= i k in round i, counted from 0, and rounds i < (m - 1) // k end before the
-    last F starts: they overlap neither each other nor the drain. In a round the rank runs at most k forwards. It runs
-    I and W only for pairs that were held when F_x had run, without the W of I_x: most_pending - tW. The rest of the
+    A round is the time from the start of an F_x until the end of its I_x. The first
+    round starts with F_0, and each next round starts with the first F after the last
+    round. At most k forwards start in a round, because all of them are held when I_x
+    starts. So F_x has x <= i k in round i, counted from 0, and rounds i < (m - 1) // k
+    end before the last F starts: they overlap neither each other nor the drain. In a
+    round the rank runs at most k forwards. It runs I and W only for pairs that were
+    held when F_x had run, without the W of I_x: most_pending - tW. The rest of the
     round is a wait. The first round is the warm-up.
     """
     k = rank.num_forwards
@@ -284,22 +377,31 @@ def _between(rank: _Rank) -> float:
         return 0.0
     stage, overhead = rank.stages[0], rank.workload.overhead
     length = rank.paths.round(stage, stage) + overhead
-    return num_rounds * max(0.0, length - k * rank.forward - rank.most_pending + rank.weight)
+    return num_rounds * max(
+        0.0, length - k * rank.forward - rank.most_pending + rank.weight
+    )
 
 
 def _from_stage_0(rank: _Rank) -> Bound:
-    """Return a bound on the own span of the rank of stage 0, by the work of another rank.
+    """Return a bound on the own span of the rank of stage 0, by the work of another
+    rank.
 
-    That span begins with F_0(0), before which nothing runs, and ends with W_m-1(0) or later. In between are the path to
-    this rank, its wait before the first I and the waits between rounds, its work except the work left after its last F
-    or its last I (at most as much as in the drain), and the path from there back to stage 0 and its W. The work that
-    is left may run after that span, so the difference may be negative.
+    That span begins with F_0(0), before which nothing runs, and ends with W_m-1(0) or
+    later. In between are the path to this rank, its wait before the first I and the
+    waits between rounds, its work except the work left after its last F or its last I
+    (at most as much as in the drain), and the path from there back to stage 0 and its
+    W. The work that is left may run after that span, so the difference may be negative.
     """
     paths, low = rank.paths, rank.stages[0]
     until, back = paths.to[low], paths.back[low] + rank.workload.backward_weight[0]
-    waits = _warm_up(rank) + _between(rank) if rank.num_pairs > rank.num_forwards else 0.0
+    waits = (
+        _warm_up(rank) + _between(rank) if rank.num_pairs > rank.num_forwards else 0.0
+    )
     owner = rank.workload.placement[0]
-    why = f"Rank {owner} works from {until:g} before the first input of rank {rank.rank} until {back:g} after its last"
+    why = (
+        f"Rank {owner} works from {until:g} before the first input of rank {rank.rank} "
+        f"until {back:g} after its last"
+    )
     why += f" gradient, and rank {rank.rank} computes for {rank.work:g}"
     value = until + rank.work + waits + _left_over(rank, back)
     return Bound(value, Formula.FROM_STAGE_0, f"{why}.")
@@ -308,12 +410,14 @@ def _from_stage_0(rank: _Rank) -> Bound:
 def _round_trips(rank: _Rank) -> Iterator[Bound]:
     """Yield, for each stage, the time of one round trip after another.
 
-    When I_j(s) starts, at most k microbatches are held on stage s between F and I, with k M_B and the transient memory
-    of I within L. So F_j+k(s) starts after the end of I_j(s), and the time from F_j to I_j is at least the time of a
-    trip over all later stages and back. Starting with F_j, j = (m - 1) mod k, before which the stage runs j forwards,
-    ceil(m / k) trips follow each other up to I_m-1(s) and the actions that depend on it. The path from stage 0, whose
-    own span begins there, comes before them, and the path back to it after them. If k M_B + M_W is above L, then F_j+k
-    also waits for W_j or for I_j+1 to end.
+    When I_j(s) starts, at most k microbatches are held on stage s between F and I, with
+    k M_B and the transient memory of I within L. So F_j+k(s) starts after the end of
+    I_j(s), and the time from F_j to I_j is at least the time of a trip over all later
+    stages and back. Starting with F_j, j = (m - 1) mod k, before which the stage runs j
+    forwards, ceil(m / k) trips follow each other up to I_m-1(s) and the actions that
+    depend on it. The path from stage 0, whose own span begins there, comes before them,
+    and the path back to it after them. If k M_B + M_W is above L, then F_j+k also waits
+    for W_j or for I_j+1 to end.
     """
     workload, paths = rank.workload, rank.paths
     activation, weight_activation, transient = workload.footprint
@@ -322,33 +426,51 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
         k = min(m, rank.how_many(activation[s], transient[s]))
         gap = overhead
         if k * activation[s] + weight_activation[s] > rank.limit * (1 + ROUNDING):
-            gap += min(workload.backward_weight[s], workload.backward_input[s]) + overhead
+            gap += (
+                min(workload.backward_weight[s], workload.backward_input[s]) + overhead
+            )
         num_trips, trip = -(-m // k), paths.round(s, s)
         value = (
             paths.to[s]
             + (m - 1) % k * (workload.forward[s] + overhead)
             + num_trips * trip
             + (num_trips - 1) * gap
-            + (paths.after[s] if paths.is_makespan else paths.back[s] + workload.backward_weight[0])
+            + (
+                paths.after[s]
+                if paths.is_makespan
+                else paths.back[s] + workload.backward_weight[0]
+            )
         )
         why = f"On rank {rank.rank} a microbatch takes {trip:g} from F to I"
-        why += f", and memory allows {k} at a time: {num_trips} rounds" if num_trips > 1 else ""
+        why += (
+            f", and memory allows {k} at a time: {num_trips} rounds"
+            if num_trips > 1
+            else ""
+        )
         yield Bound(value, Formula.ROUND_TRIP, f"{why}.")
 
 
 def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
     """Yield the memory held, times the time for which it is held, over the limit.
 
-    A microbatch holds M_B on stage s at least for a trip over all later stages and back, M_W at least for tW, and the
-    transient memory of I for tI. The rank never holds more than L, so the sum over all pairs is at most L times its own
-    span.
+    A microbatch holds M_B on stage s at least for a trip over all later stages and
+    back, M_W at least for tW, and the transient memory of I for tI. The rank never
+    holds more than L, so the sum over all pairs is at most L times its own span.
     """
     workload, held = rank.workload, 0.0
     for s in rank.stages:
-        activation, weight_activation, transient = (by_stage[s] for by_stage in workload.footprint)
+        activation, weight_activation, transient = (
+            by_stage[s] for by_stage in workload.footprint
+        )
         held += activation * rank.paths.round(s, s)
-        held += weight_activation * workload.backward_weight[s] + transient * workload.backward_input[s]
+        held += (
+            weight_activation * workload.backward_weight[s]
+            + transient * workload.backward_input[s]
+        )
     total = workload.num_microbatches * held
     if total and rank.limit < inf:
-        why = f"Memory times duration on rank {rank.rank} is at least {total:g}, and its memory is {rank.limit:g}."
+        why = (
+            f"Memory times duration on rank {rank.rank} is at least {total:g}, and its "
+            f"memory is {rank.limit:g}."
+        )
         yield Bound(rank.before + total / rank.limit, Formula.MEMORY, why)

@@ -1,7 +1,9 @@
-"""Data parallelism: copies of a schedule side by side, and the positions of their gradient all-reduces.
+"""Data parallelism: copies of a schedule side by side, and the positions of their
+gradient all-reduces.
 
-rank 0   0F0 0B0 0REDUCE_GRAD0         a REDUCE_GRAD comes after the last gradient that it sums; if the schedule itself
-rank 1   0F1 0B1 0REDUCE_GRAD1         has replicas, after the last gradient of all of them, so the order is the same
+rank 0   0F0 0B0 0REDUCE_GRAD0         a REDUCE_GRAD comes after the last gradient that
+it sums; if the schedule itself rank 1   0F1 0B1 0REDUCE_GRAD1         has replicas,
+after the last gradient of all of them, so the order is the same
 """
 
 from __future__ import annotations
@@ -18,19 +20,23 @@ from minipipe.specs import SCHEDULE_COUNT
 
 
 def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
-    """Return copies of a schedule side by side, each with its own microbatches, which all-reduce their gradients.
+    """Return copies of a schedule side by side, each with its own microbatches, which
+    all-reduce their gradients.
 
-    Replica d has the ranks from ``d * num_ranks`` on and the microbatches from ``d * num_microbatches`` on. A
-    REDUCE_GRAD follows the last gradient of each stage, or of each of its updates. If a stage already has replicas, it
-    follows the last gradient of all of them in the order of the walk, so that all ranks reach their all-reduces in the
-    same order.
+    Replica d has the ranks from ``d * num_ranks`` on and the microbatches from ``d *
+    num_microbatches`` on. A REDUCE_GRAD follows the last gradient of each stage, or of
+    each of its updates. If a stage already has replicas, it follows the last gradient
+    of all of them in the order of the walk, so that all ranks reach their all-reduces
+    in the same order.
 
     Parameters
     ----------
     schedule : Schedule
-        Any schedule with a backward. If it already has REDUCE_GRADs, these sum over the copies as well.
+        Any schedule with a backward. If it already has REDUCE_GRADs, these sum over the
+        copies as well.
     num_replicas : int
-        At least 1. With 1 the result is the schedule itself, with all-reduces if its stages have replicas.
+        At least 1. With 1 the result is the schedule itself, with all-reduces if its
+        stages have replicas.
 
     Raises
     ------
@@ -39,7 +45,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
 
     References
     ----------
-    Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", section 2.
+    Narayanan et al. 2021, "Efficient large-scale language model training on GPU
+    clusters using Megatron-LM", section 2.
 
     Examples
     --------
@@ -57,23 +64,42 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
         return schedule
     p, m = schedule.num_ranks, schedule.num_microbatches
     check_size(n * schedule.num_stages, n * m)
-    summed = _in_one_order(schedule, [list(_with_sums(row)) for row in schedule.actions])
+    summed = _in_one_order(
+        schedule, [list(_with_sums(row)) for row in schedule.actions]
+    )
     number_of = schedule.number_of
-    rows = [[Action(s, kind, d * m + number_of(k)) for s, kind, k in row] for d in range(n) for row in summed]
+    rows = [
+        [Action(s, kind, d * m + number_of(k)) for s, kind, k in row]
+        for d in range(n)
+        for row in summed
+    ]
     homes = (ranks_in(home) for home in schedule.placement)
-    placement = tuple(tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes)
+    placement = tuple(
+        tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes
+    )
     name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
     actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(schedule, n)
-    return replace(schedule, name=name, placement=placement, num_microbatches=n * m, actions=actions, overlaps=overlaps)
+    return replace(
+        schedule,
+        name=name,
+        placement=placement,
+        num_microbatches=n * m,
+        actions=actions,
+        overlaps=overlaps,
+    )
 
 
 def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
-    """Yield a row with a REDUCE_GRAD after the last gradient of each stage, or of each of its updates."""
+    """Yield a row with a REDUCE_GRAD after the last gradient of each stage, or of each
+    of its updates.
+    """
     own: dict[int, list[int]] = {}
     for stage, kind, k in row:
         if kind is B or kind is W:
             own.setdefault(stage, []).append(k)
-    ends = {(s, k) for s, kind, k in row if kind is U} | {(s, max(ks)) for s, ks in own.items()}
+    ends = {(s, k) for s, kind, k in row if kind is U} | {
+        (s, max(ks)) for s, ks in own.items()
+    }
     ends -= {(s, k) for s, kind, k in row if kind is REDUCE_GRAD}
     due = {stage: sorted(k for s, k in ends if s == stage) for stage in own}
     left = {stage: sorted(microbatches) for stage, microbatches in own.items()}
@@ -87,16 +113,24 @@ def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
 
 
 def _in_one_order(schedule: Schedule, rows: list[list[Action]]) -> list[list[Action]]:
-    """Move each all-reduce of a schedule's own replicas after the last gradient of its stage on any replica.
+    """Move each all-reduce of a schedule's own replicas after the last gradient of its
+    stage on any replica.
 
-    Otherwise, if one replica has more microbatches than another, rank 0 could reach the all-reduce of stage 1 before
-    the all-reduce of stage 0, and rank 1 the other way round: a deadlock. The walk orders all gradients, and therefore
-    all all-reduces.
+    Otherwise, if one replica has more microbatches than another, rank 0 could reach the
+    all-reduce of stage 1 before the all-reduce of stage 0, and rank 1 the other way
+    round: a deadlock. The walk orders all gradients, and therefore all all-reduces.
     """
     if not schedule.has_replicas or {REDUCE_GRAD, U} & schedule.kinds:
         return rows
-    place = {action: number for number, (_, action) in enumerate(complete_walk(schedule).order())}
-    last = {action.stage: number for action, number in place.items() if action.kind is B or action.kind is W}
+    place = {
+        action: number
+        for number, (_, action) in enumerate(complete_walk(schedule).order())
+    }
+    last = {
+        action.stage: number
+        for action, number in place.items()
+        if action.kind is B or action.kind is W
+    }
 
     def when(action: Action) -> tuple[int, bool]:
         is_sum = action.kind is REDUCE_GRAD

@@ -1,7 +1,8 @@
-"""The values between stages: which action produces one, which action consumes it, and which messages carry it.
+"""The values between stages: which action produces one, which action consumes it, and
+which messages carry it.
 
-The executor, its records and their readers name values in this way. With F(s,k) for the forward of stage s and
-microbatch k::
+The executor, its records and their readers name values in this way. With F(s,k) for the
+forward of stage s and microbatch k::
 
     stage s                     stage s + 1
 
@@ -10,21 +11,23 @@ microbatch k::
       v                           v
     B(s,k) <---- gradient ----- B(s+1,k)         a gradient: Value(s + 1, backward, k)
 
-A split backward has an I at the place of B in this picture, and a W, which depends on its I alone.
+A split backward has an I at the place of B in this picture, and a W, which depends on
+its I alone.
 
-A schedule has computations only, and a value is available once it is computed. A **program** is a lowered schedule: it
-also has SEND and RECV, and a value between two ranks travels by message. Programs are checked with the strictest rule,
-a rendezvous: a SEND blocks until its RECV. The executor does not block at a SEND, so a program without deadlock under
-this rule has none in the executor::
+A schedule has computations only, and a value is available once it is computed. A
+**program** is a lowered schedule: it also has SEND and RECV, and a value between two
+ranks travels by message. Programs are checked with the strictest rule, a rendezvous: a
+SEND blocks until its RECV. The executor does not block at a SEND, so a program without
+deadlock under this rule has none in the executor::
 
     F(s,k) -> SEND_F(s,k) <-----> RECV_F(s+1,k) -> F(s+1,k)
 
-``core/values.py`` declares which values every kind of action takes and gives, and ``core/order.py`` finds the order in
-which they can run.
+``core/values.py`` declares which values every kind of action takes and gives, and
+``core/order.py`` finds the order in which they can run.
 
-File 3 of 12 on the first path through the code (README.md):
-after ``schedules/action.py``, before ``schedules/analysis/lowering.py``. A table, ``ActionTable``, has each rank's row
-of actions.
+File 3 of 12 on the first path through the code (README.md): after
+``schedules/action.py``, before ``schedules/analysis/lowering.py``. A table,
+``ActionTable``, has each rank's row of actions.
 """
 
 from __future__ import annotations
@@ -42,9 +45,15 @@ class Direction(StrEnum):
     BACKWARD = "backward"
 
 
-# By direction, the kinds of action that compute a value, send it and receive it; by kind, the direction of its value.
-_KINDS = {Direction.FORWARD: (F, SEND_F, RECV_F), Direction.BACKWARD: (B, SEND_B, RECV_B)}
-_DIRECTION = {kind: direction for direction, kinds in _KINDS.items() for kind in kinds} | {I: Direction.BACKWARD}
+# By direction, the kinds of action that compute a value, send it and receive it; by
+# kind, the direction of its value.
+_KINDS = {
+    Direction.FORWARD: (F, SEND_F, RECV_F),
+    Direction.BACKWARD: (B, SEND_B, RECV_B),
+}
+_DIRECTION = {
+    kind: direction for direction, kinds in _KINDS.items() for kind in kinds
+} | {I: Direction.BACKWARD}
 
 
 class Value(NamedTuple):
@@ -55,7 +64,8 @@ class Value(NamedTuple):
     stage : int
         The stage that produces it.
     direction : Direction
-        ``FORWARD`` for an activation, for the next stage; ``BACKWARD`` for a gradient, for the stage before.
+        ``FORWARD`` for an activation, for the next stage; ``BACKWARD`` for a gradient,
+        for the stage before.
     microbatch : int
 
     Examples
@@ -71,12 +81,16 @@ class Value(NamedTuple):
 
     @property
     def consumer_stage(self) -> int:
-        """The stage that consumes it. It may not exist: the last stage has no next one."""
+        """The stage that consumes it. It may not exist: the last stage has no next
+        one.
+        """
         return self.stage + 1 if self.direction is Direction.FORWARD else self.stage - 1
 
     @property
     def cut(self) -> int:
-        """The index of the boundary between the two stages, which is the index of the lower stage."""
+        """The index of the boundary between the two stages, which is the index of the
+        lower stage.
+        """
         return min(self.stage, self.consumer_stage)
 
     @property
@@ -102,16 +116,30 @@ class Value(NamedTuple):
     @classmethod
     def produced_by(cls, action: Action) -> Value | None:
         """Return the value that an action computes; None for W, SEND and RECV."""
-        return cls(action.stage, _DIRECTION[action.kind], action.microbatch) if action.kind in (F, B, I) else None
+        return (
+            cls(action.stage, _DIRECTION[action.kind], action.microbatch)
+            if action.kind in (F, B, I)
+            else None
+        )
 
     @classmethod
     def consumed_by(cls, action: Action) -> Value | None:
-        """Return the value that an action needs from a neighbouring stage; None for W, SEND and RECV."""
+        """Return the value that an action needs from a neighbouring stage; None for W,
+        SEND and RECV.
+        """
         stage, kind, microbatch = action
-        return cls(stage - 1 if kind is F else stage + 1, _DIRECTION[kind], microbatch) if kind in (F, B, I) else None
+        return (
+            cls(stage - 1 if kind is F else stage + 1, _DIRECTION[kind], microbatch)
+            if kind in (F, B, I)
+            else None
+        )
 
     @classmethod
     def carried_by(cls, message: Action) -> Value:
         """Return the value that a SEND or a RECV carries."""
         stage, kind, microbatch = message
-        return cls({RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage), _DIRECTION[kind], microbatch)
+        return cls(
+            {RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage),
+            _DIRECTION[kind],
+            microbatch,
+        )

@@ -1,7 +1,9 @@
-"""Stages on several ranks: the pipelines of a table, and the gradient all-reduces over the replicas of a stage.
+"""Stages on several ranks: the pipelines of a table, and the gradient all-reduces over
+the replicas of a stage.
 
-rank 0   0F0 0B0 0REDUCE_GRAD0 | 0U0        the first of each replica meet, the second of each, and so on. A sum begins
-rank 1       0F1 0B1 0REDUCE_GRAD1 | 0U1    when all have come; a rank continues meanwhile, and only a U waits for it
+rank 0   0F0 0B0 0REDUCE_GRAD0 | 0U0        the first of each replica meet, the second
+of each, and so on. A sum begins rank 1       0F1 0B1 0REDUCE_GRAD1 | 0U1    when all
+have come; a rank continues meanwhile, and only a U waits for it
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ from minipipe.core.values import KINDS
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 
-Pipeline = tuple[int, ...]  # by stage, its rank: the path of a microbatch through a table with replicas
+# by stage, its rank: the path of a microbatch through a table with replicas
+Pipeline = tuple[int, ...]
 Members = tuple[Action, ...]  # by replica, in the order in which gradients are added
 
 
 def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
-    """Return the pipelines of a table, in the order of their lowest microbatches, and the microbatches of each.
+    """Return the pipelines of a table, in the order of their lowest microbatches, and
+    the microbatches of each.
 
-    Without replicas there is one pipeline. Two pipelines may share ranks, as in :func:`~minipipe.schedules.chimera`.
+    Without replicas there is one pipeline. Two pipelines may share ranks, as in
+    :func:`~minipipe.schedules.chimera`.
 
     Examples
     --------
@@ -30,12 +35,15 @@ def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
     """
     found: dict[Pipeline, list[int]] = {}
     for k in range(table.num_microbatches):
-        found.setdefault(tuple(table.rank_of(stage, k) for stage in range(table.num_stages)), []).append(k)
+        found.setdefault(
+            tuple(table.rank_of(stage, k) for stage in range(table.num_stages)), []
+        ).append(k)
     return found
 
 
 def gradient_sums(table: ActionTable) -> list[Members]:
-    """Return the gradient all-reduces of a legal table, stage by stage, in the order in which replicas reach them.
+    """Return the gradient all-reduces of a legal table, stage by stage, in the order in
+    which replicas reach them.
 
     Examples
     --------
@@ -45,10 +53,15 @@ def gradient_sums(table: ActionTable) -> list[Members]:
     [['0REDUCE_GRAD0', '0REDUCE_GRAD1']]
     """
     flow, met = flow_of(table), defaultdict[tuple[object, ...], dict[int, Action]](dict)
-    kinds = {kind for kind in table.kinds if KINDS[kind].meets and not KINDS[kind].message}
+    kinds = {
+        kind for kind in table.kinds if KINDS[kind].meets and not KINDS[kind].message
+    }
     for rank, row in enumerate(table.actions if kinds else ()):
         for position, action in enumerate(row):
             if action.kind in kinds:
                 met[flow.meeting(rank, position).key][rank] = action
     sums = (met[key] for key in sorted(met))
-    return [tuple(each[rank] for rank in table.ranks_of(min(each.values()).stage)) for each in sums]
+    return [
+        tuple(each[rank] for rank in table.ranks_of(min(each.values()).stage))
+        for each in sums
+    ]

@@ -1,8 +1,10 @@
-"""Closed forms for time and memory from the papers, each with its conditions, and the grid of ticks behind them.
+"""Closed forms for time and memory from the papers, each with its conditions, and the
+grid of ticks behind them.
 
-Notation: p ranks, m microbatches, v chunks on each rank, r the rank. tF, tI and tW are the times of F, I and W of one
-microbatch over all chunks of a rank, so that a chunk takes 1/v of them; tB = tI + tW. All stages take the same time,
-and messages take none. The tests compare every formula with the simulator over a grid of sizes.
+Notation: p ranks, m microbatches, v chunks on each rank, r the rank. tF, tI and tW are
+the times of F, I and W of one microbatch over all chunks of a rank, so that a chunk
+takes 1/v of them; tB = tI + tW. All stages take the same time, and messages take none.
+The tests compare every formula with the simulator over a grid of sizes.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ _TIME = SCHEDULE_NUMBER._replace(maximum=inf, expected="a number, at least 0")
 
 
 class Case(NamedTuple):
-    """The arguments of a formula: the sizes, the times tF, tI and tW, the memory M_B and M_W, and the slices."""
+    """The arguments of a formula: the sizes, the times tF, tI and tW, the memory M_B
+    and M_W, and the slices.
+    """
 
     name: str
     p: int
@@ -71,7 +75,8 @@ class ClosedForms(NamedTuple):
     makespan, span_bubble : function of Case, optional
         The second is the largest idle time within a rank's own span.
     peak : function of p, m, v and r, and of k if sequences have slices, optional
-        At the peak, the number of chunks (or slices of chunks) held between F and B or I, and between I and W.
+        At the peak, the number of chunks (or slices of chunks) held between F and B or
+        I, and between I and W.
     period : function of Case and latency, optional
         The time per microbatch in the steady state.
     conditions : tuple of str
@@ -85,7 +90,8 @@ class ClosedForms(NamedTuple):
     conditions: tuple[str, ...] = ()
 
 
-# Conditions on sizes, which apply to all formulas, on times and on memory: each has its text as its key.
+# Conditions on sizes, which apply to all formulas, on times and on memory: each has its
+# text as its key.
 _OF_SIZES: dict[str, Callable[[Case], bool]] = {
     "two chunks on each rank": lambda case: case.v == 2,
     "one chunk on each rank": lambda case: case.v == 1,
@@ -103,8 +109,12 @@ _OF_TIMES: dict[str, Callable[[Case], bool]] = {
     "tF = tI = tW": lambda case: case.tf == case.ti == case.tw,
 }
 _OF_MEMORY: dict[str, Callable[[Case], bool]] = {
-    "weight_activation <= activation": lambda case: case.weight_activation <= case.activation,
-    "weight_activation = activation": lambda case: case.weight_activation == case.activation,
+    "weight_activation <= activation": lambda case: (
+        case.weight_activation <= case.activation
+    ),
+    "weight_activation = activation": lambda case: (
+        case.weight_activation == case.activation
+    ),
 }
 _CONDITIONS = {
     "makespan": _OF_SIZES | _OF_TIMES,
@@ -124,9 +134,13 @@ def _bubble_of_first_rank(case: Case) -> float:
 
 
 def _round_trip(case: Case, latency: float) -> float:
-    """Return the larger of a rank's work and a round trip over all ranks, divided by the microbatches in flight."""
+    """Return the larger of a rank's work and a round trip over all ranks, divided by
+    the microbatches in flight.
+    """
     in_flight = _value("peak", case, 0)[0]
-    return max(case.round, (case.p * case.round + 2 * (case.p - 1) * latency) / in_flight)
+    return max(
+        case.round, (case.p * case.round + 2 * (case.p - 1) * latency) / in_flight
+    )
 
 
 def _sliced(case: Case) -> float:
@@ -138,7 +152,9 @@ def _held_in_slices(p: int, m: int, v: int, r: int, k: int = 1) -> tuple[int, in
 
 
 def _looped(case: Case) -> float:
-    return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v * case.round
+    return (
+        ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v * case.round
+    )
 
 
 def _ahead(p: int, m: int, v: int) -> int:
@@ -147,7 +163,9 @@ def _ahead(p: int, m: int, v: int) -> int:
 
 
 def _zb_makespan(case: Case, weights: int = 1) -> float:
-    return case.work + (case.p - 1) * max(case.tf, _zb_span_bubble(case._replace(p=2), weights))
+    return case.work + (case.p - 1) * max(
+        case.tf, _zb_span_bubble(case._replace(p=2), weights)
+    )
 
 
 def _zb_span_bubble(case: Case, weights: int = 1) -> float:
@@ -187,21 +205,35 @@ _1F1B = _STRAIGHT._replace(peak=lambda p, m, v, r: (v * min(p - r, m), 0))
 # Updates take no time in a formula.
 _ASYNCHRONOUS = _1F1B._replace(conditions=(_ONE_CHUNK,))
 _LOOPED = ClosedForms(_looped, _bubble_of_first_rank)
-_WAVES = ClosedForms(partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways)
+_WAVES = ClosedForms(
+    partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways
+)
 
 CLOSED_FORMS: dict[str, ClosedForms] = {
     "sequential": ClosedForms(
-        lambda case: case.p * case.work, lambda case: (case.p - 1) * case.work, lambda p, m, v, r: (v, 0)
+        lambda case: case.p * case.work,
+        lambda case: (case.p - 1) * case.work,
+        lambda p, m, v, r: (v, 0),
     ),
     "gpipe": _STRAIGHT._replace(peak=lambda p, m, v, r: (v * m, 0)),
     "1f1b": _1F1B,
-    "eager-1f1b": _STRAIGHT._replace(peak=lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0)),
-    "seq1f1b": ClosedForms(_sliced, _bubble_of_first_rank, _held_in_slices, conditions=(_ONE_CHUNK,)),
+    "eager-1f1b": _STRAIGHT._replace(
+        peak=lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0)
+    ),
+    "seq1f1b": ClosedForms(
+        _sliced, _bubble_of_first_rank, _held_in_slices, conditions=(_ONE_CHUNK,)
+    ),
     "interleaved-1f1b": _LOOPED._replace(
         peak=lambda p, m, v, r: (min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0)
     ),
     "looped-bfs": _LOOPED._replace(peak=lambda p, m, v, r: (m * v, 0)),
-    "zb-h1": ClosedForms(_zb_makespan, _zb_span_bubble, lambda p, m, v, r: (v * (p - r), v * r), _h1_period, _H1),
+    "zb-h1": ClosedForms(
+        _zb_makespan,
+        _zb_span_bubble,
+        lambda p, m, v, r: (v * (p - r), v * r),
+        _h1_period,
+        _H1,
+    ),
     "zb-h2": ClosedForms(
         partial(_zb_makespan, weights=2),
         partial(_zb_span_bubble, weights=2),
@@ -220,8 +252,12 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
         lambda p, m, v, r: (2 * p, 0),
         conditions=(_TWO_CHUNKS, "m >= 2p - 1", *_EQUAL_TIMES),
     ),
-    "v-half": ClosedForms(peak=lambda p, m, v, r: (2 * ((p + 2) // 2), 0), conditions=_CONTROLLABLE),
-    "v-min": ClosedForms(peak=lambda p, m, v, r: (2 * ((p + 4) // 3), 0), conditions=_CONTROLLABLE),
+    "v-half": ClosedForms(
+        peak=lambda p, m, v, r: (2 * ((p + 2) // 2), 0), conditions=_CONTROLLABLE
+    ),
+    "v-min": ClosedForms(
+        peak=lambda p, m, v, r: (2 * ((p + 4) // 3), 0), conditions=_CONTROLLABLE
+    ),
     "dualpipe-v": ClosedForms(
         _v_makespan,
         lambda case: (case.p - 1) * case.tf / case.v,
@@ -254,12 +290,17 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
 
 
 def makespan(
-    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    chunks_per_rank: int | None = None,
+    **times: float,
 ) -> float:
     """Return the time from the first start to the last end of all ranks.
 
     GPipe and 1F1B take (m + p - 1)(tF + tB). Interleaved 1F1B and looped BFS take
-    ((v-1) max(m,p) + m + p - 1)(tF + tB)/v. The docstrings of the zero-bubble schedules have their formulas.
+    ((v-1) max(m,p) + m + p - 1)(tF + tB)/v. The docstrings of the zero-bubble schedules
+    have their formulas.
 
     Parameters
     ----------
@@ -269,9 +310,10 @@ def makespan(
     chunks_per_rank : int, optional
         The default depends on the schedule.
     **times : float
-        ``forward``, ``backward_input`` and ``backward_weight``, each 1 by default: the times tF, tI and tW of one
-        microbatch over all chunks of a rank. A chunk takes 1/v of them. For ``"seq1f1b"`` also ``num_slices``, 2 by
-        default; a slice takes 1/k of them.
+        ``forward``, ``backward_input`` and ``backward_weight``, each 1 by default: the
+        times tF, tI and tW of one microbatch over all chunks of a rank. A chunk takes
+        1/v of them. For ``"seq1f1b"`` also ``num_slices``, 2 by default; a slice takes
+        1/k of them.
 
     Returns
     -------
@@ -281,20 +323,32 @@ def makespan(
     Raises
     ------
     ScheduleError
-        Code ``unsupported``, if no formula is known (``v-half``, ``v-min``) or its conditions do not hold.
+        Code ``unsupported``, if no formula is known (``v-half``, ``v-min``) or its
+        conditions do not hold.
 
     Examples
     --------
-    >>> makespan("1f1b", 4, 8), makespan("interleaved-1f1b", 4, 8, 2), makespan("zb-h1", 4, 8)
+    >>> (
+    ...     makespan("1f1b", 4, 8),
+    ...     makespan("interleaved-1f1b", 4, 8, 2),
+    ...     makespan("zb-h1", 4, 8),
+    ... )
     (33.0, 28.5, 27.0)
     """
-    return _value("makespan", _case(name, num_ranks, num_microbatches, chunks_per_rank, **times))
+    return _value(
+        "makespan", _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    )
 
 
 def bubble_fraction(
-    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    chunks_per_rank: int | None = None,
+    **times: float,
 ) -> float:
-    """Return the idle fraction of the total time: (p - 1)/(m + p - 1) for GPipe and 1F1B.
+    """Return the idle fraction of the total time: (p - 1)/(m + p - 1) for GPipe and
+    1F1B.
 
     Parameters and errors are as in :func:`makespan`.
 
@@ -309,9 +363,14 @@ def bubble_fraction(
 
 
 def bubble_over_ideal(
-    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    chunks_per_rank: int | None = None,
+    **times: float,
 ) -> float:
-    """Return idle time over work, Megatron's convention: (p - 1)/m for GPipe and 1F1B, (p - 1)/(m v) interleaved.
+    """Return idle time over work, Megatron's convention: (p - 1)/m for GPipe and 1F1B,
+    (p - 1)/(m v) interleaved.
 
     Parameters and errors are as in :func:`makespan`.
 
@@ -325,9 +384,14 @@ def bubble_over_ideal(
 
 
 def span_bubble(
-    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    chunks_per_rank: int | None = None,
+    **times: float,
 ) -> float:
-    """Return the largest idle time within a rank's own span, the bubble of the zero-bubble papers.
+    """Return the largest idle time within a rank's own span, the bubble of the
+    zero-bubble papers.
 
     A rank's own span runs from its first start to its last end.
 
@@ -337,18 +401,33 @@ def span_bubble(
     --------
     >>> [span_bubble("seq1f1b", 4, 8, num_slices=k) for k in (1, 2, 4)]
     [9.0, 4.5, 2.25]
-    >>> span_bubble("1f1b", 4, 8), span_bubble("zb-h1", 4, 8), span_bubble("zb-h2", 4, 8)
+    >>> (
+    ...     span_bubble("1f1b", 4, 8),
+    ...     span_bubble("zb-h1", 4, 8),
+    ...     span_bubble("zb-h2", 4, 8),
+    ... )
     (9.0, 3.0, 0.0)
     """
-    return _value("span_bubble", _case(name, num_ranks, num_microbatches, chunks_per_rank, **times))
+    return _value(
+        "span_bubble",
+        _case(name, num_ranks, num_microbatches, chunks_per_rank, **times),
+    )
 
 
-def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: float = 0.0, **times: float) -> float:
+def steady_period(
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    latency: float = 0.0,
+    **times: float,
+) -> float:
     """Return the time per microbatch in the steady state, with message latency.
 
-    It is the larger of two times: a rank's work, and a round trip over all ranks divided by K, the number of
-    microbatches in flight on rank 0: max(tF + tB, (p (tF + tB) + 2 (p - 1) c) / K). In ZB-H1 no other rank waits for W:
-    max(tF + tI + tW, (p (tF + tI) + tW + 2 (p - 1) c) / p).
+    It is the larger of two times: a rank's work, and a round trip over all ranks
+    divided by K, the number of microbatches in flight on rank 0: max(tF + tB, (p (tF +
+    tB) + 2 (p - 1) c) / K). In ZB-H1 no other rank waits for W: max(tF + tI + tW, (p
+    (tF + tI) + tW + 2 (p - 1) c) / p).
 
     Parameters
     ----------
@@ -356,7 +435,8 @@ def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: 
         ``"gpipe"``, ``"1f1b"``, ``"eager-1f1b"`` or ``"zb-h1"``.
     num_ranks, num_microbatches : int
     latency : float
-        c, the time from the end of an action until its result is available on another rank.
+        c, the time from the end of an action until its result is available on another
+        rank.
     **times : float
         ``forward``, ``backward_input`` and ``backward_weight``.
 
@@ -375,7 +455,9 @@ def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: 
     >>> [steady_period(name, 4, 8, **times) for name in ("1f1b", "eager-1f1b", "gpipe")]
     [7.5, 6, 6]
     """
-    return _value("period", _case(name, num_ranks, num_microbatches, None, **times), latency)
+    return _value(
+        "period", _case(name, num_ranks, num_microbatches, None, **times), latency
+    )
 
 
 def peak_memory(
@@ -418,7 +500,9 @@ def peak_memory(
     >>> peak_memory("zb-h1", 4, 8, activation=2, weight_activation=1)
     (8, 7, 6, 5)
     """
-    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, num_slices=num_slices)
+    case = _case(
+        name, num_ranks, num_microbatches, chunks_per_rank, num_slices=num_slices
+    )
     if case.k > 1:
         activation, weight_activation = activation / case.k, weight_activation / case.k
     case = case._replace(activation=activation, weight_activation=weight_activation)
@@ -434,7 +518,8 @@ def peak_activations(
     *,
     num_slices: int | None = None,
 ) -> tuple[int, ...]:
-    """Return the largest number of (stage, microbatch) pairs that each rank holds at once; a slice is a microbatch.
+    """Return the largest number of (stage, microbatch) pairs that each rank holds at
+    once; a slice is a microbatch.
 
     Parameters and errors are as in :func:`peak_memory`.
 
@@ -443,12 +528,15 @@ def peak_activations(
     >>> peak_activations("1f1b", 4, 8), peak_activations("gpipe", 4, 8)
     ((4, 3, 2, 1), (8, 8, 8, 8))
     """
-    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, num_slices=num_slices)
+    case = _case(
+        name, num_ranks, num_microbatches, chunks_per_rank, num_slices=num_slices
+    )
     return tuple(sum(_value("peak", case, rank)) for rank in range(num_ranks))
 
 
 def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> float:
-    """Return the activation memory of 1F1B on a rank relative to GPipe's: min(p - r, m) / m.
+    """Return the activation memory of 1F1B on a rank relative to GPipe's: min(p - r, m)
+    / m.
 
     Examples
     --------
@@ -461,7 +549,8 @@ def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> 
 
 
 def efficiency(num_ranks: int, num_microbatches: int) -> float:
-    """Return the efficiency of GPipe and 1F1B, their work over the total time: m / (m + p - 1).
+    """Return the efficiency of GPipe and 1F1B, their work over the total time: m / (m +
+    p - 1).
 
     Examples
     --------
@@ -473,10 +562,11 @@ def efficiency(num_ranks: int, num_microbatches: int) -> float:
 
 
 def recommended_num_microbatches(num_ranks: int) -> int:
-    """Return 4p, a number of microbatches with which GPipe and 1F1B are at least 80 % efficient.
+    """Return 4p, a number of microbatches with which GPipe and 1F1B are at least 80 %
+    efficient.
 
-    It is advice, not a default: without ``num_microbatches``, schedules have 8 on any number of ranks, see
-    :func:`minipipe.schedules.build`.
+    It is advice, not a default: without ``num_microbatches``, schedules have 8 on any
+    number of ranks, see :func:`minipipe.schedules.build`.
 
     References
     ----------
@@ -501,14 +591,22 @@ def _case(
     backward_weight: float = 1.0,
     num_slices: float | None = None,
 ) -> Case:
-    """Return the arguments of a formula after checking the name, the sizes and the times."""
+    """Return the arguments of a formula after checking the name, the sizes and the
+    times.
+    """
     name = spelled(name)
-    default, slices = (default_of(builder_of(name), option) for option in ("chunks_per_rank", "num_slices"))
+    default, slices = (
+        default_of(builder_of(name), option)
+        for option in ("chunks_per_rank", "num_slices")
+    )
     check_counts(p, m, default if v is None else v)
     if num_slices is not None:
         slices = SCHEDULE_COUNT.check("num_slices", num_slices)
         if slices > 1 and default_of(builder_of(name), "num_slices") == 1:
-            message = f"num_slices is {slices}, and no closed form is known for {name} with slices; leave it out."
+            message = (
+                f"num_slices is {slices}, and no closed form is known for {name} with "
+                "slices; leave it out."
+            )
             raise ScheduleError.of(Code.UNSUPPORTED, message)
     times = (forward, backward_input, backward_weight)
     for time in times:
@@ -518,7 +616,9 @@ def _case(
 
 
 def _value(figure: str, case: Case, *more: Any) -> Any:
-    """Return the value of a formula, after checking its conditions; ``more`` is a rank, or a latency."""
+    """Return the value of a formula, after checking its conditions; ``more`` is a rank,
+    or a latency.
+    """
     forms = CLOSED_FORMS.get(case.name, ClosedForms())
     formula = getattr(forms, figure)
     if formula is None:
@@ -535,14 +635,17 @@ def _value(figure: str, case: Case, *more: Any) -> Any:
 
 
 def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
-    """Return one row for each rank and in it one cell for each tick: an action, or None if the rank is idle.
+    """Return one row for each rank and in it one cell for each tick: an action, or None
+    if the rank is idle.
 
-    Every action takes one tick, whatever its kind, and runs as early as it can; SEND and RECV are left out.
+    Every action takes one tick, whatever its kind, and runs as early as it can; SEND
+    and RECV are left out.
 
     Raises
     ------
     ScheduleError
-        Code ``deadlock``, if the schedule cannot run to its end; ``overlap``, if it has overlapped actions.
+        Code ``deadlock``, if the schedule cannot run to its end; ``overlap``, if it has
+        overlapped actions.
 
     Examples
     --------
@@ -553,7 +656,9 @@ def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
     --- 1F0 1F1 1B0 1B1 ---
     """
     found = complete_walk(schedule.schedule.without_overlaps("a tick grid"))
-    grid: list[list[Action | None]] = [[None] * len(found.rounds) for _ in schedule.actions]
+    grid: list[list[Action | None]] = [
+        [None] * len(found.rounds) for _ in schedule.actions
+    ]
     order = found.order()
     for tick, ranks in enumerate(found.rounds):
         for rank, action in islice(order, len(ranks)):

@@ -1,6 +1,8 @@
-"""Versions of weights and staleness: how many updates come between what happens to each microbatch.
+"""Versions of weights and staleness: how many updates come between what happens to each
+microbatch.
 
-A version of the weights is the number of U before it; it is not written in the rows, so it cannot contradict them::
+A version of the weights is the number of U before it; it is not written in the rows, so
+it cannot contradict them::
 
     row        1F0   1F1   1B0   1U0   1F2   1B1   1U1   1B2   1U2        1F2 runs with version 1, and 1U2 makes
     version     0     0           1     1           2           3         version 3 of version 2: its staleness is 1
@@ -18,13 +20,14 @@ ByMicrobatch = tuple[tuple[int, ...], ...]  # by stage and microbatch
 
 
 def weight_versions(table: ActionTable) -> ByMicrobatch:
-    """Return, by stage and microbatch, the version of the weights with which its F runs: the number of U before it.
+    """Return, by stage and microbatch, the version of the weights with which its F
+    runs: the number of U before it.
 
     Raises
     ------
     ScheduleError
-        Code ``out-of-range``, if an action names a stage or a microbatch that does not exist; also of
-        :func:`staleness` and :func:`drift`.
+        Code ``out-of-range``, if an action names a stage or a microbatch that does not
+        exist; also of :func:`staleness` and :func:`drift`.
 
     Examples
     --------
@@ -37,7 +40,8 @@ def weight_versions(table: ActionTable) -> ByMicrobatch:
 
 
 def staleness(table: ActionTable) -> ByMicrobatch:
-    """Return, by stage and microbatch, how many updates come between its F and the update that applies its gradient.
+    """Return, by stage and microbatch, how many updates come between its F and the
+    update that applies its gradient.
 
     Examples
     --------
@@ -49,9 +53,11 @@ def staleness(table: ActionTable) -> ByMicrobatch:
 
 
 def drift(table: ActionTable) -> ByMicrobatch:
-    """Return, by stage and microbatch, how many updates come between its F and its gradient.
+    """Return, by stage and microbatch, how many updates come between its F and its
+    gradient.
 
-    Without a copy of the weights of its F, its backward runs with weights that are as many updates newer.
+    Without a copy of the weights of its F, its backward runs with weights that are as
+    many updates newer.
 
     Examples
     --------
@@ -63,7 +69,9 @@ def drift(table: ActionTable) -> ByMicrobatch:
 
 
 def _since_forward(table: ActionTable, name: str) -> ByMicrobatch:
-    """Return the number of updates between each F and the action that gives a value of a name."""
+    """Return the number of updates between each F and the action that gives a value of
+    a name.
+    """
     first = weight_versions(table)
     later = updates_before(flow_of(table), name)
     rows = (map(sub, own, versions) for own, versions in zip(later, first))

@@ -1,4 +1,6 @@
-"""A workload: the actions of a batch with their times and memory, before a schedule orders them."""
+"""A workload: the actions of a batch with their times and memory, before a schedule
+orders them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from minipipe.errors import Code, ScheduleError, counted
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.specs import SCHEDULE_NUMBER, Spec
 
-ROUNDING = 1e-9  # relative difference of floating-point sums that add the same terms in another order
+# relative difference of floating-point sums that add the same terms in another order
+ROUNDING = 1e-9
 
 
 class Objective(StrEnum):
@@ -25,11 +28,13 @@ class Objective(StrEnum):
     """
 
     MAKESPAN = "makespan"  # from the first start to the last end, all ranks together
-    SPAN = "span"  # the longest time of any rank from its own first start to its own last end
+    # the longest time of any rank from its own first start to its own last end
+    SPAN = "span"
 
 
 class Workload(NamedTuple):
-    """Stages on ranks, microbatches, the times and the memory of their actions, and limits: a scheduling problem.
+    """Stages on ranks, microbatches, the times and the memory of their actions, and
+    limits: a scheduling problem.
 
     Every backward is split into I and W. :meth:`minipipe.Costs.workload` makes one.
 
@@ -41,11 +46,13 @@ class Workload(NamedTuple):
     forward, backward_input, backward_weight : tuple of float
         By stage, the times of F, I and W.
     message : tuple of float
-        By stage, the time in flight between it and the next one, either way; 0 on one rank, and after the last.
+        By stage, the time in flight between it and the next one, either way; 0 on one
+        rank, and after the last.
     footprint : Footprint
         By stage, the memory of one microbatch.
     memory_limit : tuple of float
-        By rank, the most that it may hold while an action runs; infinite if there is no limit.
+        By rank, the most that it may hold while an action runs; infinite if there is no
+        limit.
     overhead : float
         The time of a rank between two actions.
     """
@@ -88,11 +95,13 @@ class Workload(NamedTuple):
         """
         own = (s for s, owner in enumerate(self.placement) if owner == rank)
         return self.num_microbatches * sum(
-            self.forward[s] + self.backward_input[s] + self.backward_weight[s] for s in own
+            self.forward[s] + self.backward_input[s] + self.backward_weight[s]
+            for s in own
         )
 
     def least_memory(self, rank: int) -> float:
-        """Return the least memory with which a rank can finish one microbatch: all its F, then each I and W.
+        """Return the least memory with which a rank can finish one microbatch: all its
+        F, then each I and W.
 
         Examples
         --------
@@ -103,7 +112,9 @@ class Workload(NamedTuple):
         activation, weight_activation, transient = self.footprint
         held, least = 0.0, 0.0
         for s in (stage for stage, owner in enumerate(self.placement) if owner == rank):
-            least = max(least, held + weight_activation[s], held + activation[s] + transient[s])
+            least = max(
+                least, held + weight_activation[s], held + activation[s] + transient[s]
+            )
             held += activation[s]
         return least
 
@@ -130,8 +141,13 @@ def check_memory(workload: Workload) -> None:
     for rank, limit in enumerate(workload.memory_limit):
         needed = workload.least_memory(rank)
         if not fits(needed, limit):
-            message = f"memory_limit is {limit:g} on rank {rank}, but one microbatch alone takes {needed:g} there"
-            raise ScheduleError.of(Code.VALUE, f"{message}; expected at least that.", rank)
+            message = (
+                f"memory_limit is {limit:g} on rank {rank}, but one microbatch alone "
+                f"takes {needed:g} there"
+            )
+            raise ScheduleError.of(
+                Code.VALUE, f"{message}; expected at least that.", rank
+            )
 
 
 def check_footprint(memory: Footprint, num_stages: int) -> None:
@@ -147,7 +163,9 @@ def check_footprint(memory: Footprint, num_stages: int) -> None:
         check_amounts(f"{name} of memory", given, num_stages)
 
 
-def check_amounts(name: str, given: Sequence[float] | Mapping[int, float], num_stages: int) -> None:
+def check_amounts(
+    name: str, given: Sequence[float] | Mapping[int, float], num_stages: int
+) -> None:
     """Refuse anything but an amount for each stage.
 
     Examples
@@ -163,15 +181,20 @@ def check_amounts(name: str, given: Sequence[float] | Mapping[int, float], num_s
     spec.check_items(name, given, values)
 
 
-def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
-    """Return a memory limit for each rank: the one amount for all, or the amount of each.
+def amount_per_rank(
+    given: float | Sequence[float], num_ranks: int
+) -> tuple[float, ...]:
+    """Return a memory limit for each rank: the one amount for all, or the amount of
+    each.
 
     Examples
     --------
     >>> amount_per_rank(2.5, num_ranks=3)
     (2.5, 2.5, 2.5)
     """
-    values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
+    values: tuple = (
+        tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
+    )
     expected = f"an amount above 0, or one for each of {counted(num_ranks, 'rank')}"
     spec = Spec(float, above=0, maximum=inf, expected=expected, error=ScheduleError.of)
     if len(values) != num_ranks:

@@ -1,4 +1,6 @@
-"""The named schedules side by side: time, bubble and memory of each, for one choice of sizes and costs or for many."""
+"""The named schedules side by side: time, bubble and memory of each, for one choice of
+sizes and costs or for many.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from minipipe.schedules.action import ActionKind, L, O, R
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
 from minipipe.schedules.analysis.workload import Objective, Workload, fits
-from minipipe.schedules.placement import check_sizes, looped_placement, neighbouring_placement, v_placement
+from minipipe.schedules.placement import (
+    check_sizes,
+    looped_placement,
+    neighbouring_placement,
+    v_placement,
+)
 from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of, spelled
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import value_of
@@ -22,8 +29,16 @@ from minipipe.schedules.simulation.simulator import check_costs, simulate
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER, Spec
 
-_LIMIT = Spec(float, above=0, maximum=inf, expected="a number of microbatches, above 0", error=ScheduleError.of)
-_RANKS = SCHEDULE_COUNT._replace(minimum=2, expected="at least 2, because one rank has no bubble")
+_LIMIT = Spec(
+    float,
+    above=0,
+    maximum=inf,
+    expected="a number of microbatches, above 0",
+    error=ScheduleError.of,
+)
+_RANKS = SCHEDULE_COUNT._replace(
+    minimum=2, expected="at least 2, because one rank has no bubble"
+)
 _COSTS = SCHEDULE_NUMBER._replace(
     kind=Mapping,
     expected="a mapping, such as {'near': Costs(), 'far': Costs(latency=1)}",
@@ -31,13 +46,15 @@ _COSTS = SCHEDULE_NUMBER._replace(
 
 
 class Gap(NamedTuple):
-    """The time of a schedule, and a lower bound for all schedules of its stages and memory.
+    """The time of a schedule, and a lower bound for all schedules of its stages and
+    memory.
 
     Attributes
     ----------
     objective : Objective
     workload : Workload
-        The work of all schedules. Each rank may hold as much memory as the fullest rank of this schedule.
+        The work of all schedules. Each rank may hold as much memory as the fullest rank
+        of this schedule.
     value : float
         Makespan or longest own span, in the unit of the times.
     bound : Bound
@@ -50,20 +67,22 @@ class Gap(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """How far the value is above the bound, relative to the bound: the largest possible gain."""
+        """How far the value is above the bound, relative to the bound: the largest
+        possible gain.
+        """
         return max(0.0, self.value / self.bound.value - 1) if self.bound.value else 0.0
 
 
 def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, ...]:
     """Return the gaps of makespan and longest own span; none if no bound is proved.
 
-    No bound is proved for several steps, forwards alone, frozen stages, replicas, R, O and L, and overlapped actions
-    that hide time.
+    No bound is proved for several steps, forwards alone, frozen stages, replicas, R, O
+    and L, and overlapped actions that hide time.
 
     Notes
     -----
-    Each rank of the best schedule may hold as much as the fullest rank of this one: ranks are equal machines. The best
-    schedule may split backwards that are whole here.
+    Each rank of the best schedule may hold as much as the fullest rank of this one:
+    ranks are equal machines. The best schedule may split backwards that are whole here.
 
     Examples
     --------
@@ -86,11 +105,17 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     if any(is_unbounded):
         return ()
     workload = workload_of(schedule, costs, max(timeline.peak_memory or (inf,)))
-    return tuple(Gap(it, workload, value_of(timeline, it), lower_bound(workload, it)) for it in Objective)
+    return tuple(
+        Gap(it, workload, value_of(timeline, it), lower_bound(workload, it))
+        for it in Objective
+    )
 
 
-def workload_of(schedule: ActionTable, costs: Costs, memory_limit: float = inf) -> Workload:
-    """Return the workload of a schedule. A whole backward is I and W without overhead or memory between them.
+def workload_of(
+    schedule: ActionTable, costs: Costs, memory_limit: float = inf
+) -> Workload:
+    """Return the workload of a schedule. A whole backward is I and W without overhead
+    or memory between them.
 
     Examples
     --------
@@ -98,13 +123,17 @@ def workload_of(schedule: ActionTable, costs: Costs, memory_limit: float = inf) 
     >>> workload_of(schedules.gpipe(2, 4), Costs(overhead=0.5)).overhead
     0.0
     """
-    workload = costs.sliced(schedule.num_slices).workload(schedule.placement, schedule.num_microbatches)
+    workload = costs.sliced(schedule.num_slices).workload(
+        schedule.placement, schedule.num_microbatches
+    )
     workload = workload._replace(memory_limit=(memory_limit,) * schedule.num_ranks)
     if ActionKind.BACKWARD not in schedule.kinds:
         return workload
     activation, weight_activation, _ = workload.footprint
     least = tuple(map(min, zip(activation, weight_activation)))
-    return workload._replace(overhead=0.0, footprint=workload.footprint._replace(weight_activation=least))
+    return workload._replace(
+        overhead=0.0, footprint=workload.footprint._replace(weight_activation=least)
+    )
 
 
 _KEYS = (
@@ -116,39 +145,48 @@ _KEYS = (
 
 
 def table(
-    num_ranks: int, num_microbatches: int, costs: Costs | None = None, memory_limit: float | None = None
+    num_ranks: int,
+    num_microbatches: int,
+    costs: Costs | None = None,
+    memory_limit: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a plain dictionary for each named schedule, in the order of the registry: for csv, JSON or a data frame.
+    """Return a plain dictionary for each named schedule, in the order of the registry:
+    for csv, JSON or a data frame.
 
-    Times and peaks refer to all layers of a rank: if it holds v chunks, each takes 1/v of the time and of the memory.
-    So schedules with different numbers of chunks are comparable.
+    Times and peaks refer to all layers of a rank: if it holds v chunks, each takes 1/v
+    of the time and of the memory. So schedules with different numbers of chunks are
+    comparable.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
     costs : Costs, optional
-        The costs of all layers of each rank, as if it had one stage; by default F, I and W take one unit each. A
-        message takes the same time for any number of chunks.
+        The costs of all layers of each rank, as if it had one stage; by default F, I
+        and W take one unit each. A message takes the same time for any number of
+        chunks.
     memory_limit : float, optional
-        The most microbatches that a rank may hold, each counted for all layers of its rank. Schedules that exceed it
-        are left out.
+        The most microbatches that a rank may hold, each counted for all layers of its
+        rank. Schedules that exceed it are left out.
 
     Returns
     -------
     list of dict
-        The same keys in each: ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``,
-        ``placement``, ``makespan``, ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of all
-        ranks) and ``peak_activations`` (by rank) in microbatches, each counted for all layers of its rank (a timeline
-        counts pairs of stage and microbatch: v times as many), ``peak_memory`` (by rank), ``bound`` (a lower bound on
-        the makespan with the same stages and memory) and ``gap`` (the relative distance of the makespan above it:
-        :func:`gaps`), ``is_reproducible``, ``trades`` and ``error``. If the sizes do not fit a schedule, ``error`` says
-        why, and the figures are None. ``bound`` and ``gap`` are also None for a schedule that does not train.
+        The same keys in each: ``schedule``, ``num_ranks``, ``num_stages``,
+        ``num_microbatches``, ``chunks_per_rank``, ``placement``, ``makespan``,
+        ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of
+        all ranks) and ``peak_activations`` (by rank) in microbatches, each counted for
+        all layers of its rank (a timeline counts pairs of stage and microbatch: v times
+        as many), ``peak_memory`` (by rank), ``bound`` (a lower bound on the makespan
+        with the same stages and memory) and ``gap`` (the relative distance of the
+        makespan above it: :func:`gaps`), ``is_reproducible``, ``trades`` and ``error``.
+        If the sizes do not fit a schedule, ``error`` says why, and the figures are
+        None. ``bound`` and ``gap`` are also None for a schedule that does not train.
 
     Raises
     ------
     ScheduleError
-        Code ``value``, for a count below 1 or a limit that is not above 0, and for costs of another number
-        of stages.
+        Code ``value``, for a count below 1 or a limit that is not above 0, and for
+        costs of another number of stages.
 
     Examples
     --------
@@ -180,7 +218,8 @@ def sweep(
     costs: Mapping[str, Costs] = _UNIT_COSTS,
     watch: Callable[[Callable[[], str]], object] = lambda describe: None,
 ) -> list[dict[str, Any]]:
-    """Return a row of :func:`table` for every combination of sizes, schedules, chunks and costs.
+    """Return a row of :func:`table` for every combination of sizes, schedules, chunks
+    and costs.
 
     Parameters
     ----------
@@ -190,31 +229,47 @@ def sweep(
     chunks_per_rank : iterable of (int or None)
         Stages on each rank; None is the default of each schedule.
     costs : mapping of str to Costs
-        Maps names of your choice to costs, each as for :func:`table`. By default there is one, with an empty name:
-        F, I and W take one unit each.
+        Maps names of your choice to costs, each as for :func:`table`. By default there
+        is one, with an empty name: F, I and W take one unit each.
     watch : function
         Called once with a function that returns a progress message.
 
     Returns
     -------
     list of dict
-        The keys of :func:`table`, and first ``costs``, the name of the costs. Schedules vary fastest, then chunks,
-        microbatches, ranks and costs. If sizes or costs do not fit, ``error`` says why, and the figures are None.
+        The keys of :func:`table`, and first ``costs``, the name of the costs. Schedules
+        vary fastest, then chunks, microbatches, ranks and costs. If sizes or costs do
+        not fit, ``error`` says why, and the figures are None.
 
     Raises
     ------
     ScheduleError
-        Code ``name``, for an unknown schedule; ``value`` and ``too-large``, for a count that fits no
-        combination, or if there is nothing to combine, or for a value that is not a Costs.
+        Code ``name``, for an unknown schedule; ``value`` and ``too-large``, for a count
+        that fits no combination, or if there is nothing to combine, or for a value that
+        is not a Costs.
 
     Examples
     --------
-    >>> rows = sweep([2, 4], [8, 16], ["1f1b", "v-half"], costs={"near": Costs(), "far": Costs(latency=1)})
-    >>> len(rows), [(row["costs"], row["schedule"], row["makespan"]) for row in rows[-2:]]
+    >>> rows = sweep(
+    ...     [2, 4],
+    ...     [8, 16],
+    ...     ["1f1b", "v-half"],
+    ...     costs={"near": Costs(), "far": Costs(latency=1)},
+    ... )
+    >>> (
+    ...     len(rows),
+    ...     [(row["costs"], row["schedule"], row["makespan"]) for row in rows[-2:]],
+    ... )
     (16, [('far', '1f1b', 85.0), ('far', 'v-half', 101.5)])
     """
-    ranks, microbatches = _values("num_ranks", num_ranks), _values("num_microbatches", num_microbatches)
-    names, chunks = _values("schedules", schedules), _values("chunks_per_rank", chunks_per_rank)
+    ranks, microbatches = (
+        _values("num_ranks", num_ranks),
+        _values("num_microbatches", num_microbatches),
+    )
+    names, chunks = (
+        _values("schedules", schedules),
+        _values("chunks_per_rank", chunks_per_rank),
+    )
     for given in ranks:
         check_sizes(given, 1)
     for given in microbatches:
@@ -227,7 +282,9 @@ def sweep(
     _COSTS.check("costs", costs)
     for own in costs.values():
         check_costs(own)
-    combinations = list(product(_values("costs", costs), ranks, microbatches, chunks, names))
+    combinations = list(
+        product(_values("costs", costs), ranks, microbatches, chunks, names)
+    )
     rows: list[dict[str, Any]] = []
     watch(lambda: f"{len(rows):,} of {counted(len(combinations), 'row')}")
     for label, p, m, v, name in combinations:
@@ -236,15 +293,32 @@ def sweep(
 
 
 def _values(name: str, given: Iterable[Any]) -> list[Any]:
-    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    values = (
+        list(given)
+        if isinstance(given, Iterable) and not isinstance(given, str)
+        else []
+    )
     if not values:
         raise SCHEDULE_NUMBER.refusal(name, given, "at least one value, in a list")
     return values
 
 
-def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: int | None = None) -> dict[str, Any]:
-    """Return the row of a schedule with the given number of chunks, or with its default number."""
-    row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks, **dict.fromkeys(_KEYS), "trades": TRADES[name]}
+def _row(
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    costs: Costs,
+    given: int | None = None,
+) -> dict[str, Any]:
+    """Return the row of a schedule with the given number of chunks, or with its default
+    number.
+    """
+    row: dict[str, Any] = {
+        "schedule": name,
+        "num_ranks": num_ranks,
+        **dict.fromkeys(_KEYS),
+        "trades": TRADES[name],
+    }
     row |= {"num_microbatches": num_microbatches, "chunks_per_rank": given}
     try:
         # Costs by stage must be as many as ranks.
@@ -257,14 +331,16 @@ def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: 
 
 
 def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
-    """Return the figures of a schedule, as in :func:`table`, under the costs of all layers of each rank.
+    """Return the figures of a schedule, as in :func:`table`, under the costs of all
+    layers of each rank.
 
     Each rank has equally many stages.
 
     Raises
     ------
     ScheduleError
-        Code ``value``, for costs of another number of stages; the verifier's codes, for a schedule that is not legal.
+        Code ``value``, for costs of another number of stages; the verifier's codes, for
+        a schedule that is not legal.
 
     Examples
     --------
@@ -294,7 +370,9 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
 
 
 def _shape(schedule: Schedule, chunks: int) -> str:
-    """Return the name of a placement: ``"straight"``, ``"looped"``, ``"V"``, ``"replicas"`` or else ``"other"``."""
+    """Return the name of a placement: ``"straight"``, ``"looped"``, ``"V"``,
+    ``"replicas"`` or else ``"other"``.
+    """
     if schedule.has_replicas:
         return "replicas"
     shapes = {
@@ -302,7 +380,10 @@ def _shape(schedule: Schedule, chunks: int) -> str:
         "looped": looped_placement(schedule.num_ranks, chunks),
         "V": v_placement(schedule.num_ranks),
     }
-    return next((name for name, placement in shapes.items() if placement == schedule.placement), "other")
+    return next(
+        (name for name, placement in shapes.items() if placement == schedule.placement),
+        "other",
+    )
 
 
 # Bounds exist for these placements.
@@ -323,7 +404,8 @@ class TradeoffPoint(NamedTuple):
     memory : float
         The peak of the fullest rank, in the memory unit of the costs.
     bubble : float
-        The fraction of total rank time that is not work: idle, or lost because ranks share cores.
+        The fraction of total rank time that is not work: idle, or lost because ranks
+        share cores.
     makespan : float
         In the time unit of the costs.
     is_searched : bool
@@ -346,8 +428,9 @@ class Tradeoff(NamedTuple):
     num_ranks, num_microbatches : int
     choices : tuple of TradeoffPoint
     bounds : mapping of str to tuple of (float, float)
-        By placement, the corners (memory, bubble) of a curve of steps: the least bubble of all schedules with this
-        placement and at most that memory. Memory ascends, and the last corner is for unlimited memory.
+        By placement, the corners (memory, bubble) of a curve of steps: the least bubble
+        of all schedules with this placement and at most that memory. Memory ascends,
+        and the last corner is for unlimited memory.
     counts_microbatches : bool
         Whether memory is in microbatches, each counted for all layers of its rank.
     """
@@ -359,8 +442,11 @@ class Tradeoff(NamedTuple):
     counts_microbatches: bool = True
 
 
-def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) -> Tradeoff:
-    """Return time and memory of the named schedules that train, and lower bounds on both.
+def tradeoff(
+    num_ranks: int, num_microbatches: int, costs: Costs | None = None
+) -> Tradeoff:
+    """Return time and memory of the named schedules that train, and lower bounds on
+    both.
 
     Parameters
     ----------
@@ -373,16 +459,18 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     Raises
     ------
     ScheduleError
-        Code ``value``, for fewer than two ranks or a count below 1, and if activations take no memory
-        or actions no time.
+        Code ``value``, for fewer than two ranks or a count below 1, and if activations
+        take no memory or actions no time.
 
     Notes
     -----
-    The bounds are for makespans with a split backward, for straight stages and for a V. If stages hold different
-    amounts, or I and W do, a step is an eighth of a microbatch long, and as high as the bound at its right end.
+    The bounds are for makespans with a split backward, for straight stages and for a V.
+    If stages hold different amounts, or I and W do, a step is an eighth of a microbatch
+    long, and as high as the bound at its right end.
 
-    Only the memory of activations counts. Schedules with replicas or updates are left out because they hold more
-    weights, and schedules with slices because the bounds are for whole microbatches.
+    Only the memory of activations counts. Schedules with replicas or updates are left
+    out because they hold more weights, and schedules with slices because the bounds are
+    for whole microbatches.
 
     Examples
     --------
@@ -398,27 +486,45 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     costs = costs or Costs()
     if not any(costs.memory(num_ranks).activation):
         raise misuse("activation is 0; expected memory, to compare it with time.")
-    rows = [row for row in table(num_ranks, num_microbatches, costs) if row["error"] is None]
+    rows = [
+        row for row in table(num_ranks, num_microbatches, costs) if row["error"] is None
+    ]
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
-        raise misuse("F, I and W take no time; expected some, to compare it with memory.")
+        raise misuse(
+            "F, I and W take no time; expected some, to compare it with memory."
+        )
     choices = [_choice(row["schedule"], row, work) for row in rows if _is_compared(row)]
     most = max(choice.memory for choice in choices)
     bounds = {
-        name: tuple(_bound(costs, placed(num_ranks), num_microbatches, most)) for name, placed in PLACEMENTS.items()
+        name: tuple(_bound(costs, placed(num_ranks), num_microbatches, most))
+        for name, placed in PLACEMENTS.items()
     }
-    counts_microbatches = (costs.activation, costs.weight_activation, costs.transient_activation) == (1.0, None, 0.0)
-    return Tradeoff(num_ranks, num_microbatches, tuple(choices), bounds, counts_microbatches)
+    counts_microbatches = (
+        costs.activation,
+        costs.weight_activation,
+        costs.transient_activation,
+    ) == (1.0, None, 0.0)
+    return Tradeoff(
+        num_ranks, num_microbatches, tuple(choices), bounds, counts_microbatches
+    )
 
 
 def _is_compared(row: Mapping[str, Any]) -> bool:
     example = build(row["schedule"], 2, 2)
-    holds_more_weights = ActionKind.UPDATE in example.kinds or row["placement"] == "replicas"
-    return not example.is_forward_only and example.num_slices == 1 and not holds_more_weights
+    holds_more_weights = (
+        ActionKind.UPDATE in example.kinds or row["placement"] == "replicas"
+    )
+    return (
+        not example.is_forward_only
+        and example.num_slices == 1
+        and not holds_more_weights
+    )
 
 
 def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
-    """Return the point of a schedule that a search has found, under the costs of all layers of each rank.
+    """Return the point of a schedule that a search has found, under the costs of all
+    layers of each rank.
 
     Examples
     --------
@@ -431,14 +537,18 @@ def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
 
 
 def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
-    """Return the choices that no other choice beats in memory or bubble without being worse in the other.
+    """Return the choices that no other choice beats in memory or bubble without being
+    worse in the other.
 
     If several are at one point, it returns the first.
 
     Examples
     --------
     >>> drawn = (("a", 2, 0.3), ("b", 1, 0.4), ("c", 2, 0.4))
-    >>> many = [TradeoffPoint(name, "V", memory, bubble, 9) for name, memory, bubble in drawn]
+    >>> many = [
+    ...     TradeoffPoint(name, "V", memory, bubble, 9)
+    ...     for name, memory, bubble in drawn
+    ... ]
     >>> [choice.name for choice in pareto_front(many)]
     ['b', 'a']
     """
@@ -449,9 +559,13 @@ def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
     return best
 
 
-def _choice(name: str, found: Mapping[str, Any], work: float, is_searched: bool = False) -> TradeoffPoint:
+def _choice(
+    name: str, found: Mapping[str, Any], work: float, is_searched: bool = False
+) -> TradeoffPoint:
     memory, makespan = max(found["peak_memory"]), found["makespan"]
-    return TradeoffPoint(name, found["placement"], memory, 1 - work / makespan, makespan, is_searched)
+    return TradeoffPoint(
+        name, found["placement"], memory, 1 - work / makespan, makespan, is_searched
+    )
 
 
 def _work(costs: Costs, num_ranks: int, num_microbatches: int) -> float:
@@ -460,13 +574,18 @@ def _work(costs: Costs, num_ranks: int, num_microbatches: int) -> float:
     return sum(map(workload.work, range(num_ranks))) / num_ranks
 
 
-def _bound(costs: Costs, placement: Sequence[int], num_microbatches: int, most: float) -> Iterator[tuple[float, float]]:
-    """Yield the corners of the bound for one placement, for limits from a microbatch to the most memory of a choice."""
+def _bound(
+    costs: Costs, placement: Sequence[int], num_microbatches: int, most: float
+) -> Iterator[tuple[float, float]]:
+    """Yield the corners of the bound for one placement, for limits from a microbatch to
+    the most memory of a choice.
+    """
     num_ranks = 1 + max(placement)
     share = max(costs.memory(num_ranks).activation)
     own = costs.cut(len(placement) // num_ranks)
     activation, weight_activation, transient = own.memory(len(placement))
-    # If all amounts are equal, only their multiples are ever held. Otherwise a step has the height of its right end.
+    # If all amounts are equal, only their multiples are ever held. Otherwise a step has
+    # the height of its right end.
     step, holds = activation[0], 0.0
     if len({*activation, *weight_activation}) > 1 or any(transient):
         step = share / _PIECES
@@ -476,7 +595,9 @@ def _bound(costs: Costs, placement: Sequence[int], num_microbatches: int, most: 
     last, memory = inf, share
     while fits(memory, most) and last > unlimited:
         with suppress(ScheduleError):  # not even one microbatch fits
-            bubble = _least_bubble(work, own.workload(placement, num_microbatches, memory + holds))
+            bubble = _least_bubble(
+                work, own.workload(placement, num_microbatches, memory + holds)
+            )
             if bubble < last:
                 yield memory, bubble
             last = min(last, bubble)

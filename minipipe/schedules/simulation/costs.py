@@ -1,4 +1,6 @@
-"""Costs: the times of actions and messages, the memory of activations, and which ranks share a host."""
+"""Costs: the times of actions and messages, the memory of activations, and which ranks
+share a host.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted
-from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
+from minipipe.io import (
+    MOST_JSON,
+    MOST_STAGES,
+    parse_real,
+    printable,
+    read_text,
+    write_whole,
+)
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
-from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
+from minipipe.schedules.placement import (
+    Placement,
+    check_sizes,
+    ranks_in,
+    stages_by_rank,
+)
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.simulation.hosts import Hosts
 from minipipe.specs import SCHEDULE_NUMBER, Spec, as_float
 
-if TYPE_CHECKING:  # on demand below: most programs measure no costs, search nothing, and write no file
+# on demand below: most programs measure no costs, search nothing, and write no file
+if TYPE_CHECKING:
     from pathlib import Path
 
     from minipipe.schedules.analysis.workload import Workload
@@ -37,7 +52,13 @@ ByStage = float | Sequence[float]
 
 _BY_STAGE = SCHEDULE_NUMBER._replace(expected="finite numbers, at least 0", of="stage")
 _TIME = SCHEDULE_NUMBER._replace(expected="a finite time, at least 0")
-_RATE = Spec(float, above=0, maximum=inf, expected="a number, more than 0", error=ScheduleError.of)
+_RATE = Spec(
+    float,
+    above=0,
+    maximum=inf,
+    expected="a number, more than 0",
+    error=ScheduleError.of,
+)
 _SPECS = {
     **dict.fromkeys(_SHORT.values(), _BY_STAGE),
     "latency": _TIME,
@@ -48,7 +69,9 @@ _SPECS = {
     "copy_bandwidth": _RATE,
     **dict.fromkeys((*_OF_WEIGHTS, *_HELD), _BY_STAGE),
     "slice_work": SCHEDULE_NUMBER._replace(expected="numbers, at least 0", of="slice"),
-    "cores": _RATE._replace(expected="a number above 0, such as 2, or one for each host", of="host"),
+    "cores": _RATE._replace(
+        expected="a number above 0, such as 2, or one for each host", of="host"
+    ),
     "hosts": SCHEDULE_NUMBER._replace(
         expected="the host of each rank, counted from 0, such as (0, 0, 1, 1)",
         of="rank",
@@ -59,69 +82,83 @@ _OTHERS = {"sends_block": Spec(bool), "unit": Spec(str), "memory_unit": Spec(str
 
 @dataclass(frozen=True)
 class Costs:
-    """The times of actions and messages, in one unit of time, and the memory of activations, in one unit of memory.
+    """The times of actions and messages, in one unit of time, and the memory of
+    activations, in one unit of memory.
 
-    A value by stage is one number for all stages, or a sequence with one number for each. A rank with several chunks
-    takes the full time of each of its stages.
+    A value by stage is one number for all stages, or a sequence with one number for
+    each. A rank with several chunks takes the full time of each of its stages.
 
     Attributes
     ----------
     forward, backward_input, backward_weight : float or sequence of float
-        By stage, the times of F, I and W. A whole backward B takes backward_input + backward_weight.
+        By stage, the times of F, I and W. A whole backward B takes backward_input +
+        backward_weight.
     latency : float
-        The time from the end of an action until its result is available on another rank. Adjacent stages on one rank
-        have no latency between them.
+        The time from the end of an action until its result is available on another
+        rank. Adjacent stages on one rank have no latency between them.
     bandwidth : float
-        Units of size per unit of time. A message takes its size over the bandwidth in addition to the latency.
-        Messages slow each other down only if they share the link of a host, see ``hosts``.
+        Units of size per unit of time. A message takes its size over the bandwidth in
+        addition to the latency. Messages slow each other down only if they share the
+        link of a host, see ``hosts``.
     message_size : float or sequence of float
-        By stage, the size of its activation. The gradient of the activation has the same size.
+        By stage, the size of its activation. The gradient of the activation has the
+        same size.
     activation : float or sequence of float
         By stage, the memory of one microbatch from F until B or I.
     weight_activation : float or sequence of float, optional
         By stage, its memory from I until W. By default the same as ``activation``.
     transient_activation : float or sequence of float
-        By stage, the additional memory while its B or I runs, such as recomputed activations.
+        By stage, the additional memory while its B or I runs, such as recomputed
+        activations.
     overhead : float
-        The time of a rank between two actions of a step: bookkeeping and the start of transfers.
+        The time of a rank between two actions of a step: bookkeeping and the start of
+        transfers.
     update : float or sequence of float
-        By stage, the time of a U or, in a schedule without U, the time of a rank between two training steps: the
-        optimiser and everything else that it does there.
-        ``Costs.measured(pipeline.timeline(num_steps=4)).update`` is a measured time.
+        By stage, the time of a U or, in a schedule without U, the time of a rank
+        between two training steps: the optimiser and everything else that it does
+        there. ``Costs.measured(pipeline.timeline(num_steps=4)).update`` is a measured
+        time.
     sends_block : bool
-        Whether a SEND blocks its rank until the receiver has reached the RECV and the message has been transferred.
-        Otherwise a SEND takes no time.
+        Whether a SEND blocks its rank until the receiver has reached the RECV and the
+        message has been transferred. Otherwise a SEND takes no time.
     unit, memory_unit : str
         The units in captions: ``"s"`` or ``"units"``, ``"bytes"`` or ``"units"``.
     cores : float or sequence of float, optional
-        The cores of all hosts, or of each host. An action, an overhead and an update each need one. While n of them run
-        on a host with fewer cores, each runs at the rate cores / n. The default is a core for every rank.
+        The cores of all hosts, or of each host. An action, an overhead and an update
+        each need one. While n of them run on a host with fewer cores, each runs at the
+        rate cores / n. The default is a core for every rank.
     hosts : sequence of int, optional
-        By rank, the number of its host, counted from 0. Between two hosts messages share links: each host has one out
-        and one in, with the bandwidth above, and those that share a link get max-min fair parts. The latency is not
-        shared. By default all ranks are on one host, where messages share nothing.
+        By rank, the number of its host, counted from 0. Between two hosts messages
+        share links: each host has one out and one in, with the bandwidth above, and
+        those that share a link get max-min fair parts. The latency is not shared. By
+        default all ranks are on one host, where messages share nothing.
     overlap : float
-        The part of the shorter of two overlapped actions that the longer one hides: with 0, the default, a pair takes
-        as long as both in turn; with 1, as long as the longer one.
+        The part of the shorter of two overlapped actions that the longer one hides:
+        with 0, the default, a pair takes as long as both in turn; with 1, as long as
+        the longer one.
     copy_bandwidth : float
-        Units of memory per unit of time at which a rank copies activations to the memory of its host (O) and, at the
-        same time and with the same rate, back (L).
+        Units of memory per unit of time at which a rank copies activations to the
+        memory of its host (O) and, at the same time and with the same rate, back (L).
     gradient_size : float or sequence of float
-        By stage, the size of the gradients of its weights, for the all-reduces over replicas; see :meth:`sum_times`.
+        By stage, the size of the gradients of its weights, for the all-reduces over
+        replicas; see :meth:`sum_times`.
     weights : float or sequence of float
-        By stage, the memory of its weights. Each further version of the weights that a rank holds takes as much, and so
-        does each further gradient accumulator that waits for its U.
+        By stage, the memory of its weights. Each further version of the weights that a
+        rank holds takes as much, and so does each further gradient accumulator that
+        waits for its U.
     slice_work : sequence of float, optional
-        By slice of a sequence, its part of the work, in any one unit, such as :func:`minipipe.schedules.slice_work`
-        returns. The default is equal parts. The other costs refer to a whole sequence: a slice takes its part of F, I
-        and W, and an equal part of memory and of the size of a message.
+        By slice of a sequence, its part of the work, in any one unit, such as
+        :func:`minipipe.schedules.slice_work` returns. The default is equal parts. The
+        other costs refer to a whole sequence: a slice takes its part of F, I and W, and
+        an equal part of memory and of the size of a message.
     keys_values : float or sequence of float
-        By stage, the part of ``activation`` that is keys and values of attention, if sequences have slices. Their
-        gradients take as much again, from the backward of a later slice until their own backward. A stage without a
-        backward keeps them until the last slice of the sequence.
+        By stage, the part of ``activation`` that is keys and values of attention, if
+        sequences have slices. Their gradients take as much again, from the backward of
+        a later slice until their own backward. A stage without a backward keeps them
+        until the last slice of the sequence.
     other : mapping of str to float or sequence of float, optional
-        By stage, the times of kinds of action that a program has declared, each by its name in ``Kind.time``. Those
-        that are left out take no time.
+        By stage, the times of kinds of action that a program has declared, each by its
+        name in ``Kind.time``. Those that are left out take no time.
 
     Examples
     --------
@@ -130,7 +167,9 @@ class Costs:
     >>> from minipipe import Costs, schedules, simulate
     >>> costs = Costs(forward=[1, 1, 2, 1], backward_input=[1, 1, 2, 1], latency=0.1)
     >>> schedule = schedules.one_f_one_b(4, 8)
-    >>> print(f"{simulate(schedule).bubble_fraction:.0%}, {simulate(schedule, costs).bubble_fraction:.0%}")
+    >>> print(
+    ...     f"{simulate(schedule).bubble_fraction:.0%}, {simulate(schedule, costs).bubble_fraction:.0%}"
+    ... )
     27%, 41%
 
     Four ranks on two cores take at least half of their total work, 4 * 8 * 3 units.
@@ -169,30 +208,40 @@ class Costs:
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise SCHEDULE_NUMBER.refusal(name, unit, "a name such as 's'")
         other = {} if self.other is None else self.other
-        if not isinstance(other, Mapping) or not other.keys().isdisjoint((*_SPECS, *_OTHERS)):
+        if not isinstance(other, Mapping) or not other.keys().isdisjoint(
+            (*_SPECS, *_OTHERS)
+        ):
             raise SCHEDULE_NUMBER.refusal(
-                "other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}"
+                "other",
+                self.other,
+                "the times of declared kinds by name, such as {'KEEP': 2}",
             )
         for name in (*_SPECS, *other):
             given = self._given(name)
             numbers = given if isinstance(given, list | tuple) else [given]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
-                raise SCHEDULE_NUMBER.refusal(name, given, "numbers. Costs.parse reads text")
+                raise SCHEDULE_NUMBER.refusal(
+                    name, given, "numbers. Costs.parse reads text"
+                )
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
-        """Return the costs fitted to one or, better, several timelines of one model over the same stages.
+        """Return the costs fitted to one or, better, several timelines of one model
+        over the same stages.
 
-        The times of actions and the overhead are means within a timeline and medians over several. Updates come from
-        timelines of several steps. Latency and bandwidth are fitted to the messages whose receivers waited for them,
-        and to the rounds of gradient all-reduces during which their ranks did not compute. If all of these have about
-        the same size, the latency is their whole time: the fit cannot separate latency and bandwidth.
+        The times of actions and the overhead are means within a timeline and medians
+        over several. Updates come from timelines of several steps. Latency and
+        bandwidth are fitted to the messages whose receivers waited for them, and to the
+        rounds of gradient all-reduces during which their ranks did not compute. If all
+        of these have about the same size, the latency is their whole time: the fit
+        cannot separate latency and bandwidth.
 
-        The times of overlapped actions are not used if the stage has other actions of that kind that ran alone; the
-        overlap is the median of the parts that they hid. If a stage has whole backwards only, B counts as
-        ``backward_input``. If
-        it has both kinds, I and W are measured if the backward is split. A timeline does not contain the size of
-        activations; :meth:`minipipe.Pipeline.measure_costs` also measures that.
+        The times of overlapped actions are not used if the stage has other actions of
+        that kind that ran alone; the overlap is the median of the parts that they hid.
+        If a stage has whole backwards only, B counts as ``backward_input``. If it has
+        both kinds, I and W are measured if the backward is split. A timeline does not
+        contain the size of activations; :meth:`minipipe.Pipeline.measure_costs` also
+        measures that.
 
         Parameters
         ----------
@@ -201,12 +250,15 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``value``, if there is no timeline, or if their units or numbers of stages differ.
+            Code ``value``, if there is no timeline, or if their units or numbers of
+            stages differ.
 
         Examples
         --------
         >>> from minipipe import schedules, simulate
-        >>> timeline = simulate(schedules.one_f_one_b(2, 4), Costs(forward=[2, 3], latency=0.5))
+        >>> timeline = simulate(
+        ...     schedules.one_f_one_b(2, 4), Costs(forward=[2, 3], latency=0.5)
+        ... )
         >>> costs = Costs.measured(timeline)
         >>> costs.forward, costs.latency
         ([2.0, 3.0], 0.5)
@@ -218,8 +270,9 @@ class Costs:
     def cut(self, pieces: int) -> Costs:
         """Return the costs after cutting every stage into equal pieces.
 
-        Costs measured with one stage on each rank then serve for schedules with several, provided that the layers are
-        alike. A message between two pieces of one stage gets the mean of the known sizes.
+        Costs measured with one stage on each rank then serve for schedules with
+        several, provided that the layers are alike. A message between two pieces of one
+        stage gets the mean of the known sizes.
 
         Parameters
         ----------
@@ -231,7 +284,9 @@ class Costs:
         >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
         (1.0, 1.0, 2.0, 2.0)
         """
-        pieces = Spec(int, minimum=1, maximum=MOST_STAGES, error=ScheduleError.of).check("pieces", pieces)
+        pieces = Spec(
+            int, minimum=1, maximum=MOST_STAGES, error=ScheduleError.of
+        ).check("pieces", pieces)
         found = self._divided((*_SHORT.values(), *_OF_WEIGHTS, *_HELD), pieces, pieces)
         if self.other is not None:
             found["other"] = self._divided(self.other, pieces, pieces)
@@ -239,11 +294,14 @@ class Costs:
         if isinstance(sizes, Iterable):
             known = [size for size in sizes if size]
             inside = sum(known) / len(known) if known else 0.0
-            sizes = tuple(size for last in sizes for size in (*[inside] * (pieces - 1), last))
+            sizes = tuple(
+                size for last in sizes for size in (*[inside] * (pieces - 1), last)
+            )
         return replace(self, **found, message_size=sizes)
 
     def sliced(self, num_slices: int) -> Costs:
-        """Return the costs of one slice of a sequence, an equal part of the costs of the sequence.
+        """Return the costs of one slice of a sequence, an equal part of the costs of
+        the sequence.
 
         The simulator does this for a schedule with slices.
 
@@ -255,14 +313,18 @@ class Costs:
         """
         if num_slices == 1:
             return self
-        return replace(self, **self._divided((*_SHORT.values(), *_HELD, "message_size"), num_slices, 1))
+        return replace(
+            self,
+            **self._divided((*_SHORT.values(), *_HELD, "message_size"), num_slices, 1),
+        )
 
     @classmethod
     def parse(cls, text: str) -> Costs:
-        """Parse the costs of a command line, such as ``"F=1,I=1,W=0.5:1:1:2,latency=0.1"``.
+        """Parse the costs of a command line, such as
+        ``"F=1,I=1,W=0.5:1:1:2,latency=0.1"``.
 
-        ``F``, ``I`` and ``W`` are the times of one stage. The other names are the names of the attributes. A value by
-        stage may be several numbers, separated by colons.
+        ``F``, ``I`` and ``W`` are the times of one stage. The other names are the names
+        of the attributes. A value by stage may be several numbers, separated by colons.
 
         Raises
         ------
@@ -275,7 +337,10 @@ class Costs:
         (1.0, 3.0)
         """
         if not isinstance(text, str):
-            message = f"Costs.parse reads text, not {quoted(text)}; expected a form such as F=1,I=1,W=1,latency=0.1."
+            message = (
+                f"Costs.parse reads text, not {quoted(text)}; expected a form such as "
+                "F=1,I=1,W=1,latency=0.1."
+            )
             raise misuse(message)
         found: dict[str, Any] = {}
         for item in filter(None, map(str.strip, text.split(","))):
@@ -284,15 +349,27 @@ class Costs:
             if name not in _SPECS:
                 names = ", ".join([*_SHORT, *list(_SPECS)[len(_SHORT) :]])
                 hint = " A whole backward B takes I + W." if key == "B" else ""
-                message = f"{quoted(item)} is not a cost; expected one of {names}, as in F=1, or"
-                raise misuse(f"{message} a file of costs, whose name ends in .json.{hint}")
+                message = (
+                    f"{quoted(item)} is not a cost; expected one of {names}, as "
+                    "in F=1, "
+                    "or"
+                )
+                raise misuse(
+                    f"{message} a file of costs, whose name ends in .json.{hint}"
+                )
             try:
                 numbers = tuple(map(parse_real, value.split(":")))
             except ArgumentError:
-                message = f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
+                message = (
+                    f"{quoted(item)} has no number; expected a form such as {key}=1 or "
+                    f"{key}=1:2:3."
+                )
                 raise misuse(message) from None
             if len(numbers) > 1 and not _SPECS[name].of:
-                message = f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
+                message = (
+                    f"{quoted(item)} has {len(numbers)} numbers; {name} is a single "
+                    "number."
+                )
                 raise misuse(message)
             if name in found:
                 raise misuse(f"{quoted(text)} has {name} twice.")
@@ -300,11 +377,13 @@ class Costs:
         return cls(**found)
 
     def save(self, path: str | Path) -> Path:
-        """Write the costs to a file, from which :meth:`load` and ``--costs FILE`` of the command line read them.
+        """Write the costs to a file, from which :meth:`load` and ``--costs FILE`` of
+        the command line read them.
 
-        The file is an object of JSON: ``format`` is ``"minipipe costs"``, ``version`` is 1; every other member has the
-        name of an attribute, and its value: a list if there is one number for each stage, rank or host. Attributes that
-        are left out have their defaults.
+        The file is an object of JSON: ``format`` is ``"minipipe costs"``, ``version``
+        is 1; every other member has the name of an attribute, and its value: a list if
+        there is one number for each stage, rank or host. Attributes that are left out
+        have their defaults.
 
         Parameters
         ----------
@@ -326,14 +405,20 @@ class Costs:
         --------
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Costs(forward=[2, 3], latency=0.5, unit="s").save(f"{folder}/measured.json")
+        ...     path = Costs(forward=[2, 3], latency=0.5, unit="s").save(
+        ...         f"{folder}/measured.json"
+        ...     )
         ...     path.read_text(), Costs.load(path).forward
         ('{"format": "minipipe costs", "version": 1, "forward": [2, 3], "latency": 0.5, "unit": "s"}\\n', (2, 3))
         """
         import json
 
         own = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        found = {field.name: own[field.name] for field in fields(self) if own[field.name] != field.default}
+        found = {
+            field.name: own[field.name]
+            for field in fields(self)
+            if own[field.name] != field.default
+        }
         with _file_of_costs(path):
             if splitext(path)[1].lower() != ".json":
                 raise ArgumentError("value", "its name does not end in .json")
@@ -351,7 +436,8 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``value``, if the file is not the JSON that :meth:`save` describes; the message names the member.
+            Code ``value``, if the file is not the JSON that :meth:`save` describes; the
+            message names the member.
         FileError
             Codes as for :func:`minipipe.io.read_text`.
         """
@@ -359,23 +445,34 @@ class Costs:
 
         with _file_of_costs(path):
             found = json_object(read_text(path, MOST_JSON), _HEAD)
-            members = {name: given for name, given in found.items() if name not in _HEAD}
+            members = {
+                name: given for name, given in found.items() if name not in _HEAD
+            }
             _check_members(members)
-        own: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in members.items()}
+        own: dict[str, Any] = {
+            name: tuple(it) if isinstance(it, list) else it
+            for name, it in members.items()
+        }
         return cls(**own)
 
     def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
-        """Return the time of F, B, I, W, U and R on each stage, and of declared kinds by the names of their times.
+        """Return the time of F, B, I, W, U and R on each stage, and of declared kinds
+        by the names of their times.
 
         Raises
         ------
         ScheduleError
-            Code ``value``, if a sequence does not have one value for each stage, or a cost is negative or not finite,
-            or if no kind has declared a name of ``other``.
+            Code ``value``, if a sequence does not have one value for each stage, or a
+            cost is negative or not finite, or if no kind has declared a name of
+            ``other``.
         """
-        forward, inputs, weights = (self.by_stage(name, num_stages) for name in _SHORT.values())
+        forward, inputs, weights = (
+            self.by_stage(name, num_stages) for name in _SHORT.values()
+        )
         both = [i + w for i, w in zip(inputs, weights)]
-        others: dict[Any, list[float]] = {name: self.by_stage(name, num_stages) for name in self._other_names()}
+        others: dict[Any, list[float]] = {
+            name: self.by_stage(name, num_stages) for name in self._other_names()
+        }
         return {
             F: forward,
             I: inputs,
@@ -387,8 +484,12 @@ class Costs:
         }
 
     def _other_names(self) -> set[str]:
-        """Return the names of the times that programs have declared for instructions of stages."""
-        names = {kind.time for kind in KINDS.values()} - {kind.declaration.time for kind in ActionKind}
+        """Return the names of the times that programs have declared for instructions of
+        stages.
+        """
+        names = {kind.time for kind in KINDS.values()} - {
+            kind.declaration.time for kind in ActionKind
+        }
         for name in self.other or ():
             if name not in names:
                 how = "Kind(…, time=…) of a declared kind names its time"
@@ -422,7 +523,11 @@ class Costs:
         Examples
         --------
         >>> joined = Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1")
-        >>> [Costs(overlap=part).pair_times(joined) == {joined.actions[0][1]: 3 - part} for part in (0, 0.5, 1)]
+        >>> [
+        ...     Costs(overlap=part).pair_times(joined)
+        ...     == {joined.actions[0][1]: 3 - part}
+        ...     for part in (0, 0.5, 1)
+        ... ]
         [True, True, True]
         """
         apart = 1 - self._number("overlap")
@@ -430,12 +535,18 @@ class Costs:
         parts = relative_work(self.slice_work, schedule.num_slices)
         of = {}
         for stage, kind, k in chain.from_iterable(schedule.joined.items()):
-            of[stage, kind, k] = times[kind][stage] * parts[schedule.number_of(k) % len(parts)]
+            of[stage, kind, k] = (
+                times[kind][stage] * parts[schedule.number_of(k) % len(parts)]
+            )
         pairs = {a: sorted((of[a], of[b])) for a, b in schedule.joined.items()}
-        return {forward: longer + apart * shorter for forward, (shorter, longer) in pairs.items()}
+        return {
+            forward: longer + apart * shorter
+            for forward, (shorter, longer) in pairs.items()
+        }
 
     def update_times(self, schedule: ActionTable) -> list[float]:
-        """Return, by rank, the time of the optimiser between two training steps: none if the schedule has U.
+        """Return, by rank, the time of the optimiser between two training steps: none
+        if the schedule has U.
 
         Raises
         ------
@@ -449,27 +560,32 @@ class Costs:
         return [sum(by_stage[stage] for stage in stages) for stages in by_rank]
 
     def message_times(self, schedule: ActionTable) -> tuple[float, ...]:
-        """Return, by stage, the transfer time of its activation to the next stage, and of the gradient back.
+        """Return, by stage, the transfer time of its activation to the next stage, and
+        of the gradient back.
 
         Raises
         ------
         ScheduleError
-            Code ``value``, if the latency, the overhead or a size is negative or infinite, or the bandwidth is not
-            above 0.
+            Code ``value``, if the latency, the overhead or a size is negative or
+            infinite, or the bandwidth is not above 0.
         """
         latency, _ = map(self._number, ("latency", "overhead"))
         sizes = self.by_stage("message_size", schedule.num_stages)
         bandwidth = self._number("bandwidth")
         return tuple(
-            latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0 for stage, size in enumerate(sizes)
+            latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0
+            for stage, size in enumerate(sizes)
         )
 
     def sum_times(self, schedule: ActionTable) -> list[tuple[float, float]]:
-        """Return, by stage, the time of one part of its gradient all-reduce, and of the whole all-reduce.
+        """Return, by stage, the time of one part of its gradient all-reduce, and of the
+        whole all-reduce.
 
-        Replica j of n adds part j, 1/n of the gradients, in the order of the replicas, and sends the sum to all others:
-        a reduce-scatter and an all-gather, in each of which every replica sends n - 1 parts one after another. So an
-        all-reduce takes 2 (latency + (n - 1) / n * gradient_size / bandwidth), and no time without replicas.
+        Replica j of n adds part j, 1/n of the gradients, in the order of the replicas,
+        and sends the sum to all others: a reduce-scatter and an all-gather, in each of
+        which every replica sends n - 1 parts one after another. So an all-reduce takes
+        2 (latency + (n - 1) / n * gradient_size / bandwidth), and no time without
+        replicas.
 
         Raises
         ------
@@ -478,34 +594,46 @@ class Costs:
 
         References
         ----------
-        Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations": the least
-        volume, here without a ring, in two rounds and a fixed order of additions.
+        Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters
+        of workstations": the least volume, here without a ring, in two rounds and a
+        fixed order of additions.
 
         Examples
         --------
         >>> from minipipe import Schedule
-        >>> Costs(gradient_size=6, bandwidth=1, latency=0.5).sum_times(Schedule.from_text("0F0 0B0 \\n 0F1 0B1"))
+        >>> Costs(gradient_size=6, bandwidth=1, latency=0.5).sum_times(
+        ...     Schedule.from_text("0F0 0B0 \\n 0F1 0B1")
+        ... )
         [(3.0, 7.0)]
         """
         sizes, times = self.by_stage("gradient_size", schedule.num_stages), []
         for stage, size in enumerate(sizes):
             n = len(schedule.ranks_of(stage))
             part = size / n / as_float(self.bandwidth)
-            times.append((part, 2 * (float(self.latency) + (n - 1) * part)) if n > 1 else (0.0, 0.0))
+            times.append(
+                (part, 2 * (float(self.latency) + (n - 1) * part))
+                if n > 1
+                else (0.0, 0.0)
+            )
         return times
 
     def hosts_of(self, schedule: ActionTable) -> Hosts | None:
-        """Return the hosts of a schedule's ranks; None, if ranks share no cores and messages no links.
+        """Return the hosts of a schedule's ranks; None, if ranks share no cores and
+        messages no links.
 
         Raises
         ------
         ScheduleError
-            Code ``value``, if there is not one host for each rank, or not one number of cores for each host.
+            Code ``value``, if there is not one host for each rank, or not one number of
+            cores for each host.
 
         Examples
         --------
         >>> from minipipe import schedules
-        >>> Costs(cores=2).hosts_of(schedules.gpipe(4, 8)), Costs(cores=4).hosts_of(schedules.gpipe(4, 8))
+        >>> (
+        ...     Costs(cores=2).hosts_of(schedules.gpipe(4, 8)),
+        ...     Costs(cores=4).hosts_of(schedules.gpipe(4, 8)),
+        ... )
         (Hosts(of_rank=(0, 0, 0, 0), cores=(2.0,)), None)
         """
         found = hosts_of(self.cores, self.hosts, schedule.num_ranks)
@@ -522,7 +650,9 @@ class Costs:
         ScheduleError
             Code ``value``.
         """
-        until_weights = "activation" if self.weight_activation is None else "weight_activation"
+        until_weights = (
+            "activation" if self.weight_activation is None else "weight_activation"
+        )
         held = ("activation", until_weights, "transient_activation")
         return Footprint(*(self.by_stage(name, num_stages) for name in held))
 
@@ -542,9 +672,11 @@ class Costs:
         num_microbatches: int,
         memory_limit: float | Sequence[float] | None = None,
     ) -> Workload:
-        """Return the workload of a batch: the scheduling problem that a schedule solves.
+        """Return the workload of a batch: the scheduling problem that a schedule
+        solves.
 
-        A workload does not model hosts: each rank has a core of its own, and each message a link.
+        A workload does not model hosts: each rank has a core of its own, and each
+        message a link.
 
         Parameters
         ----------
@@ -552,7 +684,8 @@ class Costs:
             The rank of each stage. Searches and bounds do not support replicas.
         num_microbatches : int
         memory_limit : float or sequence of float, optional
-            The most that a rank may hold, in the memory unit of the costs: one limit for all ranks, or one for each.
+            The most that a rank may hold, in the memory unit of the costs: one limit
+            for all ranks, or one for each.
 
         Raises
         ------
@@ -561,15 +694,21 @@ class Costs:
 
         Examples
         --------
-        >>> Costs(latency=0.5).workload((0, 1, 1), num_microbatches=4, memory_limit=2.5).message
+        >>> Costs(latency=0.5).workload(
+        ...     (0, 1, 1), num_microbatches=4, memory_limit=2.5
+        ... ).message
         (0.5, 0.0, 0.0)
         """
         from minipipe.schedules.analysis.workload import Workload, amount_per_rank
 
         ranks = [rank for home in placement for rank in ranks_in(home)]
-        num_ranks = 1 + max((int(rank) for rank in ranks if isinstance(rank, Integral)), default=0)
+        num_ranks = 1 + max(
+            (int(rank) for rank in ranks if isinstance(rank, Integral)), default=0
+        )
         check_sizes(num_ranks, num_microbatches)
-        blank = Schedule("workload", tuple(placement), num_microbatches, ((),) * num_ranks)
+        blank = Schedule(
+            "workload", tuple(placement), num_microbatches, ((),) * num_ranks
+        )
         times = self.durations(blank.num_stages)
         return Workload(
             blank.one_rank_each("a search"),
@@ -579,7 +718,9 @@ class Costs:
             tuple(times[W]),
             message=self.message_times(blank),
             footprint=Footprint(*map(tuple, self.memory(blank.num_stages))),
-            memory_limit=(inf,) * num_ranks if memory_limit is None else amount_per_rank(memory_limit, num_ranks),
+            memory_limit=(inf,) * num_ranks
+            if memory_limit is None
+            else amount_per_rank(memory_limit, num_ranks),
             overhead=float(self.overhead),
         )
 
@@ -592,34 +733,48 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``value``, if it does not have one value for each stage, or one is negative or not finite.
+            Code ``value``, if it does not have one value for each stage, or one is
+            negative or not finite.
         """
         given = self._given(name)
         try:
-            values = list(map(as_float, [given] * num_stages if isinstance(given, Real) else given))
+            values = list(
+                map(
+                    as_float, [given] * num_stages if isinstance(given, Real) else given
+                )
+            )
         except (TypeError, ValueError):
-            raise SCHEDULE_NUMBER.refusal(name, given, "a number, or one for each stage") from None
+            raise SCHEDULE_NUMBER.refusal(
+                name, given, "a number, or one for each stage"
+            ) from None
         _check_length(name, values, num_stages, "one number, or one for each stage")
         return _BY_STAGE.check_items(name, given, values)
 
     def _given(self, name: str) -> Any:
-        return getattr(self, name) if name in _SPECS else (self.other or {}).get(name, 0.0)
+        return (
+            getattr(self, name) if name in _SPECS else (self.other or {}).get(name, 0.0)
+        )
 
     def _divided(self, names: Iterable[str], parts: int, copies: int) -> dict[str, Any]:
-        """Return attributes over a number of parts; a list has some copies of each of its numbers."""
+        """Return attributes over a number of parts; a list has some copies of each of
+        its numbers.
+        """
         found: dict[str, Any] = dict.fromkeys(names)
         for name in found:
             given = self._given(name)
             if isinstance(given, Sized):
                 values = self.by_stage(name, len(given))
-                found[name] = tuple(value / parts for value in values for _ in range(copies))
+                found[name] = tuple(
+                    value / parts for value in values for _ in range(copies)
+                )
             elif given is not None:
                 found[name] = self.by_stage(name, 1)[0] / parts
         return found
 
 
 def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
-    """Return the hosts of some ranks, from the two attributes of :class:`minipipe.Costs`.
+    """Return the hosts of some ranks, from the two attributes of
+    :class:`minipipe.Costs`.
 
     Examples
     --------
@@ -641,14 +796,25 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
 
 
 def _numbers(given: Any, count: int) -> list[Any]:
-    """Return the items of a sequence; repeat any other value the given number of times."""
-    return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given] * count
+    """Return the items of a sequence; repeat any other value the given number of
+    times.
+    """
+    return (
+        list(given)
+        if isinstance(given, Sequence) and not isinstance(given, str | bytes)
+        else [given] * count
+    )
 
 
-def _check_length(name: str, values: Sized, count: int, expected: str = "one for each") -> None:
+def _check_length(
+    name: str, values: Sized, count: int, expected: str = "one for each"
+) -> None:
     if len(values) != count:
         of = _SPECS.get(name, _BY_STAGE).of
-        message = f"{name} has {counted(len(values), 'value')} for {counted(count, of)}; expected {expected}."
+        message = (
+            f"{name} has {counted(len(values), 'value')} for {counted(count, of)}; "
+            f"expected {expected}."
+        )
         raise misuse(message)
 
 
@@ -665,28 +831,46 @@ def _check_members(found: dict[str, Any]) -> None:
     """Refuse members of a file that no costs have."""
     others = found.get("other", {})
     if not isinstance(others, dict):
-        raise ArgumentError("value", f"its other is {quoted(others)}, expected an object of times by name")
-    found = {**others, **{name: given for name, given in found.items() if name != "other"}}
+        raise ArgumentError(
+            "value",
+            f"its other is {quoted(others)}, expected an object of times by name",
+        )
+    found = {
+        **others,
+        **{name: given for name, given in found.items() if name != "other"},
+    }
     lengths = {}
     for name, given in found.items():
         if name not in _SPECS and name not in _OTHERS and name not in others:
-            raise ArgumentError("value", f"it has {quoted(name)}, expected names of costs, such as 'forward'")
+            raise ArgumentError(
+                "value",
+                f"it has {quoted(name)}, expected names of costs, such as 'forward'",
+            )
         spec = _SPECS.get(name) or _OTHERS.get(name, _BY_STAGE)
         if not _is_in_file(spec, given):
-            raise ArgumentError("value", f"its {name} is {quoted(given)}, expected {spec.words}")
+            raise ArgumentError(
+                "value", f"its {name} is {quoted(given)}, expected {spec.words}"
+            )
         if spec.of == "stage" and isinstance(given, list):
             lengths[name] = len(given)
     if len(set(lengths.values())) > 1:
-        raise ArgumentError("value", f"it has lists for different numbers of stages: {quoted(lengths, 200)}")
+        raise ArgumentError(
+            "value",
+            f"it has lists for different numbers of stages: {quoted(lengths, 200)}",
+        )
 
 
 def _is_in_file(spec: Spec, given: Any) -> bool:
-    """Whether a member of a file is as its Spec says; what each rank has is a list of ints."""
+    """Whether a member of a file is as its Spec says; what each rank has is a list of
+    ints.
+    """
     if not spec.of:
         return spec.allows(given) and given != inf
     numbers = given if isinstance(given, list) else [] if spec.of == "rank" else [given]
     kinds = int if spec.of == "rank" else int | float
-    return bool(numbers) and all(isinstance(one, kinds) and spec.allows(one) and one != inf for one in numbers)
+    return bool(numbers) and all(
+        isinstance(one, kinds) and spec.allows(one) and one != inf for one in numbers
+    )
 
 
 @contextmanager
@@ -695,4 +879,6 @@ def _file_of_costs(path: str | Path) -> Iterator[None]:
     try:
         yield
     except ArgumentError as error:
-        raise misuse(f"{quoted(str(path), 200)} is not a file of costs: {error.message}.") from None
+        raise misuse(
+            f"{quoted(str(path), 200)} is not a file of costs: {error.message}."
+        ) from None

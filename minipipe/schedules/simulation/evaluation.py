@@ -1,7 +1,9 @@
-"""Evaluation: whether a schedule solves a workload, how good it is, and whether a claim about it is true.
+"""Evaluation: whether a schedule solves a workload, how good it is, and whether a claim
+about it is true.
 
 The check of a certificate's claim uses the verifier, the simulator and the formulas of
-``schedules/analysis/bounds.py``, but no search. A bound that no formula proves remains a claim.
+``schedules/analysis/bounds.py``, but no search. A bound that no formula proves remains
+a claim.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from minipipe.schedules.simulation.timeline import Timeline
 
 
 def costs_of(workload: Workload) -> Costs:
-    """Return the costs of a workload, for the simulator: the inverse of :meth:`minipipe.Costs.workload`.
+    """Return the costs of a workload, for the simulator: the inverse of
+    :meth:`minipipe.Costs.workload`.
 
     Examples
     --------
-    >>> workload = Costs(forward=[1, 2], latency=0.5, message_size=3, bandwidth=2).workload((0, 1), 4)
+    >>> workload = Costs(
+    ...     forward=[1, 2], latency=0.5, message_size=3, bandwidth=2
+    ... ).workload((0, 1), 4)
     >>> costs_of(workload).workload((0, 1), 4) == workload
     True
     """
@@ -57,13 +62,15 @@ def value_of(timeline: Timeline, objective: Objective) -> float:
 
 
 def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> float:
-    """Return the simulated time of a schedule for a workload, after checking that the schedule solves it.
+    """Return the simulated time of a schedule for a workload, after checking that the
+    schedule solves it.
 
     Raises
     ------
     ScheduleError
-        The codes of :func:`minipipe.verify`; ``placement`` and ``missing`` for a schedule of other sizes,
-        ``mixed-backward`` for a schedule with whole backwards, ``memory`` for one that takes too much memory.
+        The codes of :func:`minipipe.verify`; ``placement`` and ``missing`` for a
+        schedule of other sizes, ``mixed-backward`` for a schedule with whole backwards,
+        ``memory`` for one that takes too much memory.
 
     Examples
     --------
@@ -79,28 +86,50 @@ def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> fl
 def check_answer(schedule: Schedule, workload: Workload) -> None:
     """Refuse a schedule that does not do the work of a workload, or exceeds its memory.
 
-    The codes are ``placement``, ``missing``, ``overlap``, ``mixed-backward``, ``memory``, ``replicas`` and ``updates``,
-    and the codes of :func:`minipipe.verify`.
+    The codes are ``placement``, ``missing``, ``overlap``, ``mixed-backward``,
+    ``memory``, ``replicas`` and ``updates``, and the codes of :func:`minipipe.verify`.
 
     Examples
     --------
     >>> from minipipe import schedules
-    >>> check_answer(schedules.zb_h2(4, 6), Costs().workload((0, 1, 2, 3), num_microbatches=8))
+    >>> check_answer(
+    ...     schedules.zb_h2(4, 6), Costs().workload((0, 1, 2, 3), num_microbatches=8)
+    ... )
     Traceback (most recent call last):
         ...
     minipipe.errors.ScheduleError: [missing] zb-h2 has 6 microbatches; the workload has 8.
     """
     check_table(schedule, Schedule)
     schedule.one_rank_each("a search")
-    if schedule.placement != workload.placement or schedule.num_ranks != workload.num_ranks:
-        message = f"{schedule.title} places its stages on ranks {_shown(schedule.placement)}; the workload has them on"
-        raise ScheduleError.of(Code.PLACEMENT, f"{message} {_shown(workload.placement)}.")
+    if (
+        schedule.placement != workload.placement
+        or schedule.num_ranks != workload.num_ranks
+    ):
+        message = (
+            f"{schedule.title} places its stages on ranks "
+            f"{_shown(schedule.placement)}; "
+            "the workload has them on"
+        )
+        raise ScheduleError.of(
+            Code.PLACEMENT, f"{message} {_shown(workload.placement)}."
+        )
     if schedule.num_microbatches != workload.num_microbatches:
-        message = f"{schedule.title} has {counted(schedule.num_microbatches, 'microbatch')}; the workload has"
+        message = (
+            f"{schedule.title} has {counted(schedule.num_microbatches, 'microbatch')}; "
+            "the workload has"
+        )
         raise ScheduleError.of(Code.MISSING, f"{message} {workload.num_microbatches}.")
     verify(schedule.without_overlaps("a workload"))
-    if schedule.frozen or ActionKind.BACKWARD in schedule.kinds or ActionKind.BACKWARD_WEIGHT not in schedule.kinds:
-        message = f"{schedule.title} has backwards that are not split; the workload has I and W of every stage."
+    if (
+        schedule.frozen
+        or ActionKind.BACKWARD in schedule.kinds
+        or ActionKind.BACKWARD_WEIGHT not in schedule.kinds
+    ):
+        message = (
+            f"{schedule.title} has backwards that are not split; the workload "
+            "has I and "
+            "W of every stage."
+        )
         hint = "split_backward of minipipe.schedules splits them."
         raise ScheduleError.of(Code.UNEXPECTED, f"{message} {hint}")
     verify(schedule, workload.memory_limit, workload.footprint)
@@ -121,8 +150,8 @@ class Claim(NamedTuple):
     bound : float
         The least time of any schedule.
     bound_by : str
-        A :class:`~minipipe.schedules.analysis.bounds.Formula`, which must prove this value; any other name is an
-        unproved claim.
+        A :class:`~minipipe.schedules.analysis.bounds.Formula`, which must prove this
+        value; any other name is an unproved claim.
     """
 
     objective: Objective
@@ -150,41 +179,62 @@ class Finding(NamedTuple):
 
 
 def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding:
-    """Check a claim about a schedule: legal, within memory, its value simulated, its bound computed.
+    """Check a claim about a schedule: legal, within memory, its value simulated, its
+    bound computed.
 
     Raises
     ------
     ScheduleError
         Code ``mismatch``, if a number is wrong; the codes of
-        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the schedule does not solve the workload.
+        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the schedule does
+        not solve the workload.
 
     Examples
     --------
     >>> from minipipe import Costs, schedules
     >>> workload = Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=4)
-    >>> found = check_claim(schedules.zb_h1(4, 8), workload, Claim(Objective.SPAN, 27.0, 27.0, "warm-up"))
+    >>> found = check_claim(
+    ...     schedules.zb_h1(4, 8),
+    ...     workload,
+    ...     Claim(Objective.SPAN, 27.0, 27.0, "warm-up"),
+    ... )
     >>> found.is_proved, found.formula.value
     (True, 27.0)
     """
     value = evaluate(schedule, workload, claim.objective)
     if not _is_same(value, claim.value):
         message = (
-            f"The certificate says that the {claim.objective} of its schedule is {claim.value:.12g}; the simulator"
+            f"The certificate says that the {claim.objective} of its schedule is "
+            f"{claim.value:.12g}; the simulator"
         )
         raise ScheduleError.of(Code.MISMATCH, f"{message} computes {value:.12g}.")
     if claim.bound > claim.value * (1 + ROUNDING):
-        message = f"The certificate says that no schedule is below {claim.bound:.12g}, but its own schedule has"
+        message = (
+            f"The certificate says that no schedule is below {claim.bound:.12g}, but "
+            "its own schedule has"
+        )
         raise ScheduleError.of(Code.MISMATCH, f"{message} {claim.value:.12g}.")
     formulas = lower_bounds(workload, claim.objective)
     if claim.bound_by in list(Formula):
-        proved = [min(bound.value, value) for bound in formulas if bound.name == claim.bound_by]
+        proved = [
+            min(bound.value, value)
+            for bound in formulas
+            if bound.name == claim.bound_by
+        ]
         if not any(_is_same(bound, claim.bound) for bound in proved):
-            is_given = f"which is {proved[0]:.12g}" if proved else "which gives no bound for this workload"
+            is_given = (
+                f"which is {proved[0]:.12g}"
+                if proved
+                else "which gives no bound for this workload"
+            )
             message = (
-                f"The certificate names {claim.bound:.12g} as the bound {quoted(str(claim.bound_by))}, {is_given}."
+                f"The certificate names {claim.bound:.12g} as the bound "
+                f"{quoted(str(claim.bound_by))}, {is_given}."
             )
             raise ScheduleError.of(Code.MISMATCH, message)
-    return Finding(value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING))
+    return Finding(
+        value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING)
+    )
 
 
 def _is_same(a: float, b: float) -> bool:

@@ -1,12 +1,14 @@
-"""The explanation of a timeline: why ranks were idle, which messages passed, and the critical path.
+"""The explanation of a timeline: why ranks were idle, which messages passed, and the
+critical path.
 
-An action starts once its rank is free and the values that it takes can be used. The last of them is **binding**::
+An action starts once its rank is free and the values that it takes can be used. The
+last of them is **binding**::
 
     rank 0    | 0F0 |- - - - message - - - ->.
     rank 1    | 1B2 |........ waiting .......| 1F0 |      1F0 takes what 0F0 gives; rank 1 was free before
 
-The kinds of action declare their values (``core/values.py``). A span gives a value, perhaps on another rank, or a copy
-beside the spans of a rank, or an all-reduce.
+The kinds of action declare their values (``core/values.py``). A span gives a value,
+perhaps on another rank, or a copy beside the spans of a rank, or an all-reduce.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from minipipe.core.values import KINDS, NOUNS
 from minipipe.schedules.action import Action, number_of
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.collector import collector_paused
-from minipipe.schedules.simulation.span import GradientSum, Idle, IdleCause, Message, Span, StepChange, with_copies
+from minipipe.schedules.simulation.span import (
+    GradientSum,
+    Idle,
+    IdleCause,
+    Message,
+    Span,
+    StepChange,
+    with_copies,
+)
 
 if TYPE_CHECKING:
     from minipipe.schedules.simulation.timeline import Timeline
@@ -33,7 +43,8 @@ Position = tuple[int, int]  # a rank, and the index of one of its spans; -1 for 
 
 
 def explain(timeline: Timeline) -> Explanation:
-    """Explain a timeline: the source of its properties ``idle``, ``messages`` and ``critical_path``.
+    """Explain a timeline: the source of its properties ``idle``, ``messages`` and
+    ``critical_path``.
 
     Examples
     --------
@@ -53,9 +64,11 @@ class _Origin(NamedTuple):
     time : float
         When it can be used, on another rank if it travels.
     rank, at : int
-        The rank that is waited for, and the span that gives or sends the value, or the last one before that.
+        The rank that is waited for, and the span that gives or sends the value, or the
+        last one before that.
     awaited : Action
-        The action that is waited for: the giver of the value, its SEND, or the last REDUCE_GRAD.
+        The action that is waited for: the giver of the value, its SEND, or the last
+        REDUCE_GRAD.
     giver : Action
     begin : float
         When the message was sent, or the all-reduce began.
@@ -90,25 +103,40 @@ class Explanation:
 
     @cached_property
     def idle(self) -> tuple[tuple[Idle, ...], ...]:
-        """By rank, every time in which it computes nothing, with its cause, in order of time."""
+        """By rank, every time in which it computes nothing, with its cause, in order of
+        time.
+        """
         with collector_paused():
-            return tuple(tuple(self._idle_of(rank)) for rank in range(self._timeline.num_ranks))
+            return tuple(
+                tuple(self._idle_of(rank)) for rank in range(self._timeline.num_ranks)
+            )
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
-        """Every value that went from one rank to another, in the order in which they were sent."""
+        """Every value that went from one rank to another, in the order in which they
+        were sent.
+        """
         if self._timeline.measured_messages:
             return self._timeline.measured_messages
         with collector_paused():
-            found = (self._messages_to(*position) for position in self._positions.values())
-            return tuple(sorted(chain.from_iterable(found), key=attrgetter("sent", "arrived")))
+            found = (
+                self._messages_to(*position) for position in self._positions.values()
+            )
+            return tuple(
+                sorted(chain.from_iterable(found), key=attrgetter("sent", "arrived"))
+            )
 
     @cached_property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
-        """The chain of (rank, span) up to the latest end, each dependent on the one before it."""
+        """The chain of (rank, span) up to the latest end, each dependent on the one
+        before it.
+        """
         if not any(self._spans):
             return ()
-        rank = max(filter(self._spans.__getitem__, range(len(self._spans))), key=lambda r: self._spans[r][-1].end)
+        rank = max(
+            filter(self._spans.__getitem__, range(len(self._spans))),
+            key=lambda r: self._spans[r][-1].end,
+        )
         position = rank, len(self._spans[rank]) - 1
         last = max(self._timeline.sums, key=attrgetter("end"), default=None)
         if last and last.end > self._spans[rank][-1].end:
@@ -124,7 +152,7 @@ class Explanation:
             position = self._before(rank, index)
         return tuple(reversed(path))
 
-    # -- idle times -------------------------------------------------------------------------------------------
+    # -- idle times --------------------------------------------------------------------
 
     def _idle_of(self, rank: int) -> Iterator[Idle]:
         free = self._timeline.start
@@ -147,12 +175,19 @@ class Explanation:
         yield from self._drain(rank, free, self._timeline.end)
 
     def _drain(self, rank: int, free: float, until: float) -> Iterator[Idle]:
-        """Explain why a rank was idle after its last span of a step: until its last all-reduce ended, then drained."""
+        """Explain why a rank was idle after its last span of a step: until its last
+        all-reduce ended, then drained.
+        """
         own = (found for found in self._timeline.sums if rank in found.ranks)
         pending = [found for found in own if found.came(rank) <= free < found.end]
         if pending:
             last = max(pending, key=attrgetter("end"))
-            yield Idle(free, min(last.end, until), IdleCause.WAITING, *self._awaited(self._summed(last), free))
+            yield Idle(
+                free,
+                min(last.end, until),
+                IdleCause.WAITING,
+                *self._awaited(self._summed(last), free),
+            )
             free = last.end
         if until > free:
             yield Idle(free, until, IdleCause.DRAIN)
@@ -167,7 +202,9 @@ class Explanation:
         return Idle(free, start, cause, *self._awaited(binding, free))
 
     def _awaited(self, origin: _Origin | None, free: float) -> tuple[Any, ...]:
-        """Return source and awaited action of a wait and, of an all-reduce, the action that its rank was running."""
+        """Return source and awaited action of a wait and, of an all-reduce, the action
+        that its rank was running.
+        """
         if origin is None:
             return ()
         running = (span.action for span in self._spans[origin.rank] if span.end > free)
@@ -186,23 +223,38 @@ class Explanation:
     def _length_of_step(self, rank: int) -> int:
         return len(self._spans[rank]) // self._timeline.num_steps
 
-    # -- where values come from, and when ------------------------------------------------------------------------
+    # -- where values come from, and when ----------------------------------------------
 
     def _binding(self, rank: int, index: int) -> _Origin | None:
         """Return the last value for a span or the span overlapped with it.
 
-        A value of the same rank comes from a copy, and matters only if the span starts when that ends.
+        A value of the same rank comes from a copy, and matters only if the span starts
+        when that ends.
         """
         start = self._spans[rank][index].start
         origins = (
-            origin for i in self._joined(rank, index) for origin in self._origins_of(self._spans[rank][i].action)
+            origin
+            for i in self._joined(rank, index)
+            for origin in self._origins_of(self._spans[rank][i].action)
         )
-        met = (origin for i in self._joined(rank, index) for origin in self._last_to_meet(rank, i))
-        late = (o for o in chain(origins, met) if o.rank != rank or o.is_sum or o.time == start)
-        return max(late, key=lambda origin: (origin.time, origin.rank == rank), default=None)
+        met = (
+            origin
+            for i in self._joined(rank, index)
+            for origin in self._last_to_meet(rank, i)
+        )
+        late = (
+            o
+            for o in chain(origins, met)
+            if o.rank != rank or o.is_sum or o.time == start
+        )
+        return max(
+            late, key=lambda origin: (origin.time, origin.rank == rank), default=None
+        )
 
     def _last_to_meet(self, rank: int, index: int) -> Iterator[_Origin]:
-        """Yield the origin of a span that starts together with others: the last rank that came to it."""
+        """Yield the origin of a span that starts together with others: the last rank
+        that came to it.
+        """
         action, start, end = self._spans[rank][index]
         kind = KINDS[action.kind]
         if kind.meets is None or kind.message:
@@ -225,7 +277,9 @@ class Explanation:
         return range(index - is_second, index + 1 + is_first)
 
     def _origins_of(self, action: Action) -> Iterator[_Origin]:
-        """Yield the origins of the values of an action that travel or arise beside the spans."""
+        """Yield the origins of the values of an action that travel or arise beside the
+        spans.
+        """
         _, site, numbers = self.flow.rules[self._codes[action]]
         later = number_of(action.microbatch, self.flow.num_slices) - site.microbatch
         for number in numbers.needs if numbers is not None else ():
@@ -263,29 +317,41 @@ class Explanation:
 
     @cached_property
     def _sums(self) -> dict[Action, GradientSum]:
-        return {action: found for found in self._timeline.sums for action in found.actions}
+        return {
+            action: found for found in self._timeline.sums for action in found.actions
+        }
 
     @cached_property
     def _copies(self) -> dict[Action, tuple[int, float, float]]:
         """The rank, the start and the end of each copy."""
         rows = enumerate(self._timeline.copies)
-        return {action: (rank, start, end) for rank, row in rows for action, start, end in row}
+        return {
+            action: (rank, start, end)
+            for rank, row in rows
+            for action, start, end in row
+        }
 
     def _time_in_flight(self, number: int) -> float:
         times = self._timeline.message_times
         return delay_of(self.flow, number, times) if times else 0.0
 
     def _sent(self, giver: Action, number: int, rank: int, index: int) -> _Origin:
-        """Return the origin of a value that a span gives, and that its SEND sends if it has one."""
+        """Return the origin of a value that a span gives, and that its SEND sends if it
+        has one.
+        """
         timeline = self._timeline
         sent = self._spans[rank][index].end
-        origin = _Origin(sent + self._time_in_flight(number), rank, index, giver, giver, sent)
+        origin = _Origin(
+            sent + self._time_in_flight(number), rank, index, giver, giver, sent
+        )
         carried = Value.produced_by(giver)
         if carried is None:
             return origin
         if carried in timeline.sent:
             time, rank, index = timeline.sent[carried]
-            return _Origin(time, rank, index, carried.send, giver, self._spans[rank][index].end)
+            return _Origin(
+                time, rank, index, carried.send, giver, self._spans[rank][index].end
+            )
         if carried.send in self._positions:
             rank, index = self._positions[carried.send]
             _, sent, time = self._spans[rank][index]
@@ -299,7 +365,9 @@ class Explanation:
         """Return the origin of the gradients of an all-reduce: its last replica."""
         rank = found.last_rank
         last = found.actions[found.ranks.index(rank)]
-        return _Origin(found.end, *self._last_ended(rank, found.begin), last, last, found.begin)
+        return _Origin(
+            found.end, *self._last_ended(rank, found.begin), last, last, found.begin
+        )
 
     def _messages_to(self, rank: int, index: int) -> Iterator[Message]:
         """Yield the messages with values that a span takes from other ranks."""
@@ -309,21 +377,37 @@ class Explanation:
         for origin in self._origins_of(action):
             if origin.rank != rank and not origin.is_sum:
                 was_awaited = free <= origin.begin
-                yield Message(origin.giver, action, origin.rank, rank, origin.begin, origin.time, was_awaited)
+                yield Message(
+                    origin.giver,
+                    action,
+                    origin.rank,
+                    rank,
+                    origin.begin,
+                    origin.time,
+                    was_awaited,
+                )
 
     @cached_property
     def _measured(self) -> dict[Action, Message]:
         return {message.value: message for message in self._timeline.measured_messages}
 
     def _earliest_arrival(self, message: Message) -> float:
-        """Return when a measured message arrived, or its earliest possible arrival if the receiver came later."""
+        """Return when a measured message arrived, or its earliest possible arrival if
+        the receiver came later.
+        """
         if message.was_awaited:
             return message.arrived
-        return min(message.arrived, message.sent + self._fastest.get((message.source, message.destination), 0.0))
+        return min(
+            message.arrived,
+            message.sent
+            + self._fastest.get((message.source, message.destination), 0.0),
+        )
 
     @cached_property
     def _fastest(self) -> dict[tuple[int, int], float]:
-        """By pair of ranks, the shortest time in flight of an awaited message, by clocks that may differ."""
+        """By pair of ranks, the shortest time in flight of an awaited message, by
+        clocks that may differ.
+        """
         fastest: dict[tuple[int, int], float] = {}
         for message in self._timeline.measured_messages:
             if message.was_awaited:
@@ -332,21 +416,35 @@ class Explanation:
                 fastest[ranks] = min(time, fastest.get(ranks, time))
         return fastest
 
-    # -- the actions and their values -----------------------------------------------------------------------------
+    # -- the actions and their values --------------------------------------------------
 
     @cached_property
     def _positions(self) -> dict[Action, Position]:
-        return {span.action: (r, index) for r, row in enumerate(self._spans) for index, span in enumerate(row)}
+        return {
+            span.action: (r, index)
+            for r, row in enumerate(self._spans)
+            for index, span in enumerate(row)
+        }
 
     @cached_property
     def _codes(self) -> dict[Action, int]:
         """The codes of the rules of all actions."""
-        return dict(chain.from_iterable(map(zip, self.flow.table.actions, self.flow.codes)))
+        return dict(
+            chain.from_iterable(map(zip, self.flow.table.actions, self.flow.codes))
+        )
 
     @cached_property
     def flow(self) -> Flow:
-        """The values of all actions: by rank in order, then its other copies and its all-reduces."""
-        rows = list(map(with_copies, self._spans, self._timeline.copies or [()] * len(self._spans)))
+        """The values of all actions: by rank in order, then its other copies and its
+        all-reduces.
+        """
+        rows = list(
+            map(
+                with_copies,
+                self._spans,
+                self._timeline.copies or [()] * len(self._spans),
+            )
+        )
         for rank, copies in enumerate(self._timeline.copies):
             known = set(rows[rank])
             rows[rank] += (copy.action for copy in copies if copy.action not in known)
@@ -355,14 +453,16 @@ class Explanation:
                 rows[rank].append(action)
         return Flow(Ran(rows, self._timeline.num_slices))
 
-    # -- the critical path ---------------------------------------------------------------------------------------
+    # -- the critical path -------------------------------------------------------------
 
     def _last_ended(self, rank: int, time: float) -> Position:
         """Return the position of the last span of a rank that has ended at a time."""
         return rank, bisect_right(self._spans[rank], time, key=attrgetter("end")) - 1
 
     def _before(self, rank: int, index: int) -> Position:
-        """Return the position of the span that ended last among all that a span had to wait for."""
+        """Return the position of the span that ended last among all that a span had to
+        wait for.
+        """
         index = self._joined(rank, index)[0]
         action, start, _ = self._spans[rank][index]
         free = self._spans[rank][index - 1].end if index else self._timeline.start
@@ -372,8 +472,14 @@ class Explanation:
             step = index // self._length_of_step(rank)
             previous = change.after, step * self._length_of_step(change.after) - 1
         if KINDS[action.kind].message == "send":
-            receiver, at = self._positions.get(Value.carried_by(action).receive, previous)
-            return (receiver, at) if at >= 0 and self._spans[receiver][at].start > start else previous
+            receiver, at = self._positions.get(
+                Value.carried_by(action).receive, previous
+            )
+            return (
+                (receiver, at)
+                if at >= 0 and self._spans[receiver][at].start > start
+                else previous
+            )
         binding = self._binding(rank, index)
         if binding and (previous[1] < 0 or binding.time > free):
             return binding.rank, binding.at

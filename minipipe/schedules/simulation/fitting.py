@@ -15,22 +15,29 @@ from minipipe.schedules.simulation.span import IdleCause, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.specs import Spec
 
-_TIMELINE = Spec(Timeline, expected="a Timeline, such as in Costs.measured(first, second)", error=ScheduleError.of)
+_TIMELINE = Spec(
+    Timeline,
+    expected="a Timeline, such as in Costs.measured(first, second)",
+    error=ScheduleError.of,
+)
 K = TypeVar("K")
 Sample = tuple[float, float]  # a size and a time
 
 
 def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Return the attributes of Costs, fitted to timelines of one model over the same stages.
+    """Return the attributes of Costs, fitted to timelines of one model over the same
+    stages.
 
-    A time is the mean within each timeline and the median over several, so that one step disturbed by another program
-    has no influence. Latency and bandwidth are fitted to the messages whose receivers waited for them; the arrival
-    times of other messages are unknown. The rounds of gradient all-reduces count as messages.
+    A time is the mean within each timeline and the median over several, so that one
+    step disturbed by another program has no influence. Latency and bandwidth are fitted
+    to the messages whose receivers waited for them; the arrival times of other messages
+    are unknown. The rounds of gradient all-reduces count as messages.
 
     Raises
     ------
     ScheduleError
-        Code ``value``, if there is no timeline, if an argument is not one, or if the timelines do not match.
+        Code ``value``, if there is no timeline, if an argument is not one, or if the
+        timelines do not match.
     """
     _check_alike(timelines)
     stages = _stages_of(timelines[0])
@@ -38,14 +45,23 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
 
     def usual(kind: ActionKind, stage: int) -> float:
         found = zip(timelines, times)  # with slices, the time of a whole sequence
-        return _median(own[kind, stage] * timeline.num_slices for timeline, own in found if (kind, stage) in own)
+        return _median(
+            own[kind, stage] * timeline.num_slices
+            for timeline, own in found
+            if (kind, stage) in own
+        )
 
-    latency, bandwidth = fit_messages([*_message_samples(timelines), *_sum_samples(timelines)])
+    latency, bandwidth = fit_messages(
+        [*_message_samples(timelines), *_sum_samples(timelines)]
+    )
     sums = chain.from_iterable(timeline.sums for timeline in timelines)
     sizes = dict(_means((found.actions[0].stage, found.size) for found in sums))
     return {
         "forward": [usual(F, s) for s in stages],
-        "backward_input": [usual(I if any((I, s) in found for found in times) else B, s) for s in stages],
+        "backward_input": [
+            usual(I if any((I, s) in found for found in times) else B, s)
+            for s in stages
+        ],
         "backward_weight": [usual(W, s) for s in stages],
         "overhead": _median(map(_overhead, timelines)),
         "update": _updates(timelines),
@@ -61,9 +77,10 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
 def fit_messages(samples: Sequence[Sample]) -> tuple[float, float]:
     """Return the latency and the bandwidth fitted to samples of (size, time).
 
-    They come from a least-squares line through the median time of each size; neither is below 0. If the sizes hardly
-    differ (the largest is not twice the smallest), noise would determine the slope. Then, and if larger messages took
-    no longer, the latency is the median time and the bandwidth is infinite.
+    They come from a least-squares line through the median time of each size; neither is
+    below 0. If the sizes hardly differ (the largest is not twice the smallest), noise
+    would determine the slope. Then, and if larger messages took no longer, the latency
+    is the median time and the bandwidth is infinite.
 
     Examples
     --------
@@ -78,7 +95,10 @@ def fit_messages(samples: Sequence[Sample]) -> tuple[float, float]:
     middle_size = sum(size * count for size, _, count in points) / total
     middle_time = sum(time * count for _, time, count in points) / total
     spread = sum(count * (size - middle_size) ** 2 for size, _, count in points)
-    together = sum(count * (size - middle_size) * (time - middle_time) for size, time, count in points)
+    together = sum(
+        count * (size - middle_size) * (time - middle_time)
+        for size, time, count in points
+    )
     if max(by_size) < 2 * min(by_size) or together <= 0:
         return median(time for _, time in samples), inf
     time_per_size = together / spread
@@ -93,29 +113,52 @@ def fit_messages(samples: Sequence[Sample]) -> tuple[float, float]:
 def _check_alike(timelines: Sequence[Timeline]) -> None:
     """Refuse timelines whose times cannot be compared."""
     if not timelines:
-        raise misuse("Fitting costs needs at least one timeline, such as pipeline.timeline().")
+        raise misuse(
+            "Fitting costs needs at least one timeline, such as pipeline.timeline()."
+        )
     for item in timelines:
         _TIMELINE.check("An argument", item)
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
-        raise misuse(f"These timelines are in {' and in '.join(units)}; expected all in one unit.")
+        raise misuse(
+            f"These timelines are in {' and in '.join(units)}; expected all in one "
+            "unit."
+        )
     counts = sorted({len(_stages_of(timeline)) for timeline in timelines})
     if len(counts) > 1:
         stages = " and ".join(map(str, counts))
-        raise misuse(f"These timelines have {stages} stages; expected one model over the same stages.")
+        raise misuse(
+            f"These timelines have {stages} stages; expected one model over the "
+            "same stages."
+        )
 
 
 def _stages_of(timeline: Timeline) -> range:
     actions = (span.action for span in chain.from_iterable(timeline.spans))
-    return range(1 + max((action.stage for action in actions if not action.kind.is_of_rank), default=0))
+    return range(
+        1
+        + max(
+            (action.stage for action in actions if not action.kind.is_of_rank),
+            default=0,
+        )
+    )
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
-    """Return the mean times of actions that ran alone, or of overlapped pairs if a stage has no others of a kind."""
+    """Return the mean times of actions that ran alone, or of overlapped pairs if a
+    stage has no others of a kind.
+    """
     times: dict[tuple[ActionKind, int], float] = {}
     for is_alone in (False, True):
-        spans = (span for group in _groups_of(timeline) if (len(group) == 1) == is_alone for span in group)
-        found = _means(((action.kind, action.stage), end - start) for action, start, end in spans)
+        spans = (
+            span
+            for group in _groups_of(timeline)
+            if (len(group) == 1) == is_alone
+            for span in group
+        )
+        found = _means(
+            ((action.kind, action.stage), end - start) for action, start, end in spans
+        )
         times.update(found)
     return times
 
@@ -124,67 +167,103 @@ def _groups_of(timeline: Timeline) -> Iterator[list[Span]]:
     return chain.from_iterable(map(in_groups, timeline.spans))
 
 
-def _overlaps(timeline: Timeline, times: dict[tuple[ActionKind, int], float]) -> Iterator[float]:
-    """Yield, for each overlapped pair, the part of the shorter action that was hidden."""
+def _overlaps(
+    timeline: Timeline, times: dict[tuple[ActionKind, int], float]
+) -> Iterator[float]:
+    """Yield, for each overlapped pair, the part of the shorter action that was
+    hidden.
+    """
     for group in _groups_of(timeline):
         both = [times[action.kind, action.stage] for action, _, _ in group]
         if len(group) > 1 and min(both) > 0:
-            yield min(1.0, max(0.0, (sum(both) - (group[0].end - group[0].start)) / min(both)))
+            yield min(
+                1.0, max(0.0, (sum(both) - (group[0].end - group[0].start)) / min(both))
+            )
 
 
 def _overhead(timeline: Timeline) -> float:
-    """Return the mean time between two actions of a rank, if the second one was ready."""
+    """Return the mean time between two actions of a rank, if the second one was
+    ready.
+    """
     slots = list(chain.from_iterable(timeline.idle))
     gaps = [slot.end - slot.start for slot in slots if slot.cause is IdleCause.OVERHEAD]
     waits = sum(slot.cause is IdleCause.WAITING for slot in slots)
-    pairs = sum(max(0, len(in_groups(row)) - timeline.num_steps) for row in timeline.spans) - waits
+    pairs = (
+        sum(max(0, len(in_groups(row)) - timeline.num_steps) for row in timeline.spans)
+        - waits
+    )
     return sum(gaps) / pairs if pairs else 0.0
 
 
 def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
-    """Return, by stage, the median time between two steps, equal parts for the stages of a rank; 0 for single steps."""
+    """Return, by stage, the median time between two steps, equal parts for the stages
+    of a rank; 0 for single steps.
+    """
     times: defaultdict[int, list[float]] = defaultdict(list)
     for timeline in timelines:
         for row, changes in zip(timeline.spans, timeline.step_changes):
-            stages = {span.action.stage for span in row if not span.action.kind.is_of_rank}
+            stages = {
+                span.action.stage for span in row if not span.action.kind.is_of_rank
+            }
             for stage in stages:
-                times[stage] += [(change.begun - change.left) / len(stages) for change in changes]
-    return [_median(times[stage]) for stage in _stages_of(timelines[0])] if times else 0.0
+                times[stage] += [
+                    (change.begun - change.left) / len(stages) for change in changes
+                ]
+    return (
+        [_median(times[stage]) for stage in _stages_of(timelines[0])] if times else 0.0
+    )
 
 
 def _message_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
-    """Yield (size, mean time) of the awaited messages, for each timeline and each size."""
+    """Yield (size, mean time) of the awaited messages, for each timeline and each
+    size.
+    """
     for timeline in timelines:
         awaited = (message for message in timeline.messages if message.was_awaited)
-        yield from _means((it.size or 0.0, max(0.0, it.arrived - it.sent)) for it in awaited)
+        yield from _means(
+            (it.size or 0.0, max(0.0, it.arrived - it.sent)) for it in awaited
+        )
 
 
 def _sum_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
-    """Yield (size, mean time) of a round of the all-reduces, for each timeline and each size: all but one of its parts.
+    """Yield (size, mean time) of a round of the all-reduces, for each timeline and each
+    size: all but one of its parts.
 
-    Only rounds during which none of their ranks computed count, or all rounds if there is no such round: a rank checks
-    for arrived parts only between two of its actions.
+    Only rounds during which none of their ranks computed count, or all rounds if there
+    is no such round: a rank checks for arrived parts only between two of its actions.
     """
     by_timeline = [list(_rounds_of(timeline)) for timeline in timelines]
     all_are_hidden = all(is_hidden for is_hidden, _ in chain.from_iterable(by_timeline))
     for rounds in by_timeline:
-        yield from _means(sample for is_hidden, sample in rounds if is_hidden == all_are_hidden)
+        yield from _means(
+            sample for is_hidden, sample in rounds if is_hidden == all_are_hidden
+        )
 
 
 def _rounds_of(timeline: Timeline) -> Iterator[tuple[bool, Sample]]:
-    """Yield, for each all-reduce, whether one of its ranks computed meanwhile, and size and time of a round."""
+    """Yield, for each all-reduce, whether one of its ranks computed meanwhile, and size
+    and time of a round.
+    """
     for found in timeline.sums:
         if len(found.ranks) > 1:
             spans = (span for rank in found.ranks for span in timeline.spans[rank])
-            is_hidden = any(span.start < found.end and span.end > found.begin for span in spans)
+            is_hidden = any(
+                span.start < found.end and span.end > found.begin for span in spans
+            )
             part = found.size * (1 - 1 / len(found.ranks))
             yield is_hidden, (part, (found.end - found.begin) / 2)
 
 
 def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float]:
-    """Return, by stage, the mean size of its activations in messages, or 0 if no size is known."""
+    """Return, by stage, the mean size of its activations in messages, or 0 if no size
+    is known.
+    """
     messages = chain.from_iterable(timeline.messages for timeline in timelines)
-    known = ((it.value.stage, it.size) for it in messages if it.value.kind is F and it.size is not None)
+    known = (
+        (it.value.stage, it.size)
+        for it in messages
+        if it.value.kind is F and it.size is not None
+    )
     sizes = dict(_means(known))
     return [sizes.get(stage, 0.0) for stage in range(num_stages)]
 

@@ -1,17 +1,20 @@
-"""The time of a training iteration on thousands of GPUs, from the shape of a transformer and rates of the hardware.
+"""The time of a training iteration on thousands of GPUs, from the shape of a
+transformer and rates of the hardware.
 
-Nothing is fitted to a published time: the rates of products, memory and links were each measured alone, by others. The
-work and the messages of a stage follow from the shape of the model; they give the times of a :class:`Costs`, and the
-simulator runs the schedule of the paper with them. ``published.csv`` has the rows of three tables to compare with.
+Nothing is fitted to a published time: the rates of products, memory and links were each
+measured alone, by others. The work and the messages of a stage follow from the shape of
+the model; they give the times of a :class:`Costs`, and the simulator runs the schedule
+of the paper with them. ``published.csv`` has the rows of three tables to compare with.
 
-The model omits the loading of data, gaps between kernels, stragglers, clocks that fall under load, and processors that
-a collective operation takes from the products.
+The model omits the loading of data, gaps between kernels, stragglers, clocks that fall
+under load, and processors that a collective operation takes from the products.
 
 References
 ----------
-Narayanan et al. (2021), "Efficient large-scale language model training on GPU clusters using Megatron-LM", tables 1 and
-2; sizes of microbatches and chunks, and which sums are hidden, from examples/sc21/run_table_1.sh of NVIDIA/Megatron-LM.
-Korthikanti et al. (2022), "Reducing activation recomputation in large transformer models", table 5.
+Narayanan et al. (2021), "Efficient large-scale language model training on GPU clusters
+using Megatron-LM", tables 1 and 2; sizes of microbatches and chunks, and which sums are
+hidden, from examples/sc21/run_table_1.sh of NVIDIA/Megatron-LM. Korthikanti et al.
+(2022), "Reducing activation recomputation in large transformer models", table 5.
 """
 
 from __future__ import annotations
@@ -67,7 +70,8 @@ class Hardware(NamedTuple):
     Attributes
     ----------
     products : float
-        Operations per second of a matrix product, without the time to read its operands.
+        Operations per second of a matrix product, without the time to read its
+        operands.
     memory : float
         Bytes per second.
     node : Link
@@ -82,7 +86,12 @@ class Hardware(NamedTuple):
     network: Link
 
 
-A100 = Hardware(products=260e12, memory=0.75 * 2039e9, node=Link(80e-6, 225e9), network=Link(20e-6, 0.9 * 25e9))
+A100 = Hardware(
+    products=260e12,
+    memory=0.75 * 2039e9,
+    node=Link(80e-6, 225e9),
+    network=Link(20e-6, 0.9 * 25e9),
+)
 SOURCES = {
     "260 TF/s of a matrix product": "EleutherAI/cookbook, median of five",
     "0.75 of 2,039 GB/s of memory": "calculon-ai/calculon, its A100 at 10 MB",
@@ -94,14 +103,18 @@ SOURCES = {
     "50 B of a logit": "derived",
 }
 _TEXTS = {  # by column, a pattern, and what is expected
-    "published": (r"((?=.*[1-9])\d+(\.\d+)?(s|TF))?", "a value such as 138TF or 1.42s, or nothing"),
+    "published": (
+        r"((?=.*[1-9])\d+(\.\d+)?(s|TF))?",
+        "a value such as 138TF or 1.42s, or nothing",
+    ),
     "recompute": ("full|selective", "full or selective"),
     "overlap": ("nothing|replicas|tensor", "nothing or replicas or tensor"),
 }
 
 
 class Run(NamedTuple):
-    """One row of a table: a model, its partition, and the published time or rate of an iteration.
+    """One row of a table: a model, its partition, and the published time or rate of an
+    iteration.
 
     Attributes
     ----------
@@ -113,14 +126,17 @@ class Run(NamedTuple):
     gpus, batch, microbatch : int
         All GPUs; sequences of an iteration; sequences of a microbatch.
     recompute : str
-        The part that a backward recomputes: ``"full"``, the whole layer; ``"selective"``, attention only, with the
-        sequence divided among the tensor-parallel GPUs.
+        The part that a backward recomputes: ``"full"``, the whole layer;
+        ``"selective"``, attention only, with the sequence divided among the
+        tensor-parallel GPUs.
     overlap : str
-        The communication that overlaps with the backward: ``"nothing"``; ``"replicas"``, the gradient all-reduces over
-        replicas; ``"tensor"``, the all-reduces over tensor-parallel GPUs, with gradient accumulation as part of the
+        The communication that overlaps with the backward: ``"nothing"``;
+        ``"replicas"``, the gradient all-reduces over replicas; ``"tensor"``, the
+        all-reduces over tensor-parallel GPUs, with gradient accumulation as part of the
         product.
     published : str
-        ``"138TF"`` for 138e12 operations per second and GPU, ``"1.42s"`` for seconds, or nothing.
+        ``"138TF"`` for 138e12 operations per second and GPU, ``"1.42s"`` for seconds,
+        or nothing.
     """
 
     table: str
@@ -150,7 +166,9 @@ class Run(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """The operations of an iteration, recomputation counted: equation 3 of Narayanan et al."""
+        """The operations of an iteration, recomputation counted: equation 3 of
+        Narayanan et al.
+        """
         h, layers = self.hidden, self.layers
         # The products of layers, attention and head
         parts = 1 + SEQUENCE / (6 * h) + VOCABULARY / (16 * layers * h)
@@ -161,10 +179,16 @@ class Run(NamedTuple):
         if not self.published:
             return None
         number = float(self.published.rstrip("sTF"))
-        return number if self.published.endswith("s") else self.operations / self.gpus / (number * 1e12)
+        return (
+            number
+            if self.published.endswith("s")
+            else self.operations / self.gpus / (number * 1e12)
+        )
 
     def schedule(self) -> Schedule:
-        """Return the schedule of one replica: 1F1B, or interleaved 1F1B if a rank has several chunks."""
+        """Return the schedule of one replica: 1F1B, or interleaved 1F1B if a rank has
+        several chunks.
+        """
         if self.chunks == 1:
             return one_f_one_b(self.pipeline, self.num_microbatches)
         return interleaved_1f1b(self.pipeline, self.num_microbatches, self.chunks)
@@ -191,11 +215,20 @@ def read_runs(text: str) -> list[Run]:
     Raises
     ------
     ArgumentError
-        Code ``value``: a column is missing, or the numbers of a row do not fit each other.
+        Code ``value``: a column is missing, or the numbers of a row do not fit each
+        other.
     """
-    head, *rows = [cells for _, cells in parse_csv(text) if any(map(str.strip, cells))] or [[]]
+    head, *rows = [
+        cells for _, cells in parse_csv(text) if any(map(str.strip, cells))
+    ] or [[]]
     if tuple(head) != Run._fields:
-        raise ArgumentError("value", f"The first line is {quoted(','.join(head))}; expected {','.join(Run._fields)}.")
+        raise ArgumentError(
+            "value",
+            (
+                f"The first line is {quoted(','.join(head))}; expected "
+                f"{','.join(Run._fields)}."
+            ),
+        )
     return [_run_of(dict(zip_longest(Run._fields, row))) for row in rows]
 
 
@@ -207,10 +240,18 @@ def _run_of(row: dict[str, str]) -> Run:
     except ArgumentError:
         numbers = {}
     if not numbers or None in row.values() or len(row) > len(Run._fields):
-        raise ArgumentError("value", f"{where} has a wrong cell; expected whole numbers in {', '.join(_COUNTS)}.")
+        raise ArgumentError(
+            "value",
+            (
+                f"{where} has a wrong cell; expected whole numbers in "
+                f"{', '.join(_COUNTS)}."
+            ),
+        )
     for name, (pattern, expected) in _TEXTS.items():
         if not re.fullmatch(pattern, row[name]):
-            raise ArgumentError("value", f"{where}: {name} is {quoted(row[name])}; expected {expected}.")
+            raise ArgumentError(
+                "value", f"{where}: {name} is {quoted(row[name])}; expected {expected}."
+            )
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     if min(numbers.values()) < 1:
         raise ArgumentError("value", f"{where} has a number below 1.")
@@ -226,21 +267,29 @@ def _run_of(row: dict[str, str]) -> Run:
         if getattr(run, of) % divisor:
             names = " times ".join(product)
             raise ArgumentError(
-                "value", f"{where}: {of} is {getattr(run, of)}; expected a multiple of {names}, {divisor}."
+                "value",
+                (
+                    f"{where}: {of} is {getattr(run, of)}; expected a multiple of "
+                    f"{names}, {divisor}."
+                ),
             )
     return run
 
 
 @dataclass(frozen=True)
 class _Model:
-    """The times of the parts of a run, in seconds, without the terms that are left out."""
+    """The times of the parts of a run, in seconds, without the terms that are left
+    out.
+    """
 
     run: Run
     hardware: Hardware
     without: Collection[str]
 
     def costs(self) -> Costs:
-        """Return the times of each stage; a message occupies both of its ranks, as in the measured programs."""
+        """Return the times of each stage; a message occupies both of its ranks, as in
+        the measured programs.
+        """
         num_stages = self.run.pipeline * self.run.chunks
         layers = self.run.layers // num_stages
         message = self._message()
@@ -256,15 +305,23 @@ class _Model:
         return Costs(*times, unit="s")
 
     def after_the_last_backward(self) -> float:
-        """Return the time of the gradient all-reduces over replicas and of the optimiser."""
+        """Return the time of the gradient all-reduces over replicas and of the
+        optimiser.
+        """
         run = self.run
-        parameters = (12 * run.hidden**2 + 13 * run.hidden) * run.layers / (run.tensor * run.pipeline)
+        parameters = (
+            (12 * run.hidden**2 + 13 * run.hidden)
+            * run.layers
+            / (run.tensor * run.pipeline)
+        )
         parameters += VOCABULARY * run.hidden / run.tensor
         sums = 0.0
         if run.replicas > 1 and run.overlap != "replicas":
             share = (run.replicas - 1) / run.replicas
             sums = self._sent(self.hardware.network, 2 * share * 2 * parameters)
-        return self._kept("replica-sums", sums) + self._kept("optimiser", self._moved(52 * parameters))
+        return self._kept("replica-sums", sums) + self._kept(
+            "optimiser", self._moved(52 * parameters)
+        )
 
     def _kept(self, term: str, seconds: float) -> float:
         return 0.0 if term in self.without else seconds
@@ -280,64 +337,111 @@ class _Model:
         """Number of elements of one activation."""
         return self.run.microbatch * SEQUENCE * self.run.hidden
 
-    def _product(self, rows: float, inner: float, columns: float, count: float = 1) -> float:
-        """Return the time of matrix products, whose operands and results have two bytes."""
+    def _product(
+        self, rows: float, inner: float, columns: float, count: float = 1
+    ) -> float:
+        """Return the time of matrix products, whose operands and results have two
+        bytes.
+        """
         moved = self._moved(2 * (rows * inner + inner * columns + rows * columns))
-        return count * (2 * rows * inner * columns / self.hardware.products + self._kept("operands", moved))
+        return count * (
+            2 * rows * inner * columns / self.hardware.products
+            + self._kept("operands", moved)
+        )
 
     def _layer(self) -> tuple[float, float, float]:
         """Return the times of F, I and W of a layer."""
         run, t, h, n = self.run, self.run.tensor, self.run.hidden, self._elements
         rows, is_selective = run.microbatch * SEQUENCE, run.recompute == "selective"
-        shapes = [(rows, h, 3 * h / t), (rows, h / t, h), (rows, h, 4 * h / t), (rows, 4 * h / t, h)]
+        shapes = [
+            (rows, h, 3 * h / t),
+            (rows, h / t, h),
+            (rows, h, 4 * h / t),
+            (rows, 4 * h / t, h),
+        ]
         products = [sum(self._product(*shape) for shape in shapes)]
         products += [sum(self._product(m, columns, k) for m, k, columns in shapes)]
         products += [sum(self._product(k, m, columns) for m, k, columns in shapes)]
         attention, attention_backward = self._attention()
         # Under sequence parallelism nothing is replicated.
         replicated = n / t if is_selective else n
-        forward = products[0] + attention + self._kept("memory", self._moved(22 * replicated + 20 * n / t))
+        forward = (
+            products[0]
+            + attention
+            + self._kept("memory", self._moved(22 * replicated + 20 * n / t))
+        )
         forward += 2 * self._tensor_sum()
-        inputs = products[1] + attention_backward + self._kept("memory", self._moved(46 * replicated + 48 * n / t))
-        # The all-gather of a divided all-reduce hides behind the weights' products, as does a whole all-reduce.
-        inputs += (2 if run.overlap != "tensor" else 1 if is_selective else 0) * self._tensor_sum()
+        inputs = (
+            products[1]
+            + attention_backward
+            + self._kept("memory", self._moved(46 * replicated + 48 * n / t))
+        )
+        # The all-gather of a divided all-reduce hides behind the weights' products, as
+        # does a whole all-reduce.
+        inputs += (
+            2 if run.overlap != "tensor" else 1 if is_selective else 0
+        ) * self._tensor_sum()
         inputs += self._kept("recomputation", attention if is_selective else forward)
         is_fused = run.overlap == "tensor"
-        accumulation = 0.0 if is_fused else self._kept("accumulation", self._moved(6 * 12 * h**2 / t))
+        accumulation = (
+            0.0
+            if is_fused
+            else self._kept("accumulation", self._moved(6 * 12 * h**2 / t))
+        )
         return forward, inputs, products[2] + accumulation
 
     def _attention(self) -> tuple[float, float]:
-        """Return the times of attention forward and backward, as products of each head and work by score."""
+        """Return the times of attention forward and backward, as products of each head
+        and work by score.
+        """
         run, s = self.run, SEQUENCE
         heads, width = run.microbatch * run.heads / run.tensor, run.hidden / run.heads
-        products, scores = self._product(s, width, s, heads) + self._product(s, s, width, heads), heads * s**2
+        products, scores = (
+            self._product(s, width, s, heads) + self._product(s, s, width, heads),
+            heads * s**2,
+        )
         return (
             self._kept("attention", products + self._moved(9 * scores)),
             self._kept("attention", 2 * products + self._moved(11 * scores)),
         )
 
     def _tensor_sum(self) -> float:
-        """Return the time of an all-reduce of one activation over the tensor-parallel GPUs, or of its two halves."""
+        """Return the time of an all-reduce of one activation over the tensor-parallel
+        GPUs, or of its two halves.
+        """
         t = self.run.tensor
         if t == 1:
             return 0.0
-        return self._kept("tensor-sums", self._sent(self.hardware.node, 2 * (t - 1) / t * 2 * self._elements))
+        return self._kept(
+            "tensor-sums",
+            self._sent(self.hardware.node, 2 * (t - 1) / t * 2 * self._elements),
+        )
 
     def _message(self) -> float:
-        """Return the time of a message between stages: each GPU sends its part, and the receivers gather them."""
+        """Return the time of a message between stages: each GPU sends its part, and the
+        receivers gather them.
+        """
         run, size = self.run, 2 * self._elements
         if run.pipeline == 1:
             return 0.0
         seconds = self._sent(self.hardware.network, size / run.tensor)
         if run.recompute == "full" and run.tensor > 1:
-            seconds += self._sent(self.hardware.node, (run.tensor - 1) / run.tensor * size)
+            seconds += self._sent(
+                self.hardware.node, (run.tensor - 1) / run.tensor * size
+            )
         return self._kept("messages", seconds)
 
     def _head(self) -> tuple[float, float, float]:
-        """Return the times of F, I and W of the product with the vocabulary and of the loss."""
+        """Return the times of F, I and W of the product with the vocabulary and of the
+        loss.
+        """
         run, columns = self.run, VOCABULARY / self.run.tensor
         rows, h = run.microbatch * SEQUENCE, run.hidden
-        accumulation = 0.0 if run.overlap == "tensor" else self._kept("accumulation", self._moved(6 * h * columns))
+        accumulation = (
+            0.0
+            if run.overlap == "tensor"
+            else self._kept("accumulation", self._moved(6 * h * columns))
+        )
         times = (
             self._product(rows, h, columns) + self._moved(50 * rows * columns),
             self._product(rows, columns, h),
@@ -347,13 +451,20 @@ class _Model:
         return forward, inputs, weights
 
 
-def costs_of(run: Run, hardware: Hardware = A100, without: Collection[str] = ()) -> Costs:
-    """Return the times of F, I and W of each stage of a run, in seconds, for any schedule over its stages."""
+def costs_of(
+    run: Run, hardware: Hardware = A100, without: Collection[str] = ()
+) -> Costs:
+    """Return the times of F, I and W of each stage of a run, in seconds, for any
+    schedule over its stages.
+    """
     return _Model(run, hardware, without).costs()
 
 
-def predict(run: Run, hardware: Hardware = A100, without: Collection[str] = ()) -> float:
-    """Return the time of an iteration, in seconds: the simulated schedule, then all-reduces and the optimiser.
+def predict(
+    run: Run, hardware: Hardware = A100, without: Collection[str] = ()
+) -> float:
+    """Return the time of an iteration, in seconds: the simulated schedule, then
+    all-reduces and the optimiser.
 
     Parameters
     ----------
@@ -365,7 +476,9 @@ def predict(run: Run, hardware: Hardware = A100, without: Collection[str] = ()) 
     Examples
     --------
     >>> run = published_runs("korthikanti-table-5")[0]
-    >>> print(f"{predict(run):.2f} s, published {run.published}; {predict(run, without=['attention']):.2f} s")
+    >>> print(
+    ...     f"{predict(run):.2f} s, published {run.published}; {predict(run, without=['attention']):.2f} s"
+    ... )
     1.43 s, published 1.42s; 1.20 s
     """
     model = _Model(run, hardware, without)

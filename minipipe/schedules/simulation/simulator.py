@@ -1,10 +1,14 @@
-"""The simulator: the start and the end of each action, given the times of actions and messages.
+"""The simulator: the start and the end of each action, given the times of actions and
+messages.
 
-`minipipe/core/times.py` finds them, with the rules; `minipipe/simulation/shared.py` does if ranks share cores or links.
+`minipipe/core/times.py` finds them, with the rules; `minipipe/simulation/shared.py`
+does if ranks share cores or links.
 
-An O or L takes its rank no time. The copy runs concurrently, after earlier copies in the same direction, and whatever
-needs what an L loads waits for it. A REDUCE_GRAD also takes its rank no time. The all-reduce begins when all replicas
-have arrived and takes the time of its two rounds of messages. Only a U waits for it: the rank continues meanwhile.
+An O or L takes its rank no time. The copy runs concurrently, after earlier copies in
+the same direction, and whatever needs what an L loads waits for it. A REDUCE_GRAD also
+takes its rank no time. The all-reduce begins when all replicas have arrived and takes
+the time of its two rounds of messages. Only a U waits for it: the rank continues
+meanwhile.
 """
 
 from __future__ import annotations
@@ -20,14 +24,24 @@ from minipipe.core.values import KINDS
 from minipipe.errors import Code, ScheduleError, misuse
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
+from minipipe.schedules.analysis.activations import (
+    memory_levels,
+    peak_activations,
+    peaks,
+    without_copies,
+)
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.collector import collector_paused
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.slice_work import relative_work
-from minipipe.schedules.simulation.span import GradientSum, Span, StepChange, with_copies
+from minipipe.schedules.simulation.span import (
+    GradientSum,
+    Span,
+    StepChange,
+    with_copies,
+)
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import steps_of
 from minipipe.simulation.hosts import Hosts
@@ -38,30 +52,45 @@ _COSTS = Spec(
     expected="Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')",
     error=ScheduleError.of,
 )
-TIMES_TOO_LARGE = "The sum of the times is too large for a number; choose a larger unit."
-MEMORY_TOO_LARGE = "The sum of the memory is too large for a number; choose a larger unit."
-# The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
+TIMES_TOO_LARGE = (
+    "The sum of the times is too large for a number; choose a larger unit."
+)
+MEMORY_TOO_LARGE = (
+    "The sum of the memory is too large for a number; choose a larger unit."
+)
+# The constructor of a NamedTuple takes twice as long; a large schedule has a million
+# spans.
 _new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__, Span)
 
 
-def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
-    """Predict the timeline of a schedule: each action starts once its rank is free and its value is available.
+def simulate(
+    schedule: ActionTable,
+    costs: Costs | None = None,
+    num_steps: int = 1,
+    wait: bool = False,
+) -> Timeline:
+    """Predict the timeline of a schedule: each action starts once its rank is free and
+    its value is available.
 
-    Local; no messages. The result is exact; the time is linear in the number of actions. If ranks share cores or links
-    (``costs.cores``, ``costs.hosts``), actions and messages take longer while they share;
-    ``minipipe/simulation/hosts.py`` has the rules.
+    Local; no messages. The result is exact; the time is linear in the number of
+    actions. If ranks share cores or links (``costs.cores``, ``costs.hosts``), actions
+    and messages take longer while they share; ``minipipe/simulation/hosts.py`` has the
+    rules.
 
     Parameters
     ----------
     schedule : Schedule or Program
-        A legal schedule. In a program a value is sent when its SEND is reached, in a schedule when it is computed.
+        A legal schedule. In a program a value is sent when its SEND is reached, in a
+        schedule when it is computed.
     costs : Costs, optional
         By default F, I and W take one unit each, and messages take no time.
     num_steps : int
-        Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
+        Training steps, one after another. Between them each rank takes ``costs.update``
+        for its stages.
     wait : bool
-        Whether a rank waits for the loss at the end of a step, as in ``Pipeline.step``: until the rank of the last
-        stage has also ended the step. Otherwise it continues at once, as with ``Pipeline.step(…, wait=False)``.
+        Whether a rank waits for the loss at the end of a step, as in ``Pipeline.step``:
+        until the rank of the last stage has also ended the step. Otherwise it continues
+        at once, as with ``Pipeline.step(…, wait=False)``.
 
     Returns
     -------
@@ -71,8 +100,9 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     Raises
     ------
     ScheduleError
-        If the schedule is not legal, with the codes of :func:`minipipe.verify` (``rendezvous-deadlock`` only if sends
-        block); code ``value``, if the costs do not fit.
+        If the schedule is not legal, with the codes of :func:`minipipe.verify`
+        (``rendezvous-deadlock`` only if sends block); code ``value``, if the costs do
+        not fit.
 
     Examples
     --------
@@ -88,15 +118,19 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     hosts = costs.hosts_of(schedule)
     step = schedule
     if costs.sends_block:
-        from minipipe.schedules.analysis.lowering import lower  # on demand: most sends do not block
+        # on demand: most sends do not block
+        from minipipe.schedules.analysis.lowering import lower
 
         step = lower(schedule)
     with collector_paused():
         return timeline_of(step, costs, num_steps, wait, hosts)
 
 
-def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hosts: Hosts | None) -> Timeline:
-    """Return the timeline of several steps of a table; without hosts, ranks share nothing.
+def timeline_of(
+    step: ActionTable, costs: Costs, num_steps: int, wait: bool, hosts: Hosts | None
+) -> Timeline:
+    """Return the timeline of several steps of a table; without hosts, ranks share
+    nothing.
 
     Parameters
     ----------
@@ -114,14 +148,18 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
         found = times(flow, rates, rounds, num_steps, wait, _new_span)
     else:
-        from minipipe.simulation.shared import SharedClock  # on demand: most ranks share nothing
+        # on demand: most ranks share nothing
+        from minipipe.simulation.shared import SharedClock
 
         found = SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
-    if not found.latest * table.num_ranks < inf:  # the idle time of all ranks is a part of this sum
+    # the idle time of all ranks is a part of this sum
+    if not found.latest * table.num_ranks < inf:
         raise misuse(TIMES_TOO_LARGE)
     spans, copies, sent = _parts(table, found, rates)
     # Everything that takes its rank time has a span, and messages do if sends block.
-    ran = table.without_kinds(lambda kind: not kind.lane and not (kind.message and costs.sends_block))
+    ran = table.without_kinds(
+        lambda kind: not kind.lane and not (kind.message and costs.sends_block)
+    )
     if any(copies):
         ran = ran.with_rows(type(ran), map(with_copies, spans, copies))
     levels = _levels(ran, costs)
@@ -140,7 +178,11 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         message_times=tuple(rates.message_times),
         sent=sent,
         arrived=_arrived(found),
-        step_changes=tuple(tuple(StepChange(*change) for change in row) for row in found.changes if num_steps > 1),
+        step_changes=tuple(
+            tuple(StepChange(*change) for change in row)
+            for row in found.changes
+            if num_steps > 1
+        ),
         sums=_sums(table, found, costs),
         copies=tuple(map(tuple, copies)) if any(copies) else (),
         num_slices=step.num_slices,
@@ -148,13 +190,16 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
 
 
 def _rates(table: ActionTable, costs: Costs) -> Rates:
-    durations: dict[str, list[float]] = {str(kind): time for kind, time in costs.durations(table.num_stages).items()}
+    durations: dict[str, list[float]] = {
+        str(kind): time for kind, time in costs.durations(table.num_stages).items()
+    }
     for time in {kind.declaration.time for kind in table.rank_kinds} - {""}:
         durations[time] = costs.by_stage(time, table.num_ranks)
     durations["copy"] = costs.copy_times(table.num_stages)
     sum_parts, durations["sum"] = map(list, zip(*costs.sum_times(table)))
     if "gather" not in (costs.other or {}):
-        durations["gather"] = [time / 2 for time in durations["sum"]]  # the second of its two rounds
+        # the second of its two rounds
+        durations["gather"] = [time / 2 for time in durations["sum"]]
     parts = relative_work(costs.slice_work, table.num_slices)
     return Rates(
         durations,
@@ -172,7 +217,9 @@ def _rates(table: ActionTable, costs: Costs) -> Rates:
 Sent = dict[Value, tuple[float, int, int]]
 
 
-def _parts(table: ActionTable, found: Times, rates: Rates) -> tuple[list[list[Span]], list[list[Span]], Sent]:
+def _parts(
+    table: ActionTable, found: Times, rates: Rates
+) -> tuple[list[list[Span]], list[list[Span]], Sent]:
     """Return, by rank, its spans and its copies; and what :attr:`Timeline.sent` is."""
     copies: list[list[Span]] = [[] for _ in found.tasks]
     if all(KINDS[kind].lane == "compute" for kind in table.kinds):
@@ -190,15 +237,25 @@ def _parts(table: ActionTable, found: Times, rates: Rates) -> tuple[list[list[Sp
             elif kind.message == "send":
                 value = Value.carried_by(task.action)
                 arrival = task.end + rates.message_times[value.cut]
-                sent[value] = found.arrived.get(task.action, arrival), rank, len(spans[rank]) - 1
+                sent[value] = (
+                    found.arrived.get(task.action, arrival),
+                    rank,
+                    len(spans[rank]) - 1,
+                )
     return spans, copies, sent
 
 
 def _arrived(found: Times) -> dict[Value, float]:
-    """Return when each activation and gradient arrived; a timeline has no values of declared kinds."""
+    """Return when each activation and gradient arrived; a timeline has no values of
+    declared kinds.
+    """
     arrived = {}
     for action, time in found.arrived.items():
-        value = Value.carried_by(action) if action.kind.is_communication else Value.produced_by(action)
+        value = (
+            Value.carried_by(action)
+            if action.kind.is_communication
+            else Value.produced_by(action)
+        )
         if value is not None:
             arrived[value] = time
     return arrived
@@ -221,7 +278,9 @@ def check_costs(given: object) -> None:
 
 
 def _check_legal(schedule: ActionTable, costs: Costs) -> None:
-    """Refuse an illegal schedule. A deadlock that buffered sends avoid counts only if sends block."""
+    """Refuse an illegal schedule. A deadlock that buffered sends avoid counts only if
+    sends block.
+    """
     try:
         verify(schedule)
     except ScheduleError as error:
@@ -230,7 +289,8 @@ def _check_legal(schedule: ActionTable, costs: Costs) -> None:
 
 
 def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
-    """Return, by rank, the most memory that activations take at once, and further versions of weights.
+    """Return, by rank, the most memory that activations take at once, and further
+    versions of weights.
 
     Parameters
     ----------
@@ -255,7 +315,9 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
 
 def _levels(table: ActionTable, costs: Costs) -> list[list[Level]]:
     n = table.num_stages
-    levels = memory_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
+    levels = memory_levels(
+        table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n)
+    )
     if not sum(peaks(levels)) < inf:  # nor for nan, which is inf - inf
         raise misuse(MEMORY_TOO_LARGE)
     return levels

@@ -8,7 +8,9 @@ from minipipe.errors import counted
 from minipipe.specs import SCHEDULE_NUMBER
 
 _MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
-_PARTS = SCHEDULE_NUMBER._replace(maximum=_MOST, expected="numbers, at least 0 and not all 0, such as (3, 1)")
+_PARTS = SCHEDULE_NUMBER._replace(
+    maximum=_MOST, expected="numbers, at least 0 and not all 0, such as (3, 1)"
+)
 
 
 def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[float]:
@@ -21,7 +23,11 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
 
     Examples
     --------
-    >>> relative_work([3, 1], num_slices=2), relative_work(None, num_slices=2), relative_work([3, 1], num_slices=1)
+    >>> (
+    ...     relative_work([3, 1], num_slices=2),
+    ...     relative_work(None, num_slices=2),
+    ...     relative_work([3, 1], num_slices=1),
+    ... )
     ([1.5, 0.5], [1.0, 1.0], [1.0])
     """
     if slice_work is None:
@@ -31,5 +37,11 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
     if not any(parts):
         raise _PARTS.refusal("slice_work", slice_work)
     if len(parts) != num_slices > 1:
-        raise SCHEDULE_NUMBER.refusal("slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice")
-    return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]
+        raise SCHEDULE_NUMBER.refusal(
+            "slice_work",
+            slice_work,
+            f"{counted(num_slices, 'number')}, one for each slice",
+        )
+    return (
+        [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]
+    )

@@ -1,4 +1,6 @@
-"""The parts of a timeline: spans of actions, idle times with their causes, and messages."""
+"""The parts of a timeline: spans of actions, idle times with their causes, and
+messages.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,19 @@ class Span(NamedTuple):
 
 
 def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
-    """Return the actions of the spans and of the copies of a rank, in the order in which they change its memory.
+    """Return the actions of the spans and of the copies of a rank, in the order in
+    which they change its memory.
 
-    An L takes memory from the computation on during which it begins; an O frees memory after the computation during
-    which it ends. Copies of kinds that a program has declared are left out: they change none.
+    An L takes memory from the computation on during which it begins; an O frees memory
+    after the computation during which it ends. Copies of kinds that a program has
+    declared are left out: they change none.
 
     Examples
     --------
     >>> from minipipe import Costs, Schedule, simulate
-    >>> timeline = simulate(Schedule.from_text("F0 O0 F1 F2 B2 L0 B1 B0"), Costs(copy_bandwidth=0.5))
+    >>> timeline = simulate(
+    ...     Schedule.from_text("F0 O0 F1 F2 B2 L0 B1 B0"), Costs(copy_bandwidth=0.5)
+    ... )
     >>> timeline.copies[0][1]
     Span(action=Action(stage=0, kind=<ActionKind.LOAD: 'L'>, microbatch=0), start=5.0, end=7.0)
     >>> " ".join(map(str, with_copies(timeline.spans[0], timeline.copies[0])))
@@ -53,13 +59,15 @@ def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
             places[Action(stage, L, k)] = min(bisect_right(ends, start), until), 0
         elif kind is O:
             last = max(bisect_left(starts, end) - 1, index_of[Action(stage, F, k)])
-            # It may leave and return during one computation: it then counts as held, and once.
+            # It may leave and return during one computation: it then counts as held,
+            # and once.
             places[Action(stage, O, k)] = min((last, 2), places[Action(stage, L, k)])
     return sorted(places, key=lambda action: (places[action], action.kind is L))
 
 
 def in_groups(spans: Sequence[Span]) -> list[list[Span]]:
-    """Return the spans of a rank in groups: overlapped pairs together, all others alone.
+    """Return the spans of a rank in groups: overlapped pairs together, all others
+    alone.
 
     Examples
     --------
@@ -83,15 +91,19 @@ class StepChange(NamedTuple):
     Attributes
     ----------
     left, begun : float
-        When it left the one step, and began the next. In between it updates its parameters; if measured, the time also
-        includes everything else that the program does there.
+        When it left the one step, and began the next. In between it updates its
+        parameters; if measured, the time also includes everything else that the program
+        does there.
     after : int
-        The rank whose end of the step it waited for: itself, or the rank of the last stage, which has the loss.
+        The rank whose end of the step it waited for: itself, or the rank of the last
+        stage, which has the loss.
 
     Examples
     --------
     >>> from minipipe import Costs, schedules, simulate
-    >>> timeline = simulate(schedules.zb_h2(4, 8), Costs(update=0.5), num_steps=2, wait=True)
+    >>> timeline = simulate(
+    ...     schedules.zb_h2(4, 8), Costs(update=0.5), num_steps=2, wait=True
+    ... )
     >>> timeline.step_changes[0]
     (StepChange(left=27.0, begun=27.5, after=3),)
     """
@@ -115,8 +127,10 @@ class IdleCause(StrEnum):
     WAITING = "waiting"  # for a value from another rank
     SENDING = "sending"  # in a send that blocks
     DRAIN = "drain"  # after the last action of a step: the pipeline drains
-    UPDATE = "update"  # between two steps: the optimiser or, if measured, whatever the program does there
-    OVERHEAD = "overhead"  # between two actions: bookkeeping or, if measured, another program on the core
+    # between two steps: the optimiser or, if measured, whatever the program does there
+    UPDATE = "update"
+    # between two actions: bookkeeping or, if measured, another program on the core
+    OVERHEAD = "overhead"
 
 
 class Idle(NamedTuple):
@@ -131,8 +145,8 @@ class Idle(NamedTuple):
     awaited : Action or None
         The action of that rank that is waited for.
     running : Action or None
-        If ``awaited`` is a REDUCE_GRAD: the action that its rank was still running when the wait began; None if all
-        replicas had arrived.
+        If ``awaited`` is a REDUCE_GRAD: the action that its rank was still running when
+        the wait began; None if all replicas had arrived.
 
     Examples
     --------
@@ -164,10 +178,11 @@ class Message(NamedTuple):
     source, destination : int
         Ranks.
     sent, arrived : float
-        In the unit of the timeline. A measured message has arrived when its receiver took it, which may be long after
-        it was delivered.
+        In the unit of the timeline. A measured message has arrived when its receiver
+        took it, which may be long after it was delivered.
     was_awaited : bool
-        Whether the receiver was waiting when it was sent, so that ``arrived`` tells the time in flight.
+        Whether the receiver was waiting when it was sent, so that ``arrived`` tells the
+        time in flight.
     size : float or None
         The size in the memory unit of its timeline, if it is known.
 
@@ -175,7 +190,13 @@ class Message(NamedTuple):
     --------
     >>> from minipipe import schedules, simulate
     >>> message = simulate(schedules.gpipe(2, 1)).messages[0]
-    >>> str(message.value), str(message.used_by), message.source, message.destination, message.sent
+    >>> (
+    ...     str(message.value),
+    ...     str(message.used_by),
+    ...     message.source,
+    ...     message.destination,
+    ...     message.sent,
+    ... )
     ('0F0', '1F0', 0, 1, 1.0)
     """
 
@@ -190,7 +211,8 @@ class Message(NamedTuple):
 
 
 class GradientSum(NamedTuple):
-    """The gradient all-reduce of a stage over its replicas; it begins when the last of them has arrived.
+    """The gradient all-reduce of a stage over its replicas; it begins when the last of
+    them has arrived.
 
     Attributes
     ----------
@@ -208,7 +230,10 @@ class GradientSum(NamedTuple):
     Examples
     --------
     >>> from minipipe import Costs, schedules, simulate
-    >>> timeline = simulate(schedules.data_parallel(schedules.gpipe(1, 1), 2), Costs(gradient_size=6, bandwidth=1))
+    >>> timeline = simulate(
+    ...     schedules.data_parallel(schedules.gpipe(1, 1), 2),
+    ...     Costs(gradient_size=6, bandwidth=1),
+    ... )
     >>> timeline.sums[0].ranks, timeline.sums[0].begin, timeline.sums[0].end
     ((0, 1), 3.0, 9.0)
     """

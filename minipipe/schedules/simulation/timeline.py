@@ -1,4 +1,6 @@
-"""Timelines: the start and the end of every action on every rank, predicted or measured."""
+"""Timelines: the start and the end of every action on every rank, predicted or
+measured.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from minipipe.io import printable
 from minipipe.schedules.action import U, number_of
 from minipipe.schedules.analysis.activations import held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups
+from minipipe.schedules.simulation.span import (
+    GradientSum,
+    Idle,
+    Message,
+    Span,
+    StepChange,
+    in_groups,
+)
 from minipipe.schedules.written import ShownInNotebooks
 
 if TYPE_CHECKING:
@@ -60,7 +69,9 @@ def format_number(time: float, unit: str) -> str:
 
 _MOST_LISTED = 8  # ranks: for more, only the largest and the smallest amount are shown
 ONE_UNIT = "microbatches over all stages of a rank"
-"""The unit in which drawings and tables count activations: the (stage, microbatch) pairs of all stages of a rank."""
+"""The unit in which drawings and tables count activations: the (stage, microbatch)
+pairs of all stages of a rank.
+"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,40 +83,47 @@ class Timeline(ShownInNotebooks):
     name : str
         The schedule's name.
     spans : tuple of tuple of Span
-        ``spans[rank]``, in order of execution. Two overlapped actions have the same times. SEND and RECV have spans
-        only if sends block.
+        ``spans[rank]``, in order of execution. Two overlapped actions have the same
+        times. SEND and RECV have spans only if sends block.
     peak_activations : tuple of int
-        By rank: the largest number of (stage, microbatch) pairs whose activations were held at once.
+        By rank: the largest number of (stage, microbatch) pairs whose activations were
+        held at once.
     peak_memory : tuple of float or None
         By rank: the peak memory of the activations held, if known.
     unit, memory_unit : str
-        ``"s"`` for seconds, ``"bytes"`` for bytes, ``"units"`` for the units of the costs.
+        ``"s"`` for seconds, ``"bytes"`` for bytes, ``"units"`` for the units of the
+        costs.
     note : str
         A remark on the interpretation of the times.
     message_times : tuple of float
-        By stage: the time in flight of a message to the next stage, and of the gradient back. Empty if unknown.
+        By stage: the time in flight of a message to the next stage, and of the gradient
+        back. Empty if unknown.
     sent : dict of Value to (float, int, int)
-        For values with a SEND of their own: the arrival time, the sending rank, and the index of that rank's last span
-        before the SEND.
+        For values with a SEND of their own: the arrival time, the sending rank, and the
+        index of that rank's last span before the SEND.
     arrived : dict of Value to float
-        When messages arrived in a simulation in which ranks share cores or links; empty otherwise.
+        When messages arrived in a simulation in which ranks share cores or links; empty
+        otherwise.
     memory : tuple of tuple of float or None
-        ``memory[rank][i]`` is the memory of the activations held after span ``i`` of the rank, if known.
+        ``memory[rank][i]`` is the memory of the activations held after span ``i`` of
+        the rank, if known.
     memory_during : tuple of tuple of float or None
-        ``memory_during[rank][i]`` is the most memory that the rank held while its span ``i`` ran, known where
-        ``memory`` is. A backward that recomputes may hold more than before and after it.
+        ``memory_during[rank][i]`` is the most memory that the rank held while its span
+        ``i`` ran, known where ``memory`` is. A backward that recomputes may hold more
+        than before and after it.
     measured_messages : tuple of Message
         The messages of a measured timeline.
     is_measured : bool
         Whether the timeline is measured; otherwise it is predicted.
     step_changes : tuple of tuple of StepChange
-        By rank, its changes from one training step to the next; empty for one step. Microbatch k of step s has the
-        number ``s * num_microbatches + k``.
+        By rank, its changes from one training step to the next; empty for one step.
+        Microbatch k of step s has the number ``s * num_microbatches + k``.
     sums : tuple of GradientSum
-        The gradient all-reduces over replicas, in the order of their microbatches. They have no spans, because a rank
-        continues meanwhile.
+        The gradient all-reduces over replicas, in the order of their microbatches. They
+        have no spans, because a rank continues meanwhile.
     copies : tuple of tuple of Span
-        By rank, its O and L: copies concurrent with its computations. Empty if there are none.
+        By rank, its O and L: copies concurrent with its computations. Empty if there
+        are none.
     num_slices : int
         The number of slices of a sequence; 1 if microbatches are whole.
 
@@ -127,7 +145,9 @@ class Timeline(ShownInNotebooks):
     memory_unit: str = "bytes"
     note: str = ""
     message_times: tuple[float, ...] = ()
-    sent: dict[Value, tuple[float, int, int]] = field(default_factory=dict, compare=False)
+    sent: dict[Value, tuple[float, int, int]] = field(
+        default_factory=dict, compare=False
+    )
     memory: tuple[tuple[float, ...], ...] | None = None
     memory_during: tuple[tuple[float, ...], ...] | None = None
     measured_messages: tuple[Message, ...] = ()
@@ -139,7 +159,8 @@ class Timeline(ShownInNotebooks):
     num_slices: int = 1
 
     def __post_init__(self) -> None:
-        for text in ("name", "unit", "memory_unit", "note"):  # the name may come from a file
+        # the name may come from a file
+        for text in ("name", "unit", "memory_unit", "note"):
             object.__setattr__(self, text, printable(getattr(self, text)))
 
     @property
@@ -154,18 +175,28 @@ class Timeline(ShownInNotebooks):
 
     @property
     def time_of_further_step(self) -> float:
-        """The mean time of a step after the first one, from end to end; with a single step, its time.
+        """The mean time of a step after the first one, from end to end; with a single
+        step, its time.
 
         Examples
         --------
         >>> from minipipe import schedules, simulate
-        >>> [simulate(schedules.zb_h2(4, 8), num_steps=n).time_of_further_step for n in (1, 2, 5)]
+        >>> [
+        ...     simulate(schedules.zb_h2(4, 8), num_steps=n).time_of_further_step
+        ...     for n in (1, 2, 5)
+        ... ]
         [27.0, 24.0, 24.0]
         """
         first_step = [row[: len(row) // self.num_steps] for row in self.spans]
         ends = [found.end for found in self.sums[: len(self.sums) // self.num_steps]]
-        end = max(chain((span.end for row in first_step for span in row), ends), default=0.0)
-        return (self.end - end) / (self.num_steps - 1) if self.num_steps > 1 else self.makespan
+        end = max(
+            chain((span.end for row in first_step for span in row), ends), default=0.0
+        )
+        return (
+            (self.end - end) / (self.num_steps - 1)
+            if self.num_steps > 1
+            else self.makespan
+        )
 
     @cached_property
     def start(self) -> float:
@@ -185,33 +216,45 @@ class Timeline(ShownInNotebooks):
 
     def busy(self, rank: int) -> float:
         """Return the computing time of a rank. Two overlapped actions count once."""
-        return sum(group[-1].end - group[0].start for group in in_groups(self._computed(rank)))
+        return sum(
+            group[-1].end - group[0].start for group in in_groups(self._computed(rank))
+        )
 
     def own_span(self, rank: int) -> float:
-        """Return the time between the first start and the last end of a rank's own computations."""
+        """Return the time between the first start and the last end of a rank's own
+        computations.
+        """
         row = self._computed(rank)
         return row[-1].end - row[0].start if row else 0.0
 
     def _computed(self, rank: int) -> list[Span]:
-        return [span for span in self.spans[rank] if not span.action.kind.is_communication]
+        return [
+            span for span in self.spans[rank] if not span.action.kind.is_communication
+        ]
 
     @property
     def _work(self) -> float:
         return sum(map(self.busy, range(self.num_ranks)))
 
     def idle_within_span(self, rank: int) -> float:
-        """Return the idle time between the first start and the last end of a rank's own computations."""
+        """Return the idle time between the first start and the last end of a rank's own
+        computations.
+        """
         return self.own_span(rank) - self.busy(rank)
 
     @property
     def bubble_fraction(self) -> float:
-        """The idle fraction of the total time, idle / (num_ranks * makespan): (p-1)/(m+p-1) for GPipe and 1F1B."""
+        """The idle fraction of the total time, idle / (num_ranks * makespan):
+        (p-1)/(m+p-1) for GPipe and 1F1B.
+        """
         available = self.num_ranks * self.makespan
         return 1 - self._work / available if available else 0.0
 
     @property
     def bubble_over_ideal(self) -> float:
-        """Idle time over work, Megatron's convention: (p-1)/m for GPipe and 1F1B, (p-1)/(m v) interleaved."""
+        """Idle time over work, Megatron's convention: (p-1)/m for GPipe and 1F1B,
+        (p-1)/(m v) interleaved.
+        """
         work = self._work
         return self.num_ranks * self.makespan / work - 1 if work else 0.0
 
@@ -222,16 +265,19 @@ class Timeline(ShownInNotebooks):
 
     @property
     def span_bubble_rate(self) -> float:
-        """The bubble rate of the zero-bubble papers: (span - work) / span of the rank with the longest own span."""
+        """The bubble rate of the zero-bubble papers: (span - work) / span of the rank
+        with the longest own span.
+        """
         spans = list(map(self.own_span, range(self.num_ranks)))
         longest = max(spans, default=0.0)
         return self.idle_within_span(spans.index(longest)) / longest if longest else 0.0
 
-    # -- waits and messages ------------------------------------------------------------------------------------
+    # -- waits and messages ------------------------------------------------------------
 
     @cached_property
     def _explanation(self) -> Explanation:
-        from minipipe.schedules.simulation.explanation import explain  # on demand: a drawing as text needs none
+        # on demand: a drawing as text needs none
+        from minipipe.schedules.simulation.explanation import explain
 
         return explain(self)
 
@@ -242,9 +288,11 @@ class Timeline(ShownInNotebooks):
 
     @property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
-        """The critical path: a chain of (rank, span) up to the latest end, each dependent on the one before it.
+        """The critical path: a chain of (rank, span) up to the latest end, each
+        dependent on the one before it.
 
-        The makespan shrinks only if one of these spans, or a message between two of them, gets shorter.
+        The makespan shrinks only if one of these spans, or a message between two of
+        them, gets shorter.
         """
         return self._explanation.critical_path
 
@@ -253,22 +301,28 @@ class Timeline(ShownInNotebooks):
         """The messages between ranks, in the order of their sends."""
         return self._explanation.messages
 
-    # -- activations held --------------------------------------------------------------------------------------
+    # -- activations held --------------------------------------------------------------
 
     @cached_property
     def _held(self) -> list[list[Level]]:
         flow = self._explanation.flow
         counts = pairs_of(flow)
         rows = enumerate(flow.table.actions)
-        return [without_copies(row, counts.levels(rank))[: len(self.spans[rank])] for rank, row in rows]
+        return [
+            without_copies(row, counts.levels(rank))[: len(self.spans[rank])]
+            for rank, row in rows
+        ]
 
     @property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:
-        """By rank, the number of (stage, microbatch) pairs held after each of its spans; see ``peak_activations``."""
+        """By rank, the number of (stage, microbatch) pairs held after each of its
+        spans; see ``peak_activations``.
+        """
         return tuple(tuple(int(held) for _, held in row) for row in self._held)
 
     def memory_over_time(self, rank: int) -> list[tuple[float, float]]:
-        """Return (time, memory held) at the start and at the end of each span of a rank, a curve of steps; or nothing.
+        """Return (time, memory held) at the start and at the end of each span of a
+        rank, a curve of steps; or nothing.
 
         Examples
         --------
@@ -278,10 +332,15 @@ class Timeline(ShownInNotebooks):
         """
         if self.memory is None or self.memory_during is None:
             return []
-        return list(held_over_time(self.spans[rank], zip(self.memory_during[rank], self.memory[rank])))
+        return list(
+            held_over_time(
+                self.spans[rank], zip(self.memory_during[rank], self.memory[rank])
+            )
+        )
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
-        """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps.
+        """Return (time, activations held) at the start and at the end of each span of a
+        rank: a curve of steps.
 
         Examples
         --------
@@ -292,14 +351,18 @@ class Timeline(ShownInNotebooks):
         return list(held_over_time(self.spans[rank], self._held[rank]))
 
     def versions_over_time(self, rank: int) -> list[tuple[float, float]]:
-        """Return (time, versions of weights held) at the start and at the end of each span: a curve of steps.
+        """Return (time, versions of weights held) at the start and at the end of each
+        span: a curve of steps.
 
         All stages of the rank are counted together. A rank without U has none to show.
 
         Examples
         --------
         >>> from minipipe import schedules, simulate
-        >>> max(held for _, held in simulate(schedules.pipedream(4, 8)).versions_over_time(0))
+        >>> max(
+        ...     held
+        ...     for _, held in simulate(schedules.pipedream(4, 8)).versions_over_time(0)
+        ... )
         4
         """
         actions = [span.action for span in self.spans[rank]]
@@ -316,7 +379,7 @@ class Timeline(ShownInNotebooks):
             levels.append((totals[0], totals[1]))
         return list(held_over_time(self.spans[rank], levels))
 
-    # -- as data, and as text -----------------------------------------------------------------------------------
+    # -- as data, and as text ----------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         """Return the figures as plain data: strings, numbers and lists.
@@ -345,7 +408,8 @@ class Timeline(ShownInNotebooks):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a plain dictionary for each span, rank by rank: for ``csv.DictWriter``, JSON or a data frame.
+        """Return a plain dictionary for each span, rank by rank: for
+        ``csv.DictWriter``, JSON or a data frame.
 
         Examples
         --------
@@ -358,14 +422,18 @@ class Timeline(ShownInNotebooks):
                 "rank": rank,
                 "stage": None if action.kind.is_of_rank else action.stage,
                 "kind": action.kind.value,
-                "microbatch": None if action.kind.is_of_rank else number_of(action.microbatch, self.num_slices),
+                "microbatch": None
+                if action.kind.is_of_rank
+                else number_of(action.microbatch, self.num_slices),
                 "start": start,
                 "end": end,
                 "held_activations": held,
                 **({} if self.memory is None else {"memory": self.memory[rank][i]}),
             }
             for rank, row in enumerate(self.spans)
-            for i, ((action, start, end), held) in enumerate(zip(row, self.held_activations[rank]))
+            for i, ((action, start, end), held) in enumerate(
+                zip(row, self.held_activations[rank])
+            )
         ]
 
     def describe(self) -> str:
@@ -374,31 +442,40 @@ class Timeline(ShownInNotebooks):
 
     @property
     def pairs_per_microbatch(self) -> int | None:
-        """How many (stage, microbatch) pairs each rank has for a microbatch; None if their numbers differ.
+        """How many (stage, microbatch) pairs each rank has for a microbatch; None if
+        their numbers differ.
 
         Examples
         --------
         >>> from minipipe import schedules, simulate
-        >>> [simulate(schedules.build(name, 2, 4)).pairs_per_microbatch for name in ("1f1b", "zb-v", "chimera")]
+        >>> [
+        ...     simulate(schedules.build(name, 2, 4)).pairs_per_microbatch
+        ...     for name in ("1f1b", "zb-v", "chimera")
+        ... ]
         [1, 2, 1]
         """
         found = set()
         for row in self.spans:
             stages: dict[int, set[int]] = {}
             for span in row:
-                if not (span.action.kind.is_communication or span.action.kind.is_of_rank):
-                    stages.setdefault(span.action.microbatch, set()).add(span.action.stage)
+                if not (
+                    span.action.kind.is_communication or span.action.kind.is_of_rank
+                ):
+                    stages.setdefault(span.action.microbatch, set()).add(
+                        span.action.stage
+                    )
             found |= set(map(len, stages.values()))
         return found.pop() * self.num_slices if len(found) == 1 else None
 
     def figures(self, pairs: int | None = None) -> tuple[tuple[str, str], ...]:
-        """Return the main figures as text, each with its name: makespan, bubble and peak activations.
+        """Return the main figures as text, each with its name: makespan, bubble and
+        peak activations.
 
         Parameters
         ----------
         pairs : int, optional
-            How many (stage, microbatch) pairs count as one microbatch, to compare timelines with different numbers; by
-            default :attr:`pairs_per_microbatch`.
+            How many (stage, microbatch) pairs count as one microbatch, to compare
+            timelines with different numbers; by default :attr:`pairs_per_microbatch`.
 
         Examples
         --------
@@ -425,8 +502,11 @@ class Timeline(ShownInNotebooks):
         return f"<Timeline {self}>"
 
 
-def by_rank(amounts: Sequence[float], write: Callable[[float], str] = "{:.9g}".format) -> str:
-    """Return amounts by rank as text: all of them, or only the largest and the smallest if there are many ranks.
+def by_rank(
+    amounts: Sequence[float], write: Callable[[float], str] = "{:.9g}".format
+) -> str:
+    """Return amounts by rank as text: all of them, or only the largest and the smallest
+    if there are many ranks.
 
     Examples
     --------
@@ -438,5 +518,8 @@ def by_rank(amounts: Sequence[float], write: Callable[[float], str] = "{:.9g}".f
     most, least = max(amounts), min(amounts)
     if most == least:
         return f"{write(most)} on each"
-    ends = (f"{word} {write(x)} (rank {amounts.index(x)})" for word, x in (("at most", most), ("at least", least)))
+    ends = (
+        f"{word} {write(x)} (rank {amounts.index(x)})"
+        for word, x in (("at most", most), ("at least", least))
+    )
     return ", ".join(ends)
