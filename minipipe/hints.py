@@ -100,10 +100,8 @@ class FamiliarPipeline(Familiar):
         """Refuse to be called."""
         raise ArgumentError(
             "name",
-            (
-                "A Pipeline is not callable; instead: "
-                f"{instead_of('Pipeline')['__call__']}."
-            ),
+            "A Pipeline is not callable; instead: "
+            f"{instead_of('Pipeline')['__call__']}.",
         )
 
 
@@ -143,9 +141,8 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
             instead = _in_another_package(owner, name)
     if name.startswith("Schedule") and (schedule := schedule_like(name, ())):
         instead = (
-            f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY '
-            "lists all "
-            "names"
+            f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY lists '
+            "all names"
         )
     hint = (
         f"; instead: {instead}."
@@ -334,10 +331,8 @@ def check_keywords(
         if positional or given:
             raise ArgumentError(
                 "name",
-                (
-                    f"{kind.__name__} takes no arguments; it got "
-                    f"{(*positional, *given)!r:.60}."
-                ),
+                f"{kind.__name__} takes no arguments; it got "
+                f"{(*positional, *given)!r:.60}.",
             )
         return
     if positional or given:  # copy and pickle call __new__ alone
@@ -547,9 +542,10 @@ def check_pipeline_options(
             hint = f"did you mean {near}=?" if near else ""
             if near not in equivalents("keywords").get(name, "").split():
                 hint = equivalents("pipeline-options").get(name, hint)
-            listed = f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}'
             raise ArgumentError(
-                "name", f"Pipeline takes no {name}=; {hint} Expected one of {listed}."
+                "name",
+                f"Pipeline takes no {name}=; {hint} Expected one of "
+                f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}.',
             )
 
 

@@ -124,10 +124,8 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     if isinstance(notes, str):
         raise ArgumentError(
             "type",
-            (
-                f"notes is the text {notes!r:.60}; expected a sequence of lines, such "
-                f"as [{notes!r:.60}]."
-            ),
+            f"notes is the text {notes!r:.60}; expected a sequence of lines, such as "
+            f"[{notes!r:.60}].",
         )
     return tuple(map(printable, notes))
 

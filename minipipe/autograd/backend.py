@@ -113,10 +113,8 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     ):
         raise TensorError(
             "dtype",
-            (
-                f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) "
-                "or x.filled(0)."
-            ),
+            f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) or "
+            "x.filled(0).",
         )
     if is_array(data):
         return (
@@ -135,9 +133,8 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
         raise TensorError(
             "wrong-number",
             f"A {type(data).__name__} of tensors was passed; expected one tensor. "
-            "nn.Take('x') selects one of them, "
-            "nn.On('x', layer) calls a layer with it; functional.stack combines "
-            "them into one tensor.",
+            "nn.Take('x') selects one of them, nn.On('x', layer) calls a layer with "
+            "it; functional.stack combines them into one tensor.",
         )
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
 
@@ -563,8 +560,7 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         )
         message = (
             f"device is {quoted(device)}; expected 'cpu', 'gpu' or 'gpu:NUMBER' "
-            "('cuda' "
-            f"is 'gpu').{advice}"
+            f"('cuda' is 'gpu').{advice}"
         )
         raise LaunchError("unavailable", message)
     try:

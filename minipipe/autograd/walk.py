@@ -181,17 +181,11 @@ def _fitted(
     if parent.dtype is not None and backend.numpy_dtype(
         contribution.dtype
     ) != backend.numpy_dtype(parent.dtype):
-        message = (
-            f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} "
-            "must return the dtype of its"
-        )
         raise TensorError(
             "dtype",
-            (
-                f"{message} input. Convert the result, or the constant that has "
-                "changed "
-                "the dtype."
-            ),
+            f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} "
+            "must return the dtype of its input. Convert the result, or the constant "
+            "that has changed the dtype.",
         )
     if parent.shape is None or contribution.shape == parent.shape:
         return contribution

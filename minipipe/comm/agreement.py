@@ -69,9 +69,8 @@ def check_agreement(
         raise RankError(
             "disagreement",
             f"The {key} of rank {listed(others, group)} differs from that of rank "
-            f"{group.name(usual)}: "
-            f"there it is {own}, on rank {group.name(usual)} {other}. "
-            f"{ALIKE}{_way_out(own, other)}",
+            f"{group.name(usual)}: there it is {own}, on rank {group.name(usual)} "
+            f"{other}. {ALIKE}{_way_out(own, other)}",
         )
 
 

@@ -159,12 +159,10 @@ def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) ->
         else "another collective call"
     )
     if other != call:
-        words = (
-            f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in {other}."
-        )
         raise MessageError(
             "disagreement",
-            f"{words} Every rank must make the same calls in the same order.",
+            f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in "
+            f"{other}. Every rank must make the same calls in the same order.",
         )
     return found["value"]
 

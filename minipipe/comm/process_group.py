@@ -51,10 +51,8 @@ Channel = TypeVar("Channel", "SendChannel", "ReceiveChannel")
 _COLOR = Spec(
     int,
     minimum=0,
-    expected=(
-        "a whole number, at least 0, or None; each rank gives its own: "
-        "group.split(group.rank % 2)"
-    ),
+    expected="a whole number, at least 0, or None; each rank gives its own: "
+    "group.split(group.rank % 2)",
 )
 
 
@@ -146,10 +144,8 @@ class ProcessGroup(Familiar, ABC):
         raise not_copyable(
             self,
             why,
-            (
-                "In another process call init_process_group(); state_dict() has the "
-                "values."
-            ),
+            "In another process call init_process_group(); state_dict() has the "
+            "values.",
         )
 
     # -- primitives of a kind of group -------------------------------------------------
@@ -537,10 +533,8 @@ class ProcessGroup(Familiar, ABC):
         elif array is None:
             raise ArgumentError(
                 "value",
-                (
-                    f"broadcast: rank {self.name(root)} is the root and must give an "
-                    "array."
-                ),
+                f"broadcast: rank {self.name(root)} is the root and must give an "
+                "array.",
             )
         else:
             array = np.array(array)
@@ -641,10 +635,8 @@ class ProcessGroup(Familiar, ABC):
         if array is None:
             raise ArgumentError(
                 "value",
-                (
-                    f"ibroadcast: rank {self.name(root)} is the root and must give an "
-                    "array."
-                ),
+                f"ibroadcast: rank {self.name(root)} is the root and must give an "
+                "array.",
             )
         others = [rank for rank in range(self.size) if rank != root]
         return Given(
@@ -932,11 +924,8 @@ class ProcessGroup(Familiar, ABC):
         if not 0 <= rank < self.size:
             raise RankError(
                 "out-of-range",
-                (
-                    f"{name} is {rank}, but the group has "
-                    f"{counted(self.size, 'rank')}, "
-                    "counted from 0."
-                ),
+                f"{name} is {rank}, but the group has {counted(self.size, 'rank')}, "
+                "counted from 0.",
             )
         if tag < 0 and not isinstance(tag, OwnTag):
             raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
@@ -962,10 +951,8 @@ class ProcessGroup(Familiar, ABC):
         if self.is_closed:
             raise LaunchError(
                 "closed",
-                (
-                    "This group is closed: its with-block has ended, or a rank of it "
-                    "was lost."
-                ),
+                "This group is closed: its with-block has ended, or a rank of it was "
+                "lost.",
             )
 
     def abort(self, code: int = 1) -> NoReturn:

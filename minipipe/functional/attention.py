@@ -420,13 +420,10 @@ def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
         or shape[2] % num_parts
         or 0 in shape[1:]
     ):
-        parts = (
-            f"{num_heads} heads of queries, {shared} of keys, {shared} of values; "
-            f"{shared} must divide {num_heads}"
-        )
         raise shape_error(
             "self_attention",
-            f"(n, t, k), k a multiple of {num_parts}: {parts}",
+            f"(n, t, k), k a multiple of {num_parts}: {num_heads} heads of queries, "
+            f"{shared} of keys, {shared} of values; {shared} must divide {num_heads}",
             projections=shape,
         )
     n, t, width = shape[0], shape[1], shape[2] // num_parts
@@ -561,18 +558,15 @@ def _truth_values(name: str, mask: Array) -> Array:
     if not backend.is_integer(mask.dtype):
         message = (
             f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for "
-            "visible "
-            "keys and 0 for others."
+            "visible keys and 0 for others."
         )
         raise TensorError("dtype", message)
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):
         raise TensorError(
             "out-of-range",
-            (
-                f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
-                "mask > 0."
-            ),
+            f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
+            "mask > 0.",
         )
     return is_seen
 

@@ -263,10 +263,8 @@ def _parsed(
     if len(parts) != len(shapes):
         raise ArgumentError(
             "value",
-            (
-                f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
-                "operands; expected one for each."
-            ),
+            f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
+            "operands; expected one for each.",
         )
     terms = [
         _indices(subscripts, number, part, shape)
@@ -374,8 +372,6 @@ def _lengths(
 def _wrong(subscripts: str, position: int, what: str) -> ArgumentError:
     return ArgumentError(
         "value",
-        (
-            f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
-            "'ij,jk->ik' or so."
-        ),
+        f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
+        "'ij,jk->ik' or so.",
     )

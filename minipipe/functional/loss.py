@@ -251,20 +251,17 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
         one in (1, length) for one, length in zip(given.shape, like.shape)
     )
     if not fits:
-        message = (
-            f"Weights of shape {given.shape} do not fit a target of shape {like.shape}"
-        )
         raise TensorError(
-            "shape", f"{message}; expected one for each element, or axes of length 1."
+            "shape",
+            f"Weights of shape {given.shape} do not fit a target of shape "
+            f"{like.shape}; expected one for each element, or axes of length 1.",
         )
     each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     if each.size and not float(xp.min(each)) >= 0:
         raise ArgumentError(
             "value",
-            (
-                "Weights of a loss are at least 0; some of these are less, or not a "
-                "number."
-            ),
+            "Weights of a loss are at least 0; some of these are less, or not a "
+            "number.",
         )
     return each
 
@@ -468,10 +465,8 @@ def _check_options(
     if len(class_weights) != k:
         raise ArgumentError(
             "value",
-            (
-                f"cross_entropy: class_weights has length {len(class_weights)}; "
-                f"expected {k}."
-            ),
+            f"cross_entropy: class_weights has length {len(class_weights)}; expected "
+            f"{k}.",
         )
     # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
     spec = _SMOOTHED_WEIGHT if label_smoothing else _WEIGHT
@@ -481,14 +476,11 @@ def _check_options(
 
 def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> None:
     if not backend.is_integer(labels.dtype):
-        message = (
-            f"cross_entropy: the labels are {labels.dtype}; expected whole "
-            "numbers, the "
-            "indices of classes."
-        )
         raise TensorError(
             "dtype",
-            f"{message} One-hot labels become indices by labels.argmax(axis=-1).",
+            f"cross_entropy: the labels are {labels.dtype}; expected whole numbers, "
+            "the indices of classes. One-hot labels become indices by "
+            "labels.argmax(axis=-1).",
         )
     if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
         raise shape_error(

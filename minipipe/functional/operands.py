@@ -44,9 +44,8 @@ def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
             raise TensorError(
                 "dtype",
                 f"A tensor of {left.dtype} meets one of {right.dtype}; expected one "
-                "dtype. Make the input with "
-                "Tensor(values, dtype=numpy.float32), or layers with Linear(…, "
-                "dtype=numpy.float64).",
+                "dtype. Make the input with Tensor(values, dtype=numpy.float32), or "
+                "layers with Linear(…, dtype=numpy.float64).",
             )
     return left, right
 
@@ -191,10 +190,8 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     if not backend.is_floating(dtype):
         raise TensorError(
             "dtype",
-            (
-                f"astype: the dtype is {dtype}; expected one of real numbers, such as "
-                "float32."
-            ),
+            f"astype: the dtype is {dtype}; expected one of real numbers, such as "
+            "float32.",
         )
     return cast(a, dtype)
 

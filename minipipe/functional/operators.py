@@ -223,13 +223,11 @@ class TensorMethods:
             Code ``not-copyable``, for a result: it belongs to its graph.
         """
         if self.node is not None and not isinstance(self.node, Leaf):
-            message = (
-                "This tensor is the result of a computation, and a copy would not "
-                "belong to its graph."
-            )
             raise TensorError(
                 "not-copyable",
-                f"{message} Copy the values, x.detach(); x * 1 also has the graph.",
+                "This tensor is the result of a computation, and a copy would not "
+                "belong to its graph. Copy the values, x.detach(); x * 1 also has the "
+                "graph.",
             )
         data = (
             backend.values(self.data)

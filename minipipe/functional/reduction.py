@@ -257,10 +257,8 @@ def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> tuple[Array, Ar
     if size == 0:
         raise TensorError(
             "shape",
-            (
-                f"a{name}: axes {axes} of shape {a.shape} have no elements; expected "
-                "one at least."
-            ),
+            f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one "
+            "at least.",
         )
     extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
     return without_axes(extreme, axes, keepdims), extreme

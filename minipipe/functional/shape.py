@@ -52,10 +52,8 @@ def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
         raise TensorError(
             "shape",
-            (
-                f"reshape: {a.size} elements of shape {a.shape} do not fit the shape "
-                f"{shape}."
-            ),
+            f"reshape: {a.size} elements of shape {a.shape} do not fit the shape "
+            f"{shape}.",
         )
     return backend.reshape(a, shape), a.shape
 
@@ -344,10 +342,8 @@ def split(
     else:
         raise TensorError(
             "shape",
-            (
-                f"split: axis {axis} of shape {a.shape} does not fall into {sections} "
-                "equal parts."
-            ),
+            f"split: axis {axis} of shape {a.shape} does not fall into {sections} "
+            "equal parts.",
         )
     if any(size < 0 for size in sizes) or sum(sizes) != length:
         raise TensorError(
@@ -440,12 +436,10 @@ def masked_fill(a: Array, mask: Operand, value: float) -> tuple[Array, Array]:
     """
     filled = _mask("masked_fill", mask, a)
     if not isinstance(value, Real):
-        message = (
-            f"masked_fill: value is {quoted(value)}; expected a number without a "
-            "gradient."
-        )
         raise TensorError(
-            "dtype", f"{message} where(mask, value, a) fills with a tensor."
+            "dtype",
+            f"masked_fill: value is {quoted(value)}; expected a number without a "
+            "gradient. where(mask, value, a) fills with a tensor.",
         )
     check_broadcast("masked_fill", a, filled)
     return array_module(a).where(filled, float(value), a), filled
@@ -460,10 +454,8 @@ def _mask(name: str, mask: Operand, like: Array) -> Array:
     if not backend.is_boolean(values.dtype):
         raise TensorError(
             "dtype",
-            (
-                f"{name}: the mask must hold truth values (bool); this one is "
-                f"{values.dtype}."
-            ),
+            f"{name}: the mask must hold truth values (bool); this one is "
+            f"{values.dtype}.",
         )
     return values
 

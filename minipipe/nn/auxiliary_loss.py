@@ -108,10 +108,8 @@ class AuxiliaryLoss(Module):
                 )
                 raise TensorError(
                     "shape",
-                    (
-                        "An AuxiliaryLoss must be a tensor with one element; it is "
-                        f"{found}."
-                    ),
+                    "An AuxiliaryLoss must be a tensor with one element; it is "
+                    f"{found}.",
                 )
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.

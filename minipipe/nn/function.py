@@ -128,9 +128,8 @@ def _check_trains_nothing(value: Any) -> None:
         raise ArgumentError(
             "type",
             f"The function refers to a {type(value).__name__}, which neither a "
-            "pipeline nor an optimiser "
-            "would find there. Make it an attribute of a custom module, or a "
-            "separate layer.",
+            "pipeline nor an optimiser would find there. Make it an attribute of a "
+            "custom module, or a separate layer.",
         )
 
 

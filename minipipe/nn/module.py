@@ -90,12 +90,11 @@ class Module(Familiar):
         attribute becomes an alias of it.
         """
         if name == "requires_grad":
-            message = (
-                f"{type(self).__name__} is a module and has no requires_grad of its "
-                "own: freeze() trains none"
-            )
             raise ArgumentError(
-                "name", f"{message} of its parameters, freeze(False) all of them."
+                "name",
+                f"{type(self).__name__} is a module and has no requires_grad of its "
+                "own: freeze() trains none of its parameters, freeze(False) all of "
+                "them.",
             )
         if (
             isinstance(value, Parameter)
@@ -161,13 +160,10 @@ class Module(Familiar):
                     seen.add(id(parameter.owner))
                     qualified = ".".join(filter(None, (name, inner)))
                     if qualified in names:
-                        message = (
-                            f"{type(self).__name__} has two parameters named "
-                            f"{qualified}"
-                        )
                         raise ArgumentError(
                             "name",
-                            f"{message}; give one of the attributes another name.",
+                            f"{type(self).__name__} has two parameters named "
+                            f"{qualified}; give one of the attributes another name.",
                         )
                     names.add(qualified)
                     yield qualified, parameter
@@ -492,10 +488,8 @@ def check_state(
     if not isinstance(state, Mapping):
         raise ArgumentError(
             "type",
-            (
-                f"The state is a {type(state).__name__}; expected the result of "
-                "state_dict()."
-            ),
+            f"The state is a {type(state).__name__}; expected the result of "
+            "state_dict().",
         )
     missing, unexpected = (
         parameters.keys() - state.keys(),
@@ -512,10 +506,8 @@ def check_state(
         if given.shape != parameter.whole_shape:
             raise ParameterError(
                 "shape",
-                (
-                    f"{name} has shape {parameter.whole_shape}; the state holds "
-                    f"{given.shape}."
-                ),
+                f"{name} has shape {parameter.whole_shape}; the state holds "
+                f"{given.shape}.",
             )
         _check_same_numbers(
             name, backend.to_numpy(given), backend.numpy_dtype(parameter.dtype)
@@ -537,10 +529,8 @@ def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
             if is_real
             else "which are not real numbers; if meant,"
         )
-        here = (
-            f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, "
-            f"{why}"
-        )
         raise ParameterError(
-            "dtype", f"{here} convert the array: .astype({own.name!r})."
+            "dtype",
+            f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, "
+            f"{why} convert the array: .astype({own.name!r}).",
         )

@@ -47,12 +47,11 @@ def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:
     """
     Spec(kind, expected=f"an nn.{kind.__name__}").of_class(taker, layer)
     if not is_exactly(layer, kind):
-        message = (
-            f"{taker} computes what nn.{kind.__name__} does, and this "
-            f"{type(layer).__name__} has code of its own"
-        )
         raise ArgumentError(
-            "type", f"{message}; leave it whole, or divide the layers inside it."
+            "type",
+            f"{taker} computes what nn.{kind.__name__} does, and this "
+            f"{type(layer).__name__} has code of its own; leave it whole, or divide "
+            "the layers inside it.",
         )
 
 

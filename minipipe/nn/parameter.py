@@ -115,19 +115,15 @@ class Parameter(Tensor):
         ):
             raise ParameterError(
                 "shape",
-                (
-                    f"The shape is {shape}; expected whole numbers, or values "
-                    "as a list "
-                    "or array."
-                ),
+                f"The shape is {shape}; expected whole numbers, or values as a list "
+                "or array.",
             )
         if isinstance(shape, tuple) and initialiser is None:
             raise ParameterError(
                 "missing",
-                f"nn.Parameter({shape}) has no initialiser, and zeros may never "
-                "learn (both factors of a product). "
-                f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); "
-                "for a bias, constant(0.0).",
+                f"nn.Parameter({shape}) has no initialiser, and zeros may never learn "
+                f"(both factors of a product). Give one: nn.Parameter({shape}, "
+                "nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
         values = (
             None
@@ -159,9 +155,8 @@ class Parameter(Tensor):
             raise ParameterError(
                 "missing",
                 f"This parameter of shape {self.shape} has no values yet. Call "
-                "model.initialise(seed), "
-                "call the model once, or give the model to a Pipeline and read "
-                "pipeline.parameters().",
+                "model.initialise(seed), call the model once, or give the model to a "
+                "Pipeline and read pipeline.parameters().",
             )
         return super().__getattr__(name)  # type: ignore[misc]
 
@@ -249,10 +244,8 @@ class Parameter(Tensor):
         if gradient is not None and gradient.shape != self.shape:
             raise TensorError(
                 "shape",
-                (
-                    f"The gradient has shape {gradient.shape}; the parameter has "
-                    f"{self.shape}."
-                ),
+                f"The gradient has shape {gradient.shape}; the parameter has "
+                f"{self.shape}.",
             )
         if gradient is None:
             self.zero_grad()

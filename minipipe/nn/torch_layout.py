@@ -203,15 +203,12 @@ class _Walk:
             return _Piece((place,), np.transpose)
         is_known = isinstance(module, _ALIKE) or len(parameter.whole_shape) < 2
         if self._is_strict and not is_known:
-            message = (
-                f"{path} belongs to {type(module).__name__}, whose counterpart in "
-                "PyTorch is not known"
+            raise ArgumentError(
+                "type",
+                f"layout='torch': {path} belongs to {type(module).__name__}, whose "
+                "counterpart in PyTorch is not known. Bring its axes into minipipe's "
+                "order, and give all arrays to model.load_state_dict.",
             )
-            advice = (
-                "Bring its axes into minipipe's order, and give all arrays to "
-                "model.load_state_dict."
-            )
-            raise ArgumentError("type", f"layout='torch': {message}. {advice}")
         return _Piece((place,), _as_it_is)
 
     def _take(self, parameter: Parameter, path: str, piece: _Piece) -> None:
@@ -224,13 +221,10 @@ class _Walk:
         if first in self.taken and not np.array_equal(
             self.taken[first], array, equal_nan=True
         ):
-            message = (
-                f"{first} and {path} are one parameter in this model, but the "
-                "state has "
-                "two"
-            )
             raise ParameterError(
-                "shape", f"{message}: {', '.join(piece.names)} holds other numbers."
+                "shape",
+                f"{first} and {path} are one parameter in this model, but the state "
+                f"has two: {', '.join(piece.names)} holds other numbers.",
             )
         self.taken.setdefault(first, array)
 

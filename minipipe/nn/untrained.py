@@ -59,8 +59,7 @@ def warn_of_untrained(modules: Iterable[Any]) -> None:
         names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
         message = (
             f"{names} {holds} real numbers that are not trained: it is not a "
-            "parameter. "
-            "A weight is an"
+            "parameter. A weight is an"
         )
         message += (
             " nn.Parameter(values), in an attribute or in a list, tuple or dict of "

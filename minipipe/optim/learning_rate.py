@@ -109,11 +109,11 @@ class LearningRateSchedule(Familiar):
             else None
         )
         if not isinstance(rates, list) or len(rates) != len(own):
-            message = (
-                f"the state is {state!r:.80}; expected one of state_dict(), with "
-                f"{len(own)} rates."
+            raise ArgumentError(
+                "value",
+                f"LearningRateSchedule: the state is {state!r:.80}; expected one of "
+                f"state_dict(), with {len(own)} rates.",
             )
-            raise ArgumentError("value", f"LearningRateSchedule: {message}")
         INDEX.check("last_step", state["last_step"])
         self._first_rates = [checked("learning_rate", rate) for rate in rates]
         self._set(state["last_step"])

@@ -80,10 +80,8 @@ class ParameterGroup(Familiar, SimpleNamespace):
     def __getitem__(self, name: str) -> NoReturn:
         raise ArgumentError(
             "name",
-            (
-                "A group of parameters is not a dict; instead: "
-                f"{instead_of('ParameterGroup')['__getitem__']}."
-            ),
+            "A group of parameters is not a dict; instead: "
+            f"{instead_of('ParameterGroup')['__getitem__']}.",
         )
 
     @property
@@ -116,8 +114,7 @@ HYPER_PARAMETERS = {
 
 _EXPECTED = (
     "Give model.parameters() or pipeline.parameters(), a list: [model.weight], or a "
-    "list of groups: "
-    '[{"parameters": [model.weight]}].'
+    'list of groups: [{"parameters": [model.weight]}].'
 )
 
 
@@ -255,17 +252,11 @@ class Optimiser(Familiar, ABC):
         if any(parameter.is_divided for parameter in self.parameters) and not vars(
             type(self)
         ).get("is_elementwise"):
-            message = (
-                f"{type(self).__name__} may read a parameter as a whole, but "
-                "ranks keep "
-                "parts of these"
-            )
             raise ArgumentError(
                 "value",
-                (
-                    f"{message}; if it does not, write is_elementwise = True into the "
-                    "class."
-                ),
+                f"{type(self).__name__} may read a parameter as a whole, but ranks "
+                "keep parts of these; if it does not, write is_elementwise = True "
+                "into the class.",
             )
         self._defaults = dict(defaults)
         self._is_one_group = len(groups) == 1 and groups[0].keys() == {"parameters"}
@@ -565,8 +556,7 @@ class Optimiser(Familiar, ABC):
             )
             return (
                 f"the state is {found or 'empty'}; expected the result of "
-                "state_dict(), "
-                'with "groups" and "states"'
+                'state_dict(), with "groups" and "states"'
             )
         known = [sorted(group.hyper_parameters) for group in self.groups]
         for groups in (state["groups"], state.get("first") or state["groups"]):
@@ -605,16 +595,11 @@ class Optimiser(Familiar, ABC):
         """Refuse a copy that shares the parameters: each of two optimisers would keep a
         part of one state.
         """
-        message = (
-            f"copy.copy would make a second {type(self).__name__} over the same "
-            "parameters and some of its state"
-        )
         raise ModelError(
             "not-copyable",
-            (
-                f"{message}. Copy both: model, optimiser = copy.deepcopy((model, "
-                "optimiser))."
-            ),
+            f"copy.copy would make a second {type(self).__name__} over the same "
+            "parameters and some of its state. Copy both: model, optimiser = "
+            "copy.deepcopy((model, optimiser)).",
         )
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -674,9 +659,8 @@ def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
     if 0 < num_groups < len(items):
         raise ArgumentError(
             "type",
-            f"{num_groups} of {len(items)} items are groups; expected parameters "
-            "only or groups only. "
-            'Put the others into a group: {"parameters": [...]}.',
+            f"{num_groups} of {len(items)} items are groups; expected parameters only "
+            'or groups only. Put the others into a group: {"parameters": [...]}.',
         )
     return items if num_groups else [{"parameters": items}]
 
@@ -693,16 +677,11 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
         for parameter in group.parameters:
             owner = id(parameter.owner)
             if owner in first_group:
-                message = (
-                    f"A parameter of shape {parameter.shape} is in group "
-                    f"{first_group[owner]} and again in"
-                )
                 raise ArgumentError(
                     "value",
-                    (
-                        f"{message} group {i}; each step would change it twice. Leave "
-                        "one out."
-                    ),
+                    f"A parameter of shape {parameter.shape} is in group "
+                    f"{first_group[owner]} and again in group {i}; each step would "
+                    "change it twice. Leave one out.",
                 )
             first_group[owner] = i
 
@@ -745,9 +724,8 @@ def _check_and_warn(parameters: list[Parameter]) -> None:
     if any(parameter.is_filled for parameter in parameters):
         warnings.warn(
             f"optimiser.step() changed nothing: none of its {len(parameters)} "
-            "parameters has a gradient. Call "
-            "backward() or pipeline.step() first. A pipeline trains copies: give "
-            "pipeline.parameters(), not "
+            "parameters has a gradient. Call backward() or pipeline.step() first. A "
+            "pipeline trains copies: give pipeline.parameters(), not "
             "model.parameters().",
             stacklevel=4,
         )

@@ -263,6 +263,5 @@ def _sentence(
         )
     return (
         f"{who} has waited longest, for {awaited}: never sent, or sent with a "
-        "different "
-        f"tag?{instead}"
+        f"different tag?{instead}"
     )

@@ -466,11 +466,10 @@ class Witness:
             and not is_killed
         ):
             # The rank itself crashed, or MPI did in it: this host cannot tell which.
-            doubt = (
-                "or a rank of another host was lost first, after which MPI may crash "
-                "here"
+            return rank.say(
+                f"Rank {who} crashed: {ending}; or a rank of another host was lost "
+                "first, after which MPI may crash here."
             )
-            return rank.say(f"Rank {who} crashed: {ending}; {doubt}.")
         rank.say(f"Rank {who} exited without an error message: {ending}.")
 
     def end_the_late(self, seconds: float) -> None:
