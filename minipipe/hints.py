@@ -531,11 +531,10 @@ def check_pipeline_options(
     )
     only = [name for name in only if name not in signature(plan).parameters]
     taken = [name for name in taken if name not in only]
-    used = (
-        only
-        if given.get("schedule") == "auto"
-        else ["sample"] * (str(given.get("partition")) == "measured")
-    )
+    if given.get("schedule") == "auto":
+        used = only
+    else:
+        used = ["sample"] * (str(given.get("partition")) == "measured")
     for name in given:
         if name not in (*taken, *used):
             near = _near(name, [*taken, *used])
@@ -571,11 +570,10 @@ def _check_taken(
     for name in given:
         if name not in taken:
             near = _near(name, taken)
-            hint = (
-                f"here it is {near}=."
-                if near
-                else f"expected {', '.join(taken) or 'no argument'}."
-            )
+            if near:
+                hint = f"here it is {near}=."
+            else:
+                hint = f"expected {', '.join(taken) or 'no argument'}."
             raise ArgumentError(
                 "name",
                 f"{owner} takes no {name}=; {equivalents('advice').get(name, hint)}",

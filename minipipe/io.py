@@ -86,11 +86,9 @@ def printable_lines(text: str) -> str:
 
 def _shown(character: str) -> str:
     is_blank = category(character) == "Zs"
-    return (
-        character
-        if is_blank or character.isprintable()
-        else character.encode("unicode_escape").decode()
-    )
+    if is_blank or character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def escaped(text: str) -> str:
@@ -710,11 +708,10 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
         raise
     # such as a name with a NUL, or no name
     except (OSError, ValueError, TypeError) as error:
-        reason = (
-            error.strerror
-            if isinstance(error, OSError) and error.strerror
-            else str(error)
-        )
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        else:
+            reason = str(error)
         raise FileError(code, f"{_name(path)} cannot be {done}: {reason}.") from None
 
 

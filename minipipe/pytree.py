@@ -44,11 +44,11 @@ def tensors_in(value: Any) -> list[Tensor]:
         or not has_names
         or not all(isinstance(item, Tensor | dict) or _is_row(item) for item in items)
     ):
-        inside = (
-            f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}"
-            if _is_row(value) or isinstance(value, dict)
-            else ""
-        )
+        inside = ""
+        if _is_row(value) or isinstance(value, dict):
+            inside = (
+                f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}"
+            )
         raise TensorError(
             "type",
             "Values between layers must be tensors, or tuples, lists or dicts (with "

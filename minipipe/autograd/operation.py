@@ -238,22 +238,20 @@ class Operation:
         call = self.signature.bind(*given, **attributes)
         call.apply_defaults()
         values = call.arguments
-        inputs = (
-            call.args
-            if self.is_variadic
-            else tuple([values[name] for name in self.inputs])
-        )
+        if self.is_variadic:
+            inputs = call.args
+        else:
+            inputs = tuple([values[name] for name in self.inputs])
         return inputs, {name: values[name] for name in self.attributes}
 
     def wrong_result(self, computed: Any) -> ArgumentError:
         """Return the error for a forward that returned something else than an array,
         and its saved values.
         """
-        given = (
-            f"{len(computed)} values"
-            if isinstance(computed, tuple)
-            else f"a {type(computed).__name__}"
-        )
+        if isinstance(computed, tuple):
+            given = f"{len(computed)} values"
+        else:
+            given = f"a {type(computed).__name__}"
         expected = (
             "one array. An operation computes with arrays: array_module(x).exp(x)"
         )
@@ -417,11 +415,9 @@ class Plan:
     def _step(self, value: Value) -> Step:
         if len(value.needs) == 1 and not value.takes_shape:
             return value.function, self._values.index(value.needs[0]), None, value
-        arguments = (
-            _getter(self._values, value.needs)
-            if value.needs or value.takes_shape
-            else None
-        )
+        arguments = None
+        if value.needs or value.takes_shape:
+            arguments = _getter(self._values, value.needs)
         return value.function, None, arguments, value
 
     def values(self, gradient: Array, kept: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -167,11 +167,9 @@ def _fitted(
         vjp, kind = values[0], "a vjp"
         name = getattr(getattr(vjp, "func", vjp), "__qualname__", "a vjp")
     if not hasattr(contribution, "shape"):
-        advice = (
-            "Add its `return`"
-            if contribution is None
-            else "Compute with arrays, from g"
-        )
+        advice = "Compute with arrays, from g"
+        if contribution is None:
+            advice = "Add its `return`"
         message = (
             f"{name} returned {contribution!r:.60}; expected the gradient, an array. "
             f"{advice}."

@@ -117,11 +117,9 @@ def _text_of(value: Any) -> str:
     """
     if isinstance(value, Integral):
         return str(value)
-    return (
-        repr(value)
-        if value is None or isinstance(value, str | float)
-        else f"a {type(value).__name__}"
-    )
+    if value is None or isinstance(value, str | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
 
 
 def digest(data: Any) -> int:

@@ -353,11 +353,10 @@ def chosen_timeout(argument: float | None) -> float:
     ArgumentError
         Code ``value``: when it is not above 0.
     """
-    chosen = (
-        (os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT)
-        if argument is None
-        else argument
-    )
+    if argument is None:
+        chosen = os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT
+    else:
+        chosen = argument
     name = "MINIPIPE_TIMEOUT" if argument is None else "timeout"
     with suppress(TypeError, ValueError):
         return _SECONDS.check(name, as_float(chosen))

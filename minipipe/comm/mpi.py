@@ -100,10 +100,8 @@ class MPIGroup(ProcessGroup):
     def _post_send(
         self, header: Header, array: np.ndarray, destination: int, tag: int
     ) -> Request:
-        mpi_tag, array = (
-            self.mpi_tag(tag),
-            as_buffer(array) if array.dtype.kind == "V" else array,
-        )
+        mpi_tag = self.mpi_tag(tag)
+        array = as_buffer(array) if array.dtype.kind == "V" else array
         if isinstance(array, np.ndarray) and array.nbytes <= LONGEST:
             buffers: list[Any] = [header.packed + array.tobytes()]
             parts = [self.comm.Isend(buffers[0], destination, mpi_tag)]
@@ -165,11 +163,10 @@ class MPIGroup(ProcessGroup):
         return expected
 
     def _post(self, key: tuple[int, int]) -> None:
-        posted = (
-            self._spare.pop()
-            if self._spare
-            else Posted(bytearray(HEADER_SIZE + LONGEST), is_spare=True)
-        )
+        if self._spare:
+            posted = self._spare.pop()
+        else:
+            posted = Posted(bytearray(HEADER_SIZE + LONGEST), is_spare=True)
         posted.request, posted.is_over = self.comm.Irecv(posted.memory, *key), False
         self.posted[key] = posted
 
@@ -237,12 +234,10 @@ class MPIGroup(ProcessGroup):
             )
         elif header.nbytes:
             key = expected.source, expected.tag + _TAGS_BELOW_ZERO
-            peer, words = (
-                self.world_ranks[expected.source],
-                lambda: f"the bytes of {expected.awaited()}",
-            )
+            limit = self._limit(timeout) + header.nbytes / _SLOWEST
+            peer = self.world_ranks[expected.source]
             with self.job.watching(
-                self._limit(timeout) + header.nbytes / _SLOWEST, peer, words
+                limit, peer, lambda: f"the bytes of {expected.awaited()}"
             ):
                 self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *key)
         if expected.like is not None or header.step != expected.step:
@@ -314,17 +309,13 @@ class MPIGroup(ProcessGroup):
                 return
             if look >= self.job.spins:
                 yield_core()
-        began, patience, pause, next_look = (
-            time.localtime(),
-            Patience(self._limit(timeout)),
-            _SLEEPS[0],
-            0.0,
-        )
-        world_peer, peer_is_gone, roles = (
-            self.world_ranks[peer],
-            False,
-            self.activity.roles,
-        )
+        began = time.localtime()
+        patience = Patience(self._limit(timeout))
+        pause = _SLEEPS[0]
+        next_look = 0.0
+        world_peer = self.world_ranks[peer]
+        peer_is_gone = False
+        roles = self.activity.roles
 
         def waited() -> str:
             who, since = titled(self.name(), roles), time.strftime("%H:%M:%S", began)
@@ -428,13 +419,11 @@ class _Send(Request):
         peer: int,
         words: Callable[[], str],
     ) -> None:
-        self._group, self._parts, self._buffers, self._peer, self._words = (
-            group,
-            parts,
-            buffers,
-            peer,
-            words,
-        )
+        self._group = group
+        self._parts = parts
+        self._buffers = buffers
+        self._peer = peer
+        self._words = words
 
     def is_over(self) -> bool:
         """Return whether all pieces are sent, or the group has ended without them; then

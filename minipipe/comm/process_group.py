@@ -791,11 +791,9 @@ class ProcessGroup(Familiar, ABC):
         members.sort(key=lambda rank: (given[rank][1], rank))
         group = self._subgroup(members, mine)
         if group is not None:
-            group._parent, group.clock_offset, group.world_size = (
-                self,
-                self.clock_offset,
-                self.world_size,
-            )
+            group._parent = self
+            group.clock_offset = self.clock_offset
+            group.world_size = self.world_size
         return group
 
     def name(self, rank: int | None = None) -> int:

@@ -372,11 +372,10 @@ def self_attention(
     """
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     query, key, value = _heads_of(projections, num_heads, shared)
-    rotation = (
-        None
-        if rotary_base is None
-        else Rotation.of("self_attention", query, None, rotary_base)
-    )
+    if rotary_base is None:
+        rotation = None
+    else:
+        rotation = Rotation.of("self_attention", query, None, rotary_base)
     if rotation is not None:
         query, key = rotation.turned(query), rotation.turned(key)
     result, *saved = _attended(
@@ -539,11 +538,9 @@ def _visible(
         or values.shape[:1] not in ((n,), (1,))
         or values.shape[1:] not in ((num_keys,), (t, num_keys))
     ):
-        expected = (
-            f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
-            if n is not None
-            else "a query of three axes or more"
-        )
+        expected = "a query of three axes or more"
+        if n is not None:
+            expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
         raise shape_error(
             name,
             f"{expected}; the first axis may be 1, for all samples alike",

@@ -188,11 +188,9 @@ class _Term(NamedTuple):
         """
         axes = list(zip(self.indices, self.tensor.shape))
         kept = [index for index, length in axes if length == lengths[index]]
-        return (
-            self
-            if len(kept) == len(axes)
-            else _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
-        )
+        if len(kept) == len(axes):
+            return self
+        return _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
 
     def summed(self, needed: Collection[Index]) -> _Term:
         """Return the term summed over every index but the needed ones."""
@@ -310,11 +308,9 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
                 subscripts, position, f"{sign!r} is neither a letter nor '...'"
             )
         if sign in found:
-            kind = (
-                "a diagonal, which is not supported"
-                if sign != _ELLIPSIS
-                else "two of them"
-            )
+            kind = "two of them"
+            if sign != _ELLIPSIS:
+                kind = "a diagonal, which is not supported"
             raise _wrong(
                 subscripts, position, f"{sign!r} occurs twice in one term ({kind})"
             )
@@ -356,11 +352,10 @@ def _lengths(
             if isinstance(index, int) and 1 in (known, length):
                 lengths[index] = length if known == 1 else known
             elif known != length:
-                name = (
-                    f"index {index!r}"
-                    if isinstance(index, str)
-                    else f"axis {index} of '...'"
-                )
+                if isinstance(index, str):
+                    name = f"index {index!r}"
+                else:
+                    name = f"axis {index} of '...'"
                 expected = (
                     f"length {known} for {name} of {subscripts!r}, as in an operand "
                     "before it"

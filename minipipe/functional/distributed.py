@@ -56,12 +56,10 @@ def marked(tensor: Tensor, group: ProcessGroup, is_whole: bool) -> Tensor:
     if group.size == 1:
         return tensor
     own = DistributedTensor.__new__(DistributedTensor)
-    own.data, own.node, own.group, own.is_whole = (
-        tensor.data,
-        tensor.node,
-        group,
-        is_whole,
-    )
+    own.data = tensor.data
+    own.node = tensor.node
+    own.group = group
+    own.is_whole = is_whole
     return own
 
 

@@ -10,11 +10,8 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
     """Return the weight, and the ids as a tensor of numbers of its rows."""
-    ids = (
-        ids
-        if isinstance(ids, Tensor)
-        else as_tensor(backend.as_array(ids, like=weight.data))
-    )
+    if not isinstance(ids, Tensor):
+        ids = as_tensor(backend.as_array(ids, like=weight.data))
     shape, numbers = weight.data.shape, ids.data
     if len(shape) != 2:
         raise shape_error("embedding", "(num_embeddings, width)", weight=shape)

@@ -447,11 +447,9 @@ def _distribution(
     weights = (1 - smoothing) * chosen + smoothing / k
     if class_weights is not None:
         weights = weights * xp.asarray(class_weights, dtype=like.dtype)
-    return (
-        weights
-        if ignore_index is None
-        else weights * xp.astype(columns != ignore_index, like.dtype)[:, None]
-    )
+    if ignore_index is None:
+        return weights
+    return weights * xp.astype(columns != ignore_index, like.dtype)[:, None]
 
 
 def _check_options(
@@ -499,19 +497,16 @@ def _check_range_of_labels(labels: Array, count: int, ignore_index: int | None) 
         if labels.shape[0] == 0:
             return
     xp = array_module(labels)
-    bounds = (
-        (labels.min(), labels.max())
-        if hasattr(labels, "min")
-        else (xp.min(labels), xp.max(labels))
-    )
+    if hasattr(labels, "min"):
+        bounds = (labels.min(), labels.max())
+    else:
+        bounds = (xp.min(labels), xp.max(labels))
     # the methods take a third of the time of np.min and np.max
     low, high = map(int, bounds)
     if low < 0 or high >= count:
-        hint = (
-            f" To leave out the label {low}: ignore_index={low}."
-            if low < 0 and ignore_index is None
-            else ""
-        )
+        hint = ""
+        if low < 0 and ignore_index is None:
+            hint = f" To leave out the label {low}: ignore_index={low}."
         message = (
             f"cross_entropy: labels run from {low} to {high}; expected 0 to "
             f"{count - 1}.{hint}"

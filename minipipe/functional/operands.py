@@ -79,10 +79,8 @@ def constant(array: Array) -> Tensor:
     the checks of ``Tensor(…)``.
     """
     tensor = object.__new__(Tensor)
-    tensor.data, tensor.node = (
-        np.asarray(array) if isinstance(array, np.generic) else array,
-        None,
-    )
+    tensor.data = np.asarray(array) if isinstance(array, np.generic) else array
+    tensor.node = None
     return tensor
 
 
@@ -90,9 +88,9 @@ def data_of(value: Operand, like: Array) -> Array:
     """Return the array of an operand without gradient, such as a mask; other values go
     to the module of ``like``.
     """
-    return (
-        value.data if isinstance(value, Tensor) else backend.as_array(value, like=like)
-    )
+    if isinstance(value, Tensor):
+        return value.data
+    return backend.as_array(value, like=like)
 
 
 def as_real(value: Operand) -> Tensor:
@@ -210,11 +208,9 @@ def in_full(a: Operand) -> Operand:
     ... )
     (dtype('float32'), dtype('float64'), 2.0)
     """
-    return (
-        astype(a, "float32")
-        if isinstance(a, Tensor) and backend.is_half(a.data.dtype)
-        else a
-    )
+    if isinstance(a, Tensor) and backend.is_half(a.data.dtype):
+        return astype(a, "float32")
+    return a
 
 
 def in_float32(

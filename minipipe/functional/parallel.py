@@ -186,11 +186,10 @@ def parallel_cross_entropy(
         logits = astype(logits, "float32")
     columns = backend.reshape(data_of(labels, logits.data), (-1,))
     xp, num_classes = array_module(columns), logits.shape[-1] * group.size
-    counts = (
-        xp.ones_like(columns, dtype=xp.bool)
-        if ignore_index is None
-        else columns != ignore_index
-    )
+    if ignore_index is None:
+        counts = xp.ones_like(columns, dtype=xp.bool)
+    else:
+        counts = columns != ignore_index
     _check_labels(columns, counts, num_classes)
     ignored = {"ignore_index": ignore_index, "is_mean": reduction == "mean"}
     return _parallel_cross_entropy(

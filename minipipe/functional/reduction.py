@@ -77,11 +77,9 @@ def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
         return backend.reduce_sum(x, axes, True) - math.inf
     # The method takes a third of the time of np.max; arrays of the array API standard
     # have none.
-    return (
-        x.max(axis=axes, keepdims=True)
-        if hasattr(x, "max")
-        else array_module(x).max(x, axis=axes, keepdims=True)
-    )
+    if hasattr(x, "max"):
+        return x.max(axis=axes, keepdims=True)
+    return array_module(x).max(x, axis=axes, keepdims=True)
 
 
 def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:

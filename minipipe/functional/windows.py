@@ -413,19 +413,15 @@ def _check(
             f"(n, in_channels, {axes}) and (out_channels, in_channels / groups, {axes} "
             "of the kernel)"
         )
-        hint = (
-            "; images of one channel have that axis as well: images[:, None]"
-            if x.ndim == 1 + num_axes
-            else ""
-        )
+        hint = ""
+        if x.ndim == 1 + num_axes:
+            hint = "; images of one channel have that axis as well: images[:, None]"
         raise shape_error(name, expected + hint, input=x.shape, weight=weight.shape)
     groups = check_groups(name, groups, x.shape[1], weight.shape[0])
     if x.shape[1] != groups * weight.shape[1]:
-        expected = (
-            f"{groups} * {counted(weight.shape[1], 'channel')}"
-            if groups > 1
-            else f"{counted(weight.shape[1], 'channel')}"
-        )
+        expected = counted(weight.shape[1], "channel")
+        if groups > 1:
+            expected = f"{groups} * {expected}"
         raise shape_error(
             name,
             f"{expected}, the second axis of the weight",

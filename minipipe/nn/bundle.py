@@ -206,11 +206,10 @@ def _entry(layer: str, bundle: Any, name: Entry) -> Any:
         return bundle[name]
     except (KeyError, IndexError, TypeError):  # TypeError: a name instead of a position
         is_named = isinstance(bundle, dict)
-        there = (
-            f"names are {', '.join(map(repr, bundle))}"
-            if is_named
-            else f"positions are 0 to {len(bundle) - 1}"
-        )
+        if is_named:
+            there = f"names are {', '.join(map(repr, bundle))}"
+        else:
+            there = f"positions are 0 to {len(bundle) - 1}"
         message = (
             f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
         )

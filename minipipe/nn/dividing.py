@@ -173,12 +173,10 @@ class _Division:
     @staticmethod
     def _known(model: Module) -> tuple[list[Module], list[Any]]:
         """Return the containers, and the layers that containers alone hold."""
-        containers, layers, opaque, coming = (
-            dict[int, Module](),
-            dict[int, Module](),
-            set[int](),
-            [model],
-        )
+        containers = dict[int, Module]()
+        layers = dict[int, Module]()
+        opaque = set[int]()
+        coming = [model]
         while coming:
             module = coming.pop(0)
             if id(module) in containers or id(module) in layers:
@@ -287,7 +285,7 @@ class _Division:
             isinstance(item, Module) for item in value
         ):
             items = [self._replaced(item) for item in value]
-            return (
-                type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-            )
+            if hasattr(value, "_fields"):
+                return type(value)(*items)
+            return type(value)(items)
         return value

@@ -116,9 +116,9 @@ def text_of(value: Any, *outer: Any) -> str:
     data = value.data if isinstance(value, Tensor) else value
     if backend.is_array(data):
         return f"{data.dtype}{data.shape} {_digest(backend.to_numpy(data).tobytes())}"
-    return (
-        name_of(value) if hasattr(value, "__name__") else _text_of_object(value, outer)
-    )
+    if hasattr(value, "__name__"):
+        return name_of(value)
+    return _text_of_object(value, outer)
 
 
 def _check_trains_nothing(value: Any) -> None:
@@ -155,9 +155,9 @@ def parts_of(function: FunctionType) -> dict[str, Any]:
     Its plans are left out: they depend on the calls so far, which differ between ranks.
     """
     operation = getattr(function, "operation", None)
-    return (
-        {**vars(operation), "plans": None} if isinstance(operation, Operation) else {}
-    )
+    if isinstance(operation, Operation):
+        return {**vars(operation), "plans": None}
+    return {}
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:

@@ -311,11 +311,9 @@ class Module(Familiar):
         characters.
         """
         whole = " ".join(repr(self).split())
-        return (
-            whole
-            if len(whole) <= 48
-            else f"{type(self).__name__}({self.describe() or '…'})"
-        )
+        if len(whole) <= 48:
+            return whole
+        return f"{type(self).__name__}({self.describe() or '…'})"
 
     def __repr__(self) -> str:
         modules = [
@@ -491,10 +489,8 @@ def check_state(
             f"The state is a {type(state).__name__}; expected the result of "
             "state_dict().",
         )
-    missing, unexpected = (
-        parameters.keys() - state.keys(),
-        state.keys() - parameters.keys(),
-    )
+    missing = parameters.keys() - state.keys()
+    unexpected = state.keys() - parameters.keys()
     for code, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
             listed = ", ".join(sorted(names))
@@ -524,11 +520,9 @@ def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
             given.astype(own).astype(given.dtype), given, equal_nan=True
         )
     if not is_same:
-        why = (
-            "which it would round; give the layer that dtype, or"
-            if is_real
-            else "which are not real numbers; if meant,"
-        )
+        why = "which are not real numbers; if meant,"
+        if is_real:
+            why = "which it would round; give the layer that dtype, or"
         raise ParameterError(
             "dtype",
             f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, "

@@ -148,11 +148,9 @@ class ColumnParallelLinear(Module):
         """
         group = self.shard.group
         result = functional.linear(copy_to(x, group=group), self.weight, self.bias)
-        return (
-            gather_from(result, group)
-            if self.gather
-            else marked(result, group, is_whole=False)
-        )
+        if self.gather:
+            return gather_from(result, group)
+        return marked(result, group, is_whole=False)
 
 
 class RowParallelLinear(Module):
@@ -214,10 +212,8 @@ class ParallelAttention(MultiHeadAttention):
 
     def __init__(self, attention: MultiHeadAttention, group: ProcessGroup) -> None:
         _check_plain("ParallelAttention", attention, MultiHeadAttention)
-        heads, shared = (
-            attention.num_heads,
-            attention.num_key_value_heads or attention.num_heads,
-        )
+        heads = attention.num_heads
+        shared = attention.num_key_value_heads or attention.num_heads
         divisor(
             "The size of the group",
             group.size,
@@ -231,15 +227,11 @@ class ParallelAttention(MultiHeadAttention):
             attention.projections, group, blocks=(width, keys, keys)
         )
         self.output: Any = RowParallelLinear(attention.output, group)
-        self.num_heads, self.num_key_value_heads = (
-            heads // group.size,
-            shared // group.size,
-        )
-        self.is_causal, self.dropout, self.rotary_base = (
-            attention.is_causal,
-            attention.dropout,
-            attention.rotary_base,
-        )
+        self.num_heads = heads // group.size
+        self.num_key_value_heads = shared // group.size
+        self.is_causal = attention.is_causal
+        self.dropout = attention.dropout
+        self.rotary_base = attention.rotary_base
         _take_over(self, attention)
 
     @property

@@ -125,11 +125,10 @@ class Parameter(Tensor):
                 f"(both factors of a product). Give one: nn.Parameter({shape}, "
                 "nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
-        values = (
-            None
-            if isinstance(shape, tuple)
-            else Tensor(shape, requires_grad=True, dtype=dtype).data
-        )
+        if isinstance(shape, tuple):
+            values = None
+        else:
+            values = Tensor(shape, requires_grad=True, dtype=dtype).data
         # Known before there are values, unlike the shape and dtype of other tensors.
         self.shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
         self.dtype: Any = (
@@ -294,18 +293,14 @@ class Parameter(Tensor):
         """Tell parameters apart by identity, as in ``parameter in some_list``; compare
         values with anything else.
         """
-        return (
-            self is other
-            if isinstance(other, Parameter) or other is None
-            else super().__eq__(other)
-        )
+        if isinstance(other, Parameter) or other is None:
+            return self is other
+        return super().__eq__(other)
 
     def __ne__(self, other: object) -> Any:
-        return (
-            self is not other
-            if isinstance(other, Parameter) or other is None
-            else super().__ne__(other)
-        )
+        if isinstance(other, Parameter) or other is None:
+            return self is not other
+        return super().__ne__(other)
 
     __hash__ = Tensor.__hash__
 

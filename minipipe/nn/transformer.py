@@ -144,11 +144,9 @@ class MultiHeadAttention(Module):
         and their own slice.
         """
         if not self.is_causal or mask is not None:
-            message = (
-                f"{self.brief()} sees later positions, or takes a mask"
-                if mask is None
-                else "A mask is given"
-            )
+            message = "A mask is given"
+            if mask is None:
+                message = f"{self.brief()} sees later positions, or takes a mask"
             raise ModelError(
                 "unsupported",
                 f"{message}; slices of a sequence need is_causal=True and no mask.",
@@ -286,10 +284,8 @@ class CrossAttention(Module):
         TensorError
             Codes ``shape``, ``dtype`` and ``out-of-range``.
         """
-        width, memory_width = (
-            self.output.weight.shape[0],
-            self.projections.weight.shape[0],
-        )
+        width = self.output.weight.shape[0]
+        memory_width = self.projections.weight.shape[0]
         n = x.shape[0] if x.ndim else 0
         fits = (
             x.ndim == memory.ndim == 3
@@ -305,10 +301,8 @@ class CrossAttention(Module):
         key, value = functional.split(
             _by_head(self.projections(memory), 2 * shared), 2, axis=1
         )
-        query, dropout = (
-            _by_head(self.queries(x), self.num_heads),
-            self.dropout if self.is_training else 0.0,
-        )
+        query = _by_head(self.queries(x), self.num_heads)
+        dropout = self.dropout if self.is_training else 0.0
         gathered = functional.attention(query, key, value, mask=mask, dropout=dropout)
         return self.output(
             functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape)
@@ -316,10 +310,8 @@ class CrossAttention(Module):
 
     def describe(self) -> str:
         """Name width, heads and options."""
-        width, memory_width = (
-            self.output.weight.shape[0],
-            self.projections.weight.shape[0],
-        )
+        width = self.output.weight.shape[0]
+        memory_width = self.projections.weight.shape[0]
         options = {
             "dropout": self.dropout,
             "num_key_value_heads": self.num_key_value_heads,

@@ -127,11 +127,9 @@ def _has_parameters(value: Any) -> bool:
         return True
     if isinstance(value, list | tuple | dict | set | frozenset):
         return any(map(_has_parameters, _items_of(value)))
-    return (
-        bool(getattr(value, "num_parameters", 0))
-        if hasattr(value, "named_parameters")
-        else False
-    )
+    if hasattr(value, "named_parameters"):
+        return bool(getattr(value, "num_parameters", 0))
+    return False
 
 
 def _items_of(value: Any) -> Iterable[Any]:

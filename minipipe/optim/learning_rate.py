@@ -103,11 +103,9 @@ class LearningRateSchedule(Familiar):
             then nothing has changed.
         """
         names, own = {"last_step", "first_rates"}, self._first_rates
-        rates = (
-            state["first_rates"]
-            if isinstance(state, Mapping) and state.keys() == names
-            else None
-        )
+        rates = None
+        if isinstance(state, Mapping) and state.keys() == names:
+            rates = state["first_rates"]
         if not isinstance(rates, list) or len(rates) != len(own):
             raise ArgumentError(
                 "value",

@@ -66,11 +66,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.hyper_parameters:
             known = ", ".join(self.hyper_parameters)
-            hint = (
-                f"; instead: {instead}"
-                if (instead := instead_of("ParameterGroup").get(name))
-                else ""
-            )
+            hint = ""
+            if instead := instead_of("ParameterGroup").get(name):
+                hint = f"; instead: {instead}"
             raise AttributeError(
                 f"{name} cannot be set in this group of parameters{hint}; expected "
                 f"one of {known}."
@@ -549,11 +547,10 @@ class Optimiser(Familiar, ABC):
         there is no error.
         """
         if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
-            found = (
-                ", ".join(map(str, state))
-                if isinstance(state, Mapping)
-                else f"a {type(state).__name__}"
-            )
+            if isinstance(state, Mapping):
+                found = ", ".join(map(str, state))
+            else:
+                found = f"a {type(state).__name__}"
             return (
                 f"the state is {found or 'empty'}; expected the result of "
                 'state_dict(), with "groups" and "states"'
@@ -569,11 +566,10 @@ class Optimiser(Familiar, ABC):
             zip(self.parameters, state["states"])
         ):
             is_half = backend.is_half(parameter.dtype)
-            dtype = (
-                np.dtype(np.float32)
-                if is_half
-                else backend.numpy_dtype(parameter.dtype)
-            )
+            if is_half:
+                dtype = np.dtype(np.float32)
+            else:
+                dtype = backend.numpy_dtype(parameter.dtype)
             least = {**({"master": -inf} if is_half else {}), **(self.kept or {})}
             own = kept.keys() - ({"master"} if is_half else set())
             start = f"for parameter {number}, the state keeps"
@@ -698,20 +694,17 @@ def _problem(
     """
     if isinstance(least, int):
         is_right = type(value) is int and least <= value < 2**63
-        return (
-            None
-            if is_right
-            else f"{value!r:.40}; expected a whole number, at least {least}"
-        )
+        if is_right:
+            return None
+        return f"{value!r:.40}; expected a whole number, at least {least}"
     if not backend.is_array(value) or (
         value.shape,
         backend.numpy_dtype(value.dtype),
     ) != (shape, dtype):
-        looks = (
-            f"an array of shape {value.shape} and dtype {value.dtype}"
-            if backend.is_array(value)
-            else f"{value!r:.40}"
-        )
+        if backend.is_array(value):
+            looks = f"an array of shape {value.shape} and dtype {value.dtype}"
+        else:
+            looks = f"{value!r:.40}"
         return f"{looks}; expected an array of shape {shape} and dtype {dtype}"
     is_right = least == -inf or not backend.array_module(value).any(value < least)
     return None if is_right else f"an array with elements below {least}"
