@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import ModuleType
@@ -491,12 +491,7 @@ def check_state(
         )
     missing = parameters.keys() - state.keys()
     unexpected = state.keys() - parameters.keys()
-    for code, names in (("missing", missing), ("unexpected", unexpected)):
-        if names:
-            listed = ", ".join(sorted(names))
-            raise ParameterError(
-                code, f"The state does not fit the model; {code}: {listed}."
-            )
+    check_names(sorted(missing), unexpected)
     for name, parameter in parameters.items():
         given = backend.as_array(state[name])
         if given.shape != parameter.whole_shape:
@@ -505,9 +500,17 @@ def check_state(
                 f"{name} has shape {parameter.whole_shape}; the state holds "
                 f"{given.shape}.",
             )
-        _check_same_numbers(
-            name, backend.to_numpy(given), backend.numpy_dtype(parameter.dtype)
-        )
+        own = backend.numpy_dtype(parameter.dtype)
+        _check_same_numbers(name, backend.to_numpy(given), own)
+
+
+def check_names(missing: Sequence[str], unexpected: Iterable[str]) -> None:
+    """Refuse a state that lacks parameters, or holds others."""
+    for code, names in (("missing", missing), ("unexpected", sorted(unexpected))):
+        if names:
+            listed = ", ".join(names)
+            message = f"The state does not fit the model; {code}: {listed}."
+            raise ParameterError(code, message)
 
 
 def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
@@ -516,9 +519,8 @@ def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
         return
     is_real = backend.is_floating(given.dtype)
     with np.errstate(over="ignore"):
-        is_same = is_real and np.array_equal(
-            given.astype(own).astype(given.dtype), given, equal_nan=True
-        )
+        again = given.astype(own).astype(given.dtype)
+        is_same = is_real and np.array_equal(again, given, equal_nan=True)
     if not is_same:
         why = "which are not real numbers; if meant,"
         if is_real:

@@ -86,12 +86,8 @@ def _divided(
         )
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
-        divisor(
-            "The size of the group",
-            group.size,
-            length,
-            of=f"the {length} features or heads that its ranks share",
-        )
+        of = f"the {length} features or heads that its ranks share"
+        divisor("The size of the group", group.size, length, of=of)
     return ShardedParameter.of(parameter, shard)
 
 
@@ -214,13 +210,8 @@ class ParallelAttention(MultiHeadAttention):
         _check_plain("ParallelAttention", attention, MultiHeadAttention)
         heads = attention.num_heads
         shared = attention.num_key_value_heads or attention.num_heads
-        divisor(
-            "The size of the group",
-            group.size,
-            heads,
-            shared,
-            of=f"{heads} heads, {shared} of keys and values",
-        )
+        of = f"{heads} heads, {shared} of keys and values"
+        divisor("The size of the group", group.size, heads, shared, of=of)
         width = attention.output.weight.shape[0]
         keys = width // heads * shared
         self.projections: Any = ColumnParallelLinear(
@@ -229,9 +220,6 @@ class ParallelAttention(MultiHeadAttention):
         self.output: Any = RowParallelLinear(attention.output, group)
         self.num_heads = heads // group.size
         self.num_key_value_heads = shared // group.size
-        self.is_causal = attention.is_causal
-        self.dropout = attention.dropout
-        self.rotary_base = attention.rotary_base
         _take_over(self, attention)
 
     @property
@@ -270,13 +258,11 @@ class ParallelEmbedding(Module):
         """Map whole numbers of shape (...) to vectors, (..., width), on every rank."""
         group, count = self.shard.group, self.weight.shape[0]
         given = as_tensor(ids)
-        rows, is_own = _own_rows(
-            given.data, group.rank * count, count, count * group.size
-        )
+        first, total = group.rank * count, group.size * count
+        rows, is_own = _own_rows(given.data, first, count, total)
         vectors = functional.embedding(self.weight, rows)
-        return reduce_from(
-            functional.where(is_own[..., None], vectors, 0.0), group=group
-        )
+        own = functional.where(is_own[..., None], vectors, 0.0)
+        return reduce_from(own, group=group)
 
 
 @backend.one_line
@@ -289,9 +275,9 @@ def _own_rows(ids: Array, first: int, count: int, total: int) -> tuple[Array, Ar
     xp, own = array_module(ids), ids - first
     is_own = (own >= 0) & (own < count)
     is_known = bool(xp.all((ids >= 0) & (ids < total)))
-    return own * xp.astype(is_own, own.dtype) if is_known else xp.asarray(
-        ids, copy=True
-    ), is_own
+    if is_known:
+        return own * xp.astype(is_own, own.dtype), is_own
+    return xp.asarray(ids, copy=True), is_own
 
 
 class ParallelUnembedding(Module):
@@ -388,6 +374,9 @@ class ParallelCrossEntropyLoss(CrossEntropyLoss):
         )
 
 
+_WITH_SUMS = (ColumnParallelLinear, RowParallelLinear, ParallelEmbedding)
+
+
 def sums_in(module: Module) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return the elements of each tensor-parallel all-reduce in a module, and the bytes
     of an element. Local.
@@ -404,13 +393,11 @@ def sums_in(module: Module) -> tuple[list[tuple[int, int]], list[tuple[int, int]
     """
     forward, backward = [], []
     for part in module.modules():
+        if not isinstance(part, _WITH_SUMS):
+            continue
+        itemsize = backend.numpy_dtype(part.weight.dtype).itemsize
         if isinstance(part, ColumnParallelLinear):  # copy_to(its inputs)
-            backward.append(
-                (part.weight.shape[0], backend.numpy_dtype(part.weight.dtype).itemsize)
-            )
-        # reduce_from(its outputs)
-        elif isinstance(part, RowParallelLinear | ParallelEmbedding):
-            forward.append(
-                (part.weight.shape[1], backend.numpy_dtype(part.weight.dtype).itemsize)
-            )
+            backward.append((part.weight.shape[0], itemsize))
+        else:  # reduce_from(its outputs)
+            forward.append((part.weight.shape[1], itemsize))
     return forward, backward
