@@ -374,9 +374,8 @@ def check_arguments(
     try:
         taken.bind(*positional, **given)
     except TypeError as error:
-        raise ArgumentError(
-            "name", f"{owner}: {error}. Expected {_call(owner, taken)}."
-        ) from None
+        message = f"{owner}: {error}. Expected {_call(owner, taken)}."
+        raise ArgumentError("name", message) from None
 
 
 def _call(owner: str, taken: Signature) -> str:

@@ -562,10 +562,8 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         ) from None
     number = local_rank % count if parts[1] is None else int(parts[1])
     if number >= count:
-        raise LaunchError(
-            "unavailable",
-            f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on.",
-        )
+        message = f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on."
+        raise LaunchError("unavailable", message)
     cupy.cuda.Device(number).use()
     return cupy
 

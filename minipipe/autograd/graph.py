@@ -217,9 +217,8 @@ class Leaf(Node):
         that it is not shared.
         """
         if self.changed > walk.order:
-            raise changed_in_place(
-                "A parameter, or another tensor made with requires_grad=True,"
-            )
+            message = "A parameter, or another tensor made with requires_grad=True,"
+            raise changed_in_place(message)
         if self.grad is not None:
             self.grad += contribution
         # Other inputs may receive the same array: the gradient of the result as it was,

@@ -257,9 +257,8 @@ class Operation:
         )
         if self.saves:
             expected = f"({', '.join([RESULT, *self.saves])}), because of saves="
-        return ArgumentError(
-            "type", f"{self.name} returned {given}; expected {expected}."
-        )
+        message = f"{self.name} returned {given}; expected {expected}."
+        return ArgumentError("type", message)
 
     def _checked(self, value: Value, names: Sequence[str]) -> Value:
         if value.name not in names:

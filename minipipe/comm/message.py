@@ -108,9 +108,8 @@ def packed_form(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     True
     """
     if dtype.kind not in "biuc" and not is_floating(dtype):
-        raise MessageError(
-            "dtype", f"Numbers and booleans can be sent; this array is {dtype}."
-        )
+        message = f"Numbers and booleans can be sent; this array is {dtype}."
+        raise MessageError("dtype", message)
     if len(shape) > _MAX_AXES:
         raise MessageError(
             "shape",

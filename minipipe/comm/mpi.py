@@ -283,9 +283,8 @@ class MPIGroup(ProcessGroup):
     def mpi_tag(self, tag: int) -> int:
         """Return the tag that MPI gets. Local."""
         if tag > self._largest_tag:
-            raise ArgumentError(
-                "value", f"tag is {tag}; this MPI allows at most {self._largest_tag}."
-            )
+            message = f"tag is {tag}; this MPI allows at most {self._largest_tag}."
+            raise ArgumentError("value", message)
         return tag + _TAGS_BELOW_ZERO
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
@@ -356,9 +355,8 @@ class MPIGroup(ProcessGroup):
             raise MessageError("timeout", f"{waited}.")
         reports = self.job.judge(is_over)
         if reports is not None:
-            raise MessageError(
-                "timeout", f"{waited}.\n{verdict(reports, self.activity.roles)}"
-            )
+            message = f"{waited}.\n{verdict(reports, self.activity.roles)}"
+            raise MessageError("timeout", message)
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
         """Set the program's names for its ranks, for messages, also about a killed

@@ -288,9 +288,8 @@ def _table(content: bytes) -> np.ndarray:
             )
             if table.shape == _SHAPE:
                 return table
-    raise FileError(
-        "damaged", "digits.csv.gz of this package is damaged; install minipipe again."
-    )
+    message = "digits.csv.gz of this package is damaged; install minipipe again."
+    raise FileError("damaged", message)
 
 
 # -- text ------------------------------------------------------------------------------

@@ -152,10 +152,8 @@ def _positions(name: str, like: Array, positions: Operand | None) -> Array:
         return array_module(like).arange(t)
     values = data_of(positions, like)
     if not backend.is_integer(values.dtype):
-        raise TensorError(
-            "dtype",
-            f"{name}: positions must be whole numbers; these are {values.dtype}.",
-        )
+        message = f"{name}: positions must be whole numbers; these are {values.dtype}."
+        raise TensorError("dtype", message)
     if values.shape == (t,):
         return values
     if like.ndim < 3 or values.shape != (n, t):
@@ -541,11 +539,8 @@ def _visible(
         expected = "a query of three axes or more"
         if n is not None:
             expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
-        raise shape_error(
-            name,
-            f"{expected}; the first axis may be 1, for all samples alike",
-            mask=values.shape,
-        )
+        expected = f"{expected}; the first axis may be 1, for all samples alike"
+        raise shape_error(name, expected, mask=values.shape)
     return values.mT if values.ndim == 3 else values[:, :, None]
 
 

@@ -110,9 +110,8 @@ def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     a, b = operands(a, b)
     left, right = a.data.shape, b.data.shape
     if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
-        raise shape_error(
-            "matmul", "(..., n, k) and (..., k, m), or (k,)", left=left, right=right
-        )
+        expected = "(..., n, k) and (..., k, m), or (k,)"
+        raise shape_error("matmul", expected, left=left, right=right)
     for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
         if one != other and one != 1 and other != 1:
             expected = "equal lengths, or a length of 1, before the last two axes"
@@ -280,11 +279,8 @@ def _parsed(
     output = _letters(subscripts, arrow + 2, len(subscripts))
     for letter in output:
         if letter != _ELLIPSIS and not any(letter in part for part in parts):
-            raise _wrong(
-                subscripts,
-                subscripts.rindex(letter),
-                f"{letter!r} is in no operand, so it has no length",
-            )
+            message = f"{letter!r} is in no operand, so it has no length"
+            raise _wrong(subscripts, subscripts.rindex(letter), message)
     if dots and _ELLIPSIS not in output:
         raise _wrong(
             subscripts,
@@ -304,16 +300,14 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
     for match in _SIGN.finditer(subscripts, start, stop):
         sign, position = match[0], match.start()
         if sign != _ELLIPSIS and not (sign.isascii() and sign.isalpha()):
-            raise _wrong(
-                subscripts, position, f"{sign!r} is neither a letter nor '...'"
-            )
+            message = f"{sign!r} is neither a letter nor '...'"
+            raise _wrong(subscripts, position, message)
         if sign in found:
             kind = "two of them"
             if sign != _ELLIPSIS:
                 kind = "a diagonal, which is not supported"
-            raise _wrong(
-                subscripts, position, f"{sign!r} occurs twice in one term ({kind})"
-            )
+            message = f"{sign!r} occurs twice in one term ({kind})"
+            raise _wrong(subscripts, position, message)
         found.append(sign)
     return found
 

@@ -148,9 +148,8 @@ def one_real(value: Operand) -> tuple[Tensor]:
 def axis_of(axis: int, shape: tuple[int, ...]) -> int:
     """Return the number of an axis, counted from 0."""
     if not -len(shape) <= axis < len(shape):
-        raise TensorError(
-            "shape", f"There is no axis {axis} in a tensor of shape {shape}."
-        )
+        message = f"There is no axis {axis} in a tensor of shape {shape}."
+        raise TensorError("shape", message)
     return axis % len(shape)
 
 

@@ -90,9 +90,8 @@ def _without(name: str, written: str) -> Callable[..., NoReturn]:
     """
 
     def refuse(self: Tensor, *others: Any) -> NoReturn:
-        raise ArgumentError(
-            "name", f"A tensor has no {written}; instead: {instead_of('Tensor')[name]}."
-        )
+        message = f"A tensor has no {written}; instead: {instead_of('Tensor')[name]}."
+        raise ArgumentError("name", message)
 
     return refuse
 

@@ -43,9 +43,8 @@ def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     (4, 1)
     """
     if not all(isinstance(length, Integral) for length in shape):
-        raise TensorError(
-            "shape", f"reshape: the shape is {shape!r:.60}; expected whole numbers."
-        )
+        message = f"reshape: the shape is {shape!r:.60}; expected whole numbers."
+        raise TensorError("shape", message)
     shape = tuple(shape)
     product = backend.prod(shape)
     fits = product == a.size and (not shape or min(shape) >= 0)
@@ -297,9 +296,8 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def _stack(*parts: Array, axis: int) -> tuple[Array, int]:
     if len({part.shape for part in parts}) > 1:
         shapes = ", ".join(str(part.shape) for part in parts)
-        raise TensorError(
-            "shape", f"stack: shapes {shapes} differ; expected one shape for all."
-        )
+        message = f"stack: shapes {shapes} differ; expected one shape for all."
+        raise TensorError("shape", message)
     place = axis_of(axis, (*parts[0].shape, len(parts)))
     return array_module(parts[0]).stack(parts, axis=place), place
 
@@ -356,9 +354,8 @@ def split(
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     tensors = [as_tensor(tensor) for tensor in tensors]
     if not tensors:
-        raise TensorError(
-            "shape", f"{name}: no tensor was given; expected at least one."
-        )
+        message = f"{name}: no tensor was given; expected at least one."
+        raise TensorError("shape", message)
     if len({str(tensor.dtype) for tensor in tensors}) > 1:
         given = ", ".join(str(tensor.dtype) for tensor in tensors)
         raise TensorError("dtype", f"{name}: the dtypes differ: {given}.")
@@ -491,14 +488,11 @@ def clip(
     Tensor([0. , 0.5, 1. ])
     """
     if low is None and high is None:
-        raise TensorError(
-            "out-of-range",
-            "clip: neither low nor high was given; expected one bound at least.",
-        )
+        message = "clip: neither low nor high was given; expected one bound at least."
+        raise TensorError("out-of-range", message)
     if low is not None and high is not None and low > high:
-        raise TensorError(
-            "out-of-range", f"clip: low is {low}, which lies above high, {high}."
-        )
+        message = f"clip: low is {low}, which lies above high, {high}."
+        raise TensorError("out-of-range", message)
     bounds = [None if bound is None else float(bound) for bound in (low, high)]
     result = array_module(a).clip(a, *bounds)
     return result, result == a

@@ -117,9 +117,8 @@ def check_not_sharded(module: Module) -> None:
     >>> check_not_sharded(nn.Linear(2, 2))
     """
     if any(parameter.is_summed for parameter in module.parameters()):
-        raise ArgumentError(
-            "value", "Fully sharded layers cannot be divided; pass the plain model."
-        )
+        message = "Fully sharded layers cannot be divided; pass the plain model."
+        raise ArgumentError("value", message)
 
 
 def is_container(module: Module) -> bool:

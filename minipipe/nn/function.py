@@ -63,10 +63,8 @@ class Function(Module):
             "Function", function
         )
         if isinstance(function, Module):
-            raise ArgumentError(
-                "type",
-                f"{type(function).__name__} is a layer already: use it as it is.",
-            )
+            message = f"{type(function).__name__} is a layer already: use it as it is."
+            raise ArgumentError("type", message)
         self._described = text_of(function)
         self.function = function
 

@@ -65,9 +65,8 @@ class Module(Familiar):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result; subclasses define how."""
-        raise ArgumentError(
-            "type", f"{type(self).__name__} does not define forward(self, x)."
-        )
+        message = f"{type(self).__name__} does not define forward(self, x)."
+        raise ArgumentError("type", message)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result. Parameters without values are filled with seed 0

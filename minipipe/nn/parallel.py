@@ -75,15 +75,11 @@ def _divided(
     """
     kind = type(parameter.owner if isinstance(parameter, Parameter) else parameter)
     if kind is not Parameter:
-        raise ArgumentError(
-            "type",
-            f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter.",
-        )
+        message = f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter."
+        raise ArgumentError("type", message)
     if parameter.num_uses > 1:
-        raise ArgumentError(
-            "value",
-            "A parameter that several layers share cannot be divided; untie them.",
-        )
+        message = "A parameter that several layers share cannot be divided; untie them."
+        raise ArgumentError("value", message)
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
         of = f"the {length} features or heads that its ranks share"
