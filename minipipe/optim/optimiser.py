@@ -125,11 +125,12 @@ def checked(name: str, value: Any) -> Any:
 
 
 def _as_parameter(item: Any) -> Parameter:
-    Spec(Parameter, expected="parameters", advice=_EXPECTED).of_class(
-        "An optimiser", item
-    )
-    return item
+    spec = Spec(Parameter, expected="parameters", advice=_EXPECTED)
+    return spec.of_class("An optimiser", item)
 
+
+# Of a parameter in half precision: its values in float32, beside what its rule keeps.
+_MASTER = "master"
 
 _steps_over_nothing: ContextVar[int] = ContextVar("steps_over_nothing", default=0)
 num_steps_over_nothing = _steps_over_nothing.get
@@ -217,17 +218,16 @@ class Optimiser(Familiar, ABC):
     """
 
     __slots__ = (
-        *(
-            "__weakref__",
-            "_defaults",
-            "_followers",
-            "_is_one_group",
-            "_masters",
-            "_states",
-            "groups",
-            "history",
-        ),
-        *("_walks", "first", "rate_factor"),
+        "__weakref__",
+        "_defaults",
+        "_followers",
+        "_is_one_group",
+        "_states",
+        "_walks",
+        "first",
+        "groups",
+        "history",
+        "rate_factor",
     )
     kept: ClassVar[Mapping[str, float] | None] = None
     is_elementwise: ClassVar[bool] = False
@@ -247,9 +247,8 @@ class Optimiser(Familiar, ABC):
         groups = _as_groups(parameters)
         self.groups = [self._group(given, defaults) for given in groups]
         _check_each_stands_once(self.groups)
-        if any(parameter.is_divided for parameter in self.parameters) and not vars(
-            type(self)
-        ).get("is_elementwise"):
+        is_divided = any(parameter.is_divided for parameter in self.parameters)
+        if is_divided and not vars(type(self)).get("is_elementwise"):
             raise ArgumentError(
                 "value",
                 f"{type(self).__name__} may read a parameter as a whole, but ranks "
@@ -262,7 +261,6 @@ class Optimiser(Familiar, ABC):
         self._states: dict[int, dict[str, Any]] = {
             id(parameter): {} for parameter in self.parameters
         }
-        self._masters: dict[int, Array] = {}  # of parameters in half precision
         self._walks: dict[int, Walk] = {}  # by group
         self.first: list[dict[str, Any]] = []
         self.history, self.rate_factor = (0, 0), 1.0
@@ -345,13 +343,8 @@ class Optimiser(Familiar, ABC):
         """The bytes of the arrays that this rank keeps in addition to the parameters,
         including master values.
         """
-        kept = [
-            *self._masters.values(),
-            *(value for state in self._states.values() for value in state.values()),
-        ]
-        return sum(
-            backend.num_bytes(array) for array in kept if backend.is_array(array)
-        )
+        kept = [value for state in self._states.values() for value in state.values()]
+        return sum(map(backend.num_bytes, filter(backend.is_array, kept)))
 
     @with_hints
     def step(self) -> None:
@@ -397,13 +390,12 @@ class Optimiser(Familiar, ABC):
         walk = self._walks.get(id(parameters))
         units = None if walk is None else walk.units(parameters)
         if units is None:
-            walk = Walk(parameters, self._states, self._masters)
+            walk = Walk(parameters, self._states)
             # It may join states anew that a walk over a group of earlier steps has
             # joined.
             kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
-            self._walks = {key: self._walks[key] for key in kept} | {
-                id(parameters): walk
-            }
+            self._walks = {key: self._walks[key] for key in kept}
+            self._walks[id(parameters)] = walk
             units = walk.units(parameters)
         assert units is not None  # of a new walk
         return units
@@ -411,34 +403,37 @@ class Optimiser(Familiar, ABC):
     def _change(
         self, one: Parameter | Run, gradient: Array, group: ParameterGroup
     ) -> None:
+        state = one.state if isinstance(one, Run) else self._states[id(one)]
         if isinstance(one.node, HalfLeaf):
-            self._update_half(one, gradient, group)
+            self._update_half(one, gradient, state, group)
         else:
-            state = one.state if isinstance(one, Run) else self._states[id(one)]
             self._update(one.data, gradient, state, group)
 
     def _update_half(
-        self, one: Parameter | Run, gradient: Array, group: ParameterGroup
+        self,
+        one: Parameter | Run,
+        gradient: Array,
+        state: dict[str, Any],
+        group: ParameterGroup,
     ) -> None:
         """Change the master values, and round them into the parameter."""
         data = one.data
         xp = backend.array_module(data)
-        master = one.master if isinstance(one, Run) else self._masters.get(id(one))
+        master = state.get(_MASTER)
         is_known = master is not None and xp.all(xp.astype(master, data.dtype) == data)
         # of some parameters only
         if not is_known and isinstance(one, Run) and master is not None:
             one.is_divided = True
             for parameter in one.parameters:
-                self._update_half(parameter, cast(Array, parameter.grad), group)
+                self._change(parameter, cast(Array, parameter.grad), group)
             return
         if not is_known:  # loaded, or changed by hand
             master = xp.astype(data, xp.float32)
-            if isinstance(one, Run):
-                one.set_master(master)
-            else:
-                self._masters[id(one)] = master
-        state = one.state if isinstance(one, Run) else self._states[id(one)]
-        self._update(master, backend.as_array(gradient, xp.float32), state, group)
+        state.pop(_MASTER, None)  # a rule sees only what it keeps itself
+        try:
+            self._update(master, backend.as_array(gradient, xp.float32), state, group)
+        finally:
+            state[_MASTER] = master
         data[...] = master
 
     @abstractmethod
@@ -484,12 +479,10 @@ class Optimiser(Familiar, ABC):
         >>> optimiser.state_dict()["states"]
         [{'velocity': array([ 4., -4.])}]
         """
-        states = []
-        for parameter in self.parameters:
-            kept = dict(self._states[id(parameter)])
-            if id(parameter) in self._masters:
-                kept["master"] = self._masters[id(parameter)]
-            states.append({name: _copied(value) for name, value in kept.items()})
+        states = [
+            {name: _copied(value) for name, value in self._states[id(each)].items()}
+            for each in self.parameters
+        ]
         groups = [group.hyper_parameters for group in self.groups]
         return {
             "num_steps": self.history[0],
@@ -508,9 +501,8 @@ class Optimiser(Familiar, ABC):
             Code ``value``, as in :meth:`check_state`; then nothing has changed.
         """
         self.check_state(state)
-        first = state.get(
-            "first", self.first or [group.hyper_parameters for group in self.groups]
-        )
+        now = [group.hyper_parameters for group in self.groups]
+        first = state.get("first", self.first or now)
         self.first = [ParameterGroup((), numbers).hyper_parameters for numbers in first]
         for group, numbers in zip(self.groups, state["groups"]):
             for name, value in numbers.items():
@@ -521,9 +513,6 @@ class Optimiser(Familiar, ABC):
                 k: backend.copy(backend.moved(v, xp)) if backend.is_array(v) else v
                 for k, v in given.items()
             }
-            self._masters.pop(id(parameter), None)
-            if "master" in kept:
-                self._masters[id(parameter)] = kept.pop("master")
             self._states[id(parameter)] = kept
         self._walks.clear()
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
@@ -562,26 +551,24 @@ class Optimiser(Familiar, ABC):
         if len(state["states"]) != len(self.parameters):
             size = counted(len(state["states"]), "parameter")
             return f"the state is of {size}; this optimiser has {len(self.parameters)}"
-        for number, (parameter, kept) in enumerate(
-            zip(self.parameters, state["states"])
-        ):
-            is_half = backend.is_half(parameter.dtype)
-            if is_half:
+        kept_by_all = self.kept or {}
+        pairs = zip(self.parameters, state["states"])
+        for number, (parameter, kept) in enumerate(pairs):
+            least, own = {**kept_by_all}, {*kept}
+            dtype = backend.numpy_dtype(parameter.dtype)
+            if backend.is_half(parameter.dtype):
+                least = {_MASTER: -inf, **kept_by_all}
+                own.discard(_MASTER)
                 dtype = np.dtype(np.float32)
-            else:
-                dtype = backend.numpy_dtype(parameter.dtype)
-            least = {**({"master": -inf} if is_half else {}), **(self.kept or {})}
-            own = kept.keys() - ({"master"} if is_half else set())
             start = f"for parameter {number}, the state keeps"
             if self.kept is not None and own and own != self.kept.keys():
                 return (
                     f"{start} {', '.join(sorted(map(repr, own)))}; expected "
                     f"{', '.join(self.kept)}"
                 )
-            for name in least:
-                if name in kept and (
-                    problem := _problem(kept[name], least[name], parameter.shape, dtype)
-                ):
+            for name in least.keys() & kept.keys():
+                problem = _problem(kept[name], least[name], parameter.shape, dtype)
+                if problem is not None:
                     return f"{start} {name} = {problem}"
         return None
 
@@ -602,30 +589,17 @@ class Optimiser(Familiar, ABC):
         """Return the state of a deep copy or a pickle: the parameters and, in their
         order, the optimiser state.
         """
-        attributes, slots = cast(
-            tuple[dict[str, Any] | None, dict[str, Any]], super().__getstate__()
-        )
-        state = {
-            name: value
-            for name, value in slots.items()
-            if name not in ("_followers", "_walks")
-        }
-        state["_states"] = [
-            self._states[id(parameter)] for parameter in self.parameters
-        ]
-        state["_masters"] = [
-            self._masters.get(id(parameter)) for parameter in self.parameters
-        ]
+        attributes, slots = cast(Any, super().__getstate__())
+        state = dict(slots)
+        del state["_followers"], state["_walks"]
+        state["_states"] = [self._states[id(each)] for each in self.parameters]
         return dict(attributes or {}), state
 
     def __setstate__(self, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
         for part in state:
             for name, value in part.items():
                 setattr(self, name, value)
-        names = [id(parameter) for parameter in self.parameters]
-        masters = zip(names, state[1]["_masters"])
-        self._states = dict(zip(names, state[1]["_states"]))
-        self._masters = {name: array for name, array in masters if array is not None}
+        self._states = dict(zip(map(id, self.parameters), state[1]["_states"]))
         self._followers = _followers_of(self.parameters)
         self._walks = {}
 
@@ -642,9 +616,8 @@ def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
     """Return the groups of the argument; parameters without groups, and an empty
     argument, are one group.
     """
-    if isinstance(parameters, (Module, Parameter, Mapping)) or not isinstance(
-        parameters, Iterable
-    ):
+    is_one = isinstance(parameters, (Module, Parameter, Mapping))
+    if is_one or not isinstance(parameters, Iterable):
         message = (
             f"An optimiser takes parameters; this is one {type(parameters).__name__}. "
             f"{_EXPECTED}"
