@@ -193,7 +193,7 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     return cast(a, dtype)
 
 
-def in_full(a: Operand) -> Operand:
+def in_full(a: Operand) -> Any:
     """Return the operand of a loss: a tensor of float16 or bfloat16 in float32,
     anything else unchanged.
 
