@@ -85,14 +85,12 @@ class MPIGroup(ProcessGroup):
         self._resources.callback(comm.Free)
         self._resources.callback(self.withdraw)
         self._resources.callback(job.groups.remove, self)
-        self.world_ranks = [
-            int(r)
-            for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)
-        ]
+        world = MPI.COMM_WORLD.group
+        translated = MPI.Group.Translate_ranks(comm.group, None, world)
+        self.world_ranks = list(map(int, translated))
         self.activity = job.activity
-        self.local_rank = launcher_number(
-            os.environ, LOCAL_RANK, default=job.world.rank
-        )
+        world_rank = job.world.rank
+        self.local_rank = launcher_number(os.environ, LOCAL_RANK, default=world_rank)
         self.takes_device_arrays = is_cuda_aware()
         # MPI promises 32767
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO
@@ -108,13 +106,10 @@ class MPIGroup(ProcessGroup):
             if parts[0].Test():
                 return _DONE
         else:
-            buffers = [
-                header.packed,
-                *([[array, header.nbytes, MPI.BYTE]] if header.nbytes else []),
-            ]
-            parts = [
-                self.comm.Isend(buffer, destination, mpi_tag) for buffer in buffers
-            ]
+            buffers = [header.packed]
+            if header.nbytes:
+                buffers.append([array, header.nbytes, MPI.BYTE])
+            parts = [self.comm.Isend(each, destination, mpi_tag) for each in buffers]
 
         def words() -> str:
             peer = self.world_ranks[destination]
@@ -227,11 +222,9 @@ class MPIGroup(ProcessGroup):
             backend.synchronise(backend.array_module(array))
         if length > HEADER_SIZE:
             arrived = np.ndarray(header.shape, header.dtype, memory, HEADER_SIZE)
-            array[...] = (
-                arrived
-                if type(array) is np.ndarray
-                else backend.moved(arrived, backend.array_module(array))
-            )
+            if type(array) is not np.ndarray:
+                arrived = backend.moved(arrived, backend.array_module(array))
+            array[...] = arrived
         elif header.nbytes:
             key = expected.source, expected.tag + _TAGS_BELOW_ZERO
             limit = self._limit(timeout) + header.nbytes / _SLOWEST
