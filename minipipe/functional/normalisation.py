@@ -32,9 +32,8 @@ def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
     for vector in given[1:]:
         fits = fits and vector.data.shape == width
     if not fits:
-        shapes = {
-            what: each.shape for what, each in zip(("input", "weight", "bias"), given)
-        }
+        names = ("input", "weight", "bias")
+        shapes = {what: each.shape for what, each in zip(names, given)}
         raise shape_error(name, "(..., k) and (k,), k above 0", **shapes)
     return given
 
@@ -154,11 +153,8 @@ def rms_norm(
     array([[0.2, 1.4]], dtype=float32)
     """
     rows = backend.rows_of(x)
-    scale = _inverse_root(
-        rows,
-        backend.ones_of_row(rows),
-        *backend.scalars(rows, rows.shape[1], epsilon, 1),
-    )
+    count, least, one = backend.scalars(rows, rows.shape[1], epsilon, 1)
+    scale = _inverse_root(rows, backend.ones_of_row(rows), count, least, one)
     normalised = rows * scale
     return backend.reshape(normalised * weight, x.shape), normalised, scale
 
