@@ -9,7 +9,7 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import ArgumentError, TensorError, shape_error
+from minipipe.errors import ArgumentError, MinipipeError, TensorError, shape_error
 from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import (
     as_real,
@@ -477,7 +477,7 @@ def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> Non
     check_range_of_labels("cross_entropy", labels, logits.shape[-1], ignore_index)
 
 
-def not_labels(name: str, labels: Array) -> TensorError:
+def not_labels(name: str, labels: Array) -> MinipipeError:
     """Return the error for labels that are no whole numbers."""
     return TensorError(
         "dtype",

@@ -87,13 +87,13 @@ class AuxiliaryLoss(Module):
     """
 
     def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
-        Spec(Callable, expected="a function of its input").of_class(
-            "AuxiliaryLoss", function
-        )
+        spec = Spec(Callable, expected="a function of its input")
+        spec.of_class("AuxiliaryLoss", function)
         self.function, self.weight = function, weight
-        self._described = (
-            function.brief() if isinstance(function, Module) else text_of(function)
-        )
+        if isinstance(function, Module):
+            self._described = function.brief()
+        else:
+            self._described = text_of(function)
 
     def forward(self, x: Any) -> Any:
         """Return the argument itself, a tensor or a pytree."""
@@ -112,11 +112,10 @@ class AuxiliaryLoss(Module):
                 )
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.
-            losses.append(
-                value * self.weight
-                if self.weight
-                else record(backend.filled((), 0.0, value.data))
-            )
+            if self.weight:
+                losses.append(value * self.weight)
+            else:
+                losses.append(record(backend.filled((), 0.0, value.data)))
         return x
 
     def describe(self) -> str:
@@ -168,11 +167,9 @@ def _nothing(like: Tensor) -> Tensor:
     tensor.
     """
     data = like.data
-    return record(
-        backend.reshape(data[:0, ...], (0,))
-        if data.ndim
-        else backend.filled((0,), 0.0, data)
-    )
+    if data.ndim:
+        return record(backend.reshape(data[:0, ...], (0,)))
+    return record(backend.filled((0,), 0.0, data))
 
 
 def carrying_losses(
