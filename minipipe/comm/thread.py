@@ -39,10 +39,8 @@ class ThreadGroup(ProcessGroup):
     ['<ThreadGroup: rank 0 of 2>', '<ThreadGroup: rank 1 of 2>']
     """
 
-    takes_device_arrays, note = (
-        True,
-        "thread ranks share one interpreter: times differ from real ranks",
-    )
+    takes_device_arrays = True
+    note = "thread ranks share one interpreter: times differ from real ranks"
 
     def __init__(
         self,

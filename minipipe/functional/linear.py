@@ -29,9 +29,8 @@ def _fitting(
     shape = x.data.shape
     of_weight = weight.data.shape
     if not shape or len(of_weight) != 2 or shape[-1] != of_weight[0]:
-        raise shape_error(
-            "linear", "(..., k) and (k, n)", input=shape, weight=of_weight
-        )
+        expected = "(..., k) and (k, n)"
+        raise shape_error("linear", expected, input=shape, weight=of_weight)
     if bias is not None:
         if not isinstance(bias, Tensor) or bias.data.dtype is not x.data.dtype:
             _, bias = operands(x, bias)

@@ -350,11 +350,7 @@ def state_bytes(
     for standin in standins:
         standin.grad = np.zeros_like(standin.data)
     optimiser.step()
-    states, masters = optimiser._states, optimiser._masters
-    kept = [
-        [*states.get(id(standin), {}).values(), masters.get(id(standin))]
-        for standin in standins
-    ]
+    kept = [optimiser._states.get(id(each), {}).values() for each in standins]
     return sum(
         backend.num_bytes(array) * parameter.size
         for parameter, arrays in zip(trained, kept)
