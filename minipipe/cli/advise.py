@@ -12,32 +12,6 @@ from minipipe.errors import LaunchError
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
 from minipipe.specs import COUNT
 
-EPILOG = """examples:
-  minipipe advise tutorials/train.py
-  minipipe advise --ranks 2 --memory-limit "500 MB" tutorials/train_lm.py
-  minipipe advise --seconds 90 tutorials/train.py --hidden 512
-
-advise runs the unchanged program under mpirun until its first Pipeline.step.
-There it measures the messages, and the layers with the program's loss, batch
-and optimiser. It simulates every choice, then runs the best ones and the
-program's own choice in turns. The parameters of the program are not changed.
-Arguments after PROGRAM are passed to the program.
-
-With R replicas, each pipeline has P / R ranks, and the microbatches are divided
-among the replicas.
-
-columns:
-  measured ms        time of a step, measured on ranks; all other columns are
-                     predicted from the measured times of the layers. The last
-                     lines compare the best and your own choice: predicted,
-                     measured, and measured with compile=True
-  fill, wait, drain  idle time before the first action, between actions and
-                     after the last, in percent; the sum is the bubble
-  memory             memory of the largest rank
-  over bound         how far the time is above a lower bound for every schedule
-                     of these stages
-"""
-
 _SECONDS = SECONDS._replace(
     minimum=0, above=None, expected=f"0 to {MOST_SECONDS:g}, a week"
 )

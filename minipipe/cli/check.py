@@ -37,12 +37,6 @@ from minipipe.search.certificate import changed, read_certificate
 from minipipe.specs import SCHEDULE_COUNT, Spec
 
 ANSWER = "legal"
-EPILOG = """examples:
-  minipipe check mine.csv
-  minipipe check gpipe --ranks 4 --microbatches 8 --memory-limit 4
-  minipipe check pipedream --max-versions 2
-  minipipe check zb-h2 --costs weight_activation=0.4 --memory-limit 6.5
-  minipipe check --certificate found.json --prove 60"""
 
 _PROVE = Spec(
     float, above=0, expected="a number of seconds above 0", error=ScheduleError.of

@@ -39,32 +39,6 @@ from minipipe.tuning.grids import CLOSE, GridSizes, Task, compare_on_ranks
 from minipipe.tuning.race import silent, teller
 from minipipe.tuning.task_size import expected_seconds, least_bytes
 
-EPILOG = """compare trains one transformer on every device mesh (grid) of P ranks: each
-division into pipeline stages, data-parallel replicas (or fully sharded ones)
-and tensor-parallel ranks. All take the same training steps, and their losses
-must agree.
-
-columns:
-  ms           median time of a step, with the optimiser
-  idle         idle part of the ranks' time, without the optimiser; if ranks
-               share cores, an action takes longer while others compute
-  compiled     ms, of a pipeline with compile="where-possible"
-  simulated    the same, simulated from the measured times of the actions
-  hosts        the same, simulated on several hosts, with --hosts
-  sent bytes   of the rank that sends most; other: losses, checks, and
-               descriptions of messages
-  held bytes   of the rank that holds most; in flight: messages and parts of
-               all-reduces, as predicted
-
---hosts simulates the same steps on several hosts, from the measured times of
-actions, with one core per rank and one link from each host to the others.
-
-examples:
-  minipipe compare
-  minipipe compare --ranks 2 --width 128 --layers 8
-  minipipe compare --hosts 2 --links 5e-5,1e8 -o compare.svg
-  minipipe compare --format csv"""
-
 _MODEL = {
     "layers": "transformer blocks",
     "width": "model width",

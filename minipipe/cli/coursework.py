@@ -10,29 +10,13 @@ from pathlib import Path
 from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
-from minipipe.coursework.exercise import (
-    chosen_of,
-    exercises_in,
-    find_source,
-    write_coursework,
-)
+from minipipe.coursework.exercise import chosen_of, exercises_in, find_source
 from minipipe.coursework.handouts import as_html, as_pdf
+from minipipe.coursework.student_copy import write_coursework
 from minipipe.errors import counted, misuse
 
 SOURCE_HELP = "directory of exercises, with solutions and tests (default: minipipe's)"
-EPILOG = """TARGET depends on --as:
-  copy        a directory for a student, with stubs and visible tests (default)
-  handout     FILE.html or .pdf with statements, stubs and visible tests
-  solutions   FILE.html or .pdf with solutions, all tests and wrong answers; not
-              for students
-  autograder  FILE.zip for Gradescope or Docker, with minipipe and the exercises
-  classroom   FILE.yml, a workflow for GitHub Classroom; with --source it runs
-              the visible tests only
 
-examples:
-  minipipe coursework ada --student ada
-  minipipe coursework bubble.pdf --as handout --only 05_bubble
-  minipipe coursework autograder.zip --as autograder --late-factor 0.9"""
 _FORMS = ("copy", "handout", "solutions", "autograder", "classroom")
 
 

@@ -29,15 +29,6 @@ from minipipe.errors import misuse
 from minipipe.io import printable
 from minipipe.schedules.registry import REGISTRY, spelled
 
-EPILOG = """The editor runs until Ctrl-C. Its address has a random token and can be opened
-from this machine only. Only its button Save writes a file: the one of -o, or
-FILE.
-
-examples:
-  minipipe edit 1f1b --ranks 2 --microbatches 2 -o mine.csv
-  minipipe edit mine.csv --costs F=1,I=2,W=1,latency=0.5
-  mpirun -n 2 python tutorials/train.py --schedule mine.csv"""
-
 _MOST_DIGITS = 18  # of the length of a message
 # of a message: five times the text of the longest schedule that the editor accepts
 _MOST_BYTES = 2**20

@@ -17,19 +17,6 @@ from minipipe.specs import COUNT
 PASSES_ON = True
 """Whether arguments after ``--`` belong to a program."""
 
-EPILOG = """examples:
-  minipipe export tutorials/train.py --ranks 2 -o exported
-  minipipe export tutorials/train.py -o exported -- --schedule zb-h1
-  cd exported; mpirun -n 1 python rank0.py : -n 1 python rank1.py
-
-export runs the unchanged program, with compile=True, until its first compiled
-step. It records the next steps, and writes two files for each rank: rank0.py is
-the program of the rank in NumPy and mpi4py alone, and rank0.npz has its
-parameters and its part of the batches. The files leave the same bits as the
-program, and say so at their end.
-
-Arguments after -- are passed to the program.
-"""
 _MOST_STEPS = 1000
 
 

@@ -30,16 +30,6 @@ from minipipe.errors import counted, misuse
 from minipipe.io import write_whole
 from minipipe.specs import COUNT
 
-EPILOG = """examples:
-  minipipe grade mine --only 05_bubble --only 14_puzzle
-  minipipe grade mine/05_bubble.py
-  minipipe grade class/ --csv grades.csv --junit grades.xml
-  minipipe grade class/ --csv grades.csv --late-factor 0.9 \\
-    --deadline 2026-11-30T23:59:00Z --times times.csv
-  minipipe grade ada --gradescope results.json --hide-hidden
-  minipipe grade class/ --only 14_puzzle --leaderboard board.json
-  minipipe grade --check --source exercises"""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""

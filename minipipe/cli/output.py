@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.streams import put
 from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, misuse, quoted
-from minipipe.io import MARK, printable, printable_lines, write_whole
+from minipipe.io import MARK, package_text, printable, printable_lines, write_whole
 from minipipe.schedules.action_table import ActionTable
 
 if TYPE_CHECKING:
@@ -119,6 +119,17 @@ def check_picture(path: str | Path) -> str:
         return check_ending(path, PICTURES)
     except ArgumentError as error:
         raise misuse(str(error)) from None
+
+
+def help_text(name: str) -> str:
+    """Return a text of the folder ``help``, such as the end of a verb's help.
+
+    Examples
+    --------
+    >>> help_text("sweep").splitlines()[-3]
+    'examples:'
+    """
+    return package_text(f"cli/help/{name}.txt").rstrip("\n")
 
 
 def complain(message: str) -> None:

@@ -15,7 +15,6 @@ from minipipe.cli.output import complain
 from minipipe.cli.streams import put
 from minipipe.cli.supervision.launching import (
     PROBE,
-    RESTART,
     JobSpec,
     is_here,
     read_hosts,
@@ -26,21 +25,6 @@ from minipipe.comm.job.host import find_mpirun
 from minipipe.errors import ArgumentError, LaunchError, quoted
 from minipipe.io import MOST_STAGES
 from minipipe.specs import COUNT, INDEX
-
-EPILOG = f"""examples:
-  minipipe run -n 4 --restarts 3 train.py --epochs 10
-  minipipe run --hostfile hosts.mpich --restarts 10 --min-ranks 4 train.py
-  minipipe run -n 4 --launcher "srun --kill-on-bad-exit=1" train.py
-
-Arguments after SCRIPT are passed to the script. Each attempt has the same
-command line; the environment variable {RESTART} holds the number of
-restarts. The script should save checkpoints, and resume from the last one.
-
-A job is restarted unless it succeeded, exited with code 2 (a wrong command
-line), or failed three times in a row within 5 s with the same exit code. Ctrl-C
-and SIGTERM end the job. The exit status is the one of the last attempt, 130
-after Ctrl-C, or 143 after SIGTERM.
-"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -29,16 +29,6 @@ from minipipe.specs import SCHEDULE_COUNT
 _MOST_EVALUATIONS = 10**12
 _SECONDS = 60.0  # the default time limit of a search
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
-EPILOG = """The memory limit has the unit of the cost activation, the memory that one
-microbatch needs on one stage from F until I (default: 1).
-
-A file .json is a certificate: the schedule, its costs and the lower bound.
-minipipe check --certificate FILE verifies it.
-
-examples:
-  minipipe search --ranks 4 --microbatches 8 --memory-limit 5
-  minipipe search --ranks 8 --microbatches 24 --memory-limit 8 -o mine.csv \\
-    --costs F=18.522,I=18.086,W=9.337,latency=0.601,weight_activation=0.366"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -31,27 +31,6 @@ from minipipe.schedules import Timeline, simulate, verify
 from minipipe.schedules.action_table import ActionTable
 from minipipe.specs import TEXT_WIDTH
 
-EPILOG = """in a drawing:
-  F3     forward of microbatch 3; on a rank with several stages 2F3 is on stage
-         2; if space is short, f3 is on the second of two stages
-  B3     backward, or its two halves: I input gradients, W weight gradients
-  R3:    recomputation of a forward
-  - = ~  F, B or I, and W continue
-  #      an update U
-  +      a send that blocks
-  ·      idle
-  %      below a rank: all-reduce of gradients, while the rank continues
-  > <    below a rank: copies of activations, O3> out and L3< back
-
-examples:
-  minipipe show 1f1b
-  minipipe show gpipe 1f1b zb-h1 -o compared.svg
-  minipipe show zb-v --ranks 2 --microbatches 6 -o mine.csv
-  minipipe show zb-v -o zb-v.html
-  minipipe show 1f1b --rows
-  minipipe show 1f1b --rows --costs latency=0.5 --format text"""
-
-
 _PICTURES = ("svg", "pdf", "png")
 _WRITTEN: dict[str, Callable[[ActionTable], str]] = {
     "rows": ActionTable.to_text,

@@ -19,16 +19,6 @@ from minipipe.render.stepper.loop import screen_of_this_terminal, step_with_keys
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.render.terminal import has_colour
 
-EPILOG = """Keys in a terminal: n next, p previous, g go to a step or a time, r show one
-rank, ? help, q quit. With --all, or if the output is a pipe or a file, every
-step is printed; with --json each is one line. An illegal schedule runs until
-its deadlock, and each of its actions takes one round.
-
-examples:
-  minipipe step 1f1b --microbatches 4
-  minipipe step mine.csv --costs latency=0.5 --sends-block
-  minipipe step mine.csv --at -1"""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -21,14 +21,6 @@ from minipipe.errors import counted
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.schedules.simulation.comparison import sweep
 
-EPILOG = """The output has one row for each combination of costs, ranks, microbatches,
-chunks and schedule, with the figures of `minipipe schedules`. If a combination
-is impossible, the column "error" says why.
-
-examples:
-  minipipe sweep --ranks 2,4,8 --microbatches 8,16,32 -o sweep.csv
-  minipipe sweep --schedules 1f1b,zb-h1 --costs latency=0 latency=0.5 latency=1"""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from textwrap import indent
 
 from minipipe.coursework.exercise import Exercise, Test, total
+from minipipe.coursework.templating import template
 from minipipe.coursework.trial import wrong_answers
 from minipipe.errors import CourseworkError, counted
 from minipipe.io import escaped, read_bytes
@@ -40,10 +40,7 @@ def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
     body = "\n".join(
         line for exercise in exercises for line in _section(exercise, solutions)
     )
-    page = (files("minipipe.coursework") / "templates" / "handout.html").read_text(
-        "utf-8"
-    )
-    return page.replace("@title@", escaped(title)).replace("@body@", body)
+    return template("handout.html", title=escaped(title), body=body)
 
 
 def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:

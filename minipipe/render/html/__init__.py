@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from itertools import product
 from operator import attrgetter
 from string import Template
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from minipipe.core.flow import Flow
 from minipipe.core.memory import Ran, lifetimes, pairs_of
 from minipipe.core.values import KINDS
-from minipipe.io import escaped, note_lines
+from minipipe.io import escaped, note_lines, package_text
 from minipipe.render.descriptions import (
     LATE_RECEIPTS,
     darker_words,
@@ -50,25 +49,6 @@ from minipipe.schedules.simulation.timeline import Timeline, by_rank
 __all__ = ["draw_html"]
 
 _SENT = attrgetter("sent")
-# Sentences about a moment, which only the player has.
-_SENTENCES = {
-    "clock": "{time} of {duration} {unit}",
-    "finished": "has finished",
-    "next": "then {action}",
-    "howFar": {
-        "ahead": "rank {source} has not reached it yet",
-        "running": "rank {source} is running it",
-        "done": "its message is on the way",
-    },
-    "joined": ", overlapped with {action}",
-    "held": "microbatches {listed}",
-    "heldOne": "microbatch {listed}",
-    "heldOfStage": "stage {stage}: microbatches {listed}",
-    "heldOneOfStage": "stage {stage}: microbatch {listed}",
-    "times": "from {from} to {to} {unit}, length {length}",
-    "none": "none",
-    "instant": "none: without latency a message arrives when it is sent",
-}
 _GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destination}")
 
 
@@ -253,7 +233,6 @@ def _sentences() -> dict[str, Any]:
         for cause, (kind, action) in product(IdleCause, actions.items())
     }
     return {
-        **_SENTENCES,
         "actions": {kind: describe_action(action) for kind, action in actions.items()},
         "waits": {
             **waits,
@@ -351,26 +330,22 @@ def page_of(
     """Return the page of the player for some panels with their data, and with more
     around it.
     """
-    scripts = [
-        _CONSTANTS,
-        *(resource("minipipe.render.html", f"{name}.js") for name in _SCRIPTS),
-        *more.scripts,
-    ]
+    player = [_file(f"{name}.js") for name in _SCRIPTS]
+    scripts = [_CONSTANTS, *player, *more.scripts]
     are_several = len(panels) > 1
-    return Template(resource("minipipe.render.html", "player.html")).substitute(
+    return Template(_file("player.html")).substitute(
         title=escaped(title),
         notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
-        style="\n".join(
-            (_themes(), resource("minipipe.render.html", "player.css"), more.style)
-        ),
+        style="\n".join((_themes(), _file("player.css"), more.style)),
         legend=legend(panels),
         charts="".join(_chart(panel, are_several) for panel in panels),
         moments="".join(_moment(panel, are_several) for panel in panels),
         data=as_json(data),
         script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
-        **{
-            name: getattr(more, name) for name in ("above", "beside", "below", "policy")
-        },
+        above=more.above,
+        beside=more.beside,
+        below=more.below,
+        policy=more.policy,
     )
 
 
@@ -384,9 +359,8 @@ def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
     )
 
 
-def resource(package: str, name: str) -> str:
-    """Return the text of a file of a package."""
-    return (files(package) / name).read_text(encoding="utf-8").strip()
+def _file(name: str) -> str:
+    return package_text(f"render/html/{name}").strip()
 
 
 def as_json(data: object) -> str:
