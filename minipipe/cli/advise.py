@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
                 "--ranks 4 train.py."
             ),
         )
-    from minipipe.cli.advise_program import check_program, program_report
+    from minipipe.cli.advise_program import program_report
+    from minipipe.cli.programs import check_program
     from minipipe.cli.ranks import check_room, warn_if_busy
     from minipipe.tuning.weighing import memory_size
 

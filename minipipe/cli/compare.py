@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
@@ -20,8 +19,8 @@ from minipipe.cli.progress import Progress, duration
 from minipipe.cli.ranks import (
     answer_of_ranks,
     asked_of_ranks,
+    errors_left,
     leave_answer,
-    leave_error,
     warn_if_busy,
 )
 from minipipe.cli.streams import put
@@ -283,14 +282,9 @@ def main() -> None:
     """Run the device meshes as one rank of a job."""
     asked = asked_of_ranks()
     with init_process_group() as group:
-        try:
-            tell = teller(group, progress=True)
-            rows = compare_on_ranks(
-                Task(**asked["task"]), group, Pipeline, asked["rounds"], tell
-            )
-        except Exception as error:
-            leave_error(group, error)
-            sys.exit(1)
+        with errors_left(group):
+            task, tell = Task(**asked["task"]), teller(group, progress=True)
+            rows = compare_on_ranks(task, group, Pipeline, asked["rounds"], tell)
         if group.rank == 0:
             leave_answer(rows)
 
