@@ -73,10 +73,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
     n, memory = schedule.num_stages, memory_of(costs, schedule)
-    weights, keys_values = (
-        costs.weight_memory(n),
-        costs.sliced(schedule.num_slices).by_stage("keys_values", n),
-    )
+    weights = costs.weight_memory(n)
+    keys_values = costs.sliced(schedule.num_slices).by_stage("keys_values", n)
     ages = {
         "max_versions": options.max_versions,
         "max_staleness": options.max_staleness,
@@ -159,10 +157,8 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
         if seconds is not None and not finding.is_proved
         else None
     )
-    facts, reason = (
-        _facts(certificate, finding, proof),
-        finding.formula.reason if proof is None else "",
-    )
+    facts = _facts(certificate, finding, proof)
+    reason = finding.formula.reason if proof is None else ""
     is_proved = claim.bound <= facts.bound * (1 + ROUNDING)
     data = fields(facts, "objective", "value", "bound", "bound_by", "gap")
     claimed = {

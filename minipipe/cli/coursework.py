@@ -103,8 +103,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return write_file(
             target, as_workflow(chosen, is_own=options.source is not None), options
         )
-    ending, page = (
-        ending_of(target, (".html", ".pdf")),
-        as_html(chosen, solutions=form == "solutions"),
-    )
+    ending = ending_of(target, (".html", ".pdf"))
+    page = as_html(chosen, solutions=form == "solutions")
     return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)

@@ -158,10 +158,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         entries = board.add(
             (student or name, schedules_in(tasks)) for name, student, tasks in own
         )
-        data, text = (
-            {**data, "leaderboard": standings_as_json(entries)},
-            f"{text}\n\n{as_text(entries)}",
-        )
+        data = {**data, "leaderboard": standings_as_json(entries)}
+        text = f"{text}\n\n{as_text(entries)}"
     passed = all(report["passed"] for report in reports)
     return answer(options, data, text, ExitStatus.YES if passed else ExitStatus.NO)
 
@@ -180,10 +178,8 @@ def _check(options: argparse.Namespace, count: int) -> None:
 
 
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
-    chosen, is_drawn = (
-        chosen_of(exercises, options.only),
-        options.variants or bool(options.student),
-    )
+    chosen = chosen_of(exercises, options.only)
+    is_drawn = options.variants or bool(options.student)
     board = Leaderboard(options.leaderboard, chosen, is_drawn)
     if os.path.exists(options.leaderboard):
         board.read()  # its errors should be reported before a class is graded
@@ -221,10 +217,8 @@ def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
     """Return a function that maps a submission's name to its own options."""
     handed = read_times(options.times) if options.times else None
     deadline = moment(options.deadline) if options.deadline else None
-    factor, student = (
-        options.late_factor,
-        options.student or (handed and handed.student),
-    )
+    factor = options.late_factor
+    student = options.student or (handed and handed.student)
     if factor is not None and handed is None:
         raise misuse("--late-factor needs the times of submissions: add --times FILE.")
     if factor is None and deadline is not None:

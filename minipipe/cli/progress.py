@@ -55,11 +55,9 @@ class Progress:
     ) -> None:
         self.work, self.seconds = work, seconds
         self._stream = sys.stderr if stream is None else stream
-        self._clock, self._is_long, self._limit = (
-            clock,
-            is_long,
-            "at most" if is_at_most else "about",
-        )
+        self._clock = clock
+        self._is_long = is_long
+        self._limit = "at most" if is_at_most else "about"
         self._describe: Callable[[], str] = lambda: ""
         self._bar: Any = None
         self._ends = threading.Event()

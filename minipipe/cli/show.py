@@ -196,10 +196,8 @@ def _check(options: argparse.Namespace) -> None:
     wanted = "json" if options.json else options.format
     for option, formats in _FORMATS_OF_OPTION.items():
         if getattr(options, option) not in (None, False) and wanted not in formats:
-            name, how = (
-                option.replace("_", "-"),
-                "--json" if options.json else f"--format {wanted}",
-            )
+            name = option.replace("_", "-")
+            how = "--json" if options.json else f"--format {wanted}"
             expected = ", ".join(formats).replace(", json", ", or --json")
             raise misuse(
                 f"--{name} has no effect with {how}; expected --format {expected}."

@@ -129,9 +129,7 @@ def _zipped(content: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, each in content.items():
             member = zipfile.ZipInfo(name)
-            member.external_attr, member.compress_type = (
-                0o100755 << 16,
-                zipfile.ZIP_DEFLATED,
-            )
+            member.external_attr = 0o100755 << 16
+            member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, each)
     return stream.getvalue()

@@ -316,10 +316,8 @@ class Exercise:
         self._check_variants()
 
     def _check_tests(self) -> None:
-        last_visible, names = (
-            self.visible_checks.count("\n"),
-            [test.name for test in self.tests],
-        )
+        last_visible = self.visible_checks.count("\n")
+        names = [test.name for test in self.tests]
         if not names:
             raise self._broken(
                 "its checks have no test; expected functions test_…(task)"

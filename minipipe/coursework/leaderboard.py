@@ -128,10 +128,8 @@ class Entry(NamedTuple):
         )
         # the same order of work: a bound has no whole backwards
         check_answer(split_backward(schedule), workload)
-        makespan, bound = (
-            simulate(schedule, level.costs).makespan,
-            known_bound(workload, Objective.MAKESPAN),
-        )
+        makespan = simulate(schedule, level.costs).makespan
+        bound = known_bound(workload, Objective.MAKESPAN)
         return cls(
             student,
             name,

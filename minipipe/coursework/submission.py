@@ -184,15 +184,11 @@ def open_submission(
         submission = Folder(path)
     else:
         if os.path.exists(path):
-            what, how = (
-                f"'{path}' is a file",
-                "name its directory, a zip archive, or the file of a task",
-            )
+            what = f"'{path}' is a file"
+            how = "name its directory, a zip archive, or the file of a task"
         else:
-            what, how = (
-                f"There is no directory '{path}'",
-                f"`minipipe coursework {path}` writes one",
-            )
+            what = f"There is no directory '{path}'"
+            how = f"`minipipe coursework {path}` writes one"
         raise CourseworkError("not-found", f"{what}; {how}.")
     if not set(tasks).intersection(submission.files):
         around = (

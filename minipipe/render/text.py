@@ -213,10 +213,8 @@ def _of_whole_units(
 
     Bands have nearly equal length.
     """
-    units, shortest = (
-        int(makespan * per_unit),
-        max(1, int(shortest_time(panels) * per_unit)),
-    )
+    units = int(makespan * per_unit)
+    shortest = max(1, int(shortest_time(panels) * per_unit))
     if units > _MANY_BANDS * room:
         return _of_any_times(panels, makespan, room)
     most = min(_MOST_COLUMNS, room // units)

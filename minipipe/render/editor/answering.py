@@ -263,12 +263,10 @@ class Editor:
 
     def _begin(self, draft: Draft) -> None:
         self.draft, self.past, self.future = draft, (), ()
-        self.halves, self.puzzle, self.limit, self.search = (
-            _has_halves(draft),
-            0,
-            None,
-            None,
-        )
+        self.halves = _has_halves(draft)
+        self.puzzle = 0
+        self.limit = None
+        self.search = None
 
     # -- editing -----------------------------------------------------------------------
 

@@ -77,10 +77,8 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     (Hold(stage=0, microbatch=0, start=0.0, end=4.0), Hold(stage=0, microbatch=1, start=1.0, end=6.0))
     """
     copies = timeline.copies[rank] if timeline.copies else ()
-    row, at = (
-        with_copies(timeline.spans[rank], copies),
-        {span.action: span for span in (*timeline.spans[rank], *copies)},
-    )
+    row = with_copies(timeline.spans[rank], copies)
+    at = {span.action: span for span in (*timeline.spans[rank], *copies)}
     changes = pairs_of(Flow(Ran([row], timeline.num_slices)))
     return tuple(
         Hold(

@@ -130,10 +130,8 @@ class Grid:
             begin, end = places[at]
             if begin >= first + self.room:
                 break
-            action, has_begun = (
-                self.spans[rank][at].action,
-                self.numbers[rank][at] <= snapshot.number,
-            )
+            action = self.spans[rank][at].action
+            has_begun = self.numbers[rank][at] <= snapshot.number
             drawn = action_cells(
                 self.panel,
                 rank,
@@ -217,10 +215,8 @@ class Frame:
         visible = min(self.num_ranks, max(1, (height - len(head) - 5) // 2))
         blanks = [""] if height >= len(head) + 2 * visible + 7 else []
         ranks = self._visible(snapshot, visible, focus)
-        grid, table = (
-            self._grid(snapshot, ranks, width),
-            self._table(snapshot, ranks, width),
-        )
+        grid = self._grid(snapshot, ranks, width)
+        table = self._table(snapshot, ranks, width)
         lines = [*head, *blanks, *grid, *blanks, *table, *blanks]
         notes = (
             self._verdict(width)

@@ -137,10 +137,8 @@ def problems_of(
             verify(schedule, memory_limit)
         else:
             n, of_slices = schedule.num_stages, costs.sliced(schedule.num_slices)
-            weights, keys_values = (
-                of_slices.weight_memory(n),
-                of_slices.by_stage("keys_values", n),
-            )
+            weights = of_slices.weight_memory(n)
+            keys_values = of_slices.by_stage("keys_values", n)
             verify(
                 schedule, memory_limit, memory, weights=weights, keys_values=keys_values
             )
@@ -316,11 +314,9 @@ class Walkthrough:
         """Return, by rank and position, the pairs held while an action runs and after
         it: copies take their time.
         """
-        timeline, program, ranks = (
-            self.timeline,
-            self.program,
-            range(self.program.num_ranks),
-        )
+        timeline = self.timeline
+        program = self.program
+        ranks = range(self.program.num_ranks)
         rows = list(map(with_copies, timeline.spans, timeline.copies))
         table = program.with_rows(type(program), rows) if rows else program
         changes = Changes(flow_of(table), sizes_of(footprint))

@@ -127,10 +127,8 @@ def draw_svg(
         "width", width
     )
     if animated:
-        title, notes = (
-            title or heading(panels),
-            [*note_lines(notes), *filter(None, [unit_note(panels)])],
-        )
+        title = title or heading(panels)
+        notes = [*note_lines(notes), *filter(None, [unit_note(panels)])]
     letters = Letters(font_size)
     page = _TimelinePage(
         panels,
@@ -161,11 +159,9 @@ class _TimelinePage(Page):
         is_animated: bool,
     ) -> None:
         super().__init__(width, title, notes, letters)
-        self.panels, self.has_messages, self.is_animated = (
-            panels,
-            has_messages,
-            is_animated,
-        )
+        self.panels = panels
+        self.has_messages = has_messages
+        self.is_animated = is_animated
         timelines = [panel.timeline for panel in panels]
         self.strips = [[strip_of(panel)] for panel in panels] if has_memory else []
         versions = list(map(versions_of, panels)) if has_memory else []
@@ -174,16 +170,12 @@ class _TimelinePage(Page):
         beside = list(
             dict.fromkeys(kind for panel in panels for kind in panel.kinds_beside())
         )
-        num_lanes, num_strips = (
-            sum(timeline.num_ranks for timeline in timelines),
-            max(map(len, self.strips), default=0),
-        )
+        num_lanes = sum(timeline.num_ranks for timeline in timelines)
+        num_strips = max(map(len, self.strips), default=0)
         self.size = LaneSize.of(num_lanes, num_strips, beside, letters)
         left, right = self._margins()
-        duration, room = (
-            max(timeline.makespan for timeline in timelines),
-            width - left - right,
-        )
+        duration = max(timeline.makespan for timeline in timelines)
+        room = width - left - right
         self.axis = Axis(
             duration, timelines[0].unit, left, room, letters.size_of("tick")
         )

@@ -86,10 +86,8 @@ class _GraphPage(Page):
         self.places: dict[str, tuple[float, float]] = {}
         self.halves: dict[str, float] = {}
         self.column_of: dict[str, int] = {}
-        x, self.lower = (
-            float(letters.scaled(18)),
-            _ROW * max(map(len, columns), default=0),
-        )
+        x = float(letters.scaled(18))
+        self.lower = _ROW * max(map(len, columns), default=0)
         for i, column in enumerate(columns):
             half = max(
                 (letters.width("node", name) / 2 + _PADDING for name in column),
@@ -110,10 +108,8 @@ class _GraphPage(Page):
     def drawn(self) -> str:
         """Return the whole document."""
         parts, y = self.head()
-        times, before = (
-            Counter(arrow[:2] for arrow in self.arrows),
-            Counter[tuple[str, str]](),
-        )
+        times = Counter(arrow[:2] for arrow in self.arrows)
+        before = Counter[tuple[str, str]]()
         drawn, bottom = [], float(self.lower)
         for source, target, words in self.arrows:
             bow = _BOW * (2 * before[source, target] - (times[source, target] - 1))
@@ -152,31 +148,25 @@ class _GraphPage(Page):
         """Return an arrow, a curve that is bent downwards by ``bow``, with its label;
         and its lower edge.
         """
-        (x0, y0), (x1, y1), span = (
-            self.places[source],
-            self.places[target],
-            self._span(source, target),
-        )
+        x0, y0 = self.places[source]
+        x1, y1 = self.places[target]
+        span = self._span(source, target)
         if span == 1:
             x0, x1 = x0 + self.halves[source], x1 - self.halves[target]
             across, down = (x0 + x1) / 2, (y0 + y1) / 2 + bow
         else:  # above the nodes between the two, or back below all
             side = -_HEIGHT / 2 if span > 1 else _HEIGHT / 2
             y0, y1 = y0 + side, y1 + side
-            across, down = (
-                (x0 + x1) / 2,
-                bow + (min(y0, y1) - _ROW if span > 1 else self.lower + _BOW),
-            )
+            across = (x0 + x1) / 2
+            down = bow + (min(y0, y1) - _ROW if span > 1 else self.lower + _BOW)
         angle = math.atan2(y1 - down, x1 - across)
         dx, dy = _HEAD * math.cos(angle), _HEAD * math.sin(angle)
         curve = (
             f"M{number(x0)} {number(y0)}Q{number(across)} {number(down)} "
             f"{number(x1 - dx)} {number(y1 - dy)}"
         )
-        left, right = (
-            (x1 - dx - dy / 2, y1 - dy + dx / 2),
-            (x1 - dx + dy / 2, y1 - dy - dx / 2),
-        )
+        left = (x1 - dx - dy / 2, y1 - dy + dx / 2)
+        right = (x1 - dx + dy / 2, y1 - dy - dx / 2)
         head = "L".join(f"{number(x)} {number(y)}" for x, y in ((x1, y1), left, right))
         middle = (y0 + y1) / 4 + down / 2
         label = (

@@ -43,15 +43,11 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
     'M0 0.5H10M0 4.5H10M0 8.5H10'
     """
     angle, gap = HATCH[cause]
-    along_x, along_y = (
-        round(math.cos(math.radians(angle)), 12),
-        round(math.sin(math.radians(angle)), 12),
-    )
+    along_x = round(math.cos(math.radians(angle)), 12)
+    along_y = round(math.sin(math.radians(angle)), 12)
     # Lines of one pixel are crisp in the middle of pixels.
-    middle_x, middle_y = (
-        math.floor((left + right) / 2) + 0.5,
-        math.floor(height / 2) + 0.5,
-    )
+    middle_x = math.floor((left + right) / 2) + 0.5
+    middle_y = math.floor(height / 2) + 0.5
     count = math.ceil(math.hypot(right - left, height) / 2 / gap)
     path = []
     for i in range(-count, count + 1):
@@ -302,10 +298,8 @@ class Lane:
         counts: Counter[ActionKind] = Counter()
         for run, following in zip_longest(self.runs, self.runs[1:]):
             if len(run) == 1:
-                (action, start, end), width = (
-                    run[0],
-                    (run[0].end - run[0].start) * self.axis.scale,
-                )
+                action, start, end = run[0]
+                width = (run[0].end - run[0].start) * self.axis.scale
                 rounding = ' rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
                 other = self.panel.joined.get(action)
                 joined = f", overlapped with {other.action}" if other else ""
@@ -428,11 +422,9 @@ class Lane:
         """Return a rectangle from one time to another, with a tooltip, possibly with
         the times of a ``whole``.
         """
-        x, unit, origin = (
-            self.x(start),
-            self.panel.timeline.unit,
-            self.panel.timeline.start,
-        )
+        x = self.x(start)
+        unit = self.panel.timeline.unit
+        origin = self.panel.timeline.start
         begun, ended = whole or (start, end)
         when = escaped(
             f"{format_number(begun - origin, unit)} to "
@@ -478,10 +470,8 @@ class Lane:
 
     def strip(self, strip: Strip, most: float, index: int = 0) -> Iterator[str]:
         """Yield a strip, whose height stands for ``most``, below ``index`` others."""
-        path, right = (
-            self._strip_path(strip, most),
-            self.axis.x(self.panel.timeline.makespan),
-        )
+        path = self._strip_path(strip, most)
+        right = self.axis.x(self.panel.timeline.makespan)
         top = self._top_of_strip(index)
         yield f'<g transform="translate(0 {top})">'
         if path:

@@ -54,10 +54,8 @@ def draw_messages(
             message for message in panel.timeline.messages if way_of(message) == way
         ):
             goes_down = tops[message.source] < tops[message.destination]
-            start, end = (
-                tops[message.source] + height * goes_down,
-                tops[message.destination] + height * (not goes_down),
-            )
+            start = tops[message.source] + height * goes_down
+            end = tops[message.destination] + height * (not goes_down)
             x, arrival = axis.x(message.sent - origin), axis.x(message.arrived - origin)
             aside = 2 * _ASIDE * (-head if goes_down else head)
             if x == arrival:
@@ -79,11 +77,9 @@ def draw_messages(
 
 def _shaft(x: float, y: float, end_x: float, end_y: float) -> str:
     """Return path data of a line that begins and ends vertically."""
-    start, end, middle = (
-        f"M{number(x)} {number(y)}",
-        number(end_y),
-        number((y + end_y) / 2),
-    )
+    start = f"M{number(x)} {number(y)}"
+    end = number(end_y)
+    middle = number((y + end_y) / 2)
     if number(x) == number(end_x):
         return f"{start}V{end}"
     return (
@@ -247,10 +243,8 @@ class Legend:
                 f'<g transform="translate({number(x)} '
                 f'{number(y)})">{picture}{words}</g>'
             )
-            x, y = (
-                x + width + letters.scaled(_GAP),
-                y + (len(lines) - 1) * letters.scaled(_LINE),
-            )
+            x = x + width + letters.scaled(_GAP)
+            y = y + (len(lines) - 1) * letters.scaled(_LINE)
         return drawn, y + self.height
 
     def _baseline(self, row: int) -> float:

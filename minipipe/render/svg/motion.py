@@ -147,10 +147,8 @@ class Motion:
         letters, unit = self._letters, panel.timeline.unit
         role = "running" if time < panel.timeline.makespan else "total"
         texts = [letters.draw(role, self._axis.right, baseline, _running(panel, time))]
-        down, x = (
-            height / 2 + 0.35 * letters.size_of("peak"),
-            self._axis.right + letters.scaled(8),
-        )
+        down = height / 2 + 0.35 * letters.size_of("peak")
+        x = self._axis.right + letters.scaled(8)
         idles = (
             letters.draw(
                 "peak", x, top + down, idle_label(panel.idle_until(rank, time), unit)
@@ -165,11 +163,9 @@ class Motion:
         """
         total = _LEAD + _PLAY + _HOLD
         start, stop = 100 * _LEAD / total, 100 * (_LEAD + _PLAY) / total
-        begins, ends, after = (
-            f"{number(start)}%",
-            f"{number(stop)}%",
-            f"{number(stop + 0.1)}%",
-        )
+        begins = f"{number(start)}%"
+        ends = f"{number(stop)}%"
+        after = f"{number(stop + 0.1)}%"
         frame = 100 * self._step * self._seconds / total
         across = f"translateX({number(self._axis.duration * self._axis.scale)}px)"
         jump = "animation-timing-function:step-end"

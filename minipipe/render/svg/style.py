@@ -223,12 +223,10 @@ class Page:
     def __init__(
         self, width: int, title: str | None, notes: Sequence[str], letters: Letters
     ) -> None:
-        self.width, self.title, self.notes, self.letters = (
-            width,
-            title,
-            note_lines(notes),
-            letters,
-        )
+        self.width = width
+        self.title = title
+        self.notes = note_lines(notes)
+        self.letters = letters
         self.margin = letters.scaled(_MARGIN)
 
     def head(self) -> tuple[list[str], float]:

@@ -392,10 +392,8 @@ class _TradeoffPage(Page):
         widths = [
             self.letters.width("choice", words) if words else 0.0 for _, words in labels
         ]
-        page, line = (
-            Box(self.left, 0, self.right, _HEIGHT),
-            1.15 * self.letters.size_of("choice"),
-        )
+        page = Box(self.left, 0, self.right, _HEIGHT)
+        line = 1.15 * self.letters.size_of("choice")
         places = place_names(
             [point for point, _ in labels], widths, line, _GAP, page, lines
         )
@@ -502,10 +500,8 @@ def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
     """Return the rectangle that a horizontal or vertical line takes, with a pixel on
     each side.
     """
-    (left, right), (top, bottom) = (
-        sorted([start[0], end[0]]),
-        sorted([start[1], end[1]]),
-    )
+    left, right = sorted([start[0], end[0]])
+    top, bottom = sorted([start[1], end[1]])
     return Box(left - 1, top - 1, right + 1, bottom + 1)
 
 
