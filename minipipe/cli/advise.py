@@ -69,10 +69,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.program is None:
         raise LaunchError(
             "not-found",
-            (
-                "Expected a training program after the options, as in: minipipe advise "
-                "--ranks 4 train.py."
-            ),
+            "Expected a training program after the options, as in: minipipe "
+            "advise --ranks 4 train.py.",
         )
     from minipipe.cli.advise_program import program_report
     from minipipe.cli.programs import check_program

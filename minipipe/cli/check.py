@@ -99,8 +99,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if found:
         versions = (
             f"versions of weights by rank {by_rank(found['versions'])} (without "
-            "copies: "
-            f"drift {found['drift']})"
+            f"copies: drift {found['drift']})"
         )
         remark += f"; {versions}; staleness {found['staleness']}"
     text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"

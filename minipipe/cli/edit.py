@@ -163,10 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
         if len(content) < length:
             self._send(
                 400,
-                (
-                    f"Expected {length:,} bytes, as the request says; it has "
-                    f"{len(content):,}."
-                ),
+                f"Expected {length:,} bytes, as the request says; it has "
+                f"{len(content):,}.",
             )
             return
         with self.server.turn:
@@ -183,10 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         self._send(
             403,
-            (
-                "Only the user who started this page may use it: open the address that "
-                "minipipe edit printed."
-            ),
+            "Only the user who started this page may use it: open the address "
+            "that minipipe edit printed.",
         )
         return False
 

@@ -79,10 +79,8 @@ def run(options: argparse.Namespace) -> int:
     if sys.platform == "win32":
         raise LaunchError(
             "unavailable",
-            (
-                "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are "
-                "threads."
-            ),
+            "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are "
+            "threads.",
         )
     job = _job(options)
     code = become_supervisor()
@@ -118,10 +116,8 @@ def _job(options: argparse.Namespace) -> JobSpec:
     if ranks is None:
         raise ArgumentError(
             "value",
-            (
-                "-n is missing; expected the number of ranks before the script, as in "
-                "-n 4 train.py."
-            ),
+            "-n is missing; expected the number of ranks before the script, as in "
+            "-n 4 train.py.",
         )
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
     # also the slots of the hostfile
@@ -131,10 +127,8 @@ def _job(options: argparse.Namespace) -> JobSpec:
     if not any("HOST" in word for word in probe):
         raise ArgumentError(
             "value",
-            (
-                f"--probe is {quoted(options.probe)}; expected a command that contains "
-                "HOST, in place of the host name."
-            ),
+            f"--probe is {quoted(options.probe)}; expected a command that "
+            "contains HOST, in place of the host name.",
         )
     if not all(is_here(host.name) for host in hosts):
         _check_installed(probe[0], "install it, or choose another command with --probe")

@@ -83,10 +83,8 @@ def _wheel() -> tuple[str, bytes]:
     except PackageNotFoundError:
         raise CourseworkError(
             "not-found",
-            (
-                "minipipe is not installed here, so its metadata is missing; run pip "
-                "install -e . in its folder."
-            ),
+            "minipipe is not installed here, so its metadata is missing; run pip "
+            "install -e . in its folder.",
         ) from None
     stem = f"minipipe_mpi-{installed.version}"
     metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""

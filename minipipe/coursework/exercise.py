@@ -392,11 +392,8 @@ def _said(docstring: str) -> tuple[str, str, float]:
     if not 0 < weight < inf:
         raise CourseworkError(
             "damaged",
-            (
-                f"A test says 'Points: {points[0]}'; expected a number above 0, "
-                "such as "
-                "2.5."
-            ),
+            f"A test says 'Points: {points[0]}'; expected a number above 0, such "
+            "as 2.5.",
         )
     return paragraphs[0], " ".join(hints), weight
 
@@ -427,8 +424,7 @@ def find_source(given: str | Path | None = None) -> Path:
         raise CourseworkError(
             "not-found",
             f"There are no exercises in {quoted(str(source), 200)}; expected files "
-            "such as 05_bubble.py. Without "
-            "--source, minipipe's exercises are used.",
+            "such as 05_bubble.py. Without --source, minipipe's exercises are used.",
         )
     return source
 

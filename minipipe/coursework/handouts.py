@@ -124,10 +124,8 @@ def as_pdf(page: str) -> bytes:
         how = "install it, or write a .html file and print that from any browser"
         raise CourseworkError(
             "not-found",
-            (
-                f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is "
-                f"here; {how}."
-            ),
+            f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is "
+            f"here; {how}.",
         )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, printed = Path(folder, "page.html"), Path(folder, "page.pdf")

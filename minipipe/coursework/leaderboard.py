@@ -469,9 +469,8 @@ def as_text(entries: Iterable[Entry]) -> str:
         f"{_proof(name)} ({', '.join(proved)})" for name, proved in proofs.items()
     )
     return (
-        f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; "
-        "bounds by "
-        f"{said or 'none yet'}"
+        f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; bounds "
+        f"by {said or 'none yet'}"
     )
 
 

@@ -78,9 +78,8 @@ def _check_is_empty(directory: Path) -> None:
         raise CourseworkError(
             "unwritable",
             f"'{directory}' is not empty "
-            f"({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no "
-            "file is "
-            "overwritten. Give a new directory; to restart one task, copy its file "
+            f"({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no file "
+            "is overwritten. Give a new directory; to restart one task, copy its file "
             "from there.",
         )
 

@@ -159,8 +159,7 @@ def describe_message(message: Message) -> str:
     """
     return (
         f"the result of {message.value}, from rank {message.source} to rank "
-        f"{message.destination}, "
-        f"for {message.used_by}"
+        f"{message.destination}, for {message.used_by}"
     )
 
 

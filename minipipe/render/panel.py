@@ -357,10 +357,8 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
         )
         raise ArgumentError(
             "value",
-            (
-                f"{message} Simulate the predicted timeline with Costs(unit='s') and "
-                "times in seconds."
-            ),
+            f"{message} Simulate the predicted timeline with Costs(unit='s') and "
+            "times in seconds.",
         )
     own = [timeline.pairs_per_microbatch for timeline in timelines]
     pairs = pairs if None in own else [count or 1 for count in own]

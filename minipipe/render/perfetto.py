@@ -149,10 +149,8 @@ class _Process:
             length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
             raise ArgumentError(
                 "value",
-                (
-                    f"{length}, but a trace may last at most "
-                    f"{_LONGEST / self.scale:.3g}; choose another unit."
-                ),
+                f"{length}, but a trace may last at most "
+                f"{_LONGEST / self.scale:.3g}; choose another unit.",
             )
         self.process = next(numbers)
         # by rank: actions, idle time

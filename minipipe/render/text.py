@@ -374,10 +374,8 @@ def draw_text(
         )
         raise ArgumentError(
             "value",
-            (
-                f"{message} Choose the format svg, html or perfetto, which have no "
-                "columns."
-            ),
+            f"{message} Choose the format svg, html or perfetto, which have no "
+            "columns.",
         )
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [

@@ -128,9 +128,8 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
     ]
     if len(alike) == _ALIKE:
         return (
-            f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the "
-            "same exit "
-            "code"
+            f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the same "
+            "exit code"
         )
     return (
         f"{counted(restarts, 'restart')} of {restarts} used"

@@ -178,8 +178,7 @@ def _describe_last_sum(
         until = format_number(last.end, walkthrough.timeline.unit)
         yield (
             "done, except for the gradient all-reduce of stage "
-            f"{last.actions[0].stage} "
-            f"until {until}"
+            f"{last.actions[0].stage} until {until}"
         )
 
 

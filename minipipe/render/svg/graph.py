@@ -63,10 +63,8 @@ def draw_graph(
     for name in [name for arrow in arrows for name in arrow[:2] if name not in names]:
         raise ArgumentError(
             "value",
-            (
-                f"An arrow is at {quoted(name)}; expected one of the nodes: "
-                f"{', '.join(names)}."
-            ),
+            f"An arrow is at {quoted(name)}; expected one of the nodes: "
+            f"{', '.join(names)}.",
         )
     return _GraphPage(columns, arrows, title).drawn()
 

@@ -160,9 +160,8 @@ _SQUARE = f"M{-_RADIUS} {-_RADIUS}H{_RADIUS}V{_RADIUS}H{-_RADIUS}Z"
 _MARKS = {
     "V": f"M{-_RADIUS - 0.5} {-_RADIUS}H{_RADIUS + 0.5}L0 {_RADIUS + 0.5}Z",
     "straight": (
-        f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} "
-        f"{_RADIUS} 0 1 1 "
-        f"{-_RADIUS} 0Z"
+        f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 "
+        f"1 {-_RADIUS} 0Z"
     ),
 }
 _GAP = 8  # from the middle of a mark to its name
