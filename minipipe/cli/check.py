@@ -88,11 +88,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
         **ages,
     )
     timeline = simulate(one_step, costs, options.steps)
-    remark = (
-        ""
-        if schedule.is_reproducible
-        else "; it accumulates gradients in another order than one process"
-    )
+    if schedule.is_reproducible:
+        remark = ""
+    else:
+        remark = "; it accumulates gradients in another order than one process"
     if schedule.is_forward_only:
         remark = "; forward only, so it does not train"
     found = _ages(schedule) if U in schedule.kinds else {}
@@ -151,11 +150,10 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     finding = check_claim(certificate.schedule, certificate.workload, claim)
     if not is_unchanged:
         raise changed()
-    proof = (
-        _proof(certificate, seconds)
-        if seconds is not None and not finding.is_proved
-        else None
-    )
+    if seconds is not None and not finding.is_proved:
+        proof = _proof(certificate, seconds)
+    else:
+        proof = None
     facts = _facts(certificate, finding, proof)
     reason = finding.formula.reason if proof is None else ""
     is_proved = claim.bound <= facts.bound * (1 + ROUNDING)
@@ -215,11 +213,10 @@ def _about_the_bound(
 
 
 def _about_the_schedule(facts: Certificate) -> str:
-    gap = (
-        f"at most {100 * facts.gap:.2g} % above the best possible"
-        if facts.gap
-        else "which is optimal"
-    )
+    if facts.gap:
+        gap = f"at most {100 * facts.gap:.2g} % above the best possible"
+    else:
+        gap = "which is optimal"
     schedule = facts.schedule
     sizes = describe_sizes(
         schedule.num_ranks, schedule.num_stages, schedule.num_microbatches

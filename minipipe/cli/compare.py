@@ -125,11 +125,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
             f"minipipe compare --ranks {num_ranks}."
         )
     launcher = launcher_of_ranks()
-    on = (
-        counted(num_ranks, "thread rank")
-        if launcher is None
-        else f"{counted(num_ranks, 'rank')} under mpirun"
-    )
+    if launcher is None:
+        on = counted(num_ranks, "thread rank")
+    else:
+        on = f"{counted(num_ranks, 'rank')} under mpirun"
     work = (
         f"comparing {counted(len(grids), 'mesh')} on {on}, {counted(rounds, 'round')} "
         "of steps in turns"

@@ -90,11 +90,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     chosen = chosen_of(exercises, options.only)
     if form == "autograder":
         ending_of(target, (".zip",))
-        late = (
-            ""
-            if options.late_factor is None
-            else f" --late-factor {options.late_factor}"
-        )
+        if options.late_factor is None:
+            late = ""
+        else:
+            late = f" --late-factor {options.late_factor}"
         return write_file(
             target, as_archive(chosen, late + " --variants" * options.variants), options
         )

@@ -271,11 +271,10 @@ def _answer(
     except MinipipeError as error:
         status = ExitStatus.of(error)
         if options.json:
-            verdict = (
-                {verb.ANSWER: False}
-                if status is ExitStatus.NO and hasattr(verb, "ANSWER")
-                else {}
-            )
+            if status is ExitStatus.NO and hasattr(verb, "ANSWER"):
+                verdict = {verb.ANSWER: False}
+            else:
+                verdict = {}
             put(as_json({**verdict, **_as_data(error)}))
         complain(_complaint(error))
         return status

@@ -100,11 +100,10 @@ def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
     if ending not in known:
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         *others, last = known
-        expected = (
-            f"{', '.join(others)} or {last}{otherwise}"
-            if others
-            else f"{last}{otherwise}"
-        )
+        if others:
+            expected = f"{', '.join(others)} or {last}{otherwise}"
+        else:
+            expected = f"{last}{otherwise}"
         raise misuse(f"{quoted(str(path), 200)} {given}; expected {expected}.")
     return ending
 

@@ -93,11 +93,14 @@ def run(options: argparse.Namespace) -> ExitStatus:
         for run in runs:
             rows.append(_row(run, predict(run, hardware, options.without)))
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
-    summary = (
-        {"mean": mean(errors), "median": median(errors), "largest": max(errors)}
-        if errors
-        else {}
-    )
+    if errors:
+        summary = {
+            "mean": mean(errors),
+            "median": median(errors),
+            "largest": max(errors),
+        }
+    else:
+        summary = {}
     figures = ", ".join(
         f"{name} {100 * error:.1f} %" for name, error in summary.items()
     )

@@ -113,11 +113,10 @@ class Progress:
         if is_terminal(self._stream):
             from tqdm import tqdm
 
-            form = (
-                "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
-                if self.seconds
-                else "{desc} {elapsed}"
-            )
+            if self.seconds:
+                form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
+            else:
+                form = "{desc} {elapsed}"
             look: dict[str, Any] = {
                 "bar_format": form,
                 "leave": False,

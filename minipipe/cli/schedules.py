@@ -69,11 +69,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
         ranks, microbatches, costs_of(options), options.memory_limit
     )
     status = ExitStatus.YES if rows else ExitStatus.NO
-    limit = (
-        ""
-        if options.memory_limit is None
-        else f", at most {options.memory_limit:g} held"
-    )
+    if options.memory_limit is None:
+        limit = ""
+    else:
+        limit = f", at most {options.memory_limit:g} held"
     head = (
         f"{counted(ranks, 'rank')}, {counted(microbatches, 'microbatch')}, "
         f"{_costs_in_words(options)}{limit}"

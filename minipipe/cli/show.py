@@ -115,11 +115,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
             )
             for schedule, share in zip(schedules, shares(schedules))
         ]
-        content = (
-            _text(timelines, options)
-            if options.format == "text"
-            else _drawing(timelines, options)
-        )
+        if options.format == "text":
+            content = _text(timelines, options)
+        else:
+            content = _drawing(timelines, options)
     if options.output is not None:
         return write_file(options.output, content, options)
     put(content, end="")

@@ -103,11 +103,10 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
     if not found:
         return []
     makespan, span = found
-    either = (
-        ", whether backwards are split or not,"
-        if ActionKind.BACKWARD in schedule.kinds
-        else ""
-    )
+    if ActionKind.BACKWARD in schedule.kinds:
+        either = ", whether backwards are split or not,"
+    else:
+        either = ""
     memory = makespan.workload.memory_limit[0]
     below = (
         f"with memory {memory:g} per rank{either} no makespan is below "

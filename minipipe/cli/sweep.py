@@ -57,11 +57,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the rows, or write them."""
-    written = (
-        csv_of
-        if options.output is None
-        else _WRITTEN[ending_of(options.output, _WRITTEN)]
-    )
+    if options.output is None:
+        written = csv_of
+    else:
+        written = _WRITTEN[ending_of(options.output, _WRITTEN)]
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
     sizes = options.ranks, options.microbatches, options.schedules, options.chunks
     with Progress("timing schedules", is_long=False) as progress:

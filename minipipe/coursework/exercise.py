@@ -454,11 +454,9 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
         found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
         found.check()
         exercises.append(found)
-    return (
-        exercises
-        if student is None
-        else [exercise.for_student(student) for exercise in exercises]
-    )
+    if student is None:
+        return exercises
+    return [exercise.for_student(student) for exercise in exercises]
 
 
 def named(exercises: Iterable[Exercise], name: str) -> Exercise:

@@ -605,8 +605,6 @@ def _renamed(missing: str, files: Collection[str]) -> str:
     near = [name for name in files if own in name] or get_close_matches(
         missing, files, 1, cutoff=0.8
     )
-    return (
-        f"; is it {near[0]}? Name it {missing} again"
-        if near
-        else "; each task stays in the file it came in"
-    )
+    if near:
+        return f"; is it {near[0]}? Name it {missing} again"
+    return "; each task stays in the file it came in"

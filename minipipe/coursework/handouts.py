@@ -99,11 +99,10 @@ def _after_docstring(text: str) -> str:
 
 def _test(test: Test, solutions: bool) -> str:
     points = "" if test.weight == 1 else f" {counted(total([test.weight]), 'point')}."
-    hint = (
-        f' <span class="hint">Hint: {_inline(test.hint)}</span>'
-        if solutions and test.hint
-        else ""
-    )
+    if solutions and test.hint:
+        hint = f' <span class="hint">Hint: {_inline(test.hint)}</span>'
+    else:
+        hint = ""
     hidden = " (hidden)" if test.is_hidden else ""
     return (
         f"<li><code>{escaped(test.name)}</code>{hidden}: "

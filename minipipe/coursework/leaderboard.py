@@ -223,11 +223,10 @@ class Leaderboard:
                 " and ".join(exercise.name for exercise in puzzles)
                 or "none of the tasks"
             )
-            how = (
-                "Choose one with --only"
-                if puzzles
-                else "The checks of a puzzle have LEVELS"
-            )
+            if puzzles:
+                how = "Choose one with --only"
+            else:
+                how = "The checks of a puzzle have LEVELS"
             raise CourseworkError(
                 "name", f"A leaderboard is for one puzzle; {found} has levels. {how}."
             )
@@ -475,8 +474,6 @@ def as_text(entries: Iterable[Entry]) -> str:
 
 
 def _proof(bound_by: str) -> str:
-    return (
-        "the gallery, which records that they were proved"
-        if bound_by == GALLERY
-        else bound_by
-    )
+    if bound_by == GALLERY:
+        return "the gallery, which records that they were proved"
+    return bound_by

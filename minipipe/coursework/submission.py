@@ -191,11 +191,13 @@ def open_submission(
             how = f"`minipipe coursework {path}` writes one"
         raise CourseworkError("not-found", f"{what}; {how}.")
     if not set(tasks).intersection(submission.files):
-        around = (
-            [*sorted(filter(Path.is_dir, path.iterdir())), path.absolute().parent]
-            if path.is_dir()
-            else []
-        )
+        if path.is_dir():
+            around = [
+                *sorted(filter(Path.is_dir, path.iterdir())),
+                path.absolute().parent,
+            ]
+        else:
+            around = []
         right = next(
             (
                 place
@@ -204,11 +206,10 @@ def open_submission(
             ),
             None,
         )
-        where = (
-            f"'{right}' does: grade that"
-            if right
-            else "`minipipe coursework DIR` writes a directory that does"
-        )
+        if right:
+            where = f"'{right}' does: grade that"
+        else:
+            where = "`minipipe coursework DIR` writes a directory that does"
         first, *_, last = [*tasks] * 2
         raise CourseworkError(
             "not-found", f"'{path}' holds none of {first} … {last}; {where}."

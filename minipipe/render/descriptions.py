@@ -61,11 +61,9 @@ def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
             f", in {ONE_UNIT}" if any(panel.pairs for panel in panels) else ""
         )
     has_recomputation = any(panel.recomputes for panel in panels)
-    return (
-        "memory held, with recomputed activations during a backward"
-        if has_recomputation
-        else "memory held"
-    )
+    if has_recomputation:
+        return "memory held, with recomputed activations during a backward"
+    return "memory held"
 
 
 def describe_action(action: Action) -> str:
@@ -125,11 +123,10 @@ def describe_wait(idle: Idle) -> str:
     if idle.cause is IdleCause.SENDING:
         return f"waits until rank {idle.source} reaches {idle.awaited}"
     if idle.awaited.kind is ActionKind.REDUCE_GRAD:
-        is_late = (
-            f"rank {idle.source} is still in {idle.running}"
-            if idle.running
-            else "it is in progress"
-        )
+        if idle.running:
+            is_late = f"rank {idle.source} is still in {idle.running}"
+        else:
+            is_late = "it is in progress"
         return (
             f"waits for the gradient all-reduce of stage {idle.awaited.stage}: "
             f"{is_late}"
@@ -172,11 +169,9 @@ def short_label(action: Action, names_stage: bool) -> str:
     >>> short_label(Action.parse("2F3"), names_stage=False)
     'F3'
     """
-    return (
-        str(action)
-        if names_stage or action.kind.is_of_rank
-        else f"{action.kind}{action.microbatch}"
-    )
+    if names_stage or action.kind.is_of_rank:
+        return str(action)
+    return f"{action.kind}{action.microbatch}"
 
 
 def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], str]]:

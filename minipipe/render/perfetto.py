@@ -267,11 +267,10 @@ class _Process:
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
-        curve = (
-            timeline.memory_over_time(rank)
-            if timeline.memory
-            else self.panel.activations_over_time(rank)
-        )
+        if timeline.memory:
+            curve = timeline.memory_over_time(rank)
+        else:
+            curve = self.panel.activations_over_time(rank)
         name, series = (
             ("memory", timeline.memory_unit)
             if timeline.memory

@@ -369,11 +369,9 @@ def as_json(data: object) -> str:
 
 
 def _title(panels: Sequence[Panel]) -> str:
-    return (
-        " above ".join(title_of(panel.timeline) for panel in panels)
-        if len(panels) < 3
-        else f"{len(panels)} timelines above each other"
-    )
+    if len(panels) < 3:
+        return " above ".join(title_of(panel.timeline) for panel in panels)
+    return f"{len(panels)} timelines above each other"
 
 
 # -- colours ---------------------------------------------------------------------------
@@ -484,11 +482,10 @@ def _chart(panel: Panel, is_headed: bool) -> str:
         f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>"
         for name, value in _facts(panel)
     )
-    note = (
-        f'<p class="notice">{escaped(panel.timeline.note)}</p>'
-        if panel.timeline.note
-        else ""
-    )
+    if panel.timeline.note:
+        note = f'<p class="notice">{escaped(panel.timeline.note)}</p>'
+    else:
+        note = ""
     name = escaped(title_of(panel.timeline))
     return (
         f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl "

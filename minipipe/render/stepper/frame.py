@@ -218,11 +218,10 @@ class Frame:
         grid = self._grid(snapshot, ranks, width)
         table = self._table(snapshot, ranks, width)
         lines = [*head, *blanks, *grid, *blanks, *table, *blanks]
-        notes = (
-            self._verdict(width)
-            if is_last
-            else self._messages(snapshot, width, height - len(lines))
-        )
+        if is_last:
+            notes = self._verdict(width)
+        else:
+            notes = self._messages(snapshot, width, height - len(lines))
         key = ["", *legend([self.grid.panel], self.grid.columns, width, self.colour)]
         has_room = (
             len(lines) + len(notes) + len(key) <= height and width >= _WIDEST_ENTRY
@@ -304,11 +303,10 @@ class Frame:
         coming = min(3 * (self.label_width + 1), room // 4)
         held = room // 3 - 4
         now = room - coming - held - 3
-        some = (
-            f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: "
-            if len(ranks) < self.num_ranks
-            else ""
-        )
+        if len(ranks) < self.num_ranks:
+            some = f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: "
+        else:
+            some = ""
         head = f"{some}now".ljust(now) + "  " + "next".ljust(coming) + " holds"
         lines = [" " * self.margin + fitted([head], room)]
         for rank in ranks:

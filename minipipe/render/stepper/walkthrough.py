@@ -402,11 +402,10 @@ class Walkthrough:
             self._held_pairs[rank][begun - 1] if begun else (Held((), 0.0),) * 2
         )
         if last and (last.end > time or own[begun - 1] == number - 1):
-            cause = (
-                IdleCause.SENDING
-                if last.action.kind in _SENDS and last.end > last.start
-                else None
-            )
+            if last.action.kind in _SENDS and last.end > last.start:
+                cause = IdleCause.SENDING
+            else:
+                cause = None
             source, awaited = (
                 self._awaited(rank, last.action, time)
                 if cause and self.is_timed
@@ -435,11 +434,10 @@ class Walkthrough:
         source, awaited = self._awaited(rank, row[begun], time)
         has_begun = any(not action.kind.is_communication for action in row[:begun])
         cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
-        activity = (
-            Activity.STUCK
-            if coming is None and number == len(self) - 1
-            else Activity.WAITS
-        )
+        if coming is None and number == len(self) - 1:
+            activity = Activity.STUCK
+        else:
+            activity = Activity.WAITS
         cause = cause if awaited else IdleCause.OVERHEAD
         return RankState(
             activity, row[begun], begun, coming, cause, source, awaited, *after
@@ -455,11 +453,9 @@ class Walkthrough:
     @cached_property
     def _predicted(self) -> dict[Action, Message]:
         """The messages of a legal schedule, by consumer."""
-        return (
-            {message.used_by: message for message in self.timeline.messages}
-            if self.is_timed
-            else {}
-        )
+        if self.is_timed:
+            return {message.used_by: message for message in self.timeline.messages}
+        return {}
 
     def _awaited(
         self, rank: int, action: Action, time: float

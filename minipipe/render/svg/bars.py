@@ -224,9 +224,8 @@ def _box(look: ActionKind | IdleCause, width: float, height: float) -> str:
     size = f'width="{number(width)}" height="{height}"'
     if isinstance(look, ActionKind):
         return f"<rect {box_paint(look, 0)} {size}/>"
-    hatch = (
-        f'<path {paint("hatch")} d="{hatch_path(0, width, height, look)}"/>'
-        if width >= 1
-        else ""
-    )
+    if width >= 1:
+        hatch = f'<path {paint("hatch")} d="{hatch_path(0, width, height, look)}"/>'
+    else:
+        hatch = ""
     return f"<rect {paint('slot')} {size}/>{hatch}"

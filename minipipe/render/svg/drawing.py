@@ -368,11 +368,10 @@ class _TimelinePage(Page):
         for noun in sorted(
             {strip.noun for strip in chain(*self.strips) if any(strip.curves)}
         ):
-            words = (
-                "versions of weights held"
-                if noun == "versions"
-                else held_words(noun != "activations", self.panels)
-            )
+            if noun == "versions":
+                words = "versions of weights held"
+            else:
+                words = held_words(noun != "activations", self.panels)
             yield legend.strip(words)
         if self.has_messages:
             ways = {

@@ -167,11 +167,12 @@ class _GraphPage(Page):
         right = (x1 - dx + dy / 2, y1 - dy - dx / 2)
         head = "L".join(f"{number(x)} {number(y)}" for x, y in ((x1, y1), left, right))
         middle = (y0 + y1) / 4 + down / 2
-        label = (
-            self.letters.draw("tick", (x0 + x1) / 4 + across / 2, middle - 5, words)
-            if words
-            else ""
-        )
+        if words:
+            label = self.letters.draw(
+                "tick", (x0 + x1) / 4 + across / 2, middle - 5, words
+            )
+        else:
+            label = ""
         line = (
             f'<path {paint("forward")} d="{curve}"/><path {paint("forward-head")} '
             f'd="M{head}z"/>'

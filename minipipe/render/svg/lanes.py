@@ -350,11 +350,10 @@ class Lane:
         for action, start, end, whole in self.beside:
             x, y = self.x(start), self.size.top_of(self.size.beside.index(action.kind))
             ranks = ", ".join(map(str, whole.ranks if whole else ()))
-            what = (
-                f"gradient all-reduce of stage {action.stage} over ranks {ranks}"
-                if whole
-                else describe_action(action)
-            )
+            if whole:
+                what = f"gradient all-reduce of stage {action.stage} over ranks {ranks}"
+            else:
+                what = describe_action(action)
             when = (
                 f"{format_number(start - origin, unit)} to "
                 f"{format_time(end - origin, unit)}"
@@ -389,11 +388,10 @@ class Lane:
 
         They extend to the start of the next actions, if these are near.
         """
-        stop = (
-            following[0].start
-            if following and self._is_narrow(run[-1].end, following[0].start)
-            else run[-1].end
-        )
+        if following and self._is_narrow(run[-1].end, following[0].start):
+            stop = following[0].start
+        else:
+            stop = run[-1].end
         first, last = self.x(run[0].start), self.x(stop)
         times: defaultdict[ActionKind, float] = defaultdict(float)
         for action, start, end in run:
@@ -511,8 +509,6 @@ class Lane:
             if y != drawn:
                 path.append(f"H{x}V{y}")
             drawn = y
-        return (
-            f"M{number(self.axis.left)} {bottom}{''.join(path)}V{bottom}"
-            if path
-            else ""
-        )
+        if path:
+            return f"M{number(self.axis.left)} {bottom}{''.join(path)}V{bottom}"
+        return ""

@@ -276,11 +276,10 @@ class _TradeoffPage(Page):
             lines, y = self.text([("name", name)], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
-        unit = (
-            "microbatches"
-            if all(t.counts_microbatches for t in self.batches)
-            else "the memory unit of the costs"
-        )
+        if all(t.counts_microbatches for t in self.batches):
+            unit = "microbatches"
+        else:
+            unit = "the memory unit of the costs"
         words = f"peak of the fullest rank, in {unit}"
         parts.append(
             self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words)
@@ -402,11 +401,10 @@ class _TradeoffPage(Page):
 
     def _name(self, point: tuple[float, float], words: str, callout: Callout) -> str:
         box, (near, middle) = callout.box, callout.near_end
-        leader = (
-            _line("leader", _path(_between(point, callout.near_end)))
-            if callout.rows
-            else ""
-        )
+        if callout.rows:
+            leader = _line("leader", _path(_between(point, callout.near_end)))
+        else:
+            leader = ""
         ground = (
             f'<rect {paint("ground")} fill-opacity=".8" x="{number(box.left)}" '
             f'y="{number(box.top)}" '
@@ -457,11 +455,10 @@ def _sentence(of_batch: Tradeoff) -> str:
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
-    peak = (
-        counted(choice.memory, "microbatch")
-        if counts_microbatches
-        else f"{choice.memory:g}"
-    )
+    if counts_microbatches:
+        peak = counted(choice.memory, "microbatch")
+    else:
+        peak = f"{choice.memory:g}"
     found = ", found by search" if choice.is_searched else ""
     return (
         f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {peak}, makespan "
@@ -470,11 +467,9 @@ def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
-    return (
-        "L".join(f"{number(x)} {number(y)}" for x, y in points).join(["M", ""])
-        if points
-        else ""
-    )
+    if points:
+        return "L".join(f"{number(x)} {number(y)}" for x, y in points).join(["M", ""])
+    return ""
 
 
 def _between(
@@ -487,11 +482,10 @@ def _between(
 
 
 def _line(name: str, path: str) -> str:
-    dashes = (
-        f' stroke-width="1.4" stroke-dasharray="{_DASHES[name]}"'
-        if name in _DASHES
-        else ""
-    )
+    if name in _DASHES:
+        dashes = f' stroke-width="1.4" stroke-dasharray="{_DASHES[name]}"'
+    else:
+        dashes = ""
     return f'<path {paint(name)}{dashes} d="{path}"/>'
 
 
