@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from minipipe.cli.declaring import add_text
 from minipipe.cli.numbers import add_number
 from minipipe.cli.options import (
     PAIRS_OR_AMOUNT,
@@ -47,20 +48,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, is_optional=True)
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
-    of_age = (
-        "versions of its weights that a stage may hold",
-        "updates between F and the update with its gradient",
-    )
-    for least, name, most in zip((1, 0), ("--max-versions", "--max-staleness"), of_age):
-        limit = SCHEDULE_COUNT._replace(minimum=least)
-        add_number(parser, name, limit, metavar="N", help=f"the most {most}")
-    parser.add_argument(
-        "--certificate",
-        metavar="FILE",
-        help="check a certificate that search wrote, not a schedule",
-    )
+    held = "the most versions of its weights that a stage may hold"
+    add_number(parser, "--max-versions", SCHEDULE_COUNT, "N", held)
+    updates = "the most updates between F and the update with its gradient"
+    least = SCHEDULE_COUNT._replace(minimum=0)
+    add_number(parser, "--max-staleness", least, "N", updates)
+    written = "check a certificate that search wrote, not a schedule"
+    add_text(parser, "--certificate", "FILE", written)
     prove = "with --certificate: search this long for a proof of its bound"
-    add_number(parser, "--prove", _PROVE, metavar="SECONDS", help=prove)
+    add_number(parser, "--prove", _PROVE, "SECONDS", prove)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

@@ -12,8 +12,9 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
+from minipipe.cli.declaring import add_ranks, add_text
 from minipipe.cli.numbers import add_number
-from minipipe.cli.options import NUM_RANKS, add_output
+from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.cli.progress import Progress, duration
 from minipipe.cli.ranks import (
@@ -28,7 +29,6 @@ from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.host import cores, launcher_of_ranks, memory_of_this_host
 from minipipe.comm.job.host import num_ranks as ranks_of_launcher
 from minipipe.errors import counted, misuse, quoted
-from minipipe.io import MOST_STAGES
 from minipipe.pipeline import Pipeline
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules.simulation.paper_scale import Link
@@ -56,53 +56,25 @@ _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add = parser.add_argument
-    ranks = COUNT._replace(maximum=MOST_STAGES)
-    add_number(
-        parser,
-        "--ranks",
-        ranks,
-        default=NUM_RANKS,
-        metavar="P",
-        help="number of ranks (default: %(default)s)",
-    )
+    add_ranks(parser)
     for name, words in _MODEL.items():
         usual = f"{words} (default: %(default)s)"
-        add_number(
-            parser,
-            f"--{name}",
-            _COUNT,
-            default=getattr(Task, name),
-            metavar="N",
-            help=usual,
-        )
-    add(
-        "--dtype",
-        choices=CLOSE,
-        default=Task.dtype,
-        help="data type (default: %(default)s)",
-    )
+        default = getattr(Task, name)
+        add_number(parser, f"--{name}", _COUNT, "N", usual, default=default)
+    add = parser.add_argument
+    usual = "data type (default: %(default)s)"
+    add("--dtype", choices=CLOSE, default=Task.dtype, help=usual)
     rounds = "rounds of two steps for each mesh (default: %(default)s)"
-    add_number(parser, "--rounds", _COUNT, default=5, metavar="N", help=rounds)
-    add(
-        "--hosts",
-        type=int,
-        metavar="N",
-        help="simulate the ranks on N hosts (default: 2 with --links)",
+    add_number(parser, "--rounds", _COUNT, "N", rounds, default=5)
+    hosts = "simulate the ranks on N hosts (default: 2 with --links)"
+    add("--hosts", type=int, metavar="N", help=hosts)
+    links = (
+        "latency in seconds and bandwidth in bytes per second between hosts "
+        "(default: 5e-5,1.25e9, Ethernet)"
     )
-    add(
-        "--links",
-        metavar="S,BYTES",
-        help=(
-            "latency in seconds and bandwidth in bytes per second between hosts "
-            "(default: 5e-5,1.25e9, Ethernet)"
-        ),
-    )
-    add(
-        "--format",
-        choices=_ENDINGS.values(),
-        help="output format (default: from the ending of FILE, or text)",
-    )
+    add_text(parser, "--links", "S,BYTES", links)
+    form = "output format (default: from the ending of FILE, or text)"
+    add("--format", choices=_ENDINGS.values(), help=form)
     add_output(parser, "write to FILE: .txt, .csv, .json or .svg")
 
 

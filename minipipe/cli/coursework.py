@@ -5,8 +5,8 @@ other graders.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from minipipe.cli.declaring import add_file, add_flag, add_text
 from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
@@ -22,36 +22,22 @@ _FORMS = ("copy", "handout", "solutions", "autograder", "classroom")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "target",
-        type=Path,
-        metavar="TARGET",
-        help="a new or empty directory, or a file; see below",
-    )
-    parser.add_argument(
-        "--as",
-        dest="form",
-        choices=_FORMS,
-        default="copy",
-        help="what to write (default: %(default)s)",
-    )
+    target = "a new or empty directory, or a file; see below"
+    add_file(parser, "target", target, metavar="TARGET")
+    add = parser.add_argument
+    form = "what to write (default: %(default)s)"
+    add("--as", dest="form", choices=_FORMS, default="copy", help=form)
     only = (
         "only this task, such as 05_bubble; repeat it for several; not with --as copy"
     )
-    parser.add_argument("--only", action="append", metavar="TASK", help=only)
-    parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
-    parser.add_argument(
-        "--student",
-        metavar="NAME",
-        help="draw the numbers of this student, as `minipipe grade --variants` does",
-    )
-    parser.add_argument(
-        "--variants",
-        action="store_true",
-        help="autograder: draw numbers from the student's e-mail address",
-    )
+    add("--only", action="append", metavar="TASK", help=only)
+    add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
+    own = "draw the numbers of this student, as `minipipe grade --variants` does"
+    add_text(parser, "--student", "NAME", own)
+    drawn = "autograder: draw numbers from the student's e-mail address"
+    add_flag(parser, "--variants", drawn)
     late = "autograder: multiply the points by F for each day of lateness; from 0 to 1"
-    add_number(parser, "--late-factor", FACTOR, metavar="F", help=late)
+    add_number(parser, "--late-factor", FACTOR, "F", late)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

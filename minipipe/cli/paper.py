@@ -11,6 +11,7 @@ from statistics import mean, median
 from string import Template
 from typing import Any
 
+from minipipe.cli.declaring import add_text
 from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, answer, help_text
 from minipipe.cli.progress import Progress
@@ -41,29 +42,17 @@ EPILOG = Template(help_text("paper")).substitute(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "table",
-        metavar="TABLE|FILE.csv",
-        help=f"one of {', '.join(TABLES)}, or your own file",
-    )
-    parser.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        metavar="TERM",
-        help="leave out a term of the model; see below; may be repeated",
-    )
+    tables = f"one of {', '.join(TABLES)}, or your own file"
+    add_text(parser, "table", "TABLE|FILE.csv", tables)
+    term = "leave out a term of the model; see below; may be repeated"
+    several: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument("--without", metavar="TERM", help=term, **several)
     parser.add_argument("--model", help="only rows of this model")
     names = ", ".join(_rates_of(A100))
-    parser.add_argument(
-        "--rates",
-        metavar="NAME=X,…",
-        help=f"rates of other GPUs, in seconds or per second: {names}",
-    )
-    add_output(
-        parser,
-        "write the costs of the first row to FILE.json, for --costs of other verbs",
-    )
+    rates = f"rates of other GPUs, in seconds or per second: {names}"
+    add_text(parser, "--rates", "NAME=X,…", rates)
+    costs = "write the costs of the first row to FILE.json, for --costs of other verbs"
+    add_output(parser, costs)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

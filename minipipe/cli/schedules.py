@@ -7,9 +7,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
-from pathlib import Path
 from typing import Any
 
+from minipipe.cli.declaring import add_file
 from minipipe.cli.numbers import SECONDS, add_number
 from minipipe.cli.options import (
     NUM_RANKS,
@@ -40,17 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_sizes(parser, several_batches=True)
     add_costs(parser)
-    add_memory_limit(
-        parser, "microbatches, each counted for all layers of its rank, that"
-    )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw bubble over peak memory to FILE: .svg, .png or .pdf",
-    )
+    held = "microbatches, each counted for all layers of its rank, that"
+    add_memory_limit(parser, held)
+    drawn = "draw bubble over peak memory to FILE: .svg, .png or .pdf"
+    add_file(parser, "--plot", drawn)
     search = "with --plot: search for better schedules, about this long in all"
-    add_number(parser, "--search", SECONDS, metavar="SECONDS", help=search)
+    add_number(parser, "--search", SECONDS, "SECONDS", search)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minipipe.cli.declaring import add_flag, add_text
 from minipipe.cli.options import (
     add_output,
     add_schedule,
@@ -61,33 +62,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, several=True)
     add_wait(parser)
-    parser.add_argument(
-        "--format",
-        choices=(*_DRAWN, *_WRITTEN),
-        help="a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), "
-        "or a "
-        "schedule file (rows, csv); "
-        "default: from the ending of FILE: .txt, .svg, .pdf, .png, .html, .json or "
-        ".csv",
-    )
     add = parser.add_argument
-    add(
-        "--messages",
-        action="store_true",
-        help="include SEND and RECV: cells of rows and csv, arrows of pictures",
+    form = (
+        "a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), or a "
+        "schedule file (rows, csv); default: from the ending of FILE: .txt, .svg, "
+        ".pdf, .png, .html, .json or .csv"
     )
+    add("--format", choices=(*_DRAWN, *_WRITTEN), help=form)
+    messages = "include SEND and RECV: cells of rows and csv, arrows of pictures"
+    add_flag(parser, "--messages", messages)
     width = "columns of text (default: terminal width), or pixels of a picture"
     add("--width", type=int, metavar="N", help=width)
-    add("--title", metavar="TEXT", help="title above the drawing")
-    add(
-        "--font-size", type=float, metavar="N", help="font size of a picture, in pixels"
-    )
-    add(
-        "--animated",
-        action="store_true",
-        help="let the actions of an SVG appear one after another",
-    )
-    add("--no-legend", action="store_true", help="leave out the legend of a picture")
+    add_text(parser, "--title", "TEXT", "title above the drawing")
+    size = "font size of a picture, in pixels"
+    add("--font-size", type=float, metavar="N", help=size)
+    animated = "let the actions of an SVG appear one after another"
+    add_flag(parser, "--animated", animated)
+    add_flag(parser, "--no-legend", "leave out the legend of a picture")
     add_output(parser, "write to FILE instead of standard output")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+from minipipe.cli.declaring import add_flag
 from minipipe.cli.options import (
     PAIRS_OR_AMOUNT,
     add_memory_limit,
@@ -23,21 +25,12 @@ from minipipe.render.terminal import has_colour
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser)
-    parser.add_argument(
-        "--all", action="store_true", help="print every step, also in a terminal"
-    )
-    parser.add_argument(
-        "--from", dest="first", type=int, metavar="N", help="print the steps from N on"
-    )
-    parser.add_argument(
-        "--to", dest="last", type=int, metavar="N", help="print the steps up to N"
-    )
-    parser.add_argument(
-        "--at",
-        type=int,
-        metavar="N",
-        help="print step N only; -1 is the end, with the result",
-    )
+    add_flag(parser, "--all", "print every step, also in a terminal")
+    step: dict[str, Any] = {"type": int, "metavar": "N"}
+    add = parser.add_argument
+    add("--from", dest="first", **step, help="print the steps from N on")
+    add("--to", dest="last", **step, help="print the steps up to N")
+    add("--at", **step, help="print step N only; -1 is the end, with the result")
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
 
 

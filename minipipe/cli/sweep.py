@@ -24,28 +24,19 @@ from minipipe.schedules.simulation.comparison import sweep
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    for option, letter, default in (
-        ("--ranks", "P", NUM_RANKS),
-        ("--microbatches", "M", NUM_MICROBATCHES),
+    several: dict[str, Any] = {"type": whole_numbers}
+    add = parser.add_argument
+    for option, metavar, default in (
+        ("--ranks", "P,…", NUM_RANKS),
+        ("--microbatches", "M,…", NUM_MICROBATCHES),
     ):
         usual = f"numbers of {option[2:]} (default: {default})"
-        parser.add_argument(
-            option,
-            type=whole_numbers,
-            default=[default],
-            metavar=f"{letter},…",
-            help=usual,
-        )
-    add, names = parser.add_argument, list(REGISTRY)
-    add(
-        "--schedules",
-        type=_names,
-        default=names,
-        metavar="NAME,…",
-        help="names of schedules (default: all)",
-    )
+        add(option, **several, default=[default], metavar=metavar, help=usual)
+    usual = "names of schedules (default: all)"
+    names: dict[str, Any] = {"type": _names, "default": list(REGISTRY)}
+    add("--schedules", **names, metavar="NAME,…", help=usual)
     usual = "stages per rank (default: the default of each schedule)"
-    add("--chunks", type=whole_numbers, default=[None], metavar="V,…", help=usual)
+    add("--chunks", **several, default=[None], metavar="V,…", help=usual)
     share = (
         "costs of all layers of a rank, divided among its stages; several lists, each "
         "as for `minipipe simulate`"
