@@ -5,6 +5,7 @@ every format.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import MappingProxyType
 
 from minipipe.core.values import KINDS
 from minipipe.render.panel import Panel
@@ -17,6 +18,11 @@ LATE_RECEIPTS = (
     "measured arrows end when the rank receives the value, which may have arrived long "
     "before"
 )
+
+# Overlapped pairs, and the two ways of messages, in a legend.
+OVERLAPPED = "overlapped forward and backward, each drawn in half of their time"
+WAYS = ("forward", "backward")
+SENT = MappingProxyType({"forward": "activation sent", "backward": "gradient sent"})
 
 # The value that another rank gets from an action.
 _CARRIES = {
@@ -143,6 +149,18 @@ def describe_wait(idle: Idle) -> str:
         f"{idle.awaited.microbatch}"
     )
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
+
+
+def way_of(message: Message) -> str:
+    """Return ``"forward"`` for an activation, ``"backward"`` for a gradient."""
+    return WAYS[message.value.kind is not ActionKind.FORWARD]
+
+
+def ways_of(panels: Sequence[Panel]) -> list[str]:
+    """Return the ways of all messages, each once."""
+    messages = (message for panel in panels for message in panel.timeline.messages)
+    found = set(map(way_of, messages))
+    return [way for way in WAYS if way in found]
 
 
 def describe_message(message: Message) -> str:

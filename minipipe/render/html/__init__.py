@@ -20,6 +20,8 @@ from minipipe.core.values import KINDS
 from minipipe.io import escaped, note_lines, package_text
 from minipipe.render.descriptions import (
     LATE_RECEIPTS,
+    OVERLAPPED,
+    SENT,
     darker_words,
     describe_action,
     describe_message,
@@ -28,12 +30,14 @@ from minipipe.render.descriptions import (
     format_memory,
     held_words,
     origin,
+    ways_of,
 )
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.palette import (
     DARK,
     HATCH,
     LIGHT,
+    Fill,
     Theme,
     chunks_by_kind,
     fill_of,
@@ -208,14 +212,14 @@ def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float,
             held = level
 
 
-def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:
+def _colours(panels: Sequence[Panel]) -> dict[str, list[Fill]]:
     """Return the fills of each kind of action, by chunk."""
     most_chunks = max(
         (len(stages) for panel in panels for stages in panel.stages), default=1
     )
     fills = {kind: fill_of(kind) for kind in map(ActionKind, KINDS)}
     return {
-        kind: [shade(fill, chunk)._asdict() for chunk in range(most_chunks)]
+        kind: [shade(fill, chunk) for chunk in range(most_chunks)]
         for kind, fill in fills.items()
     }
 
@@ -380,11 +384,9 @@ def _title(panels: Sequence[Panel]) -> str:
 def _themes() -> str:
     """Return the colours as CSS: light, or dark on screens with that preference."""
     hatches = "\n".join(_hatch(cause, *hatch) for cause, hatch in HATCH.items())
-    dark = f":root {{ {_variables(DARK)} }}\n.swatch.kind {{ --light: var(--dark); }}"
-    return (
-        f":root {{ {_variables(LIGHT)} }}\n@media screen and (prefers-color-scheme: "
-        f"dark) {{ {dark} }}\n{hatches}"
-    )
+    light, dark = (f":root {{ {_variables(theme)} }}" for theme in (LIGHT, DARK))
+    on_dark = f"@media screen and (prefers-color-scheme: dark) {{ {dark} }}"
+    return f"{light}\n{on_dark}\n{hatches}"
 
 
 def _variables(theme: Theme) -> str:
@@ -431,28 +433,20 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     if any(chunk for _, chunk in boxes):
         yield _entry("", darker_words(panels))
     if any(panel.joined for panel in panels):
-        yield _entry(
-            '<i class="swatch joined"></i>',
-            "overlapped forward and backward, each drawn in half of their time",
-        )
+        yield _entry('<i class="swatch joined"></i>', OVERLAPPED)
     causes = {
         idle.cause for panel in panels for row in panel.timeline.idle for idle in row
     }
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
     yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))
-    sent = {
-        message.value.kind is ActionKind.FORWARD
-        for panel in panels
-        for message in panel.timeline.messages
-    }
-    if True in sent:
-        yield _entry('<i class="line message"></i>', "activation sent")
-    if False in sent:
-        yield _entry('<i class="line gradient"></i>', "gradient sent")
+    ways = ways_of(panels)
+    for way in ways:
+        line = "message" if way == "forward" else "gradient"
+        yield _entry(f'<i class="line {line}"></i>', SENT[way])
     if any(panel.has_late_receipts for panel in panels):
         yield _entry("", LATE_RECEIPTS)
-    if sent:
+    if ways:
         yield _entry('<i class="line wait"></i>', "dependency of a waiting rank")
 
 
@@ -463,11 +457,8 @@ def _is_memory(panels: Sequence[Panel]) -> bool:
 
 
 def _swatch(kind: ActionKind, chunk: int) -> str:
-    fill = shade(fill_of(kind), chunk)
-    return (
-        f'<i class="swatch kind" style="--light: {fill.light}; --dark: '
-        f'{fill.dark}"></i>'
-    )
+    colour = shade(fill_of(kind), chunk).box
+    return f'<i class="swatch" style="--fill: {colour}"></i>'
 
 
 def _entry(picture: str, text: str) -> str:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from minipipe.errors import ArgumentError, counted
 from minipipe.io import MOST_PIXELS, escaped
 from minipipe.render.layout import LogAxis, number
+from minipipe.render.svg.elements import moved, path, path_data, polyline, rect
 from minipipe.render.svg.legend import Entry, Legend
-from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 from minipipe.schedules.simulation.comparison import (
     Tradeoff,
     TradeoffPoint,
@@ -289,13 +290,8 @@ class _TradeoffPage(Page):
             self._entries(legend), self.left, self.right, y + 22
         )
         described = " ".join([*map(_sentence, self.batches), *self.notes])
-        return self.document(
-            [*parts, *entries],
-            bottom,
-            self.title or "Bubble over peak memory",
-            described,
-            (),
-        )
+        title = self.title or "Bubble over peak memory"
+        return self.document([*parts, *entries], bottom, title, described)
 
     # -- a panel -----------------------------------------------------------------------
 
@@ -308,14 +304,14 @@ class _TradeoffPage(Page):
             name: self._steps(corners) for name, corners in of_batch.bounds.items()
         }
         for name, steps in bounds.items():
-            yield _line(name, _path(steps))
+            yield _line(name, polyline(steps))
         front = self._steps(
             [
                 (choice.memory, choice.bubble)
                 for choice in pareto_front(of_batch.choices)
             ]
         )
-        yield _line("front", _path(front))
+        yield _line("front", polyline(front))
         lines = [
             _around(*ends)
             for steps in (*bounds.values(), front)
@@ -335,15 +331,11 @@ class _TradeoffPage(Page):
         vertical label of the axis.
         """
         memory, bubbles = self.x.powers_of_two(), self.y.round_amounts()
-        lines = [f"M{number(self.x.at(amount))} 0V{_HEIGHT}" for amount in memory]
-        lines += [
-            f"M{number(self.left)} {number(self.y.at(bubble))}H{number(self.right)}"
-            for bubble in bubbles
-        ]
-        yield (
-            f'<path {paint("grid")} d="{"".join(lines)}M{number(self.left)} '
-            f'0V{_HEIGHT}H{number(self.right)}"/>'
-        )
+        left, right = self.left, self.right
+        lines = [path_data("M", self.x.at(each), 0, "V", _HEIGHT) for each in memory]
+        lines += [path_data("M", left, self.y.at(each), "H", right) for each in bubbles]
+        lines.append(path_data("M", left, 0, "V", _HEIGHT, "H", right))
+        yield path(paint("grid"), "".join(lines))
         for amount in memory:
             yield self.letters.draw(
                 "tick", self.x.at(amount), _HEIGHT + 15, f"{amount:g}"
@@ -401,26 +393,16 @@ class _TradeoffPage(Page):
 
     def _name(self, point: tuple[float, float], words: str, callout: Callout) -> str:
         box, (near, middle) = callout.box, callout.near_end
+        parts = []
         if callout.rows:
-            leader = _line("leader", _path(_between(point, callout.near_end)))
-        else:
-            leader = ""
-        ground = (
-            f'<rect {paint("ground")} fill-opacity=".8" x="{number(box.left)}" '
-            f'y="{number(box.top)}" '
-        )
-        ground += (
-            f'width="{number(box.right - box.left)}" '
-            f'height="{number(box.bottom - box.top)}"/>'
-        )
+            parts.append(_line("leader", polyline(_between(point, callout.near_end))))
+        width, height = box.right - box.left, box.bottom - box.top
+        look = f'{paint("ground")} fill-opacity=".8"'
+        parts.append(rect(look, width, height, box.left, box.top))
         role = "choice-left" if callout.is_left else "choice"
-        return (
-            leader
-            + ground
-            + self.letters.draw(
-                role, near, middle + 0.36 * self.letters.size_of(role), words
-            )
-        )
+        baseline = middle + 0.36 * self.letters.size_of(role)
+        parts.append(self.letters.draw(role, near, baseline, words))
+        return "".join(parts)
 
     # -- legend ------------------------------------------------------------------------
 
@@ -466,12 +448,6 @@ def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
     )
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    if points:
-        return "L".join(f"{number(x)} {number(y)}" for x, y in points).join(["M", ""])
-    return ""
-
-
 def _between(
     point: tuple[float, float], end: tuple[float, float]
 ) -> list[tuple[float, float]]:
@@ -481,12 +457,11 @@ def _between(
     return [(x + share * (end[0] - x), y + share * (end[1] - y)), end]
 
 
-def _line(name: str, path: str) -> str:
+def _line(name: str, data: str) -> str:
+    dashes = ""
     if name in _DASHES:
         dashes = f' stroke-width="1.4" stroke-dasharray="{_DASHES[name]}"'
-    else:
-        dashes = ""
-    return f'<path {paint(name)}{dashes} d="{path}"/>'
+    return path(f"{paint(name)}{dashes}", data)
 
 
 def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
@@ -502,5 +477,5 @@ def _mark(placement: str, is_searched: bool = False) -> str:
     """Return the mark of a choice, with its middle at 0, 0: not filled, so that all of
     several at one point show.
     """
-    path = _CROSS if is_searched else _MARKS.get(placement, _SQUARE)
-    return f'<path {paint(placement)} stroke-width="1.8" d="{path}"/>'
+    shape = _CROSS if is_searched else _MARKS.get(placement, _SQUARE)
+    return path(f'{paint(placement)} stroke-width="1.8"', shape)
