@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from minipipe.core.flow import Flow
-    from minipipe.core.values import Setting, Value
+    from minipipe.core.values import Value
 
 HOME = "F"
 """The kind whose rank is the rank of its stage for its microbatch."""
@@ -338,7 +338,7 @@ def _disordered(fault: Fault) -> Iterator[Remark]:
 # -- the values ------------------------------------------------------------------------
 
 
-def _must_be_taken(setting: Setting, stage: int) -> bool:
+def _must_be_taken(setting: Flow, stage: int) -> bool:
     return False
 
 
@@ -386,7 +386,7 @@ class Noun(NamedTuple):
     words: str
     travels: bool = False
     message: tuple[str, ...] = ()
-    may_stay: Callable[[Setting, int], bool] = _must_be_taken
+    may_stay: Callable[[Flow, int], bool] = _must_be_taken
     readers: tuple[str, ...] = ()
     keeps_weights: bool = False
     is_away: bool = False
@@ -403,17 +403,17 @@ class Noun(NamedTuple):
         return "rank" if self.of_rank else "stage"
 
 
-def _stays(setting: Setting, stage: int) -> bool:
+def _stays(setting: Flow, stage: int) -> bool:
     return True
 
 
-def _gradients_stay(setting: Setting, stage: int) -> bool:
+def _gradients_stay(setting: Flow, stage: int) -> bool:
     """Whether nothing in the table takes the gradients of a stage."""
     is_summed = setting.num_replicas(stage) > 1 and "REDUCE_GRAD" in setting.kinds
     return not is_summed and "U" not in setting.kinds
 
 
-def _sums_stay(setting: Setting, stage: int) -> bool:
+def _sums_stay(setting: Flow, stage: int) -> bool:
     return setting.num_replicas(stage) == 1 or "U" not in setting.kinds
 
 

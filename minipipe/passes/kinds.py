@@ -32,12 +32,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from minipipe.core.flow import Flow
 from minipipe.core.values import (
     GRADIENTS,
     Kind,
     Meeting,
     Noun,
-    Setting,
     Site,
     Uses,
     Value,
@@ -50,7 +50,7 @@ _COVERED = ("F", "B", "I", "W", "R", "O", "L", "SEND_F", "RECV_F", "SEND_B", "RE
 # -- values ----------------------------------------------------------------------------
 
 
-def _stays(setting: Setting, owner: int) -> bool:
+def _stays(setting: Flow, owner: int) -> bool:
     return True
 
 
@@ -222,7 +222,7 @@ def _last_stage(site: Site) -> Meeting:
 # -- the kinds -------------------------------------------------------------------------
 
 
-def _always(setting: Setting) -> bool:
+def _always(setting: Flow) -> bool:
     return True
 
 

@@ -120,18 +120,15 @@ class CoreWatch:
             ranks = np.equal(hosts.of_rank if hosts else (), number)
             explained += max(0.0, ranks.sum() / num_cores - 1) * times[ranks, 0].sum()
         if group.rank == 0 and waited - explained > _MUCH * wall:
-            sharing = (
-                f"; sharing cores explains at most {explained:.3f} s of it"
-                if hosts
-                else ""
-            )
+            sharing = ""
+            if hosts:
+                sharing = f"; sharing cores explains at most {explained:.3f} s of it"
+            had_cores = f"the ranks had a core for {had:.3f} s of processor time"
             warnings.warn(
-                f"These costs were measured on a busy machine: of {wall:.3f} s on "
-                "all ranks, the ranks had a core for "
-                f"{had:.3f} s of processor time, and waited for one for "
-                f"{waited:.3f} s{sharing}. Predictions "
-                "from them may be inaccurate; measure again when no other program "
-                "runs.",
+                f"These costs were measured on a busy machine: of {wall:.3f} s on all "
+                f"ranks, {had_cores}, and waited for one for {waited:.3f} s{sharing}. "
+                "Predictions from them may be inaccurate; measure again when no other "
+                "program runs.",
                 stacklevel=4,
             )
 
@@ -166,10 +163,8 @@ def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
     for name, own in gathered:
         usable.setdefault(name, set()).update(own)
     names = list(usable)
-    hosts = Hosts(
-        tuple(names.index(name) for name, _ in gathered),
-        tuple(float(len(own)) for own in usable.values()),
-    )
+    of_rank = tuple(names.index(name) for name, _ in gathered)
+    hosts = Hosts(of_rank, tuple(float(len(own)) for own in usable.values()))
     return hosts if hosts.are_shared(()) else None
 
 
@@ -210,11 +205,8 @@ class CoreClock:
 
     def handlers(self, handlers: Handlers) -> Handlers:
         """Return handlers whose waits for messages are counted apart."""
-        return {
-            **handlers,
-            ActionKind.RECV_F: self._apart(handlers[ActionKind.RECV_F]),
-            ActionKind.RECV_B: self._apart(handlers[ActionKind.RECV_B]),
-        }
+        receives = (ActionKind.RECV_F, ActionKind.RECV_B)
+        return {**handlers, **{kind: self._apart(handlers[kind]) for kind in receives}}
 
     def _apart(self, handler: Handler) -> Handler:
         @wraps(handler)
@@ -328,11 +320,8 @@ def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -
     def with_part(part: float) -> Costs:
         if len(hosts.cores) == 1:
             return replace(costs, cores=part * hosts.cores[0])
-        return replace(
-            costs,
-            cores=tuple(part * number for number in hosts.cores),
-            hosts=hosts.of_rank,
-        )
+        shares = tuple(part * number for number in hosts.cores)
+        return replace(costs, cores=shares, hosts=hosts.of_rank)
 
     def is_enough(parts: int) -> bool:
         return simulate(program, with_part(parts / _PARTS)).makespan <= makespan
@@ -460,10 +449,8 @@ def measure_costs(
             costs, hosts, executor.program, timelines[2:], times[2:]
         )
     memory = measure_memory(make_executor, plan.program, batch)
-    gradients = [
-        gradient_bytes(parameters_of(plan.part(stage)))
-        for stage in range(plan.schedule.num_stages)
-    ]
+    parts = map(plan.part, range(plan.schedule.num_stages))
+    gradients = [gradient_bytes(parameters_of(part)) for part in parts]
     return replace(
         costs, **memory._asdict(), gradient_size=gradients, memory_unit="bytes"
     )
@@ -476,15 +463,7 @@ def _of_costs(schedule: Schedule) -> Schedule:
     would change parameters.
     """
     others = {O, L, U, REDUCE_GRAD} if U in schedule.kinds else {O, L}
-    rows = (
-        (action for action in row if action.kind not in others)
-        for row in schedule.actions
-    )
-    return (
-        schedule
-        if others.isdisjoint(schedule.kinds)
-        else schedule.with_rows(Schedule, rows)
-    )
+    return schedule.without_kinds(lambda kind: kind.name in others)
 
 
 def _run_without_trace(
@@ -632,23 +611,12 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     command = launcher_of_ranks()
     if command is None:
         return spawn(lambda group: measure_messages(group, _THREADS), num_ranks)[0]
-    program = [
-        command,
-        "-n",
-        str(num_ranks),
-        sys.executable,
-        "-m",
-        "minipipe.tuning.stages",
-    ]
+    python = [sys.executable, "-m", "minipipe.tuning.stages"]
+    program = [command, "-n", str(num_ranks), *python]
     done = run_job(program)
     if done.code:
-        raise LaunchError(
-            "unavailable",
-            (
-                f"{command} -n {num_ranks} cannot start ranks to measure messages: "
-                f"{done.cause}"
-            ),
-        )
+        failure = f"{command} -n {num_ranks} cannot start ranks to measure messages"
+        raise LaunchError("unavailable", f"{failure}: {done.cause}")
     return Messages(**json.loads(done.out.splitlines()[-1]))
 
 
