@@ -111,6 +111,10 @@ class Compiler:
             return
         program = self._programs[key]
         if program is not None and program.holds(self._gradients):
+            if not program.is_ready():
+                self.report = "runs eagerly in the step after one that failed"
+                executor.run_eagerly(steps)
+                return
             self.program, self.report = program, program.report
             self._tries.pop(key, None)
             try:
@@ -134,7 +138,9 @@ class Compiler:
     def still_holds(self) -> bool:
         """Return whether the program that ran last may run again."""
         program = self.program
-        return program is not None and program.holds(self._gradients)
+        if program is None or not program.is_ready():
+            return False
+        return program.holds(self._gradients)
 
     def _run_stages(self, executor: Executor, steps: Sequence[Step]) -> None:
         """Run a row as in an eager step, with stages that compile themselves."""
@@ -265,11 +271,12 @@ class CompiledRow:
         names |= {"give_gradients": self.given}
         self._namespace = {**names, **row.names, **allocated(row)}
         self._receives: list[tuple[Any, Any]] = []
-        for name, channel in row.channels.items():
-            opened = channel.opened(executor.group)
-            self._namespace |= {name: opened, channel.array: opened.array}
-            if not channel.is_send:
-                self._receives.append((opened, channel.route.value))
+        self._keys: set[Any] = set()  # of receives that the lines post themselves
+        for message in row.messages.values():
+            self._namespace |= message.names
+            if not message.is_send:
+                self._receives.append((message.channel, message.route.value))
+                self._keys |= {message.names.get(f"key_{message.value}")} - {None}
         self._schedule = self._compiled("\n".join(lines), executor)
         self.is_whole = _is_whole(executor, programs)
         self.is_static = all(part.is_static for part in parts)
@@ -328,6 +335,13 @@ class CompiledRow:
             if not guard.holds():
                 return False
         return self._loss is None or self._loss.hold_again()
+
+    def is_ready(self) -> bool:
+        """Return whether no receive is left from a run that has failed.
+
+        Another way of running takes its message; the lines would post it once more.
+        """
+        return self._keys.isdisjoint(self._namespace.get("posted", ()))
 
     def run(self, executor: Executor) -> None:
         """Run the schedule of a batch.
