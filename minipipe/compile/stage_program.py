@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from minipipe.comm import ProcessGroup
 from minipipe.compile.recording import Recorded
-from minipipe.compile.value_form import Form
-from minipipe.execution.executor import HANDLERS, Binding, Route
+from minipipe.execution.executor import HANDLERS, Binding
 from minipipe.execution.offloading import recompute
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
 
@@ -89,31 +87,6 @@ def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -
             found[k].append(slot)
         program.num_slots.append(len(ends))
     program.slots = {k: tuple(slots) for k, slots in found.items()}
-
-
-class Channel(NamedTuple):
-    """A message of every step.
-
-    Attributes
-    ----------
-    array : str
-        The name of its array.
-    is_send : bool
-    form : Form
-    route : Route
-    """
-
-    array: str
-    is_send: bool
-    form: Form
-    route: Route
-
-    def opened(self, group: ProcessGroup) -> Any:
-        """Return the channel itself."""
-        (shape,), (dtype,) = self.form.shapes, self.form.dtypes
-        assert shape is not None  # it is plain
-        make = group.send_channel if self.is_send else group.receive_channel
-        return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
 
 
 _OF_MICROBATCHES = (F, B, I, W, R)

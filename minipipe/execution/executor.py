@@ -198,7 +198,7 @@ class Executor:
         )
         self._sends: list[Request] = []  # not finished
         self._thread = get_ident()  # of the current run
-        self._forget()
+        self.forget()
 
     def run(
         self, call: Any, *observers: Observer, finishes_sends: bool = True
@@ -247,26 +247,20 @@ class Executor:
                 self.finish_sends(finishes_sends)
                 for step in self._after:
                     step(self)
-            return self.record  # before _forget makes a new one
+            return self.record  # before forget makes a new one
         finally:
-            self._forget()
+            self.forget()
 
-    def repeat(self, batch: Any, compute: Callable[[Executor], None]) -> Record:
-        """Run a batch by a function that needs no modes, and whose handshake is over.
-        Collective like a run.
+    def begin_again(self, batch: Any) -> None:
+        """Begin the schedule of a batch whose handshake is over, and which sets no
+        modes: :meth:`forget` ends it.
         """
+        self._num_earlier = len(self._sends)
+        activity = self.group.activity
+        activity.begin(self._name, self._row, batch.step, self._sent_at)
         self.call = self.batch = batch
         self._thread = get_ident()
-        try:
-            self.begin_schedule()
-            try:
-                compute(self)
-            except BaseException as error:
-                self.fail(error)
-                raise
-            return self.record
-        finally:
-            self._forget()
+        self.place.seed, self.place.step = batch.seed, batch.training_step
 
     def run_eagerly(self, steps: Sequence[Step]) -> None:
         """Run the actions of the schedule, one after the other."""
@@ -326,7 +320,8 @@ class Executor:
             self.group.isend(array, destination, tag, step=self.batch.step)
         )
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """End a run."""
         self.record = Record()
         self.call = self.batch = None
         self.background.clear()

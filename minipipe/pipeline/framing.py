@@ -108,13 +108,18 @@ class Framing:
             self.program(), handlers=self.handlers(handlers), observers=observers
         )
 
-    def repeated(self, trainer: Executor, compiler: Any) -> RepeatedStep | None:
+    def repeated(
+        self, trainer: Executor, compiler: Any, last: RepeatedStep | None
+    ) -> RepeatedStep | None:
         """Return what runs steps like the last one; None without a compiler, or if it
         ran eagerly.
         """
         if compiler is None or compiler.program is None:
             return None
-        from minipipe.pipeline.repeating import repeated  # most programs do not compile
+        if last is not None and last.serves(compiler, self._intake):
+            return last
+        # most programs do not compile
+        from minipipe.pipeline.repeating import repeated
 
         return repeated(trainer, compiler, self._intake, self._finite, self._pending)
 

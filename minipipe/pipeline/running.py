@@ -138,7 +138,7 @@ class RunObjective(BatchObjective):
         self._of_batches = [self._shares_of(sizes, batch) for batch in self._batches]
         for update in self._updates:
             for k, share in zip(update, self._shares_of(sizes, update)):
-                self._shares[k] = share
+                self.shares[k] = share
 
     def _shares_of(
         self, sizes: Sequence[int], microbatches: Sequence[int]
