@@ -214,6 +214,17 @@ def test_a_file_imports_numpy_and_the_standard_library_alone():
     assert all(array.dtype != object for array in arrays.values())  # no pickle
 
 
+def test_a_file_sets_the_number_of_threads_before_it_imports_numpy(exported):
+    """The story: the number replaced the end of the name of a variable."""
+    ((source, _),) = exported
+    names = '("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")'
+    (line,) = [line for line in source.splitlines() if "os.environ" in line]
+    assert re.fullmatch(
+        rf'os\.environ \|= dict\.fromkeys\({re.escape(names)}, "\d+"\)', line
+    )
+    assert source.index(line) < source.index("import numpy")
+
+
 MUTANTS = {
     "a bias is left alone": ('add_gradient("1.bias", ', 'add_gradient("1.weight", '),
     "two steps change places": ('saved[f"x{n}"]', 'saved[f"x{(n + 1) % 3}"]'),
