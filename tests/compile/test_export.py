@@ -217,11 +217,8 @@ def test_a_file_imports_numpy_and_the_standard_library_alone():
 def test_a_file_sets_the_number_of_threads_before_it_imports_numpy(exported):
     """The story: the number replaced the end of the name of a variable."""
     ((source, _),) = exported
-    names = '("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")'
     (line,) = [line for line in source.splitlines() if "os.environ" in line]
-    assert re.fullmatch(
-        rf'os\.environ \|= dict\.fromkeys\({re.escape(names)}, "\d+"\)', line
-    )
+    assert 'fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "' in line
     assert source.index(line) < source.index("import numpy")
 
 

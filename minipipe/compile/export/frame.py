@@ -8,7 +8,7 @@ from typing import Any
 
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.texts import CLIP, UPDATES
-from minipipe.compile.export.wrapping import WIDTH, wrapped
+from minipipe.compile.wrapping import WIDTH, wrapped
 from minipipe.schedules.action_table import Program
 
 _DOCSTRING = '''\

@@ -25,9 +25,9 @@ from minipipe.compile.export.texts import (
     HELPERS,
     MESSAGES,
 )
-from minipipe.compile.export.wrapping import wrapped
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.recording import Recorded, Recorder
+from minipipe.compile.wrapping import wrapped
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.io import write_whole

@@ -30,8 +30,8 @@ from minipipe.compile.export.units import (
     folded,
     shared_name,
 )
-from minipipe.compile.export.wrapping import WIDTH, wrapped
 from minipipe.compile.trace import Trace
+from minipipe.compile.wrapping import WIDTH, wrapped
 
 _KEPT = {
     ("forward", "backward"): "kept",
