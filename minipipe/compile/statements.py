@@ -57,7 +57,7 @@ class Statement:
 
     @property
     def expression(self) -> str:
-        """What it assigns."""
+        """The right side of an assignment; empty for another statement."""
         return self.text.partition(" = ")[2]
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from minipipe.compile.export.constants import Constants
+from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.frame import Frame
 from minipipe.compile.export.merging import merged
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.row import RowSource
 from minipipe.compile.export.stage_source import Functions, StageSource
-from minipipe.compile.export.statements import Writer
 from minipipe.compile.export.texts import (
     GRADIENTS,
     HELPERS,
