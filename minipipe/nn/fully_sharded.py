@@ -41,7 +41,7 @@ from minipipe.autograd.graph import (
     Saved,
     unchanged,
 )
-from minipipe.autograd.memory import arrays_in, buffer_of, saved_by
+from minipipe.autograd.memory import buffer_of, saved_by
 from minipipe.autograd.modes import current_mode, mode, next_order, setting
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
@@ -176,6 +176,11 @@ class FullySharded(Module):
 
     def __repr__(self) -> str:
         return f"FullySharded({self._shown})"
+
+    @property
+    def whole_arrays(self) -> list[Array]:
+        """The memory in which its parameters are whole."""
+        return list((self.kept or self.workspace.arrays).values())
 
     @property
     def shares(self) -> list[Any]:
@@ -702,22 +707,6 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
         )
         raise ArgumentError("value", f"{message}; put nn.Recompute around the layer.")
     return FullySharded(module, workspace) if _places_in(module) else module
-
-
-def persistent_arrays(module: Module) -> list[Array]:
-    """Return the arrays of a model that graphs refer to but that are not activations,
-    nor are their views.
-
-    They are parameters, the memory that holds fully sharded parameters whole, and
-    arrays that layers keep as attributes. Measuring and offloading leave them out.
-    """
-    parts = list(module.modules())
-    found = [parameter.data for parameter in module.parameters()]
-    found += [array for part in parts for array in arrays_in(vars(part))]
-    for layer in parts:
-        if isinstance(layer, FullySharded):
-            found += (layer.kept or layer.workspace.arrays).values()
-    return found
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from minipipe.execution import PendingLoss
 from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
 from minipipe.execution.checks.finite import FiniteCheck, StepCheck
 from minipipe.execution.executor import Executor, Handler, Handlers, gives
-from minipipe.execution.observers import StackedWeights, handlers_of, journal
+from minipipe.execution.handlers import handlers_of
+from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import GradientSums
 from minipipe.passes.framing import frame
@@ -100,8 +101,11 @@ class Framing:
         ):
             return None
         row = self._plan.program.numbered[self._group.rank]
-        handlers, observers = handlers_of(row), journal()
+        handlers = handlers_of(row, self._plan.is_half)
+        observers = journal()
         if stacks_weights:
+            from minipipe.execution.stacking import StackedWeights
+
             stacking = StackedWeights(row)
             handlers, observers = stacking.handlers(handlers), (*observers, stacking)
         return make(

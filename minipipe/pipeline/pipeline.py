@@ -26,6 +26,7 @@ from minipipe.execution.checks.calls import (
 )
 from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
 from minipipe.execution.executor import Executor
+from minipipe.execution.handlers import handlers_of
 from minipipe.execution.objective import (
     BatchObjective,
     GivenGradient,
@@ -34,7 +35,7 @@ from minipipe.execution.objective import (
     Weight,
     Where,
 )
-from minipipe.execution.observers import MemoryMeter, journal
+from minipipe.execution.observers import journal
 from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
@@ -326,7 +327,12 @@ class Pipeline(FamiliarPipeline):
             plan, group, self._intake.calls, self._stages, compares, grid
         )
         self._executor = partial(
-            Executor, stages=self._stages, group=group, xp=self._xp, observers=journal()
+            Executor,
+            stages=self._stages,
+            group=group,
+            xp=self._xp,
+            handlers=handlers_of((), plan.is_half),
+            observers=journal(),
         )
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
@@ -805,7 +811,11 @@ class Pipeline(FamiliarPipeline):
         # Frozen stages get no gradient back that shows that their sends, perhaps of the
         # inputs themselves, have finished.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
-        meters = [MemoryMeter()] if self.measures_memory else []
+        meters = []
+        if self.measures_memory:
+            from minipipe.execution.meter import MemoryMeter
+
+            meters.append(MemoryMeter())
         try:
             record = None if meters else self._compiling.repeated(given)
             if record is None:

@@ -42,10 +42,10 @@ from minipipe.compile.stage import CompiledStages
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
-from minipipe.execution.executor import HANDLERS, Executor, Handler, Handlers, Pending
+from minipipe.execution.executor import Executor, Handler, Handlers, Pending
+from minipipe.execution.handlers import handlers_of
+from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.observers import MemoryMeter
-from minipipe.execution.offloading import recompute
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.samples import samples
@@ -435,7 +435,7 @@ def measure_costs(
     """
     num_steps = COUNT.check("num_steps", num_steps)
     program = lower(split_backward(_of_costs(plan.schedule)))
-    handlers: Handlers = {**HANDLERS, R: recompute}
+    handlers = handlers_of((), plan.is_half)
     timelines, times = [], []
     sums = None if U in plan.schedule.kinds else sums
     handlers = handlers if sums is None else sums.handlers(handlers)

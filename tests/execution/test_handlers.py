@@ -9,11 +9,11 @@ from minipipe import nn, schedules
 from minipipe.comm import OneRankGroup
 from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
-from minipipe.execution.executor import HANDLERS, Executor
-from minipipe.execution.observers import handlers_of
+from minipipe.execution.executor import Executor
+from minipipe.execution.handlers import HANDLERS, handlers_of
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.schedules import lower
-from minipipe.schedules.action import L, O, R
+from minipipe.schedules.action import L, O
 
 ROWS = {
     "1f1b": lambda: schedules.one_f_one_b(1, 2),
@@ -41,9 +41,9 @@ def test_a_row_is_refused_if_any_of_its_kinds_has_no_handler(name):
         assert caught.value.code == "name"
 
 
-def test_only_a_row_with_copies_or_recomputation_has_their_handlers():
+def test_only_a_row_with_copies_has_their_handlers():
     assert handlers_of(ROWS["1f1b"]().numbered[0]) is HANDLERS
-    assert handlers_of(ROWS["offloaded"]().numbered[0]).keys() == {*HANDLERS, R, O, L}
+    assert handlers_of(ROWS["offloaded"]().numbered[0]).keys() == {*HANDLERS, O, L}
 
 
 def test_the_parameters_of_handlers_are_names_of_values():
