@@ -23,6 +23,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.modes import RandomKey, at, enable_grad, no_grad
+from minipipe.core.balance import is_balanced
 from minipipe.core.flow import flow_of
 from minipipe.core.values import NOUNS
 from minipipe.errors import Code, ScheduleError
@@ -56,6 +57,14 @@ class Pending:
 
     def wait(self) -> Any:
         """Return the value, as soon as it has come."""
+        raise NotImplementedError
+
+
+class Resource:
+    """A value that has to be released, by the action that takes it or after an error."""
+
+    def release(self) -> None:
+        """Release what it holds."""
         raise NotImplementedError
 
 
@@ -138,7 +147,9 @@ class Executor:
     Raises
     ------
     ScheduleError
-        Code ``name``: an action without a handler.
+        Code ``name``: an action without a handler. Any code of
+        :func:`minipipe.verify`, such as ``missing``: a program whose values do not fit,
+        for want of an action.
     """
 
     call: Any
@@ -154,6 +165,7 @@ class Executor:
         observers: Sequence[Observer] = (),
         run_schedule: Callable[[Executor, Sequence[Step]], None] | None = None,
     ) -> None:
+        _check_values(program)
         self.program = program
         self.stages = stages
         self.group = group
@@ -329,6 +341,9 @@ class Executor:
         self.record = Record()
         self.call = self.batch = None
         self.background.clear()
+        for value in self._values.values():  # of a run that has failed
+            if isinstance(value, Resource):
+                value.release()
         for kept in (self._values, self.early, *self.graphs.values()):
             kept.clear()
 
@@ -538,6 +553,14 @@ class Route(NamedTuple):
         words = f"the {noun} of microbatch {microbatch} from stage {value.stage}"
         stage = value.consumer_stage if action.kind in (SEND_F, SEND_B) else value.stage
         return cls(value, program.rank_of(stage, value.microbatch), tag, words)
+
+
+def _check_values(program: Program) -> None:
+    """Refuse a program in which a value is not given, or not taken by what should."""
+    if not is_balanced(flow_of(program)):
+        from minipipe.schedules import verify  # says what is missing, and where
+
+        verify(program)
 
 
 def _schedule_of(row: Sequence[Action]) -> Sequence[Action]:

@@ -426,6 +426,15 @@ class Plan:
             else dtypes[-1],
         }
 
+    @cached_property
+    def sharded_stages(self) -> frozenset[int]:
+        """The stages with fully sharded layers."""
+        found = set()
+        for stage in range(self.program.num_stages):
+            if any(parameter.is_summed for parameter in self.part(stage).parameters()):
+                found.add(stage)
+        return frozenset(found)
+
     @property
     def is_half(self) -> bool:
         """Whether some parameters are in half precision: their gradients may overflow."""

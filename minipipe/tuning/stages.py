@@ -52,7 +52,7 @@ from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
-from minipipe.nn.fully_sharded import kept_whole
+from minipipe.nn.fully_sharded import WholeLayers
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import (
     REDUCE_GRAD,
@@ -395,8 +395,15 @@ def measure_memory(
     executor = make_executor(lower(alone))
     meter = MemoryMeter(batch.arrays)
     # its graphs
-    with kept_whole(*(stage.module for stage in executor.stages.values())):
+    modules = [stage.module for stage in executor.stages.values()]
+    whole = [WholeLayers(module, is_alone=True) for module in modules]  # its graphs
+    try:
+        for layers in whole:
+            layers.wait()
         _run_without_trace(executor, batch, meter)
+    finally:
+        for layers in whole:
+            layers.release()
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
         if action.kind is F:
