@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import unwrap
 from typing import Any
 
 from minipipe.compile.recording import Recorded
-from minipipe.execution.executor import HANDLERS, Binding
-from minipipe.execution.offloading import recompute
+from minipipe.execution.executor import Binding
+from minipipe.execution.handlers import HANDLERS
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {
@@ -104,5 +105,4 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
 
 def is_plain(binding: Binding) -> bool:
     """Return whether a computation is run by the handler of all runs."""
-    handler = getattr(binding.handler, "__wrapped__", binding.handler)
-    return {**HANDLERS, R: recompute}.get(binding.action.kind) is handler
+    return HANDLERS.get(binding.action.kind) is unwrap(binding.handler)

@@ -35,7 +35,8 @@ from minipipe.execution.checks.probe import (
     words_of,
 )
 from minipipe.execution.executor import Executor
-from minipipe.execution.observers import handlers_of, journal
+from minipipe.execution.handlers import handlers_of
+from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.nn.arena import Arena
