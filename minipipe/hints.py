@@ -513,34 +513,21 @@ def explain(error: BaseException) -> None:
 
 
 def check_pipeline_options(
-    kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]
+    given: Mapping[str, Any], taken: list[str], only: list[str]
 ) -> None:
-    """Refuse options that a pipeline does not take, and those that only ``chosen``
-    takes without ``schedule="auto"``.
+    """Refuse options that a pipeline does not take; the error lists all.
 
-    The error lists both. An option of the plan is legal, although ``chosen`` also takes
-    some of these.
+    It takes some ``only`` with ``schedule="auto"``; ``sample``, one of them, also with
+    ``partition="measured"``.
 
     Raises
     ------
     ArgumentError
         Code ``name``.
     """
-    taken, only = (
-        [
-            one.name
-            for one in signature(each).parameters.values()
-            if one.default is not one.empty
-        ]
-        for each in (kind, chosen)
-    )
-    only = [name for name in only if name not in signature(plan).parameters]
-    taken = [name for name in taken if name not in only]
-    used = (
-        only
-        if given.get("schedule") == "auto"
-        else ["sample"] * (str(given.get("partition")) == "measured")
-    )
+    used = ["sample"] if str(given.get("partition")) == "measured" else []
+    if given.get("schedule") == "auto":
+        used = only
     for name in given:
         if name not in (*taken, *used):
             near = _near(name, [*taken, *used])

@@ -41,20 +41,23 @@ class ModulesOptions(TypedDict, total=False):
     replicas: int
 
 
-class PipelineOptions(ModulesOptions, total=False):
-    """Keywords of :class:`minipipe.Pipeline`: also the keywords that partition a model,
-    and keywords of the functions that measure one.
-    """
+class MeasuringOptions(TypedDict, total=False):
+    """Keywords of :class:`minipipe.Pipeline` for the functions that measure a model."""
+
+    sample: tuple[Any, Any] | None
+    memory_limit: float | str | None
+    optimiser: MakeOptimiser | None
+    progress: bool | None
+
+
+class PipelineOptions(ModulesOptions, MeasuringOptions, total=False):
+    """All keywords of :class:`minipipe.Pipeline`; these partition a model."""
 
     schedule: str | Path | Schedule | Program
     chunks_per_rank: int | None
     partition: Sequence[range] | Literal["measured"] | None
     layer_costs: Sequence[float] | None
     gradient_blocks: int | None
-    sample: tuple[Any, Any] | None
-    memory_limit: float | str | None
-    optimiser: MakeOptimiser | None
-    progress: bool | None
 
 
 class Asked(TypedDict, total=False):

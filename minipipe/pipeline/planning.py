@@ -17,8 +17,10 @@ from minipipe.execution.objective import BatchObjective, Weight
 from minipipe.execution.outputs import output_division
 from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.sliced import weight_of_loss
+from minipipe.hints import check_pipeline_options
 from minipipe.nn import Sequential, fully_shard, parallelise
 from minipipe.nn.dividing import check_not_sharded
+from minipipe.pipeline.options import MeasuringOptions, PipelineOptions
 from minipipe.schedules.action import U
 
 
@@ -97,7 +99,7 @@ def planned(
         made, options = over_grid(model, grid, options)
     if isinstance(made, Stages):
         made, options = made.plan(group.size, options)
-    elif not isinstance(made, Plan) and _has_others(options, made):
+    elif not isinstance(made, Plan) and _is_measured(options, made):
         # Imported here, because most programs measure nothing.
         from minipipe.tuning.race import decided
 
@@ -121,15 +123,18 @@ def planned(
     return Planned(made, group, grid, recompute)
 
 
-def _has_others(options: Mapping[str, Any], model: Sequential) -> bool:
-    """Return whether some options are no arguments of a plan, but of the functions that
-    measure one.
+def _is_measured(options: Mapping[str, Any], model: Sequential) -> bool:
+    """Return whether the partition or the schedule follows from measurements.
 
     Raises
     ------
     ArgumentError
-        Code ``value``, if the layers of the model cannot be measured on one rank.
+        Code ``name``, for an option that does not exist. Code ``value``, if the layers
+        of the model cannot be measured on one rank.
     """
+    only = [*MeasuringOptions.__annotations__]
+    taken = [name for name in PipelineOptions.__annotations__ if name not in only]
+    check_pipeline_options(options, taken, only)
     is_measured = options.get("schedule") == "auto"
     is_measured = is_measured or str(options.get("partition")) == "measured"
     if is_measured and any(one.is_divided for one in model.parameters()):
@@ -140,8 +145,7 @@ def _has_others(options: Mapping[str, Any], model: Sequential) -> bool:
             "partition or layer_costs."
         )
         raise ArgumentError("value", message)
-    of_plan = signature(Plan).parameters.keys() - {"num_ranks"}
-    return is_measured or not options.keys() <= of_plan
+    return is_measured
 
 
 def _check_shards(plan: Plan) -> None:
