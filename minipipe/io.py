@@ -523,6 +523,19 @@ def read_text(
         raise FileError.of(path, message) from None
 
 
+def package_text(name: str) -> str:
+    """Return the text of a file that belongs to this package, by its path in it.
+
+    Examples
+    --------
+    >>> package_text("render/html/player.html").splitlines()[0]
+    '<!doctype html>'
+    """
+    path = os.path.join(os.path.dirname(__file__), name)
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
     """Return the rest of a stream of text, such as standard input.
 

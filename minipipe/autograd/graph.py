@@ -11,7 +11,7 @@ unless a gradient needs it. Inputs without a gradient are left out. A
 :class:`minipipe.autograd.operation.Plan` says what is saved, and how the gradients of
 the inputs follow from it.
 
-File 8 of 12 on the first path through the code (README.md): after
+File 9 of 13 on the first path through the code (README.md): after
 ``functional/linear.py``, before ``tensor.py``.
 """
 

@@ -12,7 +12,7 @@ is drawn in ``graph.py``)::
 Here x and w are leaves: they add up their contributions in ``grad`` at once, and never
 enter the queue.
 
-File 10 of 12 on the first path through the code (README.md):
+File 11 of 13 on the first path through the code (README.md):
 after ``tensor.py``, before ``autograd/split.py``.
 """
 

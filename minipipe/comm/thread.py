@@ -15,7 +15,7 @@ Read these two first. ``message.py`` has the ``Header`` of a message and the
 ``Expectation`` of its receiver; ``switchboard.py`` the mailboxes and the detection of
 deadlocks.
 
-File 12 of 12 on the first path through the code (README.md): after
+File 13 of 13 on the first path through the code (README.md): after
 ``autograd/split.py``.
 """
 

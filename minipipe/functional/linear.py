@@ -1,6 +1,6 @@
 """The product of a linear layer: the result and its gradients.
 
-File 7 of 12 on the first path through the code (README.md): after
+File 8 of 13 on the first path through the code (README.md): after
 ``execution/stage.py``, before ``autograd/graph.py``. Each operation is a function of
 arrays; called with tensors, it notes itself in the graph (``tensor.py``). It has a
 gradient for each input, computed from the gradient g of the result and the values that
