@@ -141,10 +141,8 @@ class Node:
             type(node).__name__ if node.plan is None else str(node.plan.operation)
             for node in self.inputs
         ]
-        return (
-            f"{self.plan.operation}({', '.join(inputs)}), which keeps "
-            f"{', '.join(self.plan.names) or 'nothing'}"
-        )
+        kept = ", ".join(self.plan.names) or "nothing"
+        return f"{self.plan.operation}({', '.join(inputs)}), which keeps {kept}"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled: what a node saved belongs to its graph
@@ -302,11 +300,8 @@ def _custom(*vjps: Vjp) -> None:
 
 def _custom_plan(count: int) -> Plan:
     names = [f"vjp {i}" for i in range(count)]
-    return Plan(
-        _OPERATION,
-        names,
-        [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names],
-    )
+    steps = [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names]
+    return Plan(_OPERATION, names, steps)
 
 
 _OPERATION = Operation(_custom)

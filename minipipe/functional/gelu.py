@@ -113,9 +113,8 @@ def _erf_double(x: Array) -> Array:
     small, large = xp.clip(size, 0.0, border), xp.clip(size, border, 6.0)
     square = small * small
     near = small * _polynomial(square, _NEAR_TOP) / _polynomial(square, _NEAR_BOTTOM)
-    far = 1 - xp.exp(-large * large) * _polynomial(large, _FAR_TOP) / _polynomial(
-        large, _FAR_BOTTOM
-    )
+    top, bottom = _polynomial(large, _FAR_TOP), _polynomial(large, _FAR_BOTTOM)
+    far = 1 - xp.exp(-large * large) * top / bottom
     return xp.copysign(xp.where(size <= border, near, far), x)
 
 

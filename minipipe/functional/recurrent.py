@@ -106,9 +106,8 @@ def lstm(
     gates = backend.product(backend.rows_of(x), input_weight)
     if bias is not None:
         gates += bias
-    return _through_time(
-        backend.reshape(gates, (*x.shape[:2], 4, hidden_weight.shape[0])), hidden_weight
-    )
+    by_gate = (*x.shape[:2], 4, hidden_weight.shape[0])
+    return _through_time(backend.reshape(gates, by_gate), hidden_weight)
 
 
 def _of_hidden_weight(g: Array, dz: Array, result: Array) -> Array:
@@ -116,9 +115,8 @@ def _of_hidden_weight(g: Array, dz: Array, result: Array) -> Array:
     behind it.
     """
     dz = backend.reshape(dz, (*result.shape[:2], dz.shape[1]))
-    return backend.product(
-        backend.rows_of(result[:, :-1, :]).T, backend.rows_of(dz[:, 1:, :])
-    )
+    before = backend.rows_of(result[:, :-1, :])
+    return backend.product(before.T, backend.rows_of(dz[:, 1:, :]))
 
 
 lstm.shared(

@@ -8,6 +8,7 @@ The functions ``total``, ``amax``, ``amin`` and ``variance`` do not hide Python'
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,13 +41,9 @@ class Reduced(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _reduced(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> Reduced:
-    given = (
-        range(len(shape))
-        if axis is None
-        else axis
-        if isinstance(axis, tuple)
-        else (axis,)
-    )
+    given: Iterable[int] = range(len(shape))
+    if axis is not None:
+        given = axis if isinstance(axis, tuple) else (axis,)
     axes = tuple(axis_of(i, shape) for i in given)
     kept = tuple(1 if i in axes else length for i, length in enumerate(shape))
     return Reduced(axes, kept, backend.prod(tuple(shape[i] for i in axes)))
@@ -86,9 +83,10 @@ def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     """Return an array of length 1 along some axes without these, unless they are
     kept.
     """
-    shape = tuple(
-        length for i, length in enumerate(array.shape) if keepdims or i not in axes
-    )
+    if keepdims:
+        return array
+    lengths = enumerate(array.shape)
+    shape = tuple(length for i, length in lengths if i not in axes)
     return backend.reshape(array, shape)
 
 
@@ -123,9 +121,8 @@ def total(a: Array, axis: Axis = None, keepdims: bool = False) -> Array:
 
 
 def _spread(g: Array, axis: Axis, shape: tuple[int, ...]) -> Array:
-    return array_module(g).broadcast_to(
-        backend.reshape(g, reduced(shape, axis).kept), shape
-    )
+    with_axes = backend.reshape(g, reduced(shape, axis).kept)
+    return array_module(g).broadcast_to(with_axes, shape)
 
 
 total.gradients(a=_spread)
@@ -196,9 +193,8 @@ def variance(
         )
         raise TensorError("out-of-range", message)
     centred = a - backend.reduce_sum(a, over.axes, True) / over.size
-    return backend.reduce_sum(centred * centred, over.axes, keepdims) / (
-        over.size - correction
-    ), centred
+    squares = backend.reduce_sum(centred * centred, over.axes, keepdims)
+    return squares / (over.size - correction), centred
 
 
 def _of_variance(g: Array, centred: Array, axis: Axis, correction: int) -> Array:

@@ -230,8 +230,10 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
     >>> over_parts([nn.Parameter([1.0, 2.0])], [5.0])
     [5.0]
     """
-    owners = enumerate(each.owner for each in parameters)
-    shards = {i: one.shard for i, one in owners if isinstance(one, ShardedParameter)}
+    shards = dict[int, Shard | FlatShard]()
+    for i, each in enumerate(parameters):
+        if isinstance(each.owner, ShardedParameter):
+            shards[i] = each.owner.shard
     found = dict(enumerate(numbers))
     for group in dict.fromkeys(
         group for shard in shards.values() for group in shard.groups

@@ -76,11 +76,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
         super().__setattr__(name, checked(name, value))
 
     def __getitem__(self, name: str) -> NoReturn:
-        raise ArgumentError(
-            "name",
-            "A group of parameters is not a dict; instead: "
-            f"{instead_of('ParameterGroup')['__getitem__']}.",
-        )
+        instead = instead_of("ParameterGroup")["__getitem__"]
+        message = f"A group of parameters is not a dict; instead: {instead}."
+        raise ArgumentError("name", message)
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
@@ -93,12 +91,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
         return type(self), (self.parameters, self.hyper_parameters)
 
     def __repr__(self) -> str:
-        numbers = ", ".join(
-            f"{name}={value}" for name, value in self.hyper_parameters.items()
-        )
-        return (
-            f"ParameterGroup({counted(len(self.parameters), 'parameter')}, {numbers})"
-        )
+        numbers = [f"{name}={value}" for name, value in self.hyper_parameters.items()]
+        count = counted(len(self.parameters), "parameter")
+        return f"ParameterGroup({', '.join([count, *numbers])})"
 
 
 HYPER_PARAMETERS = {
