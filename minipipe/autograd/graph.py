@@ -18,6 +18,7 @@ File 9 of 13 on the first path through the code (README.md): after
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappush
 from itertools import count
 from sys import maxsize
@@ -61,6 +62,7 @@ need.
 """
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One result in the graph. The walk calls ``add`` for each contribution to its
     gradient, then ``release``, once.
@@ -102,37 +104,16 @@ class Node:
     (True, (array(3., dtype=float32),))
     """
 
-    __slots__ = (
-        "dtype",
-        "inputs",
-        "is_activation",
-        "is_boundary",
-        "needs_gradient",
-        "order",
-        "pending",
-        "plan",
-        "saved",
-        "shape",
-    )
-
-    def __init__(
-        self,
-        plan: Plan | None,
-        inputs: Sequence[Node],
-        saved: Saved,
-        order: int,
-        needs_gradient: bool = True,
-        is_activation: bool = False,
-        shape: tuple[int, ...] | None = None,
-        dtype: Any = None,
-    ) -> None:
-        self.plan, self.inputs, self.saved = plan, inputs, saved
-        self.order = order
-        self.shape, self.dtype = shape, dtype
-        self.needs_gradient = needs_gradient
-        self.is_activation = is_activation
-        self.is_boundary = False
-        self.pending: Array | None = None
+    plan: Plan | None
+    inputs: Sequence[Node]
+    saved: Saved
+    order: int
+    needs_gradient: bool = True
+    is_activation: bool = False
+    shape: tuple[int, ...] | None = None
+    dtype: Any = None
+    is_boundary: bool = False
+    pending: Array | None = None
 
     def __repr__(self) -> str:
         if self.plan is None:

@@ -11,8 +11,7 @@ weight of the microbatch, which only the last stage knows::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -125,8 +124,7 @@ class AuxiliaryLoss(Module):
         return f"{self._described}, weight={self.weight}"
 
 
-@contextmanager
-def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
+def auxiliary_losses() -> setting:
     """Collect the auxiliary losses of layers computed inside this block, in this
     thread.
 
@@ -142,9 +140,7 @@ def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
     >>> found.added_to(loss)
     Tensor(18.)
     """
-    losses = AuxiliaryLosses()
-    with setting(_here, losses):
-        yield losses
+    return setting(_here, AuxiliaryLosses())
 
 
 def losses_so_far() -> list[Tensor]:
