@@ -23,6 +23,10 @@ Array = Any
 """An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or
 array-api-strict's.
 """
+Arrays = tuple[Array, ...]
+"""Several arrays, such as a result and what its gradients need."""
+Shape = tuple[int, ...]
+"""The length of each axis."""
 
 
 def array_module(array: Array) -> ModuleType:

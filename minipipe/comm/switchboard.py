@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm.job.reports import LONGEST_GAP, Patience, RankActivity
+from minipipe.comm.job.reports import LONGEST_GAP, Patience, RankActivity, Words
 from minipipe.comm.job.verdict import titled, verdict
 from minipipe.comm.message import Header
 from minipipe.errors import MessageError
@@ -28,7 +28,7 @@ class Wait(NamedTuple):
     """
 
     is_over: Callable[[], bool]
-    words: Callable[[], str]
+    words: Words
     peer: int | None = None
 
 

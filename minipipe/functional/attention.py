@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.autograd.modes import next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.elementwise import check_probability, dropped
@@ -35,7 +35,6 @@ from minipipe.tensor import Operand, Tensor, op
 _BASE = Spec(
     float, above=0, expected="a number above 0", error=TensorError, code="out-of-range"
 )
-Shape = tuple[int, ...]
 
 
 @op(takes=one_real, attributes="positions base", saves="rotation")
@@ -203,7 +202,7 @@ def attention(
     mask: Operand | None = None,
     dropout: float = 0.0,
     part: tuple[int, int] = (0, 1),
-) -> tuple[Array, Array, Array, Array]:
+) -> Arrays:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
 
     A query that sees no key gets zeros, and all gradients through it are 0. Heads of
@@ -441,7 +440,7 @@ _Options = tuple[bool, Operand | None, float, tuple[int, int]]
 
 def _attended(
     name: str, query: Array, key: Array, value: Array, options: _Options
-) -> tuple[Array, Array, Array, Array]:
+) -> Arrays:
     """Return the result, the scaled queries, and the weights, of shape (..., s, t),
     before and after dropout.
 

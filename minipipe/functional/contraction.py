@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, Shape
 from minipipe.errors import ArgumentError, counted, shape_error
 from minipipe.functional.elementwise import multiply
 from minipipe.functional.operands import operands
@@ -29,7 +29,6 @@ from minipipe.functional.shape import contiguous, reshape, transpose
 from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, as_tensor, op
 
-Shape = tuple[int, ...]
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
 _ELLIPSIS = "..."
 _SIGN = re.compile(r"\.\.\.|\S")
@@ -211,7 +210,7 @@ def _product(
     left = [index for index in a.indices if index not in common]
     right = [index for index in b.indices if index not in common]
 
-    def shape(*parts: list[Index]) -> tuple[int, ...]:
+    def shape(*parts: list[Index]) -> Shape:
         return tuple(lengths[index] for part in parts for index in part)
 
     indices = [*batch, *left, *right]
@@ -237,7 +236,7 @@ def _product(
 
 
 def _parsed(
-    subscripts: str, shapes: list[tuple[int, ...]]
+    subscripts: str, shapes: list[Shape]
 ) -> tuple[list[list[Index]], list[Index]]:
     """Return the indices of each operand and of the result."""
     arrow = subscripts.find("->")
@@ -305,7 +304,7 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
 
 
 def _indices(
-    subscripts: str, number: int, letters: list[str], shape: tuple[int, ...]
+    subscripts: str, number: int, letters: list[str], shape: Shape
 ) -> list[Index]:
     """Return the index of each axis of an operand; numbers stand for the axes of
     ``...``.
@@ -322,7 +321,7 @@ def _indices(
 
 
 def _lengths(
-    subscripts: str, terms: list[list[Index]], shapes: list[tuple[int, ...]]
+    subscripts: str, terms: list[list[Index]], shapes: list[Shape]
 ) -> dict[Index, int]:
     """Return the length of each index; only the axes of ``...`` may be 1 in one operand
     and longer in another.

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import ArgumentError, MinipipeError, TensorError, shape_error
 from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import (
@@ -109,9 +109,7 @@ log_softmax.gradients(
     saves="exponentials sums",
     in_float32=True,
 )
-def logsumexp(
-    a: Array, axis: Axis = None, keepdims: bool = False
-) -> tuple[Array, Array, Array]:
+def logsumexp(a: Array, axis: Axis = None, keepdims: bool = False) -> Arrays:
     """Return the logarithm of the sum of e^a over some axes, by default all.
 
     Shifted by the largest element, so that nothing overflows. If all elements are -inf,
@@ -375,7 +373,7 @@ def _of_logits(
     wanted: Array,
     total: Any,
     counts_all: bool,
-    shape: tuple[int, ...],
+    shape: Shape,
 ) -> Array:
     xp = array_module(log_probabilities)
     probabilities = xp.exp(log_probabilities)

@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import TensorError, counted, shape_error
 from minipipe.functional.operands import real_operands
 from minipipe.hints import with_hints
 from minipipe.specs import divisor
 from minipipe.tensor import Operand, Tensor, op
-
-Shape = tuple[int, ...]
 
 
 def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
@@ -44,9 +42,7 @@ def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
     saves="normalised scale",
     in_float32=True,
 )
-def layer_norm(
-    x: Array, weight: Array, bias: Array, epsilon: float = 1e-5
-) -> tuple[Array, Array, Array]:
+def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> Arrays:
     """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance
     over the last axis.
 
@@ -119,9 +115,7 @@ layer_norm.gradients(
     saves="normalised scale",
     in_float32=True,
 )
-def rms_norm(
-    x: Array, weight: Array, epsilon: float = 1e-5
-) -> tuple[Array, Array, Array]:
+def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> Arrays:
     """Return x / sqrt(mean of x^2 + epsilon) * weight, the mean over the last axis.
 
     Parameters
@@ -216,7 +210,7 @@ def group_norm(
 @op(takes=real_operands, saves="normalised scale", in_float32=True)
 def _group_norm(
     x: Array, weight: Array, bias: Array, *, num_groups: int, epsilon: float
-) -> tuple[Array, Array, Array]:
+) -> Arrays:
     _check_groups(x.shape, num_groups, weight.shape, bias.shape)
     by_channel = _by_channel(x)
     n, c, positions = by_channel.shape
@@ -277,7 +271,7 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
     )
 
 
-def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
+def _normalised(rows: Array, epsilon: float) -> Arrays:
     """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n,
     1).
     """

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Shape, array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.functional.distributed import check_part, check_scores, marked
 from minipipe.functional.loss import (
@@ -236,7 +236,7 @@ def _of_logits(
     is_wanted: Array,
     counts: Array,
     total: Any,
-    shape: tuple[int, ...],
+    shape: Shape,
 ) -> Array:
     probabilities = backend.masked(powers / sums, counts[:, None])
     wanted = array_module(powers).astype(is_wanted, powers.dtype)

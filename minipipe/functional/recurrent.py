@@ -18,7 +18,7 @@ gradient is one product over all times:
 from __future__ import annotations
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, array_module
 from minipipe.errors import shape_error
 from minipipe.functional.operands import as_real, operands
 from minipipe.tensor import Operand, Tensor, op
@@ -57,7 +57,7 @@ def _fitting(
 @op(takes=_fitting, saves="cells gates", in_float32=True)  # the cell adds up over time
 def lstm(
     x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None = None
-) -> tuple[Array, Array, Array]:
+) -> Arrays:
     """Return the hidden states of a long short-term memory at all times.
 
     Parameters
@@ -135,7 +135,7 @@ lstm.gradients(
 
 
 @backend.one_line
-def _through_time(inputs: Array, u: Array) -> tuple[Array, Array, Array]:
+def _through_time(inputs: Array, u: Array) -> Arrays:
     """Return hidden states and cells, (n, t, h), and the open gates, (n, t, 4, h), from
     x W + b of that shape.
 

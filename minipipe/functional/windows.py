@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import TensorError, counted, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
 from minipipe.functional.reduction import mean
@@ -29,7 +29,6 @@ from minipipe.hints import with_hints
 from minipipe.specs import Spec, divisor
 from minipipe.tensor import Operand, Tensor, as_tensor, op
 
-Shape = tuple[int, ...]
 Setting = int | Shape
 """A number for all axes, or one for each."""
 AXES = {1: ("length",), 2: ("height", "width")}
@@ -582,7 +581,7 @@ def _pooled(
 
 
 @op(saves="winner")
-def _max_pool(x: Array, *, windows: Windows) -> tuple[Array, Array]:
+def _max_pool(x: Array, *, windows: Windows) -> Arrays:
     xp, (best, *candidates) = array_module(x), [x[place] for place in windows.places()]
     # Which place of its window won: one byte for each result is all that the gradient
     # needs.

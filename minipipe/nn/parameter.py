@@ -15,7 +15,7 @@ from weakref import ReferenceType, WeakValueDictionary
 import numpy as np
 
 from minipipe.autograd import Leaf, backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, Shape
 from minipipe.autograd.graph import BackwardWalk
 from minipipe.autograd.modes import next_order
 from minipipe.errors import ParameterError, TensorError
@@ -40,7 +40,7 @@ class HalfLeaf(Leaf):
         super().add(backend.as_array(contribution, float32), walk)
 
 
-def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
+def _leaf(shape: Shape, dtype: Any) -> Leaf:
     return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
 
@@ -104,7 +104,7 @@ class Parameter(Tensor):
     @with_hints
     def __init__(
         self,
-        shape: tuple[int, ...] | Array,
+        shape: Shape | Array,
         initialiser: Initialiser | None = None,
         dtype: Any = None,
     ) -> None:
@@ -128,7 +128,7 @@ class Parameter(Tensor):
         else:
             values = Tensor(shape, requires_grad=True, dtype=dtype).data
         # Known before there are values, unlike the shape and dtype of other tensors.
-        self.shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
+        self.shape: Shape = tuple(shape) if values is None else values.shape
         self.dtype: Any = (
             np.dtype(dtype or np.float32) if values is None else values.dtype
         )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Shape, array_module
 from minipipe.comm.agreement import digest
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.nn.initialisers import Initialiser, constant
@@ -40,9 +40,9 @@ class Shard:
     """
 
     group: ProcessGroup
-    shape: tuple[int, ...]
+    shape: Shape
     axis: int
-    blocks: tuple[int, ...]
+    blocks: Shape
     is_summed = False
 
     @property
@@ -51,7 +51,7 @@ class Shard:
         return (self.group,)
 
     @property
-    def own_shape(self) -> tuple[int, ...]:
+    def own_shape(self) -> Shape:
         """The shape of a part."""
         shape = list(self.shape)
         shape[self.axis] //= self.group.size
@@ -104,18 +104,18 @@ class FlatShard:
     """
 
     group: ProcessGroup
-    inner_shape: tuple[int, ...]
+    inner_shape: Shape
     pieces: tuple[slice, ...]
     inner: Shard | None
     is_summed = True
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """The shape of the whole parameter."""
         return self.inner.shape if self.inner else self.inner_shape
 
     @property
-    def own_shape(self) -> tuple[int, ...]:
+    def own_shape(self) -> Shape:
         """The shape of this rank's shard."""
         piece = self.pieces[self.group.rank]
         return (piece.stop - piece.start,)

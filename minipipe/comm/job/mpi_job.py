@@ -48,7 +48,7 @@ from mpi4py import MPI
 from minipipe.comm.job.host import cores, yield_core
 from minipipe.comm.job.meeting import FINALISING
 from minipipe.comm.job.process import DEFERENCE, RankProcess
-from minipipe.comm.job.reports import Patience, RankActivity, RankReport
+from minipipe.comm.job.reports import Patience, RankActivity, RankReport, Words
 from minipipe.comm.job.verdict import (
     STOPPED,
     is_debugged,
@@ -225,9 +225,7 @@ class MPIJob:
         self.process.end("\n".join([waited, verdict(reports, self.activity.roles)]), 1)
 
     @contextmanager
-    def watching(
-        self, limit: float, peer: int | None, words: Callable[[], str]
-    ) -> Iterator[None]:
+    def watching(self, limit: float, peer: int | None, words: Words) -> Iterator[None]:
         """Let the watchdog thread end the job if this block, a call inside MPI, takes
         longer than ``limit`` s.
         """

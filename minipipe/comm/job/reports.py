@@ -84,6 +84,10 @@ class Patience:
         self.spent = 0.0
 
 
+Words = Callable[[], str]
+"""A function that describes a message, called only for a report or an error."""
+
+
 @dataclass
 class RankReport:
     """The state of one rank, as sent to the rank that asks.
@@ -186,7 +190,7 @@ class RankActivity:
         )
         self.unread: Callable[[], list[str]] = list
         self.roles: dict[int, str] = {}
-        self._wait: tuple[Patience, int | None, Callable[[], str]] | None = None
+        self._wait: tuple[Patience, int | None, Words] | None = None
 
     def begin(
         self,
@@ -272,7 +276,7 @@ class RankActivity:
 
     @contextmanager
     def waiting(
-        self, patience: Patience, peer: int | None, words: Callable[[], str]
+        self, patience: Patience, peer: int | None, words: Words
     ) -> Iterator[None]:
         """Note, inside this block, the message for which this rank waits."""
         before, self._wait = self._wait, (patience, peer, words)
