@@ -99,7 +99,7 @@ def log_softmax(a: Array, axis: int = -1) -> Array:
 log_softmax.gradients(
     a=lambda g, result, axis: (
         g - array_module(g).exp(result) * backend.reduce_sum(g, axis, True)
-    ),
+    )
 )
 
 
@@ -142,7 +142,7 @@ def logsumexp(a: Array, axis: Axis = None, keepdims: bool = False) -> Arrays:
 logsumexp.gradients(
     a=lambda g, exponentials, sums: (
         exponentials * (backend.reshape(g, sums.shape) / sums)
-    ),
+    )
 )
 
 
