@@ -34,15 +34,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Run the program, and write the files of its ranks."""
     if options.program is None:
         example = "minipipe export train.py --ranks 2 -o exported"
-        raise LaunchError(
-            "not-found", f"Expected a training program, as in: {example}."
-        )
+        given = "Expected a training program, as in"
+        raise LaunchError("not-found", f"{given}: {example}.")
     if options.output is None:
         raise misuse("Expected a folder to write to: -o DIR.")
     if options.output.exists() and not options.output.is_dir():
-        raise misuse(
-            f"{quoted(str(options.output), 200)} is a file; expected a folder."
-        )
+        given = f"{quoted(str(options.output), 200)} is a file"
+        raise misuse(f"{given}; expected a folder.")
     from minipipe.cli.export_program import exported
     from minipipe.cli.ranks import check_room
 

@@ -134,9 +134,8 @@ class _Once(argparse.Action):
     ) -> None:
         assert isinstance(parser, _Parser)
         if option is not None and self.dest in parser.seen:
-            raise argparse.ArgumentError(
-                self, "this option was passed twice; pass it once"
-            )
+            given = "this option was passed twice"
+            raise argparse.ArgumentError(self, f"{given}; pass it once")
         parser.seen.add(self.dest)
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
@@ -204,9 +203,8 @@ def _explain_or_refuse(words: list[str]) -> NoReturn:
         parser.print_help(sys.stderr)
         parser.exit(ExitStatus.MISUSE)
     parser.parse_args(words)
-    raise AssertionError(
-        "without a verb, argparse prints the help, the version or the usage, and exits"
-    )
+    given = "without a verb, argparse prints the help"
+    raise AssertionError(f"{given}, the version or the usage, and exits")
 
 
 def _complete() -> NoReturn:

@@ -248,10 +248,8 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     ):
         if is_given:
             if isinstance(schedule, Program):
-                raise misuse(
-                    f"{name} needs a schedule without messages; remove SEND and "
-                    f"RECV from {given}."
-                )
+                reason = f"{name} needs a schedule without messages"
+                raise misuse(f"{reason}; remove SEND and RECV from {given}.")
             try:
                 schedule = transform(schedule)
             except ScheduleError as error:
@@ -264,15 +262,11 @@ def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Progra
     from minipipe.schedules.analysis.lowering import lower
 
     if options.steps > 1:
-        raise misuse(
-            f"--rows are of one step, and --steps is {options.steps}; leave one of "
-            "them out."
-        )
+        given = f"--rows are of one step, and --steps is {options.steps}"
+        raise misuse(f"{given}; leave one of them out.")
     if schedule.rank_kinds:
-        raise misuse(
-            f"{schedule.title} has the instructions of --rows already; leave --rows "
-            "out."
-        )
+        given = f"{schedule.title} has the instructions of --rows already"
+        raise misuse(f"{given}; leave --rows out.")
     if (
         isinstance(schedule, Schedule)
         and schedule.has_replicas
@@ -346,10 +340,8 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     }
     for option, value in {**of_names, "--slices": options.slices}.items():
         if value is not None:
-            raise misuse(
-                f"{option} applies to named schedules only, and {given} is a file; "
-                "leave it out."
-            )
+            reason = f"{option} applies to named schedules only, and {given} is a file"
+            raise misuse(f"{reason}; leave it out.")
     for option, wanted, own in (
         ("--ranks", options.ranks, schedule.num_ranks),
         (

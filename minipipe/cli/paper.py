@@ -110,10 +110,8 @@ def _runs(given: str) -> list[Run]:
     if given in TABLES:
         return published_runs(given)
     if not given.lower().endswith(".csv"):
-        raise misuse(
-            f"There is no table {quoted(given)}; expected {', '.join(TABLES)}, or a "
-            "file that ends in .csv."
-        )
+        reason = f"There is no table {quoted(given)}; expected {', '.join(TABLES)}"
+        raise misuse(f"{reason}, or a file that ends in .csv.")
     try:
         return read_runs(read_text(given))
     except ArgumentError as error:

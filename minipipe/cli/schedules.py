@@ -55,9 +55,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _plot(batches, options)
     if len(batches) > 1 or options.search is not None:
         given = "--search" if options.search is not None else "a list of --microbatches"
-        raise misuse(
-            f"{given} is for a picture, --plot FILE; `minipipe sweep` has tables."
-        )
+        reason = f"{given} is for a picture, --plot FILE"
+        raise misuse(f"{reason}; `minipipe sweep` has tables.")
     (options.microbatches,) = batches
     ranks, microbatches = sizes_of(options)
     rows = comparison.table(
@@ -115,9 +114,8 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     from minipipe.render.svg.tradeoff import draw_tradeoff
 
     if options.memory_limit is not None:
-        raise misuse(
-            "--memory-limit is for the table; a picture has all limits. Leave it out."
-        )
+        given = "--memory-limit is for the table"
+        raise misuse(f"{given}; a picture has all limits. Leave it out.")
     seconds, costs = options.search, costs_of(options)
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks

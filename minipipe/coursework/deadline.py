@@ -37,13 +37,11 @@ class Handed(NamedTuple):
         """
         due = deadline or self.due
         if due is None:
-            raise ArgumentError(
-                "value", "--late-factor needs a deadline: add --deadline TIME."
-            )
+            given = "--late-factor needs a deadline"
+            raise ArgumentError("value", f"{given}: add --deadline TIME.")
         if (time := self.times.get(name, self.times.get(""))) is None:
-            raise ArgumentError(
-                "value", f"The file of --times has no line for {quoted(name)}; add one."
-            )
+            given = f"The file of --times has no line for {quoted(name)}"
+            raise ArgumentError("value", f"{given}; add one.")
         return max(0, -((due - time) // _DAY))
 
 
@@ -60,11 +58,8 @@ def moment(text: str) -> datetime:
     except ValueError:
         time = None
     if time is None or time.tzinfo is None:
-        raise ArgumentError(
-            "value",
-            f"{quoted(text)} is not a time; expected a time with its zone, such "
-            "as 2026-11-30T23:59:00+01:00.",
-        )
+        given = f"{quoted(text)} is not a time; expected a time with its zone"
+        raise ArgumentError("value", f"{given}, such as 2026-11-30T23:59:00+01:00.")
     return time
 
 
@@ -87,21 +82,15 @@ def read_times(path: str | Path) -> Handed:
         raise FileError.of(path, error.message, "damaged") from None
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None:
-        raise ArgumentError(
-            "value",
-            f"A line of {named} is {quoted(','.join(wrong))}; expected "
-            "`submission,time`.",
-        )
+        given = f"A line of {named} is {quoted(','.join(wrong))}"
+        raise ArgumentError("value", f"{given}; expected `submission,time`.")
     if rows and rows[0][1].strip() == "time":
         del rows[0]
     times: dict[str, datetime] = {}
     for name, time in rows:
         if name.strip() in times:
-            raise ArgumentError(
-                "value",
-                f"{named} has two times for {quoted(name.strip())}; keep one line "
-                "for each.",
-            )
+            given = f"{named} has two times for {quoted(name.strip())}"
+            raise ArgumentError("value", f"{given}; keep one line for each.")
         times[name.strip()] = moment(time)
     return Handed(times)
 

@@ -71,10 +71,8 @@ def grade_all(
             both = " and ".join(
                 f"'{path}'" for path, each in zip(found, names) if each == name
             )
-            raise CourseworkError(
-                "not-found",
-                f"{both} have the same name, {name}; points are listed by name.",
-            )
+            reason = f"{both} have the same name, {name}"
+            raise CourseworkError("not-found", f"{reason}; points are listed by name.")
     common = {
         **options,
         "hide_hidden": hide_hidden,

@@ -211,9 +211,8 @@ def open_submission(
         else:
             where = "`minipipe coursework DIR` writes a directory that does"
         first, *_, last = [*tasks] * 2
-        raise CourseworkError(
-            "not-found", f"'{path}' holds none of {first} … {last}; {where}."
-        )
+        given = f"'{path}' holds none of {first} … {last}"
+        raise CourseworkError("not-found", f"{given}; {where}.")
     return submission
 
 
@@ -247,14 +246,12 @@ def directories_of(
     if not named:
         return given, only
     if only is not None:
-        raise CourseworkError(
-            "not-found", f"The file names its task, {min(named)}; leave --only out."
-        )
+        reason = f"The file names its task, {min(named)}"
+        raise CourseworkError("not-found", f"{reason}; leave --only out.")
     if any(own != named for own in files.values()):
         how = "name the same files of each, or directories with --only"
-        raise CourseworkError(
-            "not-found", f"All submissions need the same selection of tasks; {how}."
-        )
+        reason = "All submissions need the same selection of tasks"
+        raise CourseworkError("not-found", f"{reason}; {how}.")
     return list(files), sorted(named)
 
 

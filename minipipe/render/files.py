@@ -162,11 +162,9 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     if ending not in endings:
         *others, last = (each + _MEANINGS.get(each, "") for each in endings)
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
-        raise ArgumentError(
-            "value",
-            f"{quoted(str(path), 200)} {given}; expected {', '.join(others)} or "
-            f"{last}.",
-        )
+        reason = f"{quoted(str(path), 200)} {given}"
+        how = f"expected {', '.join(others)} or {last}"
+        raise ArgumentError("value", f"{reason}; {how}.")
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))
     return ending

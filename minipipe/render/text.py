@@ -370,11 +370,8 @@ def draw_text(
             f"The drawing would have {characters:,} characters; the limit is "
             f"{MOST_CHARACTERS:,}."
         )
-        raise ArgumentError(
-            "value",
-            f"{message} Choose the format svg, html or perfetto, which have no "
-            "columns.",
-        )
+        given = f"{message} Choose the format svg, html or perfetto"
+        raise ArgumentError("value", f"{given}, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [
         _band(panels, rows, first, columns, margin, colour)

@@ -126,9 +126,8 @@ class Editor:
             getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
         )
         if do is None:
-            return self._refused(
-                f"The editor does not know what to do: {quoted(verb)}."
-            )
+            reason = "The editor does not know what to do"
+            return self._refused(f"{reason}: {quoted(verb)}.")
         known = signature(do).parameters
         if (
             not {name for name, it in known.items() if it.default is it.empty}
@@ -138,9 +137,8 @@ class Editor:
             expected, given = (
                 ", ".join(names) or "nothing" for names in (known, arguments)
             )
-            return self._refused(
-                f"The message {verb} takes {expected}; this one has {given}."
-            )
+            reason = f"The message {verb} takes {expected}"
+            return self._refused(f"{reason}; this one has {given}.")
         try:
             return do(**arguments)
         except ScheduleError as error:
@@ -432,10 +430,8 @@ class Editor:
 
     def _check_free(self, noun: str) -> None:
         if self.puzzle:
-            raise ArgumentError(
-                "value",
-                f"The {noun} belong to the puzzle; open a schedule to change them.",
-            )
+            given = f"The {noun} belong to the puzzle"
+            raise ArgumentError("value", f"{given}; open a schedule to change them.")
 
     # -- searching ---------------------------------------------------------------------
 

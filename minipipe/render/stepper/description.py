@@ -411,10 +411,8 @@ def chosen_snapshots(
     (range(2, 6), range(5, 6))
     """
     if at is not None and (first, last) != (None, None):
-        raise misuse(
-            "--at prints one step, and --from and --to print several; choose one of "
-            "these."
-        )
+        reason = "--at prints one step, and --from and --to print several"
+        raise misuse(f"{reason}; choose one of these.")
     count = len(walkthrough)
     ends = {
         "--from": 0 if first is None else first,
@@ -430,9 +428,8 @@ def chosen_snapshots(
             )
     numbers = [number % count for number in given.values()]
     if numbers[-1] < numbers[0]:
-        raise misuse(
-            f"--from is {first} and --to is {last}; expected --from to be before --to."
-        )
+        reason = f"--from is {first} and --to is {last}"
+        raise misuse(f"{reason}; expected --from to be before --to.")
     return range(numbers[0], numbers[-1] + 1)
 
 
