@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from minipipe.comm.job.system_calls import end_with
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import files_of, grade, not_graded
+from minipipe.coursework.running import Running
 from minipipe.coursework.submission import name_of, submissions_in
 from minipipe.errors import CourseworkError, FileError
 from minipipe.io import printable
@@ -88,49 +88,25 @@ def grade_all(
         }
         for path, name in zip(found, names)
     ]
-    graders = _Graders()
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        try:
-            return list(pool.map(graders.grade, asked))
-        # such as Ctrl-C; the pool waits for all that it has begun
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            graders.end()
-            raise
+    pool = ThreadPoolExecutor(jobs or os.cpu_count())
+    with pool, Running(subprocess.Popen.kill) as running:
+        return list(pool.map(lambda job: _graded(job, running), asked))
 
 
-class _Graders:
-    """Processes that grade a submission each."""
-
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen] = set()
-        self._are_over = threading.Event()
-
-    def end(self) -> None:
-        """End all processes that run or are being started."""
-        self._are_over.set()
-        for process in self._running.copy():
-            process.kill()
-
-    def grade(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Grade one submission in a separate process; a crash costs the points of this
-        submission only.
-        """
-        given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
-        with _started() as process:
-            self._running.add(process)
-            if self._are_over.is_set():
-                process.kill()
-            out, err = process.communicate(given)
-        self._running.discard(process)
-        if process.returncode == 0:
-            return json.loads(out)
-        last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return _report(
-            job,
-            f"the grader ended with exit status {process.returncode}: "
-            f"{printable(last[:500])}",
-        )
+def _graded(job: dict[str, Any], running: Running) -> dict[str, Any]:
+    """Grade one submission in a separate process; a crash costs the points of this
+    submission only.
+    """
+    given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
+    with _started() as process:
+        running.add(process)
+        out, err = process.communicate(given)
+    running.remove(process)
+    if process.returncode == 0:
+        return json.loads(out)
+    last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    ended = f"the grader ended with exit status {process.returncode}"
+    return _report(job, f"{ended}: {printable(last[:500])}")
 
 
 def _started() -> subprocess.Popen:

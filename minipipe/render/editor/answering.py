@@ -94,12 +94,8 @@ class Editor:
         try:
             message = json_value(parse_json(text), dict, "the message")
         except ArgumentError as error:
-            return json.dumps(
-                {
-                    "said": f"No message of the editor: {error.message}",
-                    "isRefused": True,
-                }
-            )
+            reason = f"No message of the editor: {error.message}"
+            return json.dumps(_answer(reason, True))
         return json.dumps(self.answer(message), separators=(",", ":"), allow_nan=False)
 
     def answer(self, message: dict[str, Any]) -> Answer:
@@ -149,11 +145,8 @@ class Editor:
     def _refused(self, sentence: str) -> Answer:
         """Return the answer to a refused message."""
         found = _PLACE.match(sentence)
-        return {
-            "said": sentence,
-            "isRefused": True,
-            "place": found and [int(found[1]), int(found[2])],
-        }
+        place = found and [int(found[1]), int(found[2])]
+        return _answer(sentence, True, place=place)
 
     @property
     def sight(self) -> Sight:
@@ -291,11 +284,8 @@ class Editor:
             ready = [choice.action for choice in fitting if choice.is_ready]
             if len(ready) > 1 and kind is None:
                 offers = [str(each) for each in ready]
-                return {
-                    "said": f"Rank {rank} may run {' or '.join(offers)}.",
-                    "isRefused": False,
-                    "offers": offers,
-                }
+                said = f"Rank {rank} may run {' or '.join(offers)}."
+                return _answer(said, offers=offers)
             if not fitting:
                 return self._refused(
                     f"Rank {rank} has no {kind or 'action'} left to place."
@@ -454,11 +444,8 @@ class Editor:
             f"Makespan {best.value:g} after {search.evaluations:,} schedules; the "
             f"bound is {search.bound:g}"
         )
-        return {
-            "said": f"{said}{': none is shorter' if is_best else ''}.",
-            "isRefused": False,
-            "isDone": is_best,
-        }
+        said += ": none is shorter." if is_best else "."
+        return _answer(said, isDone=is_best)
 
     def do_take(self) -> Answer:
         """Take the best schedule that the search has found."""
@@ -479,21 +466,14 @@ class Editor:
         limit.
         """
         fragment = packed(self.draft, self.costs_text, self.limit, self.puzzle)
-        return {
-            "said": "The address of this page now holds the schedule.",
-            "isRefused": False,
-            "fragment": fragment,
-        }
+        said = "The address of this page now holds the schedule."
+        return _answer(said, fragment=fragment)
 
     def do_export(self, form: str) -> Answer:
         """Return the content of a file: ``csv``, ``txt`` or ``svg``."""
         name = f"{self.draft.name.replace(' ', '-')}.{form}"
-        return {
-            "said": f"Exported as {name}.",
-            "isRefused": False,
-            "name": name,
-            "content": self.sight.export(form),
-        }
+        content = self.sight.export(form)
+        return _answer(f"Exported as {name}.", name=name, content=content)
 
     def do_save(self) -> Answer:
         """Write the file of ``minipipe edit``."""
@@ -510,11 +490,12 @@ class Editor:
                 f"Warning: {self.file} is incomplete: {counted(missing, 'action')} "
                 "missing. No program can run it yet."
             )
-            return {"said": f"{said} Place the rest and save again.", "isRefused": True}
-        return {
-            "said": f"Saved {self.file}. Train with it: {program}",
-            "isRefused": False,
-        }
+            return _answer(f"{said} Place the rest and save again.", True)
+        return _answer(f"Saved {self.file}. Train with it: {program}")
+
+
+def _answer(said: str, is_refused: bool = False, **more: Any) -> Answer:
+    return {"said": said, "isRefused": is_refused, **more}
 
 
 def read_costs(text: str) -> Costs:
