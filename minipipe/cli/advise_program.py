@@ -218,10 +218,9 @@ def program_report(
     """
     checked_seconds(seconds, RACE_SECONDS)
     launcher = launcher_of_ranks()
-    work = (
-        f"running {program} until its first step, then measuring choices in turns on "
-        f"{counted(num_ranks, 'rank')}"
-    )
+    ranks = counted(num_ranks, "rank")
+    begin = f"running {program} until its first step"
+    work = f"{begin}, then measuring choices in turns on {ranks}"
     with Progress(work, _expected_seconds(seconds)) as progress:
         progress.tell(f"running {program} in this process")
         question = question_about(program, arguments, **limits)

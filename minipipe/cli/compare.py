@@ -98,10 +98,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         on = counted(num_ranks, "thread rank")
     else:
         on = f"{counted(num_ranks, 'rank')} under mpirun"
-    work = (
-        f"comparing {counted(len(grids), 'mesh')} on {on}, {counted(rounds, 'round')} "
-        "of steps in turns"
-    )
+    turns = f"{counted(rounds, 'round')} of steps in turns"
+    work = f"comparing {counted(len(grids), 'mesh')} on {on}, {turns}"
     warn_if_busy()
     with Progress(work, seconds) as progress:
         if launcher is None:
@@ -152,10 +150,8 @@ def _checked_seconds(
     """Return the approximate time of the comparison; refuse one that exceeds the
     memory, or takes days.
     """
-    own = (
-        f"--layers {task.layers}, --width {task.width}, --batch {task.batch}, --length "
-        f"{task.length}"
-    )
+    model = f"--layers {task.layers}, --width {task.width}"
+    own = f"{model}, --batch {task.batch}, --length {task.length}"
     needed, here = least_bytes(task, grids, num_ranks), memory_of_this_host()
     if needed > here:
         sizes = [format_memory(size, "bytes") for size in (needed, here)]
@@ -164,10 +160,8 @@ def _checked_seconds(
         raise misuse(f"{reason}; choose a smaller model, batch or --ranks.")
     seconds = expected_seconds(task, len(grids), rounds, num_ranks, len(cores()))
     if seconds > _MOST_SECONDS:
-        given = (
-            f"With {own} and --rounds {rounds}, the comparison takes about "
-            f"{duration(seconds)}"
-        )
+        time = duration(seconds)
+        given = f"With {own} and --rounds {rounds}, the comparison takes about {time}"
         reason = f"{given}; expected at most {duration(_MOST_SECONDS)}"
         raise misuse(f"{reason}: choose a smaller model, batch or --rounds.")
     return seconds

@@ -57,10 +57,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
             target, source=options.source, student=options.student
         )
         tasks = sum(path.name.startswith("test_") for path in written)
-        text = (
-            f"wrote {counted(tasks, 'task')} to {target}; begin with "
-            f"{target / 'README.md'}"
-        )
+        first = target / "README.md"
+        text = f"wrote {counted(tasks, 'task')} to {target}; begin with {first}"
         return answer(
             options,
             {"directory": str(target), "files": [path.name for path in written]},

@@ -51,10 +51,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     folder = printable(str(options.output))
     parts = " : ".join(f"-n 1 python {name}" for name in files)
     command = f"mpirun {parts}" if len(files) > 1 else f"python {files[0]}"
-    text = (
-        f"wrote {', '.join(files)} to {folder}, {counted(options.steps, 'step')}; run "
-        f"them there: {command}"
-    )
+    steps = counted(options.steps, "step")
+    text = f"wrote {', '.join(files)} to {folder}, {steps}; run them there: {command}"
     data = {
         "wrote": [str(options.output / name) for name in files],
         "steps": options.steps,

@@ -161,10 +161,8 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [parse_integer(number) for number in text.split(",")]
     except ValueError:
-        message = (
-            f"{quoted(text)} is not a list of whole numbers; expected a list such as 4 "
-            "or 2,4,8"
-        )
+        given = f"{quoted(text)} is not a list of whole numbers"
+        message = f"{given}; expected a list such as 4 or 2,4,8"
         raise argparse.ArgumentTypeError(message) from None
 
 

@@ -142,10 +142,8 @@ def _hardware(given: str | None) -> Hardware:
         except ArgumentError:
             rates[name] = nan
         if not (0 <= rates[name] < inf and (rates[name] or name.endswith("latency"))):
-            known = (
-                f"a number above 0 for any of {', '.join(_rates_of(A100))}, such as "
-                "products=6e14"
-            )
+            rate = f"any of {', '.join(_rates_of(A100))}"
+            known = f"a number above 0 for {rate}, such as products=6e14"
             raise misuse(f"--rates has {quoted(part)}; expected {known}.")
     products, memory, *links = rates.values()
     return Hardware(products, memory, Link(*links[:2]), Link(*links[2:]))

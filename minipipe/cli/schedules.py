@@ -67,16 +67,12 @@ def run(options: argparse.Namespace) -> ExitStatus:
         limit = ""
     else:
         limit = f", at most {options.memory_limit:g} held"
-    head = (
-        f"{counted(ranks, 'rank')}, {counted(microbatches, 'microbatch')}, "
-        f"{_costs_in_words(options)}{limit}"
-    )
+    sizes = [counted(ranks, "rank"), counted(microbatches, "microbatch")]
+    head = f"{', '.join(sizes)}, {_costs_in_words(options)}{limit}"
     body = f"{_table(rows)}\n\n{help_text('table_of_schedules')}"
     if not rows:
-        body = (
-            "No named schedule holds at most "
-            f"{counted(options.memory_limit, 'microbatch')} on each rank."
-        )
+        most = counted(options.memory_limit, "microbatch")
+        body = f"No named schedule holds at most {most} on each rank."
     return answer(options, rows, f"{head}\n\n{body}", status)
 
 
@@ -122,10 +118,8 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]
     if seconds is not None:
         count = sum(len(list(_questions(of_batch, costs))) for of_batch in drawn)
-        work = (
-            f"searching for better schedules, for each of {counted(count, 'limit')} of "
-            "memory"
-        )
+        limits = counted(count, "limit")
+        work = f"searching for better schedules, for each of {limits} of memory"
         with Progress(work, seconds) as progress:
             drawn = [
                 _with_searched(of_batch, costs, seconds / max(1, count), progress)

@@ -108,10 +108,8 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
     else:
         either = ""
     memory = makespan.workload.memory_limit[0]
-    below = (
-        f"with memory {memory:g} per rank{either} no makespan is below "
-        f"{makespan.bound.value:.12g}"
-    )
+    limited = f"with memory {memory:g} per rank{either}"
+    below = f"{limited} no makespan is below {makespan.bound.value:.12g}"
     return [
         f"longest span of a rank: {_above(span)} the best possible for this memory",
         f"makespan: {_above(makespan)} the best possible for this memory",

@@ -246,10 +246,8 @@ def shown(value: object) -> str:
         else:
             text = _ADDRESS.sub(">", repr(value))
     except Exception as error:
-        return (
-            f"an object of type {type(value).__name__} whose repr raises "
-            f"{type(error).__name__}"
-        )
+        what = f"an object of type {type(value).__name__}"
+        return f"{what} whose repr raises {type(error).__name__}"
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}… ({counted(len(text), 'character')})"

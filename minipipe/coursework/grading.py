@@ -458,9 +458,7 @@ def grade(
     with ThreadPoolExecutor(workers) as pool, students() as running:
         tasks = tuple(
             pool.map(
-                lambda exercise: _grade_task(
-                    submission, exercise, time_limit, running
-                ),
+                lambda exercise: _grade_task(submission, exercise, time_limit, running),
                 chosen,
             )
         )

@@ -457,10 +457,8 @@ def as_text(entries: Iterable[Entry]) -> str:
     said = ", ".join(
         f"{_proof(name)} ({', '.join(proved)})" for name, proved in proofs.items()
     )
-    return (
-        f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; bounds "
-        f"by {said or 'none yet'}"
-    )
+    table = text_table(rows, set(range(len(rows[0]))) - {1})
+    return f"{table}\nmakespan/bound; bounds by {said or 'none yet'}"
 
 
 def _proof(bound_by: str) -> str:

@@ -163,14 +163,10 @@ def as_junit(reports: Sequence[Data]) -> str:
             'errors="0" skipped="0">'
         )
         for task, test in tests:
-            case = (
-                f'    <testcase classname="{escaped(task["task"])}" '
-                f'name="{escaped(test["test"])}"'
-            )
-            failure = (
-                "<failure "
-                f'message="{escaped(test["reason"])}">{_xml(_words(test))}</failure>'
-            )
+            name = f'name="{escaped(test["test"])}"'
+            case = f'    <testcase classname="{escaped(task["task"])}" {name}'
+            reason, words = escaped(test["reason"]), _xml(_words(test))
+            failure = f'<failure message="{reason}">{words}</failure>'
             lines.append(
                 f"{case}/>" if test["passed"] else f"{case}>{failure}</testcase>"
             )

@@ -174,15 +174,11 @@ def _cairosvg(given: str) -> ModuleType:
     try:
         import cairosvg
     except ImportError:
-        message = (
-            f"{given!r} needs CairoSVG, which is not installed; run `pip install "
-            "cairosvg`, or write .svg."
-        )
+        what = f"{given!r} needs CairoSVG, which is not installed"
+        message = f"{what}; run `pip install cairosvg`, or write .svg."
         raise ArgumentError("value", message) from None
     except OSError:  # CairoSVG is installed, but cannot load the library
-        message = (
-            f"{given!r} needs the library Cairo, which is not installed; run `apt-get "
-            "install libcairo2`"
-        )
+        what = f"{given!r} needs the library Cairo, which is not installed"
+        message = f"{what}; run `apt-get install libcairo2`"
         raise ArgumentError("value", f"{message}, or write .svg.") from None
     return cairosvg

@@ -366,10 +366,8 @@ def draw_text(
     columns = fit_columns(panels, width - margin)
     characters = columns.total * sum(panel.timeline.num_ranks for panel in panels)
     if characters > MOST_CHARACTERS:
-        message = (
-            f"The drawing would have {characters:,} characters; the limit is "
-            f"{MOST_CHARACTERS:,}."
-        )
+        drawing = f"The drawing would have {characters:,} characters"
+        message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
         given = f"{message} Choose the format svg, html or perfetto"
         raise ArgumentError("value", f"{given}, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]

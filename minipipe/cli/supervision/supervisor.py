@@ -127,10 +127,8 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
         if ending.code == last.code and ending.seconds < _QUICK
     ]
     if len(alike) == _ALIKE:
-        return (
-            f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the same "
-            "exit code"
-        )
+        often = f"{_ALIKE} times in a row within {_QUICK:g} s"
+        return f"it failed {often}, with the same exit code"
     if len(endings) > restarts:
         return f"{counted(restarts, 'restart')} of {restarts} used"
     return ""

@@ -440,10 +440,8 @@ class Editor:
         search = self.search
         best = search.run(float("inf"), seconds)
         is_best = best.value <= search.bound * (1 + 1e-9)
-        said = (
-            f"Makespan {best.value:g} after {search.evaluations:,} schedules; the "
-            f"bound is {search.bound:g}"
-        )
+        tried = f"{search.evaluations:,} schedules"
+        said = f"Makespan {best.value:g} after {tried}; the bound is {search.bound:g}"
         said += ": none is shorter." if is_best else "."
         return _answer(said, isDone=is_best)
 
@@ -481,15 +479,11 @@ class Editor:
             return self._refused("This page has no file to save to; export one.")
         write_whole(self.file, self.sight.export(self.file.suffix[1:]))
         missing = len(self.draft.missing)
-        program = (
-            f"mpirun -n {len(self.draft.rows)} python tutorials/train.py --schedule "
-            f"{self.file}"
-        )
+        run = f"mpirun -n {len(self.draft.rows)} python tutorials/train.py"
+        program = f"{run} --schedule {self.file}"
         if missing:
-            said = (
-                f"Warning: {self.file} is incomplete: {counted(missing, 'action')} "
-                "missing. No program can run it yet."
-            )
+            what = f"{self.file} is incomplete: {counted(missing, 'action')} missing"
+            said = f"Warning: {what}. No program can run it yet."
             return _answer(f"{said} Place the rest and save again.", True)
         return _answer(f"Saved {self.file}. Train with it: {program}")
 

@@ -170,10 +170,8 @@ class Sight:
         if form == "svg" and self.is_finished:
             return draw_svg(self.timeline)
         if form == "svg":
-            message = (
-                "A picture shows a finished schedule; missing: "
-                f"{counted(len(self.draft.missing), 'action')}."
-            )
+            missing = counted(len(self.draft.missing), "action")
+            message = f"A picture shows a finished schedule; missing: {missing}."
             raise ArgumentError("value", message)
         Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)

@@ -66,10 +66,8 @@ def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     end = format_time(walkthrough[-1].time, unit)
     if snapshot.number > last:
         return f"end, time {end}"
-    return (
-        f"step {snapshot.number} of {last}, time {format_number(snapshot.time, unit)} "
-        f"of {end}"
-    )
+    now = format_number(snapshot.time, unit)
+    return f"step {snapshot.number} of {last}, time {now} of {end}"
 
 
 def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
@@ -87,10 +85,8 @@ def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     """
     if snapshot.event is not None:
         joined = _joined(walkthrough, snapshot.event.action)
-        return (
-            f"rank {snapshot.event.rank} begins "
-            f"{describe_action(snapshot.event.action)}{joined}"
-        )
+        action = describe_action(snapshot.event.action)
+        return f"rank {snapshot.event.rank} begins {action}{joined}"
     if snapshot.number == 0:
         return "nothing has begun"
     stuck = [str(rank) for rank in walkthrough.stuck]
@@ -243,17 +239,12 @@ def describe_transit(
     >>> describe_transit(walkthrough, snapshot, snapshot.messages[0])
     'result of 0F1, rank 0 to rank 1: delivered, not yet consumed by 1F1'
     """
-    route = (
-        f"result of {message.value}, rank {message.source} to rank "
-        f"{message.destination}"
-    )
+    ranks = f"rank {message.source} to rank {message.destination}"
+    route = f"result of {message.value}, {ranks}"
     if message.arrived <= snapshot.time:
         return f"{route}: delivered, not yet consumed by {message.used_by}"
-    return (
-        f"{route}: arrives at "
-        f"{format_number(message.arrived, walkthrough.timeline.unit)} for "
-        f"{message.used_by}"
-    )
+    arrival = format_number(message.arrived, walkthrough.timeline.unit)
+    return f"{route}: arrives at {arrival} for {message.used_by}"
 
 
 def describe_verdict(walkthrough: Walkthrough) -> list[str]:
@@ -343,10 +334,8 @@ def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) ->
         return f"{awaited}, which is missing"
     if _needs_nothing_there(walkthrough, rank, state):
         return _NOTHING
-    return (
-        f"{awaited}, position {walkthrough.program.actions[source].index(awaited)} of "
-        f"rank {source}"
-    )
+    position = walkthrough.program.actions[source].index(awaited)
+    return f"{awaited}, position {position} of rank {source}"
 
 
 def _cycle(cycle: Sequence[int]) -> Iterator[str]:

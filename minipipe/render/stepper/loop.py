@@ -305,10 +305,8 @@ class Stepper:
             elif answer:
                 self.go_to(int(answer))
         except ValueError:
-            self.notice = (
-                f"{answer!r:.20} is neither a step, such as 17, nor a time, such as "
-                "t12.5"
-            )
+            such = "a step, such as 17, nor a time, such as t12.5"
+            self.notice = f"{answer!r:.20} is neither {such}"
 
     def choose(self, answer: str) -> None:
         """Stop only at the actions of one rank; an empty answer selects all ranks."""
@@ -317,10 +315,8 @@ class Stepper:
         elif answer in map(str, range(self.frame.num_ranks)):
             self.rank = int(answer)
         else:
-            self.notice = (
-                f"{answer!r:.20} is not a rank; there are {self.frame.num_ranks}, "
-                "counted from 0"
-            )
+            ranks = f"there are {self.frame.num_ranks}, counted from 0"
+            self.notice = f"{answer!r:.20} is not a rank; {ranks}"
 
     def help(self) -> None:
         """Show the keys and the notation until a key is pressed."""

@@ -184,10 +184,8 @@ class Motion:
                 f"{timing} infinite}}"
             )
             rules.append(f"@keyframes {name}-{each}{{{steps}}}")
-        return (
-            "@media screen and "
-            f"(prefers-reduced-motion:no-preference){{{shown}{''.join(rules)}}}"
-        )
+        query = "@media screen and (prefers-reduced-motion:no-preference)"
+        return f"{query}{{{shown}{''.join(rules)}}}"
 
 
 def _running(panel: Panel, time: float) -> str:

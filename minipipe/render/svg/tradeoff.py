@@ -442,10 +442,8 @@ def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
     else:
         peak = f"{choice.memory:g}"
     found = ", found by search" if choice.is_searched else ""
-    return (
-        f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {peak}, makespan "
-        f"{choice.makespan:g}{found}"
-    )
+    figures = f"peak {peak}, makespan {choice.makespan:g}{found}"
+    return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, {figures}"
 
 
 def _between(
