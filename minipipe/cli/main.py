@@ -290,10 +290,9 @@ def _complaint(error: MinipipeError, shown: int = 5) -> str:
     if not isinstance(error, ScheduleError):
         return error.message
     first, *others = error.problems
-    lines = [
-        f"[{first.code}] {first.message}",
-        *([f"\n{error.grid}\n"] if error.grid else []),
-    ]
+    lines = [f"[{first.code}] {first.message}"]
+    if error.grid:
+        lines.append(f"\n{error.grid}\n")
     lines += [f"also: [{problem.code}] {problem.message}" for problem in others[:shown]]
     if len(others) > shown:
         lines.append(f"and {len(others) - shown} more")

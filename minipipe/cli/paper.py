@@ -39,6 +39,11 @@ EPILOG = Template(help_text("paper")).substitute(
     columns=",\n".join(f"  {','.join(names)}" for names in _COLUMNS),
 )
 
+_HEAD = [
+    *("model", "GPUs", "t", "p", "d", "m", "v", "recompute"),
+    *("seconds", "paper", "TF/s", "paper", "error"),
+]
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -185,23 +190,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "chunks_per_rank",
         "recompute",
     )
-    cells = [
-        [
-            "model",
-            "GPUs",
-            "t",
-            "p",
-            "d",
-            "m",
-            "v",
-            "recompute",
-            "seconds",
-            "paper",
-            "TF/s",
-            "paper",
-            "error",
-        ]
-    ]
+    cells = [_HEAD]
     for row in rows:
         times = (f"{row['seconds']:.2f}", _or_dash(row["published_seconds"], "{:.2f}"))
         rates = (

@@ -97,14 +97,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     else:
         for schedule in schedules:
             verify(all_steps(schedule, options))
+        cuts = map(chunks_of, schedules, shares(schedules))
         timelines = [
-            simulate(
-                schedule,
-                costs.cut(chunks_of(schedule, share)),
-                options.steps,
-                options.wait,
-            )
-            for schedule, share in zip(schedules, shares(schedules))
+            simulate(schedule, costs.cut(cut), options.steps, options.wait)
+            for schedule, cut in zip(schedules, cuts)
         ]
         if options.format == "text":
             content = _text(timelines, options)

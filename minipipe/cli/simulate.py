@@ -63,10 +63,8 @@ def _report(
     cells = [["rank", "busy", *causes, "peak activations", "peak memory"]]
     for rank in range(timeline.num_ranks):
         memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
-        numbers = [
-            timeline.busy(rank),
-            *(idle_by_cause[rank][cause] for cause in causes),
-        ]
+        idle = (idle_by_cause[rank][cause] for cause in causes)
+        numbers = [timeline.busy(rank), *idle]
         activations = timeline.peak_activations[rank] / (
             timeline.pairs_per_microbatch or 1
         )

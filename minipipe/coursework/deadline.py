@@ -109,8 +109,5 @@ def _of_gradescope(text: str, path: str | Path) -> Handed:
         raise FileError.of(
             path, f"it is not Gradescope's metadata ({why})", "damaged"
         ) from None
-    return Handed(
-        {"": handed},
-        None if due is None else moment(str(due)),
-        users[0] if users else None,
-    )
+    deadline = None if due is None else moment(str(due))
+    return Handed({"": handed}, deadline, users[0] if users else None)

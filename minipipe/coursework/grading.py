@@ -376,19 +376,13 @@ class Report:
             *([str(self.containment)] if self.containment else []),
         ]
         if self.next:
-            lines.append(
-                f"next: {self.next.name} (lesson {self.next.lesson}), "
-                f"{self.next.subject}"
-            )
+            name = f"{self.next.name} (lesson {self.next.lesson})"
+            lines.append(f"next: {name}, {self.next.subject}")
         if self.days_late:
-            lines.append(
-                f"days late: {self.days_late}, times {self.late_factor:g} per day: "
-                f"{counted(self.score, 'point')}"
-            )
-        lines.append(
-            f"{self.points} of {counted(self.possible, 'point')}, {done} of "
-            f"{counted(len(self.tasks), 'task')} done"
-        )
+            score = f"{self.late_factor:g} per day: {counted(self.score, 'point')}"
+            lines.append(f"days late: {self.days_late}, times {score}")
+        tasks = f"{done} of {counted(len(self.tasks), 'task')} done"
+        lines.append(f"{self.points} of {counted(self.possible, 'point')}, {tasks}")
         return "\n".join(lines)
 
 
@@ -470,7 +464,7 @@ def grade(
         submission.name,
         days_late,
         late_factor,
-        later[0] if later else None,
+        following=later[0] if later else None,
     )
 
 
@@ -491,11 +485,9 @@ def not_graded(
 
 
 def _untested(exercise: Exercise, problem: str) -> TaskReport:
-    return TaskReport(
-        exercise,
-        tuple((test, CheckResult(False, problem)) for test in exercise.tests),
-        problem,
-    )
+    failed = CheckResult(False, problem)
+    outcomes = tuple((test, failed) for test in exercise.tests)
+    return TaskReport(exercise, outcomes, problem)
 
 
 def _grade_task(

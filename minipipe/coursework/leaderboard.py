@@ -443,14 +443,9 @@ def as_text(entries: Iterable[Entry]) -> str:
         cells = (
             f"{entry.makespan:g}/{entry.bound:g}" if entry else "" for entry in own
         )
-        rows.append(
-            (
-                str(standing.place),
-                printable(standing.student),
-                *cells,
-                f"{100 * standing.gap:.1f} %",
-            )
-        )
+        name = printable(standing.student)
+        mean_gap = f"{100 * standing.gap:.1f} %"
+        rows.append((str(standing.place), name, *cells, mean_gap))
     proofs: dict[str, dict[str, None]] = {}
     for entry in entries:
         proofs.setdefault(entry.bound_by, {})[entry.level] = None

@@ -352,16 +352,9 @@ class _Process:
         about: Event,
     ) -> Event:
         length = (self.steps(end) - self.steps(start)) / _STEPS
-        return self.event(
-            "X",
-            name,
-            thread,
-            ts=self.time(start),
-            dur=length,
-            cat=kind,
-            cname=colour,
-            args=about,
-        )
+        about_it: Event = {"cat": kind, "cname": colour, "args": about}
+        ts = self.time(start)
+        return self.event("X", name, thread, ts=ts, dur=length, **about_it)
 
     def named(self, metadata: str, thread: int, **names: str | int) -> Event:
         return self.event("M", metadata, thread, args=names)

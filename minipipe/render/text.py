@@ -376,13 +376,8 @@ def draw_text(
         for first in range(0, columns.total, columns.band)
     ]
     captions = (_filled(line, max(width, 80)) for line in _captions(panels, columns))
-    return "\n".join(
-        [
-            "\n\n".join(bands),
-            *legend(panels, columns, max(width, 80), colour),
-            *captions,
-        ]
-    )
+    key = legend(panels, columns, max(width, 80), colour)
+    return "\n".join(["\n\n".join(bands), *key, *captions])
 
 
 def _filled(line: str, width: int) -> str:

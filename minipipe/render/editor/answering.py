@@ -187,19 +187,17 @@ class Editor:
         if not self.sight.is_finished:
             return ""
         names = self._named_like(self.draft)
-        found = [
-            f"You built {', which is also '.join(names[:2])}."
-            if names
-            else "The schedule is complete and legal."
-        ]
+        if names:
+            found = [f"You built {', which is also '.join(names[:2])}."]
+        else:
+            found = ["The schedule is complete and legal."]
         if self.puzzle:
             end, par = self.sight.end, PUZZLES[self.puzzle - 1].par.value
             over = end - par
-            found.append(
-                f"Par: {par:g} units. It cannot be beaten."
-                if over < 1e-9
-                else f"{over:g} units above par."
-            )
+            if over < 1e-9:
+                found.append(f"Par: {par:g} units. It cannot be beaten.")
+            else:
+                found.append(f"{over:g} units above par.")
         return " ".join(found)
 
     # -- opening -----------------------------------------------------------------------
@@ -225,14 +223,9 @@ class Editor:
         puzzle = PUZZLES[number - 1]
         placement = tuple(range(puzzle.num_ranks))
         self.costs_text, self.costs = puzzle.costs, read_costs(puzzle.costs)
-        self._begin(
-            Draft(
-                f"puzzle {number}",
-                placement,
-                puzzle.num_microbatches,
-                ((),) * puzzle.num_ranks,
-            )
-        )
+        rows = ((),) * puzzle.num_ranks
+        batch = puzzle.num_microbatches
+        self._begin(Draft(f"puzzle {number}", placement, batch, rows))
         self.limit, self.puzzle, self.halves = puzzle.memory_limit, number, True
         return self.do_show(f"Par is {puzzle.par.value:g} units. {puzzle.hint}")
 

@@ -114,14 +114,10 @@ class Sight:
         ]
         if self.is_finished:
             gap = max(0.0, self.end / self.bound.value - 1) if self.bound.value else 0.0
-            return [
-                *found,
-                ("gap", "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %"),
-            ]
-        return [
-            *found,
-            ("placed", f"{placed} of {counted(placed + missing, 'action')}"),
-        ]
+            distance = "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %"
+            return [*found, ("gap", distance)]
+        actions = counted(placed + missing, "action")
+        return [*found, ("placed", f"{placed} of {actions}")]
 
     def data(self) -> dict[str, Any]:
         """Return the data of the player, its legend, figures and choices."""

@@ -178,23 +178,14 @@ def _idle(timeline: Timeline, idle: Idle) -> list:
     awaited = (
         [] if idle.awaited is None else [*_parts(timeline, idle.awaited), idle.source]
     )
-    return [
-        idle.start - timeline.start,
-        idle.end - timeline.start,
-        idle.cause,
-        *awaited,
-    ]
+    times = (idle.start - timeline.start, idle.end - timeline.start)
+    return [*times, idle.cause, *awaited]
 
 
 def _message(timeline: Timeline, message: Message) -> list:
     times = message.sent - timeline.start, message.arrived - timeline.start
-    return [
-        str(message.value),
-        str(message.used_by),
-        message.source,
-        message.destination,
-        *times,
-    ]
+    actions = str(message.value), str(message.used_by)
+    return [*actions, message.source, message.destination, *times]
 
 
 def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float, str]]:

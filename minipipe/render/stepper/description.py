@@ -37,17 +37,11 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
       rank 0: 0F0 until 1; holds 1 (0)
       rank 1: waits for 0F0 on rank 0 until 1; holds nothing; next 1F0
     """
-    lines = [
-        (
-            f"{describe_progress(walkthrough, snapshot)}: "
-            f"{describe_event(walkthrough, snapshot)}"
-        )
-    ]
+    progress = describe_progress(walkthrough, snapshot)
+    lines = [f"{progress}: {describe_event(walkthrough, snapshot)}"]
     for rank, state in enumerate(snapshot.ranks):
-        parts = [
-            describe_state(walkthrough, snapshot, rank)[0],
-            f"holds {describe_held(walkthrough, rank, state)}",
-        ]
+        held = f"holds {describe_held(walkthrough, rank, state)}"
+        parts = [describe_state(walkthrough, snapshot, rank)[0], held]
         if state.activity is Activity.WAITS:
             parts.append(f"next {state.action}")
         lines.append(f"  rank {rank}: {'; '.join(parts)}")
@@ -275,15 +269,11 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
         return [*lines, figures]
     for rank, state in walkthrough.stuck.items():
         stuck = f"{state.action} (position {state.position} of its list)"
-        lines.append(
-            f"rank {rank} is stuck at {stuck}: it needs "
-            f"{_describe_position(walkthrough, rank, state)}"
-        )
+        needed = _describe_position(walkthrough, rank, state)
+        lines.append(f"rank {rank} is stuck at {stuck}: it needs {needed}")
     if not walkthrough.stuck:
-        lines.append(
-            "it still ran to completion, in "
-            f"{format_time(walkthrough[-1].time, 'rounds')}"
-        )
+        end = format_time(walkthrough[-1].time, "rounds")
+        lines.append(f"it still ran to completion, in {end}")
     return lines
 
 
@@ -362,11 +352,8 @@ def _ranges(numbers: Sequence[int], microbatches: Sequence[Any]) -> str:
     texts = []
     for run in runs:
         joint = "-" if len(run) > 2 else ","
-        texts.append(
-            joint.join(
-                str(microbatches[number]) for number in sorted({run[0], run[-1]})
-            )
-        )
+        ends = (str(microbatches[number]) for number in sorted({run[0], run[-1]}))
+        texts.append(joint.join(ends))
     return ",".join(texts)
 
 

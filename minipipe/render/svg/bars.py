@@ -113,11 +113,8 @@ class _BarsPage(NamedTuple):
         )
         room = (page.width - page.margin - left) / len(self.columns)
         for i, name in enumerate(self.names):
-            parts.append(
-                letters.draw(
-                    "rank", left - 10, y + 28 + i * _ROW + 0.75 * _HEIGHT, name
-                )
-            )
+            baseline = y + 28 + i * _ROW + 0.75 * _HEIGHT
+            parts.append(letters.draw("rank", left - 10, baseline, name))
         for i, (head, bars) in enumerate(self.columns.items()):
             parts.append(
                 moved(left + i * room, y, self._column(head, bars, room - _GAP))

@@ -179,10 +179,8 @@ class Motion:
         rules = []
         for each, steps in frames.items():
             timing = "linear" if each in ("curtain", "now") else "step-end"
-            rules.append(
-                f"#{name} .{each}{{animation:{name}-{each} {number(total)}s "
-                f"{timing} infinite}}"
-            )
+            motion = f"{name}-{each} {number(total)}s {timing} infinite"
+            rules.append(f"#{name} .{each}{{animation:{motion}}}")
             rules.append(f"@keyframes {name}-{each}{{{steps}}}")
         query = "@media screen and (prefers-reduced-motion:no-preference)"
         return f"{query}{{{shown}{''.join(rules)}}}"

@@ -222,11 +222,8 @@ class Page:
             for line in filter(
                 None, wrapped(words, self.letters.wrapping_size(role), room)
             ):
-                parts.append(
-                    self.letters.draw(
-                        role, self.margin, round(y + BASELINE * height), line
-                    )
-                )
+                baseline = round(y + BASELINE * height)
+                parts.append(self.letters.draw(role, self.margin, baseline, line))
                 y += height
         return parts, y
 
