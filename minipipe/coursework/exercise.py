@@ -206,10 +206,8 @@ class Exercise:
         name = normalize("NFC", student.strip()).casefold()
         found = []
         for number, group in enumerate(self.variants):
-            drawn = blake2b(
-                f"{name}\0{self.name}\0{number}".encode("utf-8", "replace"),
-                digest_size=8,
-            ).digest()
+            seed = f"{name}\0{self.name}\0{number}".encode("utf-8", "replace")
+            drawn = blake2b(seed, digest_size=8).digest()
             found.append(int.from_bytes(drawn) % len(group))
         return found
 
@@ -351,10 +349,8 @@ class Exercise:
         files = "\n".join(
             [self.solution, *lines[: node.lineno - 1], *lines[node.end_lineno :]]
         )
-        wrong = next(
-            (text for group in self.variants for text in group[0] if text not in files),
-            None,
-        )
+        first = (text for group in self.variants for text in group[0])
+        wrong = next((text for text in first if text not in files), None)
         if wrong is not None:
             how = (
                 "the first alternative of a group has texts of the two files, letter "

@@ -132,12 +132,8 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
         report = grade(**options)
     except (CourseworkError, FileError) as error:
         exercises = exercises_in(find_source(job.get("source")))
-        report = not_graded(
-            job["directory"],
-            job["name"],
-            chosen_of(exercises, job.get("only")),
-            error.message,
-        )
+        chosen = chosen_of(exercises, job.get("only"))
+        report = not_graded(job["directory"], job["name"], chosen, error.message)
     return (report.without_hidden() if job["hide_hidden"] else report).as_json()
 
 

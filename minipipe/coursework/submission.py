@@ -77,24 +77,15 @@ class Archive:
             for each in self._zip.infolist()
             if not each.filename.startswith("__MACOSX/")
         ]
-        folders = sorted(
-            {
-                _folder(each)
-                for each in members
-                if PurePosixPath(each.filename).name in tasks
-            }
-        )
+        named = (each for each in members if _name(each) in tasks)
+        folders = sorted(set(map(_folder, named)))
         if len(folders) > 1:
             raise self._damaged(
                 "tasks are in "
                 f"{' and in '.join(quoted(each) for each in folders[:2])}; keep one "
                 "folder"
             )
-        found = [
-            (PurePosixPath(each.filename).name, each)
-            for each in members
-            if _folder(each) in folders
-        ]
+        found = [(_name(each), each) for each in members if _folder(each) in folders]
         self._members = dict(found)
         self.files = sorted(name for name, _ in found if name.endswith(".py"))
         if len(self._members) < len(found):
@@ -131,6 +122,10 @@ class Archive:
 
 
 Submission = Folder | Archive
+
+
+def _name(member: zipfile.ZipInfo) -> str:
+    return PurePosixPath(member.filename).name
 
 
 def _folder(member: zipfile.ZipInfo) -> str:
@@ -198,14 +193,8 @@ def open_submission(
             ]
         else:
             around = []
-        right = next(
-            (
-                place
-                for place in around
-                if any(os.path.lexists(place / file) for file in tasks)
-            ),
-            None,
-        )
+        holding = (place for place in around if _any_holds([place], tasks))
+        right = next(holding, None)
         if right:
             where = f"'{right}' does: grade that"
         else:

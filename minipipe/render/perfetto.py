@@ -122,13 +122,9 @@ def perfetto_trace(
         for event in process.events()
     ]
     facts = {"title": title and printable(title), "notes": note_lines(notes)}
-    about = json.dumps(
-        {
-            "writer": "minipipe",
-            **{name: fact for name, fact in facts.items() if fact},
-            "timelines": [process.summary() for process in processes],
-        }
-    )
+    given = {name: fact for name, fact in facts.items() if fact}
+    timelines = [process.summary() for process in processes]
+    about = json.dumps({"writer": "minipipe", **given, "timelines": timelines})
     lines = ",\n".join(events)
     return (
         f'{{"displayTimeUnit": "ms",\n"otherData": {about},\n"traceEvents": '

@@ -167,13 +167,11 @@ def are_near(
     the total.
     """
     tolerance = max(2, columns.total // 30)
-    drift = max(
-        (
-            abs(first - columns.column(span.start - start))
-            for span, (first, _) in zip(spans, places)
-        ),
-        default=0,
+    drifts = (
+        abs(first - columns.column(span.start - start))
+        for span, (first, _) in zip(spans, places)
     )
+    drift = max(drifts, default=0)
     drawn = sum(last - first for first, last in places)
     length = columns.column(sum(span.end - span.start for span in spans))
     return drift <= tolerance and abs(drawn - length) <= tolerance
@@ -448,14 +446,8 @@ def action_cells(
         mark = "&"
     else:
         mark = ""
-    label = next(
-        (
-            text
-            for text in labels(panel, rank, action, names_stages)
-            if len(text + mark) <= length
-        ),
-        "",
-    )
+    texts = labels(panel, rank, action, names_stages)
+    label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)
     if not has_begun:
         return (

@@ -307,10 +307,8 @@ class Frame:
             state = snapshot.ranks[rank]
             about = fitted(describe_state(self.walkthrough, snapshot, rank), now)
             following = fitted(self._coming(rank, state), coming)
-            holding = fitted(
-                [describe_held(self.walkthrough, rank, state) if state.held else ""],
-                held,
-            )
+            text = describe_held(self.walkthrough, rank, state) if state.held else ""
+            holding = fitted([text], held)
             cells = (
                 self._coloured(rank, state, about)
                 + " " * (now - len(about) + 2)

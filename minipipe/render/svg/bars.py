@@ -124,13 +124,11 @@ class _BarsPage(NamedTuple):
         entries, bottom = legend.draw(
             self._entries(legend), left, page.width - page.margin, y
         )
-        described = " ".join(
-            (
-                f"{head}: "
-                f"{', '.join(f'{name} {bar.label}' for name, bar in zip(self.names, bars))}."
-            )
-            for head, bars in self.columns.items()
-        )
+        sentences = []
+        for head, bars in self.columns.items():
+            labels = (f"{name} {bar.label}" for name, bar in zip(self.names, bars))
+            sentences.append(f"{head}: {', '.join(labels)}.")
+        described = " ".join(sentences)
         title = page.title or "Bars"
         return page.document([*parts, *entries], bottom, title, described)
 

@@ -303,12 +303,8 @@ class _TradeoffPage(Page):
         }
         for name, steps in bounds.items():
             yield _line(name, polyline(steps))
-        front = self._steps(
-            [
-                (choice.memory, choice.bubble)
-                for choice in pareto_front(of_batch.choices)
-            ]
-        )
+        best = pareto_front(of_batch.choices)
+        front = self._steps([(choice.memory, choice.bubble) for choice in best])
         yield _line("front", polyline(front))
         lines = [
             _around(*ends)
