@@ -154,9 +154,9 @@ def question_about(
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
         size = pipeline.group.size
         if size != 1:
-            given = f"{program} starts {counted(size, 'rank')} itself"
+            problem = f"{program} starts {counted(size, 'rank')} itself"
             how = "expected a program that calls init_process_group()"
-            raise ArgumentError("value", f"{given}; {how}.")
+            raise ArgumentError("value", f"{problem}; {how}.")
         raise _Left(question)
 
     with redirect_stdout(sys.stderr):
@@ -171,8 +171,8 @@ def question_about(
         except Exception as error:
             traceback.print_exception(error)
             raise ended_early(program, error, _BEFORE, _HINT) from None
-    given = f"{program} ended without a training step"
-    raise ArgumentError("value", f"{given}; expected a call of Pipeline.step.")
+    problem = f"{program} ended without a training step"
+    raise ArgumentError("value", f"{problem}; expected a call of Pipeline.step.")
 
 
 _BEFORE = "before its first training step"

@@ -85,14 +85,14 @@ def run(options: argparse.Namespace) -> ExitStatus:
     grids, left_out = task.grids(num_ranks)
     if not grids:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        given = f"No mesh of {counted(num_ranks, 'rank')} fits this model"
-        raise misuse(f"{given}. {reasons}.")
+        problem = f"No mesh of {counted(num_ranks, 'rank')} fits this model"
+        raise misuse(f"{problem}. {reasons}.")
     hosts, link = _hosts_of(options)
     rounds = options.rounds
     seconds = _checked_seconds(task, grids, num_ranks, rounds)
     if ranks_of_launcher(os.environ) != 1:
-        given = "minipipe compare starts its ranks itself; run it without mpirun"
-        raise misuse(f"{given}, as minipipe compare --ranks {num_ranks}.")
+        problem = "minipipe compare starts its ranks itself; run it without mpirun"
+        raise misuse(f"{problem}, as minipipe compare --ranks {num_ranks}.")
     launcher = launcher_of_ranks()
     if launcher is None:
         on = counted(num_ranks, "thread rank")
@@ -194,8 +194,8 @@ def _form_of(options: argparse.Namespace) -> str:
     """
     # refuse now instead of after a minute
     if options.output is not None and not options.output.parent.is_dir():
-        given = f"{quoted(str(options.output), 200)} cannot be written"
-        raise misuse(f"{given}: its folder does not exist.")
+        problem = f"{quoted(str(options.output), 200)} cannot be written"
+        raise misuse(f"{problem}: its folder does not exist.")
     if options.output is not None and options.format is None:
         return _ENDINGS[ending_of(options.output, _ENDINGS)]
     return options.format or ("json" if options.json else "text")

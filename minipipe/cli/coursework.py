@@ -44,15 +44,15 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Write the student's copy of the exercises, or a file about them."""
     form, target = options.form, options.target
     if form != "autograder" and (options.variants or options.late_factor is not None):
-        given = "--variants and --late-factor need --as autograder"
-        raise misuse(f"{given}; --as {form} has neither.")
+        problem = "--variants and --late-factor need --as autograder"
+        raise misuse(f"{problem}; --as {form} has neither.")
     if form == "copy":
         if options.only:
             forms = "handout, solutions, autograder or classroom"
             raise misuse(f"A copy has all tasks; --only needs --as {forms}.")
         if target.suffix.lower() in (".html", ".pdf", ".zip", ".yml"):
-            given = f"A copy is a directory, and {target.name} is the name of a file"
-            raise misuse(f"{given}; choose what to write with --as.")
+            problem = f"A copy is a directory, and {target.name} is the name of a file"
+            raise misuse(f"{problem}; choose what to write with --as.")
         written = write_coursework(
             target, source=options.source, student=options.student
         )

@@ -34,13 +34,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Run the program, and write the files of its ranks."""
     if options.program is None:
         example = "minipipe export train.py --ranks 2 -o exported"
-        given = "Expected a training program, as in"
-        raise LaunchError("not-found", f"{given}: {example}.")
+        problem = "Expected a training program, as in"
+        raise LaunchError("not-found", f"{problem}: {example}.")
     if options.output is None:
         raise misuse("Expected a folder to write to: -o DIR.")
     if options.output.exists() and not options.output.is_dir():
-        given = f"{quoted(str(options.output), 200)} is a file"
-        raise misuse(f"{given}; expected a folder.")
+        problem = f"{quoted(str(options.output), 200)} is a file"
+        raise misuse(f"{problem}; expected a folder.")
     from minipipe.cli.export_program import exported
     from minipipe.cli.ranks import check_room
 

@@ -134,8 +134,8 @@ class _Once(argparse.Action):
     ) -> None:
         assert isinstance(parser, _Parser)
         if option is not None and self.dest in parser.seen:
-            given = "this option was passed twice"
-            raise argparse.ArgumentError(self, f"{given}; pass it once")
+            problem = "this option was passed twice"
+            raise argparse.ArgumentError(self, f"{problem}; pass it once")
         parser.seen.add(self.dest)
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
@@ -203,8 +203,8 @@ def _explain_or_refuse(words: list[str]) -> NoReturn:
         parser.print_help(sys.stderr)
         parser.exit(ExitStatus.MISUSE)
     parser.parse_args(words)
-    given = "without a verb, argparse prints the help"
-    raise AssertionError(f"{given}, the version or the usage, and exits")
+    problem = "without a verb, argparse prints the help"
+    raise AssertionError(f"{problem}, the version or the usage, and exits")
 
 
 def _complete() -> NoReturn:

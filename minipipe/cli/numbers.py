@@ -65,8 +65,8 @@ def whole(text: str) -> int:
     try:
         return parse_integer(text)
     except ValueError:
-        given = f"cannot read {quoted(text)}; expected a whole number"
-        raise argparse.ArgumentTypeError(f"{given}, such as 4") from None
+        problem = f"cannot read {quoted(text)}; expected a whole number"
+        raise argparse.ArgumentTypeError(f"{problem}, such as 4") from None
 
 
 def real(text: str) -> float:
@@ -80,5 +80,5 @@ def real(text: str) -> float:
     try:
         return parse_real(text)
     except ValueError:
-        given = f"cannot read {quoted(text)}; expected a number"
-        raise argparse.ArgumentTypeError(f"{given}, such as 0.5") from None
+        problem = f"cannot read {quoted(text)}; expected a number"
+        raise argparse.ArgumentTypeError(f"{problem}, such as 0.5") from None

@@ -202,11 +202,11 @@ def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Progra
     from minipipe.schedules.analysis.lowering import lower
 
     if options.steps > 1:
-        given = f"--rows are of one step, and --steps is {options.steps}"
-        raise misuse(f"{given}; leave one of them out.")
+        problem = f"--rows are of one step, and --steps is {options.steps}"
+        raise misuse(f"{problem}; leave one of them out.")
     if schedule.rank_kinds:
-        given = f"{schedule.title} has the instructions of --rows already"
-        raise misuse(f"{given}; leave --rows out.")
+        problem = f"{schedule.title} has the instructions of --rows already"
+        raise misuse(f"{problem}; leave --rows out.")
     if (
         isinstance(schedule, Schedule)
         and schedule.has_replicas

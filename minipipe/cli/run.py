@@ -50,8 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the job, and return its exit code for the shell."""
     if sys.platform == "win32":
-        given = "minipipe has no MPI on Windows; use minipipe.spawn"
-        raise LaunchError("unavailable", f"{given}, whose ranks are threads.")
+        problem = "minipipe has no MPI on Windows; use minipipe.spawn"
+        raise LaunchError("unavailable", f"{problem}, whose ranks are threads.")
     job = _job(options)
     code = become_supervisor()
     if code is not None:  # in the guarding process, after the supervisor has exited
@@ -110,11 +110,11 @@ def _job(options: argparse.Namespace) -> JobSpec:
 
 def _check_script(script: str | None) -> None:
     if script is None:
-        given = "Expected a script after the options, as in"
-        raise LaunchError("not-found", f"{given}: minipipe run -n 4 train.py.")
+        problem = "Expected a script after the options, as in"
+        raise LaunchError("not-found", f"{problem}: minipipe run -n 4 train.py.")
     if not os.path.isfile(script):
-        given = f"There is no script {quoted(script, 200)}"
-        raise LaunchError("not-found", f"{given}; expected a Python file.")
+        problem = f"There is no script {quoted(script, 200)}"
+        raise LaunchError("not-found", f"{problem}; expected a Python file.")
 
 
 def _words(option: str, command: str) -> tuple[str, ...]:
@@ -146,5 +146,5 @@ def _launcher(given: str | None) -> tuple[str, ...]:
 
 def _check_installed(command: str, remedy: str) -> None:
     if shutil.which(command) is None:
-        given = f"There is no command {quoted(command, 200)} here"
-        raise LaunchError("unavailable", f"{given}; {remedy}.")
+        problem = f"There is no command {quoted(command, 200)} here"
+        raise LaunchError("unavailable", f"{problem}; {remedy}.")

@@ -110,8 +110,8 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     from minipipe.render.svg.tradeoff import draw_tradeoff
 
     if options.memory_limit is not None:
-        given = "--memory-limit is for the table"
-        raise misuse(f"{given}; a picture has all limits. Leave it out.")
+        problem = "--memory-limit is for the table"
+        raise misuse(f"{problem}; a picture has all limits. Leave it out.")
     seconds, costs = options.search, costs_of(options)
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks

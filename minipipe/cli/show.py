@@ -176,21 +176,21 @@ def _format(options: argparse.Namespace) -> str:
 def _check(options: argparse.Namespace) -> None:
     """Refuse options that have no effect together."""
     if options.json and options.format != "text":
-        given = f"--json and --format {options.format} are different formats"
-        raise misuse(f"{given}; choose one.")
+        problem = f"--json and --format {options.format} are different formats"
+        raise misuse(f"{problem}; choose one.")
     wanted = "json" if options.json else options.format
     for option, formats in _FORMATS_OF_OPTION.items():
         if getattr(options, option) not in (None, False) and wanted not in formats:
             name = option.replace("_", "-")
             how = "--json" if options.json else f"--format {wanted}"
             expected = ", ".join(formats).replace(", json", ", or --json")
-            given = f"--{name} has no effect with {how}"
-            raise misuse(f"{given}; expected --format {expected}.")
+            problem = f"--{name} has no effect with {how}"
+            raise misuse(f"{problem}; expected --format {expected}.")
     if options.width is not None and wanted == "text":
         TEXT_WIDTH._replace(error=ScheduleError.of).check("--width", options.width)
     if len(options.schedule) > 1 and wanted in _WRITTEN:
-        given = f"--format {wanted} writes one schedule"
-        raise misuse(f"{given}; {len(options.schedule)} were given.")
+        problem = f"--format {wanted} writes one schedule"
+        raise misuse(f"{problem}; {len(options.schedule)} were given.")
     if wanted in ("pdf", "png"):
         if options.output is None:
             raise misuse(f"--format {wanted} needs a file to write to: -o FILE.")

@@ -37,11 +37,11 @@ class Handed(NamedTuple):
         """
         due = deadline or self.due
         if due is None:
-            given = "--late-factor needs a deadline"
-            raise ArgumentError("value", f"{given}: add --deadline TIME.")
+            problem = "--late-factor needs a deadline"
+            raise ArgumentError("value", f"{problem}: add --deadline TIME.")
         if (time := self.times.get(name, self.times.get(""))) is None:
-            given = f"The file of --times has no line for {quoted(name)}"
-            raise ArgumentError("value", f"{given}; add one.")
+            problem = f"The file of --times has no line for {quoted(name)}"
+            raise ArgumentError("value", f"{problem}; add one.")
         return max(0, -((due - time) // _DAY))
 
 
@@ -58,8 +58,8 @@ def moment(text: str) -> datetime:
     except ValueError:
         time = None
     if time is None or time.tzinfo is None:
-        given = f"{quoted(text)} is not a time; expected a time with its zone"
-        raise ArgumentError("value", f"{given}, such as 2026-11-30T23:59:00+01:00.")
+        problem = f"{quoted(text)} is not a time; expected a time with its zone"
+        raise ArgumentError("value", f"{problem}, such as 2026-11-30T23:59:00+01:00.")
     return time
 
 
@@ -82,15 +82,15 @@ def read_times(path: str | Path) -> Handed:
         raise FileError.of(path, error.message, "damaged") from None
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None:
-        given = f"A line of {named} is {quoted(','.join(wrong))}"
-        raise ArgumentError("value", f"{given}; expected `submission,time`.")
+        problem = f"A line of {named} is {quoted(','.join(wrong))}"
+        raise ArgumentError("value", f"{problem}; expected `submission,time`.")
     if rows and rows[0][1].strip() == "time":
         del rows[0]
     times: dict[str, datetime] = {}
     for name, time in rows:
         if name.strip() in times:
-            given = f"{named} has two times for {quoted(name.strip())}"
-            raise ArgumentError("value", f"{given}; keep one line for each.")
+            problem = f"{named} has two times for {quoted(name.strip())}"
+            raise ArgumentError("value", f"{problem}; keep one line for each.")
         times[name.strip()] = moment(time)
     return Handed(times)
 

@@ -185,8 +185,8 @@ class Exercise:
                 "write groups, each a list of two or more tuples with equally many "
                 "texts: [[('3',), ('5',)]]"
             )
-            given = f"VARIANTS of its checks, line {node.lineno}"
-            raise self._broken(f"{given}, are not lists of tuples of texts; {how}")
+            problem = f"VARIANTS of its checks, line {node.lineno}"
+            raise self._broken(f"{problem}, are not lists of tuples of texts; {how}")
         return groups
 
     @property
@@ -282,16 +282,16 @@ class Exercise:
             try:
                 ast.parse(text)
             except SyntaxError as error:
-                given = f"{what} is not valid Python: line {error.lineno}"
-                raise self._broken(f"{given}, {error.msg}") from None
+                problem = f"{what} is not valid Python: line {error.lineno}"
+                raise self._broken(f"{problem}, {error.msg}") from None
             # a NUL, before Python 3.12; the parser's stack
             except (ValueError, RecursionError, MemoryError):
-                given = f"{what} is not valid Python: it has a NUL"
-                raise self._broken(f"{given}, or is nested too deeply") from None
+                problem = f"{what} is not valid Python: it has a NUL"
+                raise self._broken(f"{problem}, or is nested too deeply") from None
         number, first = self.name.partition("_")[0], self.statement.partition("\n")[0]
         if not re.match(rf"{number} [^:]+: .", first):
-            given = f"its docstring begins with {quoted(first)}"
-            raise self._broken(f"{given}; expected '{number} title: its subject.'")
+            problem = f"its docstring begins with {quoted(first)}"
+            raise self._broken(f"{problem}; expected '{number} title: its subject.'")
         _ = self.lesson
         kept = [
             line
@@ -311,8 +311,8 @@ class Exercise:
         last_visible = self.visible_checks.count("\n")
         names = [test.name for test in self.tests]
         if not names:
-            given = "its checks have no test"
-            raise self._broken(f"{given}; expected functions test_…(task)")
+            problem = "its checks have no test"
+            raise self._broken(f"{problem}; expected functions test_…(task)")
         for node in (
             node
             for node in ast.parse(self.checks).body
@@ -329,15 +329,15 @@ class Exercise:
             if node.name not in names:
                 continue
             if names.count(node.name) > 1:
-                given = f"its checks have two tests {node.name}"
-                raise self._broken(f"{given}, of which Python keeps one; rename one")
+                problem = f"its checks have two tests {node.name}"
+                raise self._broken(f"{problem}, of which Python keeps one; rename one")
             if [each.arg for each in node.args.args] != ["task"]:
                 given = f"{node.name}({ast.unparse(node.args)}) has the wrong arguments"
                 raise self._broken(f"{given}; expected task")
             if not ast.get_docstring(node):
-                given = f"{node.name} has no docstring"
+                problem = f"{node.name} has no docstring"
                 how = "its first paragraph says what the test means"
-                raise self._broken(f"{given}; {how}")
+                raise self._broken(f"{problem}; {how}")
 
     def _check_variants(self) -> None:
         """Refuse variants whose first alternative is not in the files: another would
@@ -372,8 +372,8 @@ def _said(docstring: str) -> tuple[str, str, float]:
     except ValueError:
         weight = inf
     if not 0 < weight < inf:
-        given = f"A test says 'Points: {points[0]}'; expected a number above 0"
-        raise CourseworkError("damaged", f"{given}, such as 2.5.")
+        problem = f"A test says 'Points: {points[0]}'; expected a number above 0"
+        raise CourseworkError("damaged", f"{problem}, such as 2.5.")
     return paragraphs[0], " ".join(hints), weight
 
 
@@ -427,8 +427,8 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
     for path in sorted(source.glob("[0-9][0-9]_*.py")):
         checks = source / "checks" / path.name
         if not checks.is_file():
-            given = f"'{path}' has no tests"
-            raise CourseworkError("not-found", f"{given}: '{checks}' is missing.")
+            problem = f"'{path}' has no tests"
+            raise CourseworkError("not-found", f"{problem}: '{checks}' is missing.")
         found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
         found.check()
         exercises.append(found)

@@ -142,6 +142,6 @@ def as_pdf(page: str) -> bytes:
         )
         if done.returncode or not printed.exists():
             last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            given = f"{browser} printed no PDF"
-            raise CourseworkError("not-found", f"{given}: {last[:500]}")
+            problem = f"{browser} printed no PDF"
+            raise CourseworkError("not-found", f"{problem}: {last[:500]}")
         return read_bytes(printed)

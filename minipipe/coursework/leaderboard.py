@@ -227,8 +227,8 @@ class Leaderboard:
                 how = "Choose one with --only"
             else:
                 how = "The checks of a puzzle have LEVELS"
-            given = "A leaderboard is for one puzzle"
-            raise CourseworkError("name", f"{given}; {found} has levels. {how}.")
+            problem = "A leaderboard is for one puzzle"
+            raise CourseworkError("name", f"{problem}; {found} has levels. {how}.")
         self._path, self._exercise, self._variants = path, puzzles[0], variants
         self._named = quoted(str(path), 200)
 
@@ -251,8 +251,8 @@ class Leaderboard:
                 parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it"
             )
             if found["format"] != _FORMAT:
-                given = f"its format is {quoted(found['format'])}"
-                raise ArgumentError("value", f"{given}, expected {_FORMAT!r}")
+                problem = f"its format is {quoted(found['format'])}"
+                raise ArgumentError("value", f"{problem}, expected {_FORMAT!r}")
             told = [
                 json_value(each, dict, "an entry")
                 for each in json_value(found["entries"], list, "entries")
@@ -265,14 +265,14 @@ class Leaderboard:
             raise
         except (KeyError, ArgumentError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
-            given = f"{self._named} cannot be read as a leaderboard: {what}"
-            raise FileError("damaged", f"{given}. {_REMEDY}.") from None
+            problem = f"{self._named} cannot be read as a leaderboard: {what}"
+            raise FileError("damaged", f"{problem}. {_REMEDY}.") from None
         if other != self._exercise.name:
             graded = (
                 f"but {self._exercise.name} is graded. Use one file for each puzzle."
             )
-            given = f"{self._named} belongs to {quoted(other)}"
-            raise CourseworkError("name", f"{given}, {graded}")
+            problem = f"{self._named} belongs to {quoted(other)}"
+            raise CourseworkError("name", f"{problem}, {graded}")
         return [self._checked(each) for each in told]
 
     def _checked(self, told: Mapping[str, Any]) -> Entry:
@@ -290,14 +290,14 @@ class Leaderboard:
                 "another file"
             )
             own = "there is no such level" if level is None else f"that is {level}"
-            given = f"{which}: {quoted(told['asked'], 200)}"
-            raise CourseworkError("name", f"{given}. Here {own}. {how}.")
+            problem = f"{which}: {quoted(told['asked'], 200)}"
+            raise CourseworkError("name", f"{problem}. Here {own}. {how}.")
         try:
             entry = Entry.of(told["student"], told["level"], level, told["schedule"])
         except ScheduleError as error:
             said = error.problems[0].message
-            given = f"{which}, whose schedule is not a solution"
-            raise FileError("damaged", f"{given}: {said} {_REMEDY}.") from None
+            problem = f"{which}, whose schedule is not a solution"
+            raise FileError("damaged", f"{problem}: {said} {_REMEDY}.") from None
         for name, value in entry.as_json().items():
             if told.get(name) != value:
                 said = f"whose {name} is {quoted(told.get(name))}; here it is {value}"
@@ -352,8 +352,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        given = f"{quoted(str(folder))} cannot be opened"
-        raise FileError("unwritable", f"{given}: {error.strerror}.") from None
+        problem = f"{quoted(str(folder))} cannot be opened"
+        raise FileError("unwritable", f"{problem}: {error.strerror}.") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -200,8 +200,8 @@ def open_submission(
         else:
             where = "`minipipe coursework DIR` writes a directory that does"
         first, *_, last = [*tasks] * 2
-        given = f"'{path}' holds none of {first} … {last}"
-        raise CourseworkError("not-found", f"{given}; {where}.")
+        problem = f"'{path}' holds none of {first} … {last}"
+        raise CourseworkError("not-found", f"{problem}; {where}.")
     return submission
 
 

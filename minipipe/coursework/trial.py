@@ -59,8 +59,8 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
         if wrong:
             how = "expected (why it is tempting, text of the solution, its replacement)"
             what = f"{'the solution has no' if is_so else 'it is'} {wrong}; {how}"
-            given = f"{exercise.name}: WRONG_ANSWERS[{number}]"
-            raise CourseworkError("damaged", f"{given}: {what}.")
+            problem = f"{exercise.name}: WRONG_ANSWERS[{number}]"
+            raise CourseworkError("damaged", f"{problem}: {what}.")
     return found
 
 

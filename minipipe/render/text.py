@@ -366,8 +366,8 @@ def draw_text(
     if characters > MOST_CHARACTERS:
         drawing = f"The drawing would have {characters:,} characters"
         message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
-        given = f"{message} Choose the format svg, html or perfetto"
-        raise ArgumentError("value", f"{given}, which have no columns.")
+        problem = f"{message} Choose the format svg, html or perfetto"
+        raise ArgumentError("value", f"{problem}, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [
         _band(panels, rows, first, columns, margin, colour)

@@ -84,8 +84,8 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
         found = _NAME.match(entry)
         if not found:
             where = f"Line {number} of {quoted(name, 200)}"
-            given = f"{where} is {quoted(entry)}; expected HOST"
-            raise ArgumentError("value", f"{given}, HOST:RANKS or HOST slots=RANKS.")
+            problem = f"{where} is {quoted(entry)}; expected HOST"
+            raise ArgumentError("value", f"{problem}, HOST:RANKS or HOST slots=RANKS.")
         hosts.append(
             Host(
                 found[0],

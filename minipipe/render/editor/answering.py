@@ -413,8 +413,8 @@ class Editor:
 
     def _check_free(self, noun: str) -> None:
         if self.puzzle:
-            given = f"The {noun} belong to the puzzle"
-            raise ArgumentError("value", f"{given}; open a schedule to change them.")
+            problem = f"The {noun} belong to the puzzle"
+            raise ArgumentError("value", f"{problem}; open a schedule to change them.")
 
     # -- searching ---------------------------------------------------------------------
 
