@@ -360,8 +360,10 @@ class Optimiser(Familiar, ABC):
         """
         for follower in self._followers:
             follower.note(self)
-        self.first = self.first or [group.hyper_parameters for group in self.groups]
-        self.history = (self.history[0] + 1, self.history[1])
+        if not self.first:
+            self.first = [group.hyper_parameters for group in self.groups]
+        num_steps, num_loads = self.history
+        self.history = (num_steps + 1, num_loads)
         if not self.apply():
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
