@@ -42,7 +42,6 @@ from minipipe.execution.stage import Stage
 from minipipe.nn.arena import Arena
 from minipipe.optim import gradients_are_finite
 from minipipe.schedules import Action, ActionKind, Program
-from minipipe.specs import Spec
 
 WhenNotFinite = Literal["stop", "warn", "off"]
 
@@ -63,9 +62,6 @@ class FiniteCheck:
         xp: ModuleType,
         grid: Grid | None = None,
     ) -> None:
-        Spec(str, choices=("stop", "warn", "off")).check(
-            "check_finite", when_not_finite
-        )
         self.when_not_finite = when_not_finite
         self.plan, self.grid = plan, grid
         self.stages, self.group, self.xp = stages, group, xp
