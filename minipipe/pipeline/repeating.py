@@ -196,6 +196,7 @@ class RepeatedStep:
     def _handshake(self) -> Iterator[str]:
         """Yield the lines behind which all ranks make a call like the last one."""
         calls, form = self._intake.calls, self._form
+        group: Any = self._executor.group
         yield "objective, inputs, targets = call.objective, call.inputs, call.targets"
         yield "if not call.waits or call.accumulates or call.name != 'step' or pending:"
         yield "    return None"
@@ -209,7 +210,8 @@ class RepeatedStep:
         yield "if compiler.program is not program:"
         yield "    return None"
         if self._program.keys:
-            yield "if not program.is_ready():  # but runs eagerly after a failed step"
+            self._names |= {"keys": self._program.keys, "posted": group.posted}
+            yield "if not keys.isdisjoint(posted):  # a step has failed"
             yield "    return None"
         yield "if not program.holds(compiler.gradients):"
         yield "    return None"
@@ -217,7 +219,8 @@ class RepeatedStep:
             yield "group.check_open()"
             yield "calls.count += 1"
         else:
-            yield "if group.num_under_way:"
+            self._names["under_way"] = group.under_way
+            yield "if under_way:"
             yield "    return None"
             yield from self._agreement()
         if calls.trained is not None and not calls.trained.is_alone:
