@@ -182,10 +182,14 @@ class ReceiveChannel:
         """
         array = self.take(timeout)
         if array is not self.array:
-            self.other = array
-            self._expectation().check(Header.of(array, self._step))
-            self.other = None
-            self.array[...] = array
+            self.take_over(array)
+
+    def take_over(self, array: Array) -> None:
+        """Copy another array that :meth:`take` has returned; raise if it differs."""
+        self.other = array
+        self._expectation().check(Header.of(array, self._step))
+        self.other = None
+        self.array[...] = array
 
     def take(self, timeout: float | None = None) -> Array:
         """Wait until the message has arrived, of whatever shape and dtype; return its
@@ -363,7 +367,9 @@ class ExchangeChannel:
     def _arrived(self) -> dict[int, list[float]]:
         found = {}
         for source, receiving in self._receiving.items():
-            receiving.wait()
+            array = receiving.take()
+            if array is not receiving.array:
+                receiving.take_over(array)
             found[source] = receiving.array.tolist()
         return found
 
