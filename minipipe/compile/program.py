@@ -21,9 +21,10 @@ from minipipe.compile.arrivals import OtherForm, check_nothing_has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
+from minipipe.compile.memory import RowMemory, read_after
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
-from minipipe.compile.row import SECTIONS, Row, allocated
+from minipipe.compile.row import SECTIONS, Row, layouts_of
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.stage import CompiledStages
 from minipipe.compile.stage_program import (
@@ -230,11 +231,14 @@ class CompiledRow:
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         lines = list(row.lines())
+        channels = {n: each.opened(executor.group) for n, each in row.channels.items()}
+        read = read_after(executor, row.names_of_messages())
+        memory = RowMemory(lines, layouts_of(row), channels, read)
         self._inputs = row.inputs
         parts = list({id(program): program for program in programs.values()}.values())
         self._parts = parts
         sources = [program.sections.source for program in parts]
-        self.source = "\n\n".join([*sources, "\n".join(lines) + "\n"])
+        self.source = "\n\n".join([*sources, "\n".join(memory.lines) + "\n"])
         self.sources: dict[int, str] = {}
         for part, source in zip(parts, sources):
             earlier = self.sources.get(part.stage)
@@ -248,14 +252,14 @@ class CompiledRow:
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self._given = GivenGradients()
         names |= {"give_gradients": self._given}
-        self._namespace = {**names, **row.names, **allocated(row)}
+        self._namespace = {**names, **row.names, **channels, "memory": memory}
         self._receives: list[tuple[Any, Any]] = []
         for name, channel in row.channels.items():
-            opened = channel.opened(executor.group)
-            self._namespace |= {name: opened, channel.array: opened.array}
+            self._namespace[channel.array] = channels[name].array
             if not channel.is_send:
-                self._receives.append((opened, channel.route.value))
-        self._schedule = self._compiled("\n".join(lines), executor)
+                self._receives.append((channels[name], channel.route.value))
+        self._namespace |= memory.arrays
+        self._schedule = self._compiled("\n".join(memory.lines), executor)
         self.is_whole = _is_whole(executor, programs)
 
     @property

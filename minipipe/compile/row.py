@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import Array
+from minipipe.compile.memory import Layout
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, Channel, StageProgram
 from minipipe.compile.value_form import Form
@@ -270,6 +270,17 @@ class Row:
         self.channels[name] = Channel(f"{_name(value)}_0", is_send, form, route)
         return name
 
+    def names_of_messages(self) -> dict[Any, str]:
+        """Return the names of arrays that are sent or received, by what is carried."""
+        routes = self._executor.routes
+        found = {}
+        for binding in self._bindings:
+            if binding.action in routes:
+                taken, given = binding.takes, [value for _, value in binding.gives]
+                name = f"{_name((*taken, *given)[0])}_0"
+                found[routes[binding.action].value] = name
+        return found
+
     # -- arguments ---------------------------------------------------------------------
 
     def _argument(
@@ -407,12 +418,14 @@ def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[st
     yield from (f"{name} = asarray({name})" for name in returned)
 
 
-def allocated(row: Row) -> dict[str, Array | None]:
-    """Return arrays for the results of compiled sections, by their names."""
-    found: dict[str, Array | None] = {}
+def layouts_of(row: Row) -> dict[str, Layout]:
+    """Return the layouts of the results of compiled sections, by their names."""
+    found: dict[str, Layout] = {}
     for name, form in row.forms.items():
-        found.update(zip(form.names(name), form.new()))
-    found.pop("None", None)
+        layouts = zip(form.names(name), form.shapes, form.dtypes)
+        found.update(
+            (own, (shape, dtype)) for own, shape, dtype in layouts if shape is not None
+        )
     return found
 
 
