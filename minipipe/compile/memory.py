@@ -159,8 +159,9 @@ class RowMemory:
         for slot in self._slots:
             for earlier, later in pairwise(slot):
                 if earlier.name in sent:
-                    wait = f"    {names[earlier.name]}.wait()"
-                    waits.setdefault(later.first, []).append(wait)
+                    own = names[earlier.name]
+                    wait = [f"    if not {own}.is_over:", f"        {own}.wait()"]
+                    waits.setdefault(later.first, []).extend(wait)
         numbered = enumerate(lines)
         self.lines = [
             each for i, line in numbered for each in [*waits.get(i, ()), line]
