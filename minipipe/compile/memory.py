@@ -15,7 +15,7 @@ once it reads a later message, which the receiver has sent after that.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -33,9 +33,9 @@ Layout = tuple[tuple[int, ...], Any]
 
 
 class Use(NamedTuple):
-    """The lines in which an array of a row is in use: the first and the last."""
+    """The part of a row in which an array is in use: the first line and the last."""
 
-    name: str
+    name: Any
     first: int
     last: int
 
@@ -92,26 +92,24 @@ def uses_of(
     return found
 
 
-def slots_of(uses: Sequence[Use], layouts: Mapping[str, Layout]) -> list[list[Use]]:
-    """Return uses that follow each other in one array, for as few arrays as possible.
+def slots_of(uses: Iterable[Use]) -> list[list[Use]]:
+    """Return uses that follow each other in one slot, for as few slots as possible.
 
     Examples
     --------
-    >>> uses = [Use("a", 0, 2), Use("b", 1, 3), Use("c", 3, 4)]
-    >>> slots = slots_of(uses, dict.fromkeys("abc", ((2,), float)))
+    >>> slots = slots_of([Use("a", 0, 2), Use("b", 1, 3), Use("c", 3, 4)])
     >>> [[use.name for use in slot] for slot in slots]
     [['a', 'c'], ['b']]
     """
-    slots: dict[Layout, list[list[Use]]] = {}
+    slots: list[list[Use]] = []
     for use in sorted(uses, key=lambda use: use.first):
-        of_layout = slots.setdefault(layouts[use.name], [])
-        free = (slot for slot in of_layout if slot[-1].last < use.first)
-        slot = next(free, None)
-        if slot is None:
-            of_layout.append([use])
+        for slot in slots:
+            if slot[-1].last < use.first:
+                slot.append(use)
+                break
         else:
-            slot.append(use)
-    return [slot for of_layout in slots.values() for slot in of_layout]
+            slots.append([use])
+    return slots
 
 
 class RowMemory:
@@ -153,8 +151,10 @@ class RowMemory:
                 self._layouts[array] = channel.array.shape, channel.array.dtype
             else:  # a persistent request, which has memory of its own
                 self._layouts.pop(array, None)
-        uses = uses_of(lines, self._layouts, sent)
-        self._slots = slots_of(uses, self._layouts)
+        by_layout: dict[Layout, list[Use]] = {}
+        for use in uses_of(lines, self._layouts, sent):
+            by_layout.setdefault(self._layouts[use.name], []).append(use)
+        self._slots = [slot for uses in by_layout.values() for slot in slots_of(uses)]
         waits: dict[int, list[str]] = {}
         for slot in self._slots:
             for earlier, later in pairwise(slot):

@@ -22,7 +22,7 @@ ACTIVATION = 4 * WIDTH * ROWS  # bytes of an array between two stages
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=12))
 def test_slots_are_as_many_as_arrays_in_use_at_a_time(spans):
     uses = [Use(f"v{i}", first, first + n) for i, (first, n) in enumerate(spans)]
-    slots = slots_of(uses, {use.name: ((1,), "f4") for use in uses})
+    slots = slots_of(uses)
     assert sorted(use for slot in slots for use in slot) == sorted(uses)
     for slot in slots:
         assert all(a.last < b.first for a, b in zip(slot, slot[1:]))
