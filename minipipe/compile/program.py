@@ -274,7 +274,7 @@ class CompiledRow:
         self._loss = attributes_of_loss(objective.loss) if has_loss else None
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self.given = GivenGradients()
-        names |= {"give_gradients": self.given}
+        names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}
         self._receives: list[tuple[Any, Any]] = []
         self.keys: set[Any] = set()
