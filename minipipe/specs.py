@@ -176,10 +176,11 @@ class Spec(NamedTuple):
         minipipe.errors.ArgumentError: Recompute takes a class; this is of type int.
         """
         if not isinstance(value, self.kind):
-            message = (
+            raise self.error(
+                "type",
                 f"{taker} takes {self.words}; this is of type {type(value).__name__}."
+                f"{self._behind}",
             )
-            raise self.error("type", f"{message}{self._behind}")
         return value
 
     @property

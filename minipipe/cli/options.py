@@ -219,11 +219,10 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [parse_integer(number) for number in text.split(",")]
     except ValueError:
-        message = (
+        raise argparse.ArgumentTypeError(
             f"{quoted(text)} is not a list of whole numbers; expected a list such as 4 "
             "or 2,4,8"
-        )
-        raise argparse.ArgumentTypeError(message) from None
+        ) from None
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
@@ -360,10 +359,9 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
         ("--chunks", options.chunks, schedule.num_stages / schedule.num_ranks),
     ):
         if wanted not in (None, own):
-            message = (
+            raise misuse(
                 f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
             )
-            raise misuse(message)
     return schedule
 
 

@@ -111,13 +111,11 @@ def planned(
         message = f"The stages determine {', '.join(options)}; leave it out."
         raise ModelError("unsupported", message)
     if made.schedule.num_ranks != group.size:
-        message = (
-            f"The plan is for {counted(made.schedule.num_ranks, 'rank')}, but this "
-            f"group has {group.size}."
-        )
         raise RankError(
             "wrong-number",
-            f"{message} Start as many ranks, or make a plan for {group.size}.",
+            f"The plan is for {counted(made.schedule.num_ranks, 'rank')}, but this "
+            f"group has {group.size}. Start as many ranks, or make a plan for "
+            f"{group.size}.",
         )
     _check_shards(made)
     return Planned(made, group, grid, recompute)
@@ -139,10 +137,9 @@ def _is_measured(options: Mapping[str, Any], model: Sequential) -> bool:
     is_measured = is_measured or str(options.get("partition")) == "measured"
     if is_measured and any(one.is_divided for one in model.parameters()):
         message = (
-            "Tensor-parallel and fully sharded layers cannot be measured on one "
-            'rank, as schedule="auto" and '
-            'partition="measured" would; pass the name of a schedule, and a '
-            "partition or layer_costs."
+            "Tensor-parallel and fully sharded layers cannot be measured on one rank, "
+            'as schedule="auto" and partition="measured" would; pass the name of a '
+            "schedule, and a partition or layer_costs."
         )
         raise ArgumentError("value", message)
     return is_measured
@@ -223,12 +220,10 @@ def over_grid(
 def _check_divided(plan: Plan, grid: Grid) -> None:
     """Refuse a plan of a whole model, or of another number of replicas than a mesh."""
     if plan.replicas != grid.replicas:
-        message = (
-            f"The plan has {counted(plan.replicas, 'replica')}, and the grid "
-            f"{grid.replicas}"
-        )
         raise ArgumentError(
-            "value", f"{message}; make it with replicas={grid.replicas}."
+            "value",
+            f"The plan has {counted(plan.replicas, 'replica')}, and the grid "
+            f"{grid.replicas}; make it with replicas={grid.replicas}.",
         )
     is_sharded = grid.fully_sharded and grid.replicas > 1
     parameters = list(plan.model.parameters())
@@ -238,11 +233,11 @@ def _check_divided(plan: Plan, grid: Grid) -> None:
     elif is_sharded and not any(one.is_summed for one in parameters):
         made = "nn.fully_shard(model, grid.data)"
     if made:
-        message = (
+        raise ArgumentError(
+            "value",
             "The grid divides the model, but the plan has whole layers; make the plan "
-            "from"
+            f"from {made}.",
         )
-        raise ArgumentError("value", f"{message} {made}.")
 
 
 def objective_of(
