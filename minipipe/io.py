@@ -86,11 +86,9 @@ def printable_lines(text: str) -> str:
 
 def _shown(character: str) -> str:
     is_blank = category(character) == "Zs"
-    return (
-        character
-        if is_blank or character.isprintable()
-        else character.encode("unicode_escape").decode()
-    )
+    if is_blank or character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def escaped(text: str) -> str:
@@ -124,10 +122,8 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     if isinstance(notes, str):
         raise ArgumentError(
             "type",
-            (
-                f"notes is the text {notes!r:.60}; expected a sequence of lines, such "
-                f"as [{notes!r:.60}]."
-            ),
+            f"notes is the text {notes!r:.60}; expected a sequence of lines, such as "
+            f"[{notes!r:.60}].",
         )
     return tuple(map(printable, notes))
 
@@ -308,17 +304,15 @@ def parse_json(text: str | bytes) -> Any:
     except ArgumentError as error:
         raise ArgumentError("value", f"it is not JSON: {error.message}") from None
     except UnicodeDecodeError as error:
-        raise ArgumentError(
-            "value", f"it is not JSON: byte {error.start} is not UTF-8"
-        ) from None
+        message = f"it is not JSON: byte {error.start} is not UTF-8"
+        raise ArgumentError("value", message) from None
     except ValueError as error:
         # behind it, of a long number, comes advice for programmers
         reason = printable(str(error).partition(";")[0])
         raise ArgumentError("value", f"it is not JSON: {reason}") from None
     except RecursionError:
-        raise ArgumentError(
-            "value", "it is not JSON: it is nested too deeply"
-        ) from None
+        message = "it is not JSON: it is nested too deeply"
+        raise ArgumentError("value", message) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -380,10 +374,8 @@ def parse_whole(text: str) -> int:
     """
     if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
-    raise ArgumentError(
-        "value",
-        f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits",
-    )
+    message = f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits"
+    raise ArgumentError("value", message)
 
 
 def parse_integer(text: str) -> int:
@@ -449,9 +441,8 @@ def json_value(value: Any, kind: type, name: str) -> Any:
     3
     """
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ArgumentError(
-            "type", f"{name} is {quoted(value)}, expected {_WORDS_OF_JSON[kind]}"
-        )
+        message = f"{name} is {quoted(value)}, expected {_WORDS_OF_JSON[kind]}"
+        raise ArgumentError("type", message)
     return value
 
 
@@ -528,9 +519,21 @@ def read_text(
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise FileError.of(
-            path, f"byte {error.start} is not UTF-8, so it is not text"
-        ) from None
+        message = f"byte {error.start} is not UTF-8, so it is not text"
+        raise FileError.of(path, message) from None
+
+
+def package_text(name: str) -> str:
+    """Return the text of a file that belongs to this package, by its path in it.
+
+    Examples
+    --------
+    >>> package_text("render/html/player.html").splitlines()[0]
+    '<!doctype html>'
+    """
+    path = os.path.join(os.path.dirname(__file__), name)
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
@@ -566,9 +569,8 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
         except UnicodeDecodeError:
             raise FileError.of(name, "it is not text") from None
     if len(text) > most:
-        raise FileError.of(
-            name, f"it has more than {most:,} characters, the limit", Code.TOO_LARGE
-        )
+        message = f"it has more than {most:,} characters, the limit"
+        raise FileError.of(name, message, Code.TOO_LARGE)
     return text
 
 
@@ -588,11 +590,8 @@ def _check_kind(
         noun = _KINDS.get(kind, "socket")
         raise FileError.of(path, f"it is a {noun}; expected a file")
     if status.st_size > most:
-        raise FileError.of(
-            path,
-            f"it has {status.st_size:,} bytes; the limit is {most:,}",
-            Code.TOO_LARGE,
-        )
+        message = f"it has {status.st_size:,} bytes; the limit is {most:,}"
+        raise FileError.of(path, message, Code.TOO_LARGE)
 
 
 def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
@@ -605,18 +604,16 @@ def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
     length = max(1 << 20, min(status.st_size, 1 << 30))
     while True:
         if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
-            raise FileError.of(
-                path, f"no byte came from the pipe for {PIPE_PATIENCE:g} s"
-            )
+            message = f"no byte came from the pipe for {PIPE_PATIENCE:g} s"
+            raise FileError.of(path, message)
         piece = os.read(descriptor, length)
         if not piece:
             return
         yield piece
         total += len(piece)
         if total > most:
-            raise FileError.of(
-                path, f"it has more than {most:,} bytes, the limit", Code.TOO_LARGE
-            )
+            message = f"it has more than {most:,} bytes, the limit"
+            raise FileError.of(path, message, Code.TOO_LARGE)
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
@@ -712,11 +709,10 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
         raise
     # such as a name with a NUL, or no name
     except (OSError, ValueError, TypeError) as error:
-        reason = (
-            error.strerror
-            if isinstance(error, OSError) and error.strerror
-            else str(error)
-        )
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        else:
+            reason = str(error)
         raise FileError(code, f"{_name(path)} cannot be {done}: {reason}.") from None
 
 
@@ -747,7 +743,6 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
         raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
     for name, expected in head.items():
         if type(given := found.get(name)) is not type(expected) or given != expected:
-            raise ArgumentError(
-                "value", f"its {name} is {quoted(given)}, expected {expected!r}"
-            )
+            message = f"its {name} is {quoted(given)}, expected {expected!r}"
+            raise ArgumentError("value", message)
     return found

@@ -44,16 +44,15 @@ def tensors_in(value: Any) -> list[Tensor]:
         or not has_names
         or not all(isinstance(item, Tensor | dict) or _is_row(item) for item in items)
     ):
-        inside = (
-            f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}"
-            if _is_row(value) or isinstance(value, dict)
-            else ""
-        )
+        inside = ""
+        if _is_row(value) or isinstance(value, dict):
+            inside = (
+                f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}"
+            )
         raise TensorError(
             "type",
             "Values between layers must be tensors, or tuples, lists or dicts (with "
-            "str keys) of tensors; "
-            f"this is {type(value).__name__}{inside}.",
+            f"str keys) of tensors; this is {type(value).__name__}{inside}.",
         )
     return [tensor for item in items for tensor in tensors_in(item)]
 
@@ -138,16 +137,11 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
         return [
             leaf for part, own in zip(bundle, given) for leaf in leaves_like(part, own)
         ]
-    message = (
-        f"The model returns a {type(bundle).__name__} of {expected}; the matching "
-        "argument is"
-    )
     raise TensorError(
         "shape",
-        (
-            f"{message} "
-            f"{f'a {type(given).__name__} of {found}' if found else 'one array'}."
-        ),
+        f"The model returns a {type(bundle).__name__} of {expected}; the matching "
+        "argument is "
+        f"{f'a {type(given).__name__} of {found}' if found else 'one array'}.",
     )
 
 

@@ -113,17 +113,13 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     ):
         raise TensorError(
             "dtype",
-            (
-                f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) "
-                "or x.filled(0)."
-            ),
+            f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) or "
+            "x.filled(0).",
         )
     if is_array(data):
-        return (
-            data
-            if dtype is None or data.dtype == dtype
-            else array_module(data).astype(data, dtype)
-        )
+        if dtype is None or data.dtype == dtype:
+            return data
+        return array_module(data).astype(data, dtype)
     items = (
         data.values()
         if isinstance(data, dict)
@@ -135,9 +131,8 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
         raise TensorError(
             "wrong-number",
             f"A {type(data).__name__} of tensors was passed; expected one tensor. "
-            "nn.Take('x') selects one of them, "
-            "nn.On('x', layer) calls a layer with it; functional.stack combines "
-            "them into one tensor.",
+            "nn.Take('x') selects one of them, nn.On('x', layer) calls a layer with "
+            "it; functional.stack combines them into one tensor.",
         )
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
 
@@ -270,11 +265,9 @@ def reshape(array: Array, shape: tuple[int, ...]) -> Array:
     """
     if array.shape == shape:
         return array
-    return (
-        array.reshape(shape)
-        if hasattr(array, "reshape")
-        else array_module(array).reshape(array, shape)
-    )
+    if hasattr(array, "reshape"):
+        return array.reshape(shape)
+    return array_module(array).reshape(array, shape)
 
 
 def rows_of(array: Array) -> Array:
@@ -303,11 +296,9 @@ def scalars(like: Array, *values: float) -> tuple[Any, ...]:
     are converted once.
     """
     try:
-        return (
-            _scalars_in_numpy(like.dtype, *values)
-            if isinstance(like, np.ndarray)
-            else values
-        )
+        if isinstance(like, np.ndarray):
+            return _scalars_in_numpy(like.dtype, *values)
+        return values
     except TypeError:  # an array of one number, which has no hash
         return values
 
@@ -391,11 +382,9 @@ def sum_of_rows(matrix: Array) -> Array:
         ones_of_rows = _ones_in_numpy(matrix.shape[0], matrix.dtype)
         # The method takes two thirds of the time, but a trace (compile/) notices only
         # the function.
-        return (
-            ones_of_rows.dot(matrix)
-            if type(matrix) is np.ndarray
-            else np.dot(ones_of_rows, matrix)
-        )
+        if type(matrix) is np.ndarray:
+            return ones_of_rows.dot(matrix)
+        return np.dot(ones_of_rows, matrix)
     return matmul(ones((matrix.shape[0],), matrix), matrix)
 
 
@@ -487,11 +476,10 @@ def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -
     times as many heads, the last axis but two.
     """
     place, count = part
-    shape = (
-        like.shape
-        if count == 1
-        else (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
-    )
+    if count == 1:
+        shape = like.shape
+    else:
+        shape = (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
     seed, layer, *counter = key
     # The generator counts the numbers that it draws in the lowest 64 bits of the
     # counter.
@@ -549,22 +537,17 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         return device
     if isinstance(device, str) and device in ("cpu", "cpu:0"):
         return np
-    parts = (
-        re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device)
-        if isinstance(device, str)
-        else None
-    )
+    parts = None
+    if isinstance(device, str):
+        parts = re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device)
     if parts is None:
         is_dtype = isinstance(device, type | np.dtype)
-        advice = (
-            " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)."
-            if is_dtype
-            else ""
-        )
+        advice = ""
+        if is_dtype:
+            advice = " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)."
         message = (
             f"device is {quoted(device)}; expected 'cpu', 'gpu' or 'gpu:NUMBER' "
-            "('cuda' "
-            f"is 'gpu').{advice}"
+            f"('cuda' is 'gpu').{advice}"
         )
         raise LaunchError("unavailable", message)
     try:
@@ -579,10 +562,8 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         ) from None
     number = local_rank % count if parts[1] is None else int(parts[1])
     if number >= count:
-        raise LaunchError(
-            "unavailable",
-            f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on.",
-        )
+        message = f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on."
+        raise LaunchError("unavailable", message)
     cupy.cuda.Device(number).use()
     return cupy
 

@@ -130,11 +130,9 @@ def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any
     is_converted = operation.takes is not None and not operation.is_variadic
     taken = "takes(*given)" if is_converted else "given"
     is_half = each(" or a{i} is not None and getattr(a{i}.dtype, 'itemsize', 0) == 2")
-    widened = (
-        _WIDENED.format(is_half=f"(False{is_half})", a=a, t=t)
-        if operation.in_float32
-        else ""
-    )
+    widened = ""
+    if operation.in_float32:
+        widened = _WIDENED.format(is_half=f"(False{is_half})", a=a, t=t)
     others = "**attributes" if operation.attributes else ""
     saved = "".join(f"s{i}, " for i in range(len(operation.saves)))
     unpacked = (

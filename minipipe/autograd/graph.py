@@ -11,7 +11,7 @@ unless a gradient needs it. Inputs without a gradient are left out. A
 :class:`minipipe.autograd.operation.Plan` says what is saved, and how the gradients of
 the inputs follow from it.
 
-File 8 of 12 on the first path through the code (README.md): after
+File 9 of 13 on the first path through the code (README.md): after
 ``functional/linear.py``, before ``tensor.py``.
 """
 
@@ -150,13 +150,10 @@ class Node:
         """Refuse to be copied and pickled: what a node saved belongs to its graph
         alone.
         """
-        message = (
-            f"A {type(self).__name__} belongs to its graph, and cannot be copied or "
-            "pickled"
-        )
         raise TensorError(
             "not-copyable",
-            f"{message}. Copy tensors: copy.deepcopy(x), or x.detach() for a result.",
+            f"A {type(self).__name__} belongs to its graph, and cannot be copied or "
+            "pickled. Copy tensors: copy.deepcopy(x), or x.detach() for a result.",
         )
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
@@ -177,12 +174,11 @@ class Node:
         """
         plan, inputs, saved = self.plan, self.inputs, self.saved
         if plan is None:
-            message = (
-                "An earlier backward() has used and released the graph of this result. "
-                "Compute the result again"
-            )
             raise TensorError(
-                "no-graph", f"{message}, or add the losses and call backward() once."
+                "no-graph",
+                "An earlier backward() has used and released the graph of this "
+                "result. Compute the result again, or add the losses and call "
+                "backward() once.",
             )
         self.plan, self.inputs, self.saved = None, (), ()
         return inputs, plan, saved
@@ -221,9 +217,8 @@ class Leaf(Node):
         that it is not shared.
         """
         if self.changed > walk.order:
-            raise changed_in_place(
-                "A parameter, or another tensor made with requires_grad=True,"
-            )
+            message = "A parameter, or another tensor made with requires_grad=True,"
+            raise changed_in_place(message)
         if self.grad is not None:
             self.grad += contribution
         # Other inputs may receive the same array: the gradient of the result as it was,
@@ -324,12 +319,9 @@ these.
 
 def changed_in_place(what: str) -> TensorError:
     """Return the error for values that were changed between their use and backward."""
-    message = (
-        f"{what} was changed after the graph had recorded it and before "
-        "backward(): the "
-        "gradient would be wrong."
-    )
     return TensorError(
         "changed-in-place",
-        f"{message} Call backward() first, or change a copy: x = x + 1.",
+        f"{what} was changed after the graph had recorded it and before backward(): "
+        "the gradient would be wrong. Call backward() first, or change a copy: x = x "
+        "+ 1.",
     )

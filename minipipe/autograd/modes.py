@@ -193,14 +193,11 @@ def next_key() -> Key:
     """
     key = current_place()
     if key.seed is None:
-        message = (
-            "Random numbers were drawn in training, for instance by Dropout, without a "
-            "key. A pipeline sets one."
-        )
-        example = "with minipipe.random_key(seed, step): loss = …"
         raise TensorError(
             "missing",
-            f"{message} In your own loop write {example}, or call model.eval().",
+            "Random numbers were drawn in training, for instance by Dropout, without "
+            "a key. A pipeline sets one. In your own loop write with "
+            "minipipe.random_key(seed, step): loss = …, or call model.eval().",
         )
     key.num_draws += 1
     layer = (key.sequence << 32) + (0 if key.layer is None else key.layer + 1)

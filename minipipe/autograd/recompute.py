@@ -96,9 +96,7 @@ class RecomputedNode(Node):
             recomputation, self.recomputation = self.recomputation, None
             root = recomputation.root(self.number)
             roots = [] if root is None else [root]
-            self.plan, self.inputs, self.saved = (
-                CUSTOM[len(roots)],
-                roots,
-                (unchanged,) * len(roots),
-            )
+            self.plan = CUSTOM[len(roots)]
+            self.inputs = roots
+            self.saved = (unchanged,) * len(roots)
         return super().release(gradient)

@@ -1,8 +1,8 @@
 """The command line: ``minipipe VERB``, with the verbs of ``VERBS``.
 
 A verb is a module of this package with the functions ``add_options(parser)`` and
-``run(options)``. Its ``EPILOG`` ends its help. A verb is imported only when it runs, so
-schedules and their pictures need neither NumPy nor MPI.
+``run(options)``. A file of the folder ``help`` ends its help. A verb is imported only
+when it runs, so schedules and their pictures need neither NumPy nor MPI.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
 from minipipe.cli.numbers import check_numbers, real, whole
-from minipipe.cli.output import ExitStatus, as_json, complain
+from minipipe.cli.output import ExitStatus, as_json, complain, help_text
 from minipipe.cli.streams import (
     Signalled,
     discard,
@@ -50,13 +50,6 @@ VERBS = {
     "grade": "run the tests of submissions, and print their points",
     "info": "print versions, MPI library, devices and BLAS threads",
 }
-STATUS = """`minipipe VERB --help` describes a verb and its options.
-Exit status: 0 success, 1 the answer is no (such as an illegal schedule),
-2 wrong usage. The verb run exits with the status of its job."""
-COMPLETION = """tab completion, after pip install -e '.[completion]' in minipipe's folder:
-  eval "$(register-python-argcomplete minipipe)"                  in bash, zsh
-  register-python-argcomplete --shell fish minipipe | source      in fish
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,7 +230,7 @@ def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
         "allow_abbrev": False,
     }
     about = "Draw, check, time, search and teach pipeline-parallel schedules."
-    end = f"verbs:\n{listed}\n\n{STATUS}\n\n{COMPLETION}"
+    end = help_text("minipipe").replace("@verbs@", listed)
     usage = "%(prog)s [-h] [--version] VERB …"
     parser = _Parser(prog="minipipe", usage=usage, description=about, epilog=end, **raw)
     parser.add_argument(
@@ -261,7 +254,7 @@ def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"minipipe {name}",
         description=purpose[0].upper() + purpose[1:] + ".",
-        epilog=getattr(verb, "EPILOG", None),
+        epilog=getattr(verb, "EPILOG", "") or help_text(name),
         allow_abbrev=False,
         formatter_class=_Formatter,
     )
@@ -278,11 +271,10 @@ def _answer(
     except MinipipeError as error:
         status = ExitStatus.of(error)
         if options.json:
-            verdict = (
-                {verb.ANSWER: False}
-                if status is ExitStatus.NO and hasattr(verb, "ANSWER")
-                else {}
-            )
+            if status is ExitStatus.NO and hasattr(verb, "ANSWER"):
+                verdict = {verb.ANSWER: False}
+            else:
+                verdict = {}
             put(as_json({**verdict, **_as_data(error)}))
         complain(_complaint(error))
         return status

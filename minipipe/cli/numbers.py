@@ -27,12 +27,15 @@ def add_number(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
     name: str,
     spec: Spec,
+    metavar: str = "N",
+    words: str | None = None,
     **more: Any,
 ) -> None:
     """Declare an option that is a number; :func:`check_numbers` refuses one that is out
     of range.
     """
-    action = parser.add_argument(name, type=spec.kind, **more)
+    given = {"metavar": metavar, "help": words, **more}
+    action = parser.add_argument(name, type=spec.kind, **given)
     vars(action)["spec"] = spec
 
 

@@ -425,8 +425,6 @@ def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
         costs.weights,
         costs.keys_values,
     )
-    return (
-        None
-        if given == (1.0, None, 0.0, 0.0, 0.0)
-        else costs.sliced(schedule.num_slices).memory(schedule.num_stages)
-    )
+    if given == (1.0, None, 0.0, 0.0, 0.0):
+        return None
+    return costs.sliced(schedule.num_slices).memory(schedule.num_stages)

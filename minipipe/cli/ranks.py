@@ -11,8 +11,8 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -164,6 +164,16 @@ def leave_error(group: ProcessGroup, error: Exception) -> None:
     with suppress(FileExistsError):
         os.link(own, _path(_ERROR))  # complete, and only if no rank has written one
     traceback.print_exception(error)
+
+
+@contextmanager
+def errors_left(group: ProcessGroup) -> Iterator[None]:
+    """Leave the error of a block with :func:`leave_error`, and exit."""
+    try:
+        yield
+    except Exception as error:
+        leave_error(group, error)
+        sys.exit(1)
 
 
 def _path(name: str) -> Path:

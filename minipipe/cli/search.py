@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from minipipe.cli.declaring import add_flag
 from minipipe.cli.numbers import SECONDS, add_number
 from minipipe.cli.options import (
     add_costs,
@@ -25,20 +26,10 @@ from minipipe.schedules.placement import check_sizes, looped_placement, v_placem
 from minipipe.search.finding import usual_evaluations
 from minipipe.specs import SCHEDULE_COUNT
 
-# a search of a schedule with a few actions would take more than a year
-_MOST_EVALUATIONS = 10**12
+# A search of a schedule with a few actions would take more than a year.
+_EVALUATIONS = SCHEDULE_COUNT._replace(maximum=10**12)
 _SECONDS = 60.0  # the default time limit of a search
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
-EPILOG = """The memory limit has the unit of the cost activation, the memory that one
-microbatch needs on one stage from F until I (default: 1).
-
-A file .json is a certificate: the schedule, its costs and the lower bound.
-minipipe check --certificate FILE verifies it.
-
-examples:
-  minipipe search --ranks 4 --microbatches 8 --memory-limit 5
-  minipipe search --ranks 8 --microbatches 24 --memory-limit 8 -o mine.csv \\
-    --costs F=18.522,I=18.086,W=9.337,latency=0.601,weight_activation=0.366"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,41 +37,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_sizes(parser)
     add_costs(parser)
     add_memory_limit(parser, "activation memory")
-    parser.add_argument(
-        "--placement",
-        choices=PLACEMENTS,
-        default="straight",
-        help="one stage per rank (default), or two in a V",
+    add = parser.add_argument
+    stages = "one stage per rank (default), or two in a V"
+    add("--placement", choices=PLACEMENTS, default="straight", help=stages)
+    objective = (
+        "time to minimise: span, the longest time between the first start and last end "
+        "on one rank (default), or makespan, the same over all ranks"
     )
-    parser.add_argument(
-        "--objective",
-        choices=list(map(str, Objective)),
-        default=str(Objective.SPAN),
-        help="time to minimise: span, the longest time between the first start and "
-        "last "
-        "end on one rank (default), or "
-        "makespan, the same over all ranks",
-    )
-    evaluations = SCHEDULE_COUNT._replace(maximum=_MOST_EVALUATIONS)
+    names = list(map(str, Objective))
+    add("--objective", choices=names, default=str(Objective.SPAN), help=objective)
     tries = "schedules to try (default: 10,000,000 actions in all)"
-    add_number(parser, "--evaluations", evaluations, metavar="N", help=tries)
+    add_number(parser, "--evaluations", _EVALUATIONS, "N", tries)
     limit = f"time limit (default: {_SECONDS:g}, or none with --evaluations)"
-    add_number(parser, "--seconds", SECONDS, metavar="N", help=limit)
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random seed of the search (default: 0)",
-    )
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help="use the exact solver CP-SAT in the second half of the time",
-    )
-    add_output(
-        parser, "write the schedule (.csv or .txt) or its certificate (.json) to FILE"
-    )
+    add_number(parser, "--seconds", SECONDS, "N", limit)
+    seed = "random seed of the search (default: 0)"
+    add("--seed", type=int, default=0, metavar="N", help=seed)
+    exact = "use the exact solver CP-SAT in the second half of the time"
+    add_flag(parser, "--exact", exact)
+    written = "write the schedule (.csv or .txt) or its certificate (.json) to FILE"
+    add_output(parser, written)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

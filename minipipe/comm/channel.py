@@ -53,6 +53,8 @@ class SendChannel:
     array : array
         The payload: fill it before ``start``, and not again before ``wait`` has
         returned.
+    is_over : bool
+        Whether nothing is under way, as far as was asked.
     """
 
     def __init__(
@@ -71,6 +73,11 @@ class SendChannel:
             what,
         )
         self._request: Request | None = None
+        self.is_over = True
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to use it in line; nothing, if it cannot."""
+        return {}
 
     def start(self, step: int = 0) -> None:
         """Start to send the array; return at once. Local; the partner is the
@@ -82,6 +89,7 @@ class SendChannel:
             The number of the sender's call, which the receiver may compare with its
             own.
         """
+        self.is_over = False
         self._request = self._group.isend(
             self.array, self._destination, self._tag, step=step
         )
@@ -101,6 +109,7 @@ class SendChannel:
         """
         if self._request is not None:
             self._request.wait(timeout)
+            self.is_over = True
 
 
 class ReceiveChannel:
@@ -135,6 +144,10 @@ class ReceiveChannel:
         self._request: Receive | None = None
         self.other: Array | None = None
         self._step = 0
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to use it in line; nothing, if it cannot."""
+        return {}
 
     def start(self, step: int = 0) -> None:
         """Start to receive the next message; return at once. Local; the partner is the
@@ -281,7 +294,8 @@ class BroadcastChannel:
                 sending.array[...] = array
             sending.start()
         for sending in self._sending:
-            sending.wait()
+            if not sending.is_over:
+                sending.wait()
         return array
 
 
@@ -339,7 +353,8 @@ class ExchangeChannel:
             receiving.start(step)
         found = self._arrived()
         for sending in self._sending:
-            sending.wait()
+            if not sending.is_over:
+                sending.wait()
         self._is_open = False
         if self._is_sender:
             found[self._rank] = [*numbers]

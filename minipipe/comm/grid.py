@@ -92,12 +92,10 @@ class Grid:
             COUNT.check(name, size)
         if pipeline * data * tensor != group.size:
             given = " x ".join(f"{name} {size}" for name, size in sizes.items())
-            message = (
-                f"{given} are {counted(pipeline * data * tensor, 'rank')}, but there "
-                f"are {group.size}"
-            )
             raise RankError(
-                "wrong-number", f"{message}; expected a product of {group.size}."
+                "wrong-number",
+                f"{given} are {counted(pipeline * data * tensor, 'rank')}, but there "
+                f"are {group.size}; expected a product of {group.size}.",
             )
         group = _by_host(group, hosts, tensor)
         self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)
@@ -134,8 +132,10 @@ class Grid:
         tables have.
         """
         pipeline, _, tensor = self._sizes
-        place = f"rank r is pipeline rank r % {pipeline} of replica r // {pipeline}"
-        return f"{place}, with part {self.coordinates[2]} of {tensor} of each layer"
+        return (
+            f"rank r is pipeline rank r % {pipeline} of replica r // {pipeline}, with "
+            f"part {self.coordinates[2]} of {tensor} of each layer"
+        )
 
     def __repr__(self) -> str:
         sizes = ", ".join(

@@ -127,10 +127,8 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
     if sys.platform == "win32":
         raise LaunchError(
             "unavailable",
-            (
-                f"A launcher started {several}; on Windows use spawn, whose ranks are "
-                "threads."
-            ),
+            f"A launcher started {several}; on Windows use spawn, whose ranks are "
+            "threads.",
         )
     process = _this_process(started or 0)
     # not earlier: from now on one rank reports an error of all
@@ -143,18 +141,16 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
     except ImportError as error:
         raise LaunchError(
             "unavailable",
-            f"A launcher started {several}, but mpi4py cannot be imported "
-            f"({error}), so each would run alone. Install "
-            "it from minipipe's folder: pip install -e '.[mpi]' (on a cluster, its "
-            "MPI loaded: pip install mpi4py).",
+            f"A launcher started {several}, but mpi4py cannot be imported ({error}), "
+            "so each would run alone. Install it from minipipe's folder: pip install "
+            "-e '.[mpi]' (on a cluster, its MPI loaded: pip install mpi4py).",
         ) from None
     if started is not None and group.size != started:
         raise LaunchError(
             "unavailable",
-            f"A launcher started {several}, but mpi4py sees {group.size}: it "
-            "belongs to another MPI than this mpirun. "
-            "Use the mpirun of the same environment, or rebuild mpi4py: pip install "
-            "--no-binary mpi4py mpi4py.",
+            f"A launcher started {several}, but mpi4py sees {group.size}: it belongs "
+            "to another MPI than this mpirun. Use the mpirun of the same environment, "
+            "or rebuild mpi4py: pip install --no-binary mpi4py mpi4py.",
         )
     return group
 

@@ -81,11 +81,9 @@ def _described(item: Any, arrays: list[np.ndarray]) -> Any:
         return {_ARRAY: [backend.dtype_name(arrays[-1].dtype), arrays[-1].shape]}
     if isinstance(item, Mapping):
         return {name: _described(part, arrays) for name, part in item.items()}
-    return (
-        [_described(part, arrays) for part in item]
-        if isinstance(item, list | tuple)
-        else item
-    )
+    if isinstance(item, list | tuple):
+        return [_described(part, arrays) for part in item]
+    return item
 
 
 def unpack(message: np.ndarray) -> Any:
@@ -153,18 +151,14 @@ def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) ->
         found = unpack(message) if message.dtype == np.uint8 else {}
     except (ValueError, IndexError):  # another call's message
         found = {}
-    other = (
-        found["call"]
-        if isinstance(found, dict) and "call" in found
-        else "another collective call"
-    )
+    other = "another collective call"
+    if isinstance(found, dict) and "call" in found:
+        other = found["call"]
     if other != call:
-        words = (
-            f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in {other}."
-        )
         raise MessageError(
             "disagreement",
-            f"{words} Every rank must make the same calls in the same order.",
+            f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in "
+            f"{other}. Every rank must make the same calls in the same order.",
         )
     return found["value"]
 

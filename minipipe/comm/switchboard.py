@@ -97,9 +97,8 @@ class Switchboard:
                             other.report(number)
                             for number, other in enumerate(self.activities)
                         ]
-                        raise MessageError(
-                            "timeout", f"{sentence}\n{verdict(reports, activity.roles)}"
-                        )
+                        message = f"{sentence}\n{verdict(reports, activity.roles)}"
+                        raise MessageError("timeout", message)
                     self.changed.wait(min(patience.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]

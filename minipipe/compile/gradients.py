@@ -47,6 +47,14 @@ class GradientArrays:
         """Return the arrays of some leaves; None for a frozen one."""
         return list(map(self._arena.gradient_of, leaves))
 
+    def flat(self, leaves: Sequence[Leaf]) -> list[Array]:
+        """Return the arrays of some leaves with one axis: few, if these are all."""
+        own = [array for array in self.of(leaves) if array is not None]
+        everything = {id(each) for each in self._arena.gradients if each is not None}
+        if everything == {id(each) for each in own}:
+            return self._arena.flat_gradients()
+        return [each.reshape(-1) for each in own]
+
     def count_references(self) -> None:
         """Take all references that exist now for references of programs."""
         self._arena.count_references()
@@ -74,10 +82,13 @@ class GivenGradients:
     Attributes
     ----------
     pairs : list of (Leaf, array)
+    flat : list of array of shape (elements,)
+        All elements of these arrays.
     """
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Any, Array]] = []
+        self.flat: list[Array] = []
 
     def __call__(self) -> None:
         """Give them."""

@@ -17,7 +17,7 @@ from weakref import finalize
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
-from minipipe.compile.arrivals import OtherForm, check_nothing_has_run
+from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
@@ -110,14 +110,20 @@ class Compiler:
             executor.run_eagerly(steps)
             return
         program = self._programs[key]
-        if program is not None and program.holds(executor, self._gradients):
+        if program is not None and program.holds(self._gradients):
+            if not program.is_ready():
+                self.report = "runs eagerly in the step after one that failed"
+                executor.run_eagerly(steps)
+                return
             self.program, self.report = program, program.report
             self._tries.pop(key, None)
             try:
                 program.run(executor)
                 return
             except OtherForm as error:
-                check_nothing_has_run(executor, error)
+                if has_run(executor):
+                    raise
+                executor.group.activity.position = 0
                 executor.early[error.value] = error.arrived
                 self.program = None
         if self._tries.get(key, 0) == MOST_TRIES:
@@ -129,10 +135,12 @@ class Compiler:
         self._drop(key)
         self._record(executor, steps, key)
 
-    def still_holds(self, executor: Executor) -> bool:
+    def still_holds(self) -> bool:
         """Return whether the program that ran last may run again."""
         program = self.program
-        return program is not None and program.holds(executor, self._gradients)
+        if program is None or not program.is_ready():
+            return False
+        return program.holds(self._gradients)
 
     def _run_stages(self, executor: Executor, steps: Sequence[Step]) -> None:
         """Run a row as in an eager step, with stages that compile themselves."""
@@ -146,12 +154,22 @@ class Compiler:
             executor.stages = stages
         self.report = self._stages.report
 
-    def begin_again(self, executor: Executor, error: OtherForm) -> None:
-        """Forget the program that ran last, if a message of another form came first."""
-        check_nothing_has_run(executor, error)
+    def begins_again(self, executor: Executor, error: BaseException) -> bool:
+        """Forget the program that ran last, if a message of another form came first.
+
+        Returns
+        -------
+        bool
+            Whether the schedule can begin once more: nothing else has been wrong, and
+            nothing has run.
+        """
+        if not isinstance(error, OtherForm) or has_run(executor):
+            return False
         for key in [k for k, p in self._programs.items() if p is self.program]:
             self._drop(key)
         self.program = None
+        executor.group.activity.position = 0
+        return True
 
     def _drop(self, key: Any) -> None:
         """Forget a program.
@@ -220,6 +238,9 @@ class CompiledRow:
     report : str
     is_whole : bool
         Whether nothing in it runs eagerly.
+    is_static : bool
+        Whether all weight gradients are arrays that are written in each step.
+    given : GivenGradients
     """
 
     def __init__(
@@ -246,17 +267,19 @@ class CompiledRow:
         has_loss = is_compiled and objective.has_loss
         self._loss = attributes_of_loss(objective.loss) if has_loss else None
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
-        self._given = GivenGradients()
-        names |= {"give_gradients": self._given}
+        self.given = GivenGradients()
+        names |= {"give_gradients": self.given}
         self._namespace = {**names, **row.names, **allocated(row)}
         self._receives: list[tuple[Any, Any]] = []
-        for name, channel in row.channels.items():
-            opened = channel.opened(executor.group)
-            self._namespace |= {name: opened, channel.array: opened.array}
-            if not channel.is_send:
-                self._receives.append((opened, channel.route.value))
+        self._keys: set[Any] = set()  # of receives that the lines post themselves
+        for message in row.messages.values():
+            self._namespace |= message.names
+            if not message.is_send:
+                self._receives.append((message.channel, message.route.value))
+                self._keys |= {message.names.get(f"key_{message.value}")} - {None}
         self._schedule = self._compiled("\n".join(lines), executor)
         self.is_whole = _is_whole(executor, programs)
+        self.is_static = all(part.is_static for part in parts)
 
     @property
     def recorders(self) -> dict[int, Recorder]:
@@ -289,7 +312,9 @@ class CompiledRow:
             found = part.sections.bind(arrays, own, part.num_slots, pool)
             for section, function in found.items():
                 self._namespace[part.name_of(section)] = function
-        self._given.pairs = list(given.values())
+        self.given.pairs = list(given.values())
+        if gradients is not None:
+            self.given.flat = gradients.flat([leaf for leaf, _ in self.given.pairs])
 
     def _compiled(self, text: str, executor: Executor) -> Callable[[Executor], None]:
         file = f"<schedule of rank {executor.group.rank}, {next(_numbers)}>"
@@ -300,16 +325,23 @@ class CompiledRow:
         assert callable(function)
         return function
 
-    def holds(self, executor: Executor, gradients: GradientArrays | None) -> bool:
+    def holds(self, gradients: GradientArrays | None) -> bool:
         """Return whether nothing has changed on which the program depends."""
-        loss = self._loss
-        return (
-            gradients is self._gradients
-            and (gradients is None or gradients.is_open)
-            and mode().is_enabled == self._trained
-            and all(guard.holds() for guard in self._guards)
-            and (loss is None or loss.hold_again())
-        )
+        if gradients is not self._gradients or mode().is_enabled != self._trained:
+            return False
+        if gradients is not None and not gradients.is_open:
+            return False
+        for guard in self._guards:
+            if not guard.holds():
+                return False
+        return self._loss is None or self._loss.hold_again()
+
+    def is_ready(self) -> bool:
+        """Return whether no receive is left from a run that has failed.
+
+        Another way of running takes its message; the lines would post it once more.
+        """
+        return self._keys.isdisjoint(self._namespace.get("posted", ()))
 
     def run(self, executor: Executor) -> None:
         """Run the schedule of a batch.

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd.backend import Array
+from minipipe.comm.message import packed_step
+from minipipe.compile.messages import Message
 from minipipe.compile.recording import Recorded
-from minipipe.compile.stage_program import SECTIONS, Channel, StageProgram
+from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
 from minipipe.core.values import NOUNS
 from minipipe.execution.executor import Binding, Executor
@@ -80,7 +82,7 @@ class Row:
         self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
         self._form_by_value: dict[Any, Any] = {}
         self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
-        self.channels: dict[str, Channel] = {}
+        self.messages: dict[str, Message] = {}
         self._routes = {
             b.gives[0][1]: i
             for i, b in enumerate(self._bindings)
@@ -94,6 +96,8 @@ class Row:
             "cell": [binding.action for binding in self._bindings],
             "carried": [_carried(executor, b.action) for b in self._bindings],
             "Receipt": Receipt,
+            "new": tuple.__new__,
+            "packed_step": packed_step,
             "asarray": np.asarray,
         }
 
@@ -103,6 +107,7 @@ class Row:
         yield "    batch, ran = rank.batch, rank.record.ran.append"
         yield "    seed, step = batch.seed, batch.training_step"
         yield "    call, activity = batch.step, rank.group.activity"
+        yield "    head = packed_step(call)"
         yield "    sent, received = rank.record.sent, rank.record.received"
         stages = {stage for stage, _ in self._programs}
         batch = self._executor.batch
@@ -120,9 +125,9 @@ class Row:
                 yield f"    {'rank.advance()' if self._reduces else advance}"
             for line in self._instruction(position, binding):
                 yield f"    {line}"
-        for name, channel in self.channels.items():
-            if channel.is_send:
-                yield f"    {name}.wait()"
+        for message in self.messages.values():
+            if message.is_send:
+                yield from (f"    {line}" for line in message.wait())
         yield "    give_gradients()"
 
     def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
@@ -150,12 +155,12 @@ class Row:
         if program is not None and action.kind in SECTIONS:
             yield from self._section(program, position, binding)
         elif action.kind in (SEND_F, SEND_B) and self._is_sent_plainly(binding):
-            name = self._channel(binding, self._form_by_value[binding.takes[0]])
+            message = self._message(binding, self._form_by_value[binding.takes[0]])
             yield f"sent[carried[{position}]] = now()"
-            yield f"{name}.start(call)"
+            yield from message.start()
         elif action.kind in (RECV_F, RECV_B) and (form := self._plain_form(action)):
             value = binding.gives[0][1]
-            yield f"{self._channel(binding, form)}.start(call)"
+            yield from self._message(binding, form).start()
             self._state[value], self._form_by_value[value] = "channel", form
         else:
             yield from self._handler(position, binding)
@@ -184,7 +189,8 @@ class Row:
                 self._outputs[stage, k] = base
         call = self._call(program, section, k, out)
         if own in self._sends and result is not None and result.is_plain:
-            yield f"send_{_name(own)}.wait()"
+            yield f"if not send_{_name(own)}.is_over:"
+            yield f"    send_{_name(own)}.wait()"
         yield "begun = now()"
         if is_loss:
             yield f"losses[{k}] = {call}.item()"
@@ -261,14 +267,14 @@ class Row:
         form = program.recorded.received if is_forward else program.recorded.came
         return form if form is not None and form.is_plain else None
 
-    def _channel(self, binding: Binding, form: Form) -> str:
-        """Return the name of the channel of a message."""
+    def _message(self, binding: Binding, form: Form) -> Message:
+        """Return the message of a SEND or a RECV."""
         is_send = binding.action.kind in (SEND_F, SEND_B)
         value = binding.takes[0] if is_send else binding.gives[0][1]
-        name = f"{'send' if is_send else 'receive'}_{_name(value)}"
-        route = self._executor.routes[binding.action]
-        self.channels[name] = Channel(f"{_name(value)}_0", is_send, form, route)
-        return name
+        route, group = self._executor.routes[binding.action], self._executor.group
+        message = Message(_name(value), is_send, form, route, group)
+        self.messages[message.name] = message
+        return message
 
     # -- arguments ---------------------------------------------------------------------
 
@@ -352,9 +358,10 @@ class Row:
         if state == "channel":
             route = self._routes[value]
             yield "awaited = now()"
-            yield f"receive_{name}.wait()"
-            receipt = f"Receipt(awaited, now(), receive_{name}.array.nbytes)"
-            yield f"received[carried[{route}]] = {receipt}"
+            message = self.messages[f"receive_{name}"]
+            yield from message.wait()
+            receipt = f"awaited, now(), {message.channel.array.nbytes}"
+            yield f"received[carried[{route}]] = new(Receipt, ({receipt}))"
             state = "arrays"
         if state == "pending":
             yield f"{name} = {name}.wait()"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from inspect import unwrap
+from typing import Any
 
-from minipipe.comm import ProcessGroup
 from minipipe.compile.recording import Recorded
-from minipipe.compile.value_form import Form
-from minipipe.execution.executor import HANDLERS, Binding, Route
-from minipipe.execution.offloading import recompute
+from minipipe.execution.executor import Binding
+from minipipe.execution.handlers import HANDLERS
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {
@@ -91,31 +90,6 @@ def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -
     program.slots = {k: tuple(slots) for k, slots in found.items()}
 
 
-class Channel(NamedTuple):
-    """A message of every step.
-
-    Attributes
-    ----------
-    array : str
-        The name of its array.
-    is_send : bool
-    form : Form
-    route : Route
-    """
-
-    array: str
-    is_send: bool
-    form: Form
-    route: Route
-
-    def opened(self, group: ProcessGroup) -> Any:
-        """Return the channel itself."""
-        (shape,), (dtype,) = self.form.shapes, self.form.dtypes
-        assert shape is not None  # it is plain
-        make = group.send_channel if self.is_send else group.receive_channel
-        return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
-
-
 _OF_MICROBATCHES = (F, B, I, W, R)
 
 
@@ -131,5 +105,4 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
 
 def is_plain(binding: Binding) -> bool:
     """Return whether a computation is run by the handler of all runs."""
-    handler = getattr(binding.handler, "__wrapped__", binding.handler)
-    return {**HANDLERS, R: recompute}.get(binding.action.kind) is handler
+    return HANDLERS.get(binding.action.kind) is unwrap(binding.handler)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from minipipe.core.flow import Flow
-    from minipipe.core.values import Setting, Value
+    from minipipe.core.values import Value
 
 HOME = "F"
 """The kind whose rank is the rank of its stage for its microbatch."""
@@ -292,7 +292,10 @@ def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
 
 
 def _unsummed(fault: Fault) -> Iterator[Remark]:
-    """Tell of an update of replicas before the sum of its gradients."""
+    """Tell of a use of the gradients of replicas before their sum."""
+    if fault.is_of_rank:
+        yield from plainly(fault)
+        return
     yield from _gradients(fault)
     stage, _, k = fault.action
     if fault.value is not None and fault.value.microbatch == k:
@@ -338,7 +341,7 @@ def _disordered(fault: Fault) -> Iterator[Remark]:
 # -- the values ------------------------------------------------------------------------
 
 
-def _must_be_taken(setting: Setting, stage: int) -> bool:
+def _must_be_taken(setting: Flow, stage: int) -> bool:
     return False
 
 
@@ -386,7 +389,7 @@ class Noun(NamedTuple):
     words: str
     travels: bool = False
     message: tuple[str, ...] = ()
-    may_stay: Callable[[Setting, int], bool] = _must_be_taken
+    may_stay: Callable[[Flow, int], bool] = _must_be_taken
     readers: tuple[str, ...] = ()
     keeps_weights: bool = False
     is_away: bool = False
@@ -403,17 +406,17 @@ class Noun(NamedTuple):
         return "rank" if self.of_rank else "stage"
 
 
-def _stays(setting: Setting, stage: int) -> bool:
+def _stays(setting: Flow, stage: int) -> bool:
     return True
 
 
-def _gradients_stay(setting: Setting, stage: int) -> bool:
+def _gradients_stay(setting: Flow, stage: int) -> bool:
     """Whether nothing in the table takes the gradients of a stage."""
     is_summed = setting.num_replicas(stage) > 1 and "REDUCE_GRAD" in setting.kinds
     return not is_summed and "U" not in setting.kinds
 
 
-def _sums_stay(setting: Setting, stage: int) -> bool:
+def _sums_stay(setting: Flow, stage: int) -> bool:
     return setting.num_replicas(stage) == 1 or "U" not in setting.kinds
 
 

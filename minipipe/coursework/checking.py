@@ -102,11 +102,9 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def asked(task: Any, *given: Any) -> Any:
-        return (
-            task._ask(asked, given)
-            if isinstance(task, Task)
-            else function(task, *given)
-        )
+        if isinstance(task, Task):
+            return task._ask(asked, given)
+        return function(task, *given)
 
     return asked
 
@@ -144,11 +142,10 @@ def packed_result(
         raise Unexpected(
             name, "a function of this name, as in the original file", f"none{guess}"
         )
-    called = (
-        getattr(module, name)
-        if isinstance(function, str)
-        else partial(function, module)
-    )
+    if isinstance(function, str):
+        called = getattr(module, name)
+    else:
+        called = partial(function, module)
     # before the student's code can change the arguments
     call = f"{name}({', '.join(map(shown, given))})"
     return packed(called(*given), call)
@@ -371,11 +368,10 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
     if isinstance(error, AssertionError):
         return CheckResult(False, _words(error) or "an assertion failed", where=where)
     if isinstance(error, SyntaxError) and error.filename in (path, None):
-        line = (
-            f"line {error.lineno}: {(error.text or '').strip()[:_LONGEST_LINE]}"
-            if error.lineno
-            else ""
-        )
+        if error.lineno:
+            line = f"line {error.lineno}: {(error.text or '').strip()[:_LONGEST_LINE]}"
+        else:
+            line = ""
         return CheckResult(False, f"it is not valid Python: {error.msg}", where=line)
     return CheckResult(
         False, f"it raised {type(error).__name__}: {_words(error)}", where=where

@@ -62,10 +62,8 @@ def moment(text: str) -> datetime:
     if time is None or time.tzinfo is None:
         raise ArgumentError(
             "value",
-            (
-                f"{quoted(text)} is not a time; expected a time with its zone, such as "
-                "2026-11-30T23:59:00+01:00."
-            ),
+            f"{quoted(text)} is not a time; expected a time with its zone, such "
+            "as 2026-11-30T23:59:00+01:00.",
         )
     return time
 
@@ -91,10 +89,8 @@ def read_times(path: str | Path) -> Handed:
     if wrong is not None:
         raise ArgumentError(
             "value",
-            (
-                f"A line of {named} is {quoted(','.join(wrong))}; expected "
-                "`submission,time`."
-            ),
+            f"A line of {named} is {quoted(','.join(wrong))}; expected "
+            "`submission,time`.",
         )
     if rows and rows[0][1].strip() == "time":
         del rows[0]
@@ -103,10 +99,8 @@ def read_times(path: str | Path) -> Handed:
         if name.strip() in times:
             raise ArgumentError(
                 "value",
-                (
-                    f"{named} has two times for {quoted(name.strip())}; keep one line "
-                    "for each."
-                ),
+                f"{named} has two times for {quoted(name.strip())}; keep one line "
+                "for each.",
             )
         times[name.strip()] = moment(time)
     return Handed(times)

@@ -48,11 +48,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from hashlib import blake2b
-from importlib.resources import files
 from itertools import count
 from math import inf
 from pathlib import Path
-from shlex import quote
 from typing import NamedTuple
 from unicodedata import normalize
 
@@ -318,10 +316,8 @@ class Exercise:
         self._check_variants()
 
     def _check_tests(self) -> None:
-        last_visible, names = (
-            self.visible_checks.count("\n"),
-            [test.name for test in self.tests],
-        )
+        last_visible = self.visible_checks.count("\n")
+        names = [test.name for test in self.tests]
         if not names:
             raise self._broken(
                 "its checks have no test; expected functions test_…(task)"
@@ -396,11 +392,8 @@ def _said(docstring: str) -> tuple[str, str, float]:
     if not 0 < weight < inf:
         raise CourseworkError(
             "damaged",
-            (
-                f"A test says 'Points: {points[0]}'; expected a number above 0, "
-                "such as "
-                "2.5."
-            ),
+            f"A test says 'Points: {points[0]}'; expected a number above 0, such "
+            "as 2.5.",
         )
     return paragraphs[0], " ".join(hints), weight
 
@@ -431,8 +424,7 @@ def find_source(given: str | Path | None = None) -> Path:
         raise CourseworkError(
             "not-found",
             f"There are no exercises in {quoted(str(source), 200)}; expected files "
-            "such as 05_bubble.py. Without "
-            "--source, minipipe's exercises are used.",
+            "such as 05_bubble.py. Without --source, minipipe's exercises are used.",
         )
     return source
 
@@ -462,11 +454,9 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
         found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
         found.check()
         exercises.append(found)
-    return (
-        exercises
-        if student is None
-        else [exercise.for_student(student) for exercise in exercises]
-    )
+    if student is None:
+        return exercises
+    return [exercise.for_student(student) for exercise in exercises]
 
 
 def named(exercises: Iterable[Exercise], name: str) -> Exercise:
@@ -515,152 +505,3 @@ def chosen_of(
     names = [only] if isinstance(only, str) else only
     wanted = {named(exercises, name).name for name in names}
     return [exercise for exercise in exercises if exercise.name in wanted]
-
-
-# -- the student's copy ----------------------------------------------------------------
-
-_CONFTEST = '''"""Gives each test its task: `test_05_bubble.py` gets `05_bubble.py`, which `import` cannot name."""
-
-from importlib import import_module
-
-import pytest
-
-from minipipe.coursework import local_task
-
-
-@pytest.fixture
-def task(request):
-    return local_task(import_module(request.path.stem.removeprefix("test_")))
-'''
-
-# With a configuration file, pytest takes this directory as the root, independent of the
-# current directory.
-_PYTEST_INI = """[pytest]
-pythonpath = .
-addopts = --tb=short
-"""
-
-
-def write_coursework(
-    directory: str | Path,
-    *,
-    source: str | Path | None = None,
-    student: str | None = None,
-) -> list[Path]:
-    """Write the student's copy of the exercises; the same exercises give the same
-    bytes.
-
-    Parameters
-    ----------
-    directory : str or Path
-        A new or empty directory.
-    source : str or Path, optional
-        The directory with solutions and tests; by default minipipe's own.
-    student : str, optional
-        A name that draws the numbers of exercises with ``VARIANTS``.
-
-    Returns
-    -------
-    list of Path
-        The written files.
-
-    Raises
-    ------
-    CourseworkError
-        Codes ``not-found`` and ``unwritable``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in write_coursework(folder)][:4]
-    ['README.md', 'conftest.py', 'pytest.ini', '01_multiply.py']
-    """
-    copies = _copies(
-        exercises_in(find_source(source), student), student, is_own=source is not None
-    )
-    directory = Path(directory)
-    try:
-        _check_is_empty(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in copies.items():
-            (directory / name).write_bytes(text.encode())
-    except CourseworkError:
-        raise
-    except (OSError, ValueError) as error:  # such as a name with a NUL
-        reason = getattr(error, "strerror", None) or str(error)
-        message = f"{quoted(str(directory), 200)} cannot be written: {reason}."
-        raise CourseworkError("not-found", message) from None
-    return [directory / name for name in copies]
-
-
-def _check_is_empty(directory: Path) -> None:
-    found = (
-        sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    )
-    if found:
-        raise CourseworkError(
-            "unwritable",
-            f"'{directory}' is not empty "
-            f"({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no "
-            "file is "
-            "overwritten. Give a new directory; to restart one task, copy its file "
-            "from there.",
-        )
-
-
-def _copies(
-    exercises: Sequence[Exercise], student: str | None, is_own: bool
-) -> dict[str, str]:
-    """Return the text of each file of the student's copy, by its name."""
-    copies = {
-        "README.md": _readme(exercises, student, is_own),
-        "conftest.py": _CONFTEST,
-        "pytest.ini": _PYTEST_INI,
-    }
-    for exercise in exercises:
-        copies[f"{exercise.name}.py"] = exercise.stub
-        copies[f"test_{exercise.name}.py"] = exercise.visible_checks
-    return copies
-
-
-_WITH_SOURCE = "Your instructor runs the hidden tests and counts the points."
-_WITHOUT = """`minipipe grade` stops endless loops, and does not change your files. Its hidden tests come with minipipe;
-your instructor may have others."""
-
-
-def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) -> str:
-    rows = []
-    for exercise in exercises:
-        hidden = total(test.weight for test in exercise.tests if test.is_hidden)
-        rows.append(
-            f"| {exercise.name} | {exercise.points} | {hidden} | {exercise.lesson} "
-            f"| {exercise.subject} |"
-        )
-    first, own = (
-        exercises[0].name,
-        "" if student is None else f" --student {quote(student)}",
-    )
-    commands = {
-        "pip install pytest": "once: the next two need it",
-        "python -m pytest .": "all visible tests",
-        f"python -m pytest test_{first}.py": "visible tests of one task",
-    }
-    if not is_own:  # a student has no others
-        commands |= {
-            f"minipipe grade .{own}": "all tests, also hidden ones, and points"
-        }
-        commands |= {f"minipipe grade .{own} --only {first}": "all tests of one task"}
-    width, graded = max(map(len, commands)), _WITH_SOURCE if is_own else _WITHOUT
-    if own and not is_own:
-        graded = f"With `--student`, some tasks have their own numbers. {graded}"
-    text = (files("minipipe.coursework") / "student.md").read_text("utf-8")
-    return text.format(
-        first=first,
-        commands="\n".join(
-            f"    {command:{width}}    {what}" for command, what in commands.items()
-        ),
-        graded=graded,
-        rows="\n".join(rows),
-        points=total(exercise.points for exercise in exercises),
-    )

@@ -82,11 +82,10 @@ def expect_type(got: object, kind: type | tuple[type, ...], what: str) -> None:
     names = " or ".join(
         _WORDS.get(each, f"a value of type {each.__name__}") for each in kinds
     )
-    how = (
-        ", as from a function that ends without `return`"
-        if got is None
-        else f" of type {type(got).__name__}"
-    )
+    if got is None:
+        how = ", as from a function that ends without `return`"
+    else:
+        how = f" of type {type(got).__name__}"
     expect_that(isinstance(got, kind), what, names, f"{shown(got)}{how}")
 
 
@@ -251,11 +250,9 @@ def shown(value: object) -> str:
             f"an object of type {type(value).__name__} whose repr raises "
             f"{type(error).__name__}"
         )
-    return (
-        text
-        if len(text) <= _LONGEST
-        else f"{text[:_LONGEST]}… ({counted(len(text), 'character')})"
-    )
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}… ({counted(len(text), 'character')})"
 
 
 def _plain(value: Any, what: str) -> Any:

@@ -600,15 +600,11 @@ def _noting(answers: dict[str, str], ask: Callable[..., Any]) -> Callable[..., A
 
 def _renamed(missing: str, files: Collection[str]) -> str:
     """Return a guess at the new name of a missing file."""
-    files, own = (
-        [file for file in files if not file.startswith("test_")],
-        missing[:-3].partition("_")[2],
-    )
+    files = [file for file in files if not file.startswith("test_")]
+    own = missing[:-3].partition("_")[2]
     near = [name for name in files if own in name] or get_close_matches(
         missing, files, 1, cutoff=0.8
     )
-    return (
-        f"; is it {near[0]}? Name it {missing} again"
-        if near
-        else "; each task stays in the file it came in"
-    )
+    if near:
+        return f"; is it {near[0]}? Name it {missing} again"
+    return "; each task stays in the file it came in"

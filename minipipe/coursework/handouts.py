@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from textwrap import indent
 
 from minipipe.coursework.exercise import Exercise, Test, total
+from minipipe.coursework.templating import template
 from minipipe.coursework.trial import wrong_answers
 from minipipe.errors import CourseworkError, counted
 from minipipe.io import escaped, read_bytes
@@ -40,10 +40,7 @@ def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
     body = "\n".join(
         line for exercise in exercises for line in _section(exercise, solutions)
     )
-    page = (files("minipipe.coursework") / "templates" / "handout.html").read_text(
-        "utf-8"
-    )
-    return page.replace("@title@", escaped(title)).replace("@body@", body)
+    return template("handout.html", title=escaped(title), body=body)
 
 
 def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
@@ -102,11 +99,10 @@ def _after_docstring(text: str) -> str:
 
 def _test(test: Test, solutions: bool) -> str:
     points = "" if test.weight == 1 else f" {counted(total([test.weight]), 'point')}."
-    hint = (
-        f' <span class="hint">Hint: {_inline(test.hint)}</span>'
-        if solutions and test.hint
-        else ""
-    )
+    if solutions and test.hint:
+        hint = f' <span class="hint">Hint: {_inline(test.hint)}</span>'
+    else:
+        hint = ""
     hidden = " (hidden)" if test.is_hidden else ""
     return (
         f"<li><code>{escaped(test.name)}</code>{hidden}: "
@@ -127,10 +123,8 @@ def as_pdf(page: str) -> bytes:
         how = "install it, or write a .html file and print that from any browser"
         raise CourseworkError(
             "not-found",
-            (
-                f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is "
-                f"here; {how}."
-            ),
+            f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is "
+            f"here; {how}.",
         )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, printed = Path(folder, "page.html"), Path(folder, "page.pdf")

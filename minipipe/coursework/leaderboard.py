@@ -128,10 +128,8 @@ class Entry(NamedTuple):
         )
         # the same order of work: a bound has no whole backwards
         check_answer(split_backward(schedule), workload)
-        makespan, bound = (
-            simulate(schedule, level.costs).makespan,
-            known_bound(workload, Objective.MAKESPAN),
-        )
+        makespan = simulate(schedule, level.costs).makespan
+        bound = known_bound(workload, Objective.MAKESPAN)
         return cls(
             student,
             name,
@@ -225,11 +223,10 @@ class Leaderboard:
                 " and ".join(exercise.name for exercise in puzzles)
                 or "none of the tasks"
             )
-            how = (
-                "Choose one with --only"
-                if puzzles
-                else "The checks of a puzzle have LEVELS"
-            )
+            if puzzles:
+                how = "Choose one with --only"
+            else:
+                how = "The checks of a puzzle have LEVELS"
             raise CourseworkError(
                 "name", f"A leaderboard is for one puzzle; {found} has levels. {how}."
             )
@@ -471,15 +468,12 @@ def as_text(entries: Iterable[Entry]) -> str:
         f"{_proof(name)} ({', '.join(proved)})" for name, proved in proofs.items()
     )
     return (
-        f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; "
-        "bounds by "
-        f"{said or 'none yet'}"
+        f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; bounds "
+        f"by {said or 'none yet'}"
     )
 
 
 def _proof(bound_by: str) -> str:
-    return (
-        "the gallery, which records that they were proved"
-        if bound_by == GALLERY
-        else bound_by
-    )
+    if bound_by == GALLERY:
+        return "the gallery, which records that they were proved"
+    return bound_by

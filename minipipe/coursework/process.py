@@ -197,10 +197,8 @@ class StudentProcess:
     def _give(self, message: dict[str, Any]) -> None:
         """Write a line to the process, which may never read it."""
         assert self._process.stdin is not None
-        stream, line = (
-            self._process.stdin.fileno(),
-            json.dumps(message).encode() + b"\n",
-        )
+        stream = self._process.stdin.fileno()
+        line = json.dumps(message).encode() + b"\n"
         # it has exited; _reply finds the exit status
         with contextlib.suppress(BrokenPipeError):
             while line:

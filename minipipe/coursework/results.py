@@ -56,11 +56,10 @@ def as_table(reports: Sequence[Data]) -> str:
         done = sum(task["passed"] for task in tasks)
         remarks = _remarks(tasks)
         is_long |= len(remarks) > _LONGEST_REMARK
-        said = (
-            remarks
-            if len(remarks) <= _LONGEST_REMARK
-            else f"{remarks[: _LONGEST_REMARK - 2]} …"
-        )
+        if len(remarks) <= _LONGEST_REMARK:
+            said = remarks
+        else:
+            said = f"{remarks[: _LONGEST_REMARK - 2]} …"
         rows.append(
             (printable(report["submission"]), *map(str, figures), str(done), said)
         )
@@ -217,11 +216,10 @@ def as_gradescope(report: Data) -> str:
     ... )
     {'score': 0, 'output': '0 of 1 point', 'stdout_visibility': 'hidden', 'tests': []}
     """
-    late = (
-        f"; days late: {report['days_late']}, so {report['score']} count"
-        if report["days_late"]
-        else ""
-    )
+    if report["days_late"]:
+        late = f"; days late: {report['days_late']}, so {report['score']} count"
+    else:
+        late = ""
     following = f"\nnext: {report['next']}" if report["next"] else ""
     data = {
         "score": report["score"],

@@ -366,14 +366,12 @@ def _refused(wanted: Mapping[str, int]) -> set[str]:
 
 # -- namespaces: a root directory, processes and a network of its own ------------------
 
-_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = (
-    2,
-    4,
-    4096,
-    16384,
-    1 << 18,
-    2,
-)
+_MS_NOSUID = 2
+_MS_NODEV = 4
+_MS_BIND = 4096
+_MS_REC = 16384
+_MS_PRIVATE = 1 << 18
+_MNT_DETACH = 2
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _READ_ONLY_NOSUID_NODEV = 0b111
 

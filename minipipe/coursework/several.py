@@ -130,10 +130,8 @@ class _Graders:
         last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
         return _report(
             job,
-            (
-                f"the grader ended with exit status {process.returncode}: "
-                f"{printable(last[:500])}"
-            ),
+            f"the grader ended with exit status {process.returncode}: "
+            f"{printable(last[:500])}",
         )
 
 

@@ -184,22 +184,20 @@ def open_submission(
         submission = Folder(path)
     else:
         if os.path.exists(path):
-            what, how = (
-                f"'{path}' is a file",
-                "name its directory, a zip archive, or the file of a task",
-            )
+            what = f"'{path}' is a file"
+            how = "name its directory, a zip archive, or the file of a task"
         else:
-            what, how = (
-                f"There is no directory '{path}'",
-                f"`minipipe coursework {path}` writes one",
-            )
+            what = f"There is no directory '{path}'"
+            how = f"`minipipe coursework {path}` writes one"
         raise CourseworkError("not-found", f"{what}; {how}.")
     if not set(tasks).intersection(submission.files):
-        around = (
-            [*sorted(filter(Path.is_dir, path.iterdir())), path.absolute().parent]
-            if path.is_dir()
-            else []
-        )
+        if path.is_dir():
+            around = [
+                *sorted(filter(Path.is_dir, path.iterdir())),
+                path.absolute().parent,
+            ]
+        else:
+            around = []
         right = next(
             (
                 place
@@ -208,11 +206,10 @@ def open_submission(
             ),
             None,
         )
-        where = (
-            f"'{right}' does: grade that"
-            if right
-            else "`minipipe coursework DIR` writes a directory that does"
-        )
+        if right:
+            where = f"'{right}' does: grade that"
+        else:
+            where = "`minipipe coursework DIR` writes a directory that does"
         first, *_, last = [*tasks] * 2
         raise CourseworkError(
             "not-found", f"'{path}' holds none of {first} … {last}; {where}."

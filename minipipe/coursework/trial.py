@@ -52,11 +52,10 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
             and len(each) == 3
             and all(isinstance(text, str) for text in each)
         )
-        wrong = (
-            ""
-            if is_so and each[1] in exercise.solution
-            else quoted(each[1] if is_so else each, 120)
-        )
+        if is_so and each[1] in exercise.solution:
+            wrong = ""
+        else:
+            wrong = quoted(each[1] if is_so else each, 120)
         if wrong:
             how = "expected (why it is tempting, text of the solution, its replacement)"
             what = f"{'the solution has no' if is_so else 'it is'} {wrong}; {how}"
@@ -146,9 +145,8 @@ def as_text(tried: Iterable[Tried]) -> str:
         lines.append(f"{task}  {counted(len(own), 'file')} tried")
         lines += [f"    {each.what} {each.problem}" for each in own if each.problem]
     total = f"unexpected results: {len(wrong)} of {counted(len(tried), 'file')}"
-    said = (
-        total
-        if wrong
-        else "solutions pass all tests, stubs none, and each wrong answer fails"
-    )
+    if wrong:
+        said = total
+    else:
+        said = "solutions pass all tests, stubs none, and each wrong answer fails"
     return "\n".join([*map(printable, lines), said])

@@ -62,8 +62,11 @@ def split_examples(
     ((7, 2), (7,), (3, 2), (3,))
     """
     if len(inputs) != len(targets) or not len(inputs):
-        found = f"There are {len(inputs)} inputs and {len(targets)} targets"
-        raise ArgumentError("value", f"{found}; expected one for each, at least one.")
+        raise ArgumentError(
+            "value",
+            f"There are {len(inputs)} inputs and {len(targets)} targets; expected one "
+            "for each, at least one.",
+        )
     Spec(float, minimum=0, maximum=1).check("test_fraction", test_fraction)
     INDEX.check("split_examples: seed", seed)
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
@@ -111,8 +114,7 @@ def batches(
 
     Parameters
     ----------
-    inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays;
-    or None
+    inputs, targets : array of shape (samples, ...), pytree of such, or None
         They are read when a batch is drawn; the batch has copies of its rows. If an
         array is in a file, ``numpy.load(path, mmap_mode="r")``, only these rows are
         read.
@@ -156,12 +158,10 @@ def batches(
             "batches: there are neither inputs nor targets here; give num_samples.",
         )
     if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
-        message = (
-            f"The inputs and targets have {lengths} samples, and num_samples is "
-            f"{num_samples}"
-        )
         raise ArgumentError(
-            "value", f"batches: {message}; expected one number, at least 1."
+            "value",
+            f"batches: The inputs and targets have {lengths} samples, and num_samples "
+            f"is {num_samples}; expected one number, at least 1.",
         )
     order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
     parts = np.array_split(order, num_batches(lengths[0], batch_size))
@@ -287,9 +287,8 @@ def _table(content: bytes) -> np.ndarray:
             )
             if table.shape == _SHAPE:
                 return table
-    raise FileError(
-        "damaged", "digits.csv.gz of this package is damaged; install minipipe again."
-    )
+    message = "digits.csv.gz of this package is damaged; install minipipe again."
+    raise FileError("damaged", message)
 
 
 # -- text ------------------------------------------------------------------------------
@@ -347,10 +346,8 @@ class Alphabet:
         if unknown:
             raise ArgumentError(
                 "value",
-                (
-                    f"{unknown[0]!r} is not in this alphabet of {len(self)}: "
-                    f"{self.characters!r}."
-                ),
+                f"{unknown[0]!r} is not in this alphabet of {len(self)}: "
+                f"{self.characters!r}.",
             )
         return np.array(
             [self._numbers[character] for character in text], dtype=np.int64

@@ -152,10 +152,8 @@ def _positions(name: str, like: Array, positions: Operand | None) -> Array:
         return array_module(like).arange(t)
     values = data_of(positions, like)
     if not backend.is_integer(values.dtype):
-        raise TensorError(
-            "dtype",
-            f"{name}: positions must be whole numbers; these are {values.dtype}.",
-        )
+        message = f"{name}: positions must be whole numbers; these are {values.dtype}."
+        raise TensorError("dtype", message)
     if values.shape == (t,):
         return values
     if like.ndim < 3 or values.shape != (n, t):
@@ -322,8 +320,9 @@ def self_attention(
 
     Parameters
     ----------
-    projections : Tensor of shape (n, t, 3 * width), or (n, t, width + 2 * width *
-    num_key_value_heads / num_heads)
+    projections : Tensor of shape (n, t, 3 * width)
+        With ``num_key_value_heads``, the last axis has the length width + 2 * width *
+        num_key_value_heads / num_heads.
         The queries, keys and values of each position, one behind the other. Each head
         has its part of each.
     num_heads : int
@@ -372,11 +371,10 @@ def self_attention(
     """
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     query, key, value = _heads_of(projections, num_heads, shared)
-    rotation = (
-        None
-        if rotary_base is None
-        else Rotation.of("self_attention", query, None, rotary_base)
-    )
+    if rotary_base is None:
+        rotation = None
+    else:
+        rotation = Rotation.of("self_attention", query, None, rotary_base)
     if rotation is not None:
         query, key = rotation.turned(query), rotation.turned(key)
     result, *saved = _attended(
@@ -420,13 +418,10 @@ def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
         or shape[2] % num_parts
         or 0 in shape[1:]
     ):
-        parts = (
-            f"{num_heads} heads of queries, {shared} of keys, {shared} of values; "
-            f"{shared} must divide {num_heads}"
-        )
         raise shape_error(
             "self_attention",
-            f"(n, t, k), k a multiple of {num_parts}: {parts}",
+            f"(n, t, k), k a multiple of {num_parts}: {num_heads} heads of queries, "
+            f"{shared} of keys, {shared} of values; {shared} must divide {num_heads}",
             projections=shape,
         )
     n, t, width = shape[0], shape[1], shape[2] // num_parts
@@ -542,16 +537,11 @@ def _visible(
         or values.shape[:1] not in ((n,), (1,))
         or values.shape[1:] not in ((num_keys,), (t, num_keys))
     ):
-        expected = (
-            f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
-            if n is not None
-            else "a query of three axes or more"
-        )
-        raise shape_error(
-            name,
-            f"{expected}; the first axis may be 1, for all samples alike",
-            mask=values.shape,
-        )
+        expected = "a query of three axes or more"
+        if n is not None:
+            expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
+        expected = f"{expected}; the first axis may be 1, for all samples alike"
+        raise shape_error(name, expected, mask=values.shape)
     return values.mT if values.ndim == 3 else values[:, :, None]
 
 
@@ -561,18 +551,15 @@ def _truth_values(name: str, mask: Array) -> Array:
     if not backend.is_integer(mask.dtype):
         message = (
             f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for "
-            "visible "
-            "keys and 0 for others."
+            "visible keys and 0 for others."
         )
         raise TensorError("dtype", message)
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):
         raise TensorError(
             "out-of-range",
-            (
-                f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
-                "mask > 0."
-            ),
+            f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
+            "mask > 0.",
         )
     return is_seen
 

@@ -110,9 +110,8 @@ def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     a, b = operands(a, b)
     left, right = a.data.shape, b.data.shape
     if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
-        raise shape_error(
-            "matmul", "(..., n, k) and (..., k, m), or (k,)", left=left, right=right
-        )
+        expected = "(..., n, k) and (..., k, m), or (k,)"
+        raise shape_error("matmul", expected, left=left, right=right)
     for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
         if one != other and one != 1 and other != 1:
             expected = "equal lengths, or a length of 1, before the last two axes"
@@ -188,11 +187,9 @@ class _Term(NamedTuple):
         """
         axes = list(zip(self.indices, self.tensor.shape))
         kept = [index for index, length in axes if length == lengths[index]]
-        return (
-            self
-            if len(kept) == len(axes)
-            else _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
-        )
+        if len(kept) == len(axes):
+            return self
+        return _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
 
     def summed(self, needed: Collection[Index]) -> _Term:
         """Return the term summed over every index but the needed ones."""
@@ -263,10 +260,8 @@ def _parsed(
     if len(parts) != len(shapes):
         raise ArgumentError(
             "value",
-            (
-                f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
-                "operands; expected one for each."
-            ),
+            f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
+            "operands; expected one for each.",
         )
     terms = [
         _indices(subscripts, number, part, shape)
@@ -284,11 +279,8 @@ def _parsed(
     output = _letters(subscripts, arrow + 2, len(subscripts))
     for letter in output:
         if letter != _ELLIPSIS and not any(letter in part for part in parts):
-            raise _wrong(
-                subscripts,
-                subscripts.rindex(letter),
-                f"{letter!r} is in no operand, so it has no length",
-            )
+            message = f"{letter!r} is in no operand, so it has no length"
+            raise _wrong(subscripts, subscripts.rindex(letter), message)
     if dots and _ELLIPSIS not in output:
         raise _wrong(
             subscripts,
@@ -308,18 +300,14 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
     for match in _SIGN.finditer(subscripts, start, stop):
         sign, position = match[0], match.start()
         if sign != _ELLIPSIS and not (sign.isascii() and sign.isalpha()):
-            raise _wrong(
-                subscripts, position, f"{sign!r} is neither a letter nor '...'"
-            )
+            message = f"{sign!r} is neither a letter nor '...'"
+            raise _wrong(subscripts, position, message)
         if sign in found:
-            kind = (
-                "a diagonal, which is not supported"
-                if sign != _ELLIPSIS
-                else "two of them"
-            )
-            raise _wrong(
-                subscripts, position, f"{sign!r} occurs twice in one term ({kind})"
-            )
+            kind = "two of them"
+            if sign != _ELLIPSIS:
+                kind = "a diagonal, which is not supported"
+            message = f"{sign!r} occurs twice in one term ({kind})"
+            raise _wrong(subscripts, position, message)
         found.append(sign)
     return found
 
@@ -358,11 +346,10 @@ def _lengths(
             if isinstance(index, int) and 1 in (known, length):
                 lengths[index] = length if known == 1 else known
             elif known != length:
-                name = (
-                    f"index {index!r}"
-                    if isinstance(index, str)
-                    else f"axis {index} of '...'"
-                )
+                if isinstance(index, str):
+                    name = f"index {index!r}"
+                else:
+                    name = f"axis {index} of '...'"
                 expected = (
                     f"length {known} for {name} of {subscripts!r}, as in an operand "
                     "before it"
@@ -374,8 +361,6 @@ def _lengths(
 def _wrong(subscripts: str, position: int, what: str) -> ArgumentError:
     return ArgumentError(
         "value",
-        (
-            f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
-            "'ij,jk->ik' or so."
-        ),
+        f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
+        "'ij,jk->ik' or so.",
     )

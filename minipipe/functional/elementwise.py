@@ -66,12 +66,8 @@ def check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
     """
     for left, right in zip(reversed(a.shape), reversed(b.shape)):
         if left != right and left != 1 and right != 1:
-            raise shape_error(
-                name,
-                "equal lengths or 1, counted from the last axis",
-                left=a.shape,
-                right=b.shape,
-            )
+            expected = "equal lengths or 1, counted from the last axis"
+            raise shape_error(name, expected, left=a.shape, right=b.shape)
 
 
 @op(takes=partial(_broadcast, "add"), is_broadcast=True)

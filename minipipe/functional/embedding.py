@@ -10,18 +10,14 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
     """Return the weight, and the ids as a tensor of numbers of its rows."""
-    ids = (
-        ids
-        if isinstance(ids, Tensor)
-        else as_tensor(backend.as_array(ids, like=weight.data))
-    )
+    if not isinstance(ids, Tensor):
+        ids = as_tensor(backend.as_array(ids, like=weight.data))
     shape, numbers = weight.data.shape, ids.data
     if len(shape) != 2:
         raise shape_error("embedding", "(num_embeddings, width)", weight=shape)
     if not backend.is_integer(numbers.dtype):
-        raise TensorError(
-            "dtype", f"embedding: ids must be whole numbers; these are {numbers.dtype}."
-        )
+        message = f"embedding: ids must be whole numbers; these are {numbers.dtype}."
+        raise TensorError("dtype", message)
     if backend.prod(numbers.shape):
         _check_range(numbers, shape[0])
     return weight, ids
@@ -32,10 +28,8 @@ def _check_range(ids: Array, count: int) -> None:
     xp = array_module(ids)
     low, high = int(xp.min(ids)), int(xp.max(ids))
     if low < 0 or high >= count:
-        raise TensorError(
-            "out-of-range",
-            f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.",
-        )
+        message = f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}."
+        raise TensorError("out-of-range", message)
 
 
 @op(takes=_fitting)

@@ -30,11 +30,9 @@ def _fitting(
     """Return the operands as tensors of one real dtype, whose shapes fit."""
     x, input_weight = operands(x, input_weight)
     x, hidden_weight = operands(x, hidden_weight)
-    x, input_weight, hidden_weight = (
-        as_real(x),
-        as_real(input_weight),
-        as_real(hidden_weight),
-    )
+    x = as_real(x)
+    input_weight = as_real(input_weight)
+    hidden_weight = as_real(hidden_weight)
     k, h = x.shape[-1:], hidden_weight.shape[:1]
     wide = tuple(4 * length for length in h)
     if (
@@ -186,10 +184,8 @@ def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
     dz[:, :, 2, :] = i * (1 - candidate * candidate)
     dz[:, :, 3, :] = squashed * o * (1 - o)
     # from the time behind
-    of_cell, of_hidden = (
-        xp.zeros((n, h), dtype=g.dtype),
-        xp.zeros((n, h), dtype=g.dtype),
-    )
+    of_cell = xp.zeros((n, h), dtype=g.dtype)
+    of_hidden = xp.zeros((n, h), dtype=g.dtype)
     for s in reversed(range(t)):
         of_hidden = of_hidden + g[:, s, :]
         of_cell = of_cell + of_hidden * to_cell[:, s, :]

@@ -77,11 +77,9 @@ def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
         return backend.reduce_sum(x, axes, True) - math.inf
     # The method takes a third of the time of np.max; arrays of the array API standard
     # have none.
-    return (
-        x.max(axis=axes, keepdims=True)
-        if hasattr(x, "max")
-        else array_module(x).max(x, axis=axes, keepdims=True)
-    )
+    if hasattr(x, "max"):
+        return x.max(axis=axes, keepdims=True)
+    return array_module(x).max(x, axis=axes, keepdims=True)
 
 
 def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
@@ -257,10 +255,8 @@ def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> tuple[Array, Ar
     if size == 0:
         raise TensorError(
             "shape",
-            (
-                f"a{name}: axes {axes} of shape {a.shape} have no elements; expected "
-                "one at least."
-            ),
+            f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one "
+            "at least.",
         )
     extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
     return without_axes(extreme, axes, keepdims), extreme

@@ -43,19 +43,16 @@ def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     (4, 1)
     """
     if not all(isinstance(length, Integral) for length in shape):
-        raise TensorError(
-            "shape", f"reshape: the shape is {shape!r:.60}; expected whole numbers."
-        )
+        message = f"reshape: the shape is {shape!r:.60}; expected whole numbers."
+        raise TensorError("shape", message)
     shape = tuple(shape)
     product = backend.prod(shape)
     fits = product == a.size and (not shape or min(shape) >= 0)
     if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
         raise TensorError(
             "shape",
-            (
-                f"reshape: {a.size} elements of shape {a.shape} do not fit the shape "
-                f"{shape}."
-            ),
+            f"reshape: {a.size} elements of shape {a.shape} do not fit the shape "
+            f"{shape}.",
         )
     return backend.reshape(a, shape), a.shape
 
@@ -118,8 +115,8 @@ def index(a: Array, key: Any) -> tuple[Array, Any]:
     Parameters
     ----------
     a : Tensor of any shape
-    key : int, slice, None, Ellipsis, array or Tensor of whole numbers or truth values,
-    or a tuple of them
+    key : int, slice, None, Ellipsis, array, Tensor or a tuple of them
+        Arrays and tensors hold whole numbers or truth values.
 
     Returns
     -------
@@ -299,9 +296,8 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def _stack(*parts: Array, axis: int) -> tuple[Array, int]:
     if len({part.shape for part in parts}) > 1:
         shapes = ", ".join(str(part.shape) for part in parts)
-        raise TensorError(
-            "shape", f"stack: shapes {shapes} differ; expected one shape for all."
-        )
+        message = f"stack: shapes {shapes} differ; expected one shape for all."
+        raise TensorError("shape", message)
     place = axis_of(axis, (*parts[0].shape, len(parts)))
     return array_module(parts[0]).stack(parts, axis=place), place
 
@@ -344,10 +340,8 @@ def split(
     else:
         raise TensorError(
             "shape",
-            (
-                f"split: axis {axis} of shape {a.shape} does not fall into {sections} "
-                "equal parts."
-            ),
+            f"split: axis {axis} of shape {a.shape} does not fall into {sections} "
+            "equal parts.",
         )
     if any(size < 0 for size in sizes) or sum(sizes) != length:
         raise TensorError(
@@ -360,9 +354,8 @@ def split(
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     tensors = [as_tensor(tensor) for tensor in tensors]
     if not tensors:
-        raise TensorError(
-            "shape", f"{name}: no tensor was given; expected at least one."
-        )
+        message = f"{name}: no tensor was given; expected at least one."
+        raise TensorError("shape", message)
     if len({str(tensor.dtype) for tensor in tensors}) > 1:
         given = ", ".join(str(tensor.dtype) for tensor in tensors)
         raise TensorError("dtype", f"{name}: the dtypes differ: {given}.")
@@ -440,12 +433,10 @@ def masked_fill(a: Array, mask: Operand, value: float) -> tuple[Array, Array]:
     """
     filled = _mask("masked_fill", mask, a)
     if not isinstance(value, Real):
-        message = (
-            f"masked_fill: value is {quoted(value)}; expected a number without a "
-            "gradient."
-        )
         raise TensorError(
-            "dtype", f"{message} where(mask, value, a) fills with a tensor."
+            "dtype",
+            f"masked_fill: value is {quoted(value)}; expected a number without a "
+            "gradient. where(mask, value, a) fills with a tensor.",
         )
     check_broadcast("masked_fill", a, filled)
     return array_module(a).where(filled, float(value), a), filled
@@ -460,10 +451,8 @@ def _mask(name: str, mask: Operand, like: Array) -> Array:
     if not backend.is_boolean(values.dtype):
         raise TensorError(
             "dtype",
-            (
-                f"{name}: the mask must hold truth values (bool); this one is "
-                f"{values.dtype}."
-            ),
+            f"{name}: the mask must hold truth values (bool); this one is "
+            f"{values.dtype}.",
         )
     return values
 
@@ -499,14 +488,11 @@ def clip(
     Tensor([0. , 0.5, 1. ])
     """
     if low is None and high is None:
-        raise TensorError(
-            "out-of-range",
-            "clip: neither low nor high was given; expected one bound at least.",
-        )
+        message = "clip: neither low nor high was given; expected one bound at least."
+        raise TensorError("out-of-range", message)
     if low is not None and high is not None and low > high:
-        raise TensorError(
-            "out-of-range", f"clip: low is {low}, which lies above high, {high}."
-        )
+        message = f"clip: low is {low}, which lies above high, {high}."
+        raise TensorError("out-of-range", message)
     bounds = [None if bound is None else float(bound) for bound in (low, high)]
     result = array_module(a).clip(a, *bounds)
     return result, result == a

@@ -230,8 +230,7 @@ def conv2d(
     Parameters
     ----------
     x : Tensor of shape (n, in_channels, height, width)
-    weight : Tensor of shape (out_channels, in_channels / groups, kernel height, kernel
-    width)
+    weight : Tensor of shape (out_channels, in_channels / groups, height, width)
     bias : Tensor of shape (out_channels,), optional
     stride : int or (int, int)
         How far the kernel moves from one window to the next, down and to the right.
@@ -413,25 +412,17 @@ def _check(
             f"(n, in_channels, {axes}) and (out_channels, in_channels / groups, {axes} "
             "of the kernel)"
         )
-        hint = (
-            "; images of one channel have that axis as well: images[:, None]"
-            if x.ndim == 1 + num_axes
-            else ""
-        )
+        hint = ""
+        if x.ndim == 1 + num_axes:
+            hint = "; images of one channel have that axis as well: images[:, None]"
         raise shape_error(name, expected + hint, input=x.shape, weight=weight.shape)
     groups = check_groups(name, groups, x.shape[1], weight.shape[0])
     if x.shape[1] != groups * weight.shape[1]:
-        expected = (
-            f"{groups} * {counted(weight.shape[1], 'channel')}"
-            if groups > 1
-            else f"{counted(weight.shape[1], 'channel')}"
-        )
-        raise shape_error(
-            name,
-            f"{expected}, the second axis of the weight",
-            input=x.shape,
-            weight=weight.shape,
-        )
+        expected = counted(weight.shape[1], "channel")
+        if groups > 1:
+            expected = f"{groups} * {expected}"
+        expected = f"{expected}, the second axis of the weight"
+        raise shape_error(name, expected, input=x.shape, weight=weight.shape)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise shape_error(name, str(weight.shape[:1]), bias=bias.shape)
     return groups
@@ -611,9 +602,8 @@ def global_avg_pool(x: Operand) -> Tensor:
     """
     x = as_real(x)
     if x.ndim < 3 or 0 in x.shape[2:]:
-        raise shape_error(
-            "global_avg_pool", "(n, channels, *spatial), with positions", input=x.shape
-        )
+        expected = "(n, channels, *spatial), with positions"
+        raise shape_error("global_avg_pool", expected, input=x.shape)
     return mean(x, tuple(range(2, x.ndim)))
 
 
@@ -622,9 +612,8 @@ def _pooled(
 ) -> Tensor:
     x, kernel = as_tensor(x), per_axis(name, "kernel", kernel, num_axes)
     if x.ndim != 2 + num_axes:
-        raise shape_error(
-            name, f"(n, channels, {', '.join(AXES[num_axes])})", input=x.shape
-        )
+        expected = f"(n, channels, {', '.join(AXES[num_axes])})"
+        raise shape_error(name, expected, input=x.shape)
     return pool(
         x, windows=_windows(name, x.shape, kernel, kernel if stride is None else stride)
     )

@@ -206,6 +206,10 @@ class Arena:
         for block in self._blocks:
             if not block.has_gradients():
                 return None
+        return self.flat_gradients()
+
+    def flat_gradients(self) -> list[Array]:
+        """Return all arrays for gradients as a few flat arrays. Local."""
         return [array for block in self._blocks for array in block.joined_gradients]
 
     def place_of(self, parameter: Parameter) -> tuple[Block, int] | None:

@@ -101,17 +101,14 @@ class AuxiliaryLoss(Module):
         if self.is_training and losses is not None:
             value = self.function(x)
             if not isinstance(value, Tensor) or value.size != 1:
-                found = (
-                    f"a tensor of shape {value.shape}"
-                    if isinstance(value, Tensor)
-                    else type(value).__name__
-                )
+                if isinstance(value, Tensor):
+                    found = f"a tensor of shape {value.shape}"
+                else:
+                    found = type(value).__name__
                 raise TensorError(
                     "shape",
-                    (
-                        "An AuxiliaryLoss must be a tensor with one element; it is "
-                        f"{found}."
-                    ),
+                    "An AuxiliaryLoss must be a tensor with one element; it is "
+                    f"{found}.",
                 )
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.

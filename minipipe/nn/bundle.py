@@ -84,10 +84,8 @@ class On(Module):
             taken = ", ".join(signature(layer.forward).parameters)
             raise ArgumentError(
                 "name",
-                (
-                    f"On: {type(layer).__name__} is called with ({taken}); the entries "
-                    f"are {entries!r}: {error}."
-                ),
+                f"On: {type(layer).__name__} is called with ({taken}); the entries "
+                f"are {entries!r}: {error}.",
             ) from None
 
     def forward(self, bundle: Bundle) -> Bundle:
@@ -188,9 +186,10 @@ def _listed(layer: str, entries: Any) -> list[Entry]:
         else []
     )
     if not names or not all(type(name) in (str, int) for name in names):
-        expected = "a name or a position, or several of them: ('x', 'mask')"
         raise ArgumentError(
-            "type", f"{layer}: the entries are {entries!r}; expected {expected}."
+            "type",
+            f"{layer}: the entries are {entries!r}; expected a name or a position, or "
+            "several of them: ('x', 'mask').",
         )
     return names
 
@@ -198,19 +197,19 @@ def _listed(layer: str, entries: Any) -> list[Entry]:
 def _entry(layer: str, bundle: Any, name: Entry) -> Any:
     kind = type(bundle)
     if kind not in (tuple, list) and not isinstance(bundle, dict):
-        message = f"{layer}: the entry {name!r} is read from a {kind.__name__}"
         raise ArgumentError(
-            "type", f"{message}; expected a dict, tuple or list of tensors."
+            "type",
+            f"{layer}: the entry {name!r} is read from a {kind.__name__}; expected a "
+            "dict, tuple or list of tensors.",
         )
     try:
         return bundle[name]
     except (KeyError, IndexError, TypeError):  # TypeError: a name instead of a position
         is_named = isinstance(bundle, dict)
-        there = (
-            f"names are {', '.join(map(repr, bundle))}"
-            if is_named
-            else f"positions are 0 to {len(bundle) - 1}"
-        )
+        if is_named:
+            there = f"names are {', '.join(map(repr, bundle))}"
+        else:
+            there = f"positions are 0 to {len(bundle) - 1}"
         message = (
             f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
         )

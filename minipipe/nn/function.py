@@ -63,10 +63,8 @@ class Function(Module):
             "Function", function
         )
         if isinstance(function, Module):
-            raise ArgumentError(
-                "type",
-                f"{type(function).__name__} is a layer already: use it as it is.",
-            )
+            message = f"{type(function).__name__} is a layer already: use it as it is."
+            raise ArgumentError("type", message)
         self._described = text_of(function)
         self.function = function
 
@@ -116,9 +114,9 @@ def text_of(value: Any, *outer: Any) -> str:
     data = value.data if isinstance(value, Tensor) else value
     if backend.is_array(data):
         return f"{data.dtype}{data.shape} {_digest(backend.to_numpy(data).tobytes())}"
-    return (
-        name_of(value) if hasattr(value, "__name__") else _text_of_object(value, outer)
-    )
+    if hasattr(value, "__name__"):
+        return name_of(value)
+    return _text_of_object(value, outer)
 
 
 def _check_trains_nothing(value: Any) -> None:
@@ -128,9 +126,8 @@ def _check_trains_nothing(value: Any) -> None:
         raise ArgumentError(
             "type",
             f"The function refers to a {type(value).__name__}, which neither a "
-            "pipeline nor an optimiser "
-            "would find there. Make it an attribute of a custom module, or a "
-            "separate layer.",
+            "pipeline nor an optimiser would find there. Make it an attribute of a "
+            "custom module, or a separate layer.",
         )
 
 
@@ -156,9 +153,9 @@ def parts_of(function: FunctionType) -> dict[str, Any]:
     Its plans are left out: they depend on the calls so far, which differ between ranks.
     """
     operation = getattr(function, "operation", None)
-    return (
-        {**vars(operation), "plans": None} if isinstance(operation, Operation) else {}
-    )
+    if isinstance(operation, Operation):
+        return {**vars(operation), "plans": None}
+    return {}
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:

@@ -502,13 +502,11 @@ class PositionalEmbedding(Module):
         part = current_slice()
         first = 0 if part is None else part.first
         if first + x.shape[1] > length:
-            message = (
-                f"PositionalEmbedding: the sequence has {first + x.shape[1]} "
-                "positions; "
-                f"expected at most {length}."
-            )
             raise TensorError(
-                "out-of-range", f"{message} Cut the sequence, or make the layer longer."
+                "out-of-range",
+                f"PositionalEmbedding: the sequence has {first + x.shape[1]} "
+                f"positions; expected at most {length}. Cut the sequence, or make the "
+                "layer longer.",
             )
         return functional.add(
             x, functional.index(self.weight, (slice(first, first + x.shape[1]), ...))

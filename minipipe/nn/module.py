@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import ModuleType
@@ -65,9 +65,8 @@ class Module(Familiar):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result; subclasses define how."""
-        raise ArgumentError(
-            "type", f"{type(self).__name__} does not define forward(self, x)."
-        )
+        message = f"{type(self).__name__} does not define forward(self, x)."
+        raise ArgumentError("type", message)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result. Parameters without values are filled with seed 0
@@ -90,12 +89,11 @@ class Module(Familiar):
         attribute becomes an alias of it.
         """
         if name == "requires_grad":
-            message = (
-                f"{type(self).__name__} is a module and has no requires_grad of its "
-                "own: freeze() trains none"
-            )
             raise ArgumentError(
-                "name", f"{message} of its parameters, freeze(False) all of them."
+                "name",
+                f"{type(self).__name__} is a module and has no requires_grad of its "
+                "own: freeze() trains none of its parameters, freeze(False) all of "
+                "them.",
             )
         if (
             isinstance(value, Parameter)
@@ -161,13 +159,10 @@ class Module(Familiar):
                     seen.add(id(parameter.owner))
                     qualified = ".".join(filter(None, (name, inner)))
                     if qualified in names:
-                        message = (
-                            f"{type(self).__name__} has two parameters named "
-                            f"{qualified}"
-                        )
                         raise ArgumentError(
                             "name",
-                            f"{message}; give one of the attributes another name.",
+                            f"{type(self).__name__} has two parameters named "
+                            f"{qualified}; give one of the attributes another name.",
                         )
                     names.add(qualified)
                     yield qualified, parameter
@@ -315,11 +310,9 @@ class Module(Familiar):
         characters.
         """
         whole = " ".join(repr(self).split())
-        return (
-            whole
-            if len(whole) <= 48
-            else f"{type(self).__name__}({self.describe() or '…'})"
-        )
+        if len(whole) <= 48:
+            return whole
+        return f"{type(self).__name__}({self.describe() or '…'})"
 
     def __repr__(self) -> str:
         modules = [
@@ -492,34 +485,31 @@ def check_state(
     if not isinstance(state, Mapping):
         raise ArgumentError(
             "type",
-            (
-                f"The state is a {type(state).__name__}; expected the result of "
-                "state_dict()."
-            ),
+            f"The state is a {type(state).__name__}; expected the result of "
+            "state_dict().",
         )
-    missing, unexpected = (
-        parameters.keys() - state.keys(),
-        state.keys() - parameters.keys(),
-    )
-    for code, names in (("missing", missing), ("unexpected", unexpected)):
-        if names:
-            listed = ", ".join(sorted(names))
-            raise ParameterError(
-                code, f"The state does not fit the model; {code}: {listed}."
-            )
+    missing = parameters.keys() - state.keys()
+    unexpected = state.keys() - parameters.keys()
+    check_names(sorted(missing), unexpected)
     for name, parameter in parameters.items():
         given = backend.as_array(state[name])
         if given.shape != parameter.whole_shape:
             raise ParameterError(
                 "shape",
-                (
-                    f"{name} has shape {parameter.whole_shape}; the state holds "
-                    f"{given.shape}."
-                ),
+                f"{name} has shape {parameter.whole_shape}; the state holds "
+                f"{given.shape}.",
             )
-        _check_same_numbers(
-            name, backend.to_numpy(given), backend.numpy_dtype(parameter.dtype)
-        )
+        own = backend.numpy_dtype(parameter.dtype)
+        _check_same_numbers(name, backend.to_numpy(given), own)
+
+
+def check_names(missing: Sequence[str], unexpected: Iterable[str]) -> None:
+    """Refuse a state that lacks parameters, or holds others."""
+    for code, names in (("missing", missing), ("unexpected", sorted(unexpected))):
+        if names:
+            listed = ", ".join(names)
+            message = f"The state does not fit the model; {code}: {listed}."
+            raise ParameterError(code, message)
 
 
 def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
@@ -528,19 +518,14 @@ def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
         return
     is_real = backend.is_floating(given.dtype)
     with np.errstate(over="ignore"):
-        is_same = is_real and np.array_equal(
-            given.astype(own).astype(given.dtype), given, equal_nan=True
-        )
+        again = given.astype(own).astype(given.dtype)
+        is_same = is_real and np.array_equal(again, given, equal_nan=True)
     if not is_same:
-        why = (
-            "which it would round; give the layer that dtype, or"
-            if is_real
-            else "which are not real numbers; if meant,"
-        )
-        here = (
-            f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, "
-            f"{why}"
-        )
+        why = "which are not real numbers; if meant,"
+        if is_real:
+            why = "which it would round; give the layer that dtype, or"
         raise ParameterError(
-            "dtype", f"{here} convert the array: .astype({own.name!r})."
+            "dtype",
+            f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, "
+            f"{why} convert the array: .astype({own.name!r}).",
         )

@@ -115,25 +115,20 @@ class Parameter(Tensor):
         ):
             raise ParameterError(
                 "shape",
-                (
-                    f"The shape is {shape}; expected whole numbers, or values "
-                    "as a list "
-                    "or array."
-                ),
+                f"The shape is {shape}; expected whole numbers, or values as a list "
+                "or array.",
             )
         if isinstance(shape, tuple) and initialiser is None:
             raise ParameterError(
                 "missing",
-                f"nn.Parameter({shape}) has no initialiser, and zeros may never "
-                "learn (both factors of a product). "
-                f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); "
-                "for a bias, constant(0.0).",
+                f"nn.Parameter({shape}) has no initialiser, and zeros may never learn "
+                f"(both factors of a product). Give one: nn.Parameter({shape}, "
+                "nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
-        values = (
-            None
-            if isinstance(shape, tuple)
-            else Tensor(shape, requires_grad=True, dtype=dtype).data
-        )
+        if isinstance(shape, tuple):
+            values = None
+        else:
+            values = Tensor(shape, requires_grad=True, dtype=dtype).data
         # Known before there are values, unlike the shape and dtype of other tensors.
         self.shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
         self.dtype: Any = (
@@ -159,9 +154,8 @@ class Parameter(Tensor):
             raise ParameterError(
                 "missing",
                 f"This parameter of shape {self.shape} has no values yet. Call "
-                "model.initialise(seed), "
-                "call the model once, or give the model to a Pipeline and read "
-                "pipeline.parameters().",
+                "model.initialise(seed), call the model once, or give the model to a "
+                "Pipeline and read pipeline.parameters().",
             )
         return super().__getattr__(name)  # type: ignore[misc]
 
@@ -249,10 +243,8 @@ class Parameter(Tensor):
         if gradient is not None and gradient.shape != self.shape:
             raise TensorError(
                 "shape",
-                (
-                    f"The gradient has shape {gradient.shape}; the parameter has "
-                    f"{self.shape}."
-                ),
+                f"The gradient has shape {gradient.shape}; the parameter has "
+                f"{self.shape}.",
             )
         if gradient is None:
             self.zero_grad()
@@ -301,18 +293,14 @@ class Parameter(Tensor):
         """Tell parameters apart by identity, as in ``parameter in some_list``; compare
         values with anything else.
         """
-        return (
-            self is other
-            if isinstance(other, Parameter) or other is None
-            else super().__eq__(other)
-        )
+        if isinstance(other, Parameter) or other is None:
+            return self is other
+        return super().__eq__(other)
 
     def __ne__(self, other: object) -> Any:
-        return (
-            self is not other
-            if isinstance(other, Parameter) or other is None
-            else super().__ne__(other)
-        )
+        if isinstance(other, Parameter) or other is None:
+            return self is not other
+        return super().__ne__(other)
 
     __hash__ = Tensor.__hash__
 

@@ -31,11 +31,9 @@ def rebound(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, MethodType):
-        return (
-            MethodType(value.__func__, memo[id(value.__self__)])
-            if id(value.__self__) in memo
-            else value
-        )
+        if id(value.__self__) in memo:
+            return MethodType(value.__func__, memo[id(value.__self__)])
+        return value
     if not isinstance(value, FunctionType):
         return value
     before, names = value.__closure__ or (), value.__kwdefaults__ or {}

@@ -153,11 +153,10 @@ class Recompute(Module):
             if _look(results, is_watched) != look:
                 raise TensorError(
                     "not-repeatable",
-                    f"Recompute({self.module.brief()}): computed again in backward "
-                    "it gives other values, so the "
-                    "gradient would be another function's. Let it depend on its "
-                    "input and parameters alone: no "
-                    "counter, and random numbers as functional.dropout draws them.",
+                    f"Recompute({self.module.brief()}): computed again in backward it "
+                    "gives other values, so the gradient would be another function's. "
+                    "Let it depend on its input and parameters alone: no counter, and "
+                    "random numbers as functional.dropout draws them.",
                 )
             return [tensor.node for tensor in results]
 

@@ -68,10 +68,8 @@ class Shard:
 
     def joined(self, values: Array) -> Array:
         """Return the whole values from the part of each rank. Collective."""
-        xp, own = (
-            array_module(values),
-            [block // self.group.size for block in self.blocks],
-        )
+        xp = array_module(values)
+        own = [block // self.group.size for block in self.blocks]
         parts = [
             self._split(backend.moved(part, xp), own)
             for part in self.group.all_gather(backend.to_numpy(values))
@@ -139,10 +137,8 @@ class FlatShard:
 
     def joined(self, values: Array) -> Array:
         """Return the whole values from the shard of each rank. Collective."""
-        xp, shares = (
-            array_module(values),
-            self.group.all_gather(backend.to_numpy(values)),
-        )
+        xp = array_module(values)
+        shares = self.group.all_gather(backend.to_numpy(values))
         part = backend.reshape(
             xp.concat([backend.moved(share, xp) for share in shares]), self.inner_shape
         )

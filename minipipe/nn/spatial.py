@@ -63,11 +63,10 @@ class _Convolution(Module):
         out_channels, ins, *kernel = self.weight.shape
         parts = [str(ins * self.groups), str(out_channels), written(tuple(kernel))]
         parts += [f"stride={written(self.stride)}"] * (set(self.stride) != {1})
-        padding = (
-            repr(self.padding)
-            if isinstance(self.padding, str)
-            else written(self.padding)
-        )
+        if isinstance(self.padding, str):
+            padding = repr(self.padding)
+        else:
+            padding = written(self.padding)
         parts += [f"padding={padding}"] * (padding != "0")
         parts += [f"dilation={written(self.dilation)}"] * (set(self.dilation) != {1})
         parts += [f"groups={self.groups}"] * (self.groups != 1)
@@ -209,11 +208,9 @@ class _Pool(Module):
 
     def describe(self) -> str:
         """Name the kernel, and the stride if it is different."""
-        stride = (
-            f", stride={written(self.stride)}"
-            if self.stride != self.kernel_size
-            else ""
-        )
+        stride = ""
+        if self.stride != self.kernel_size:
+            stride = f", stride={written(self.stride)}"
         return written(self.kernel_size) + stride
 
 

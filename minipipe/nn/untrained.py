@@ -59,8 +59,7 @@ def warn_of_untrained(modules: Iterable[Any]) -> None:
         names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
         message = (
             f"{names} {holds} real numbers that are not trained: it is not a "
-            "parameter. "
-            "A weight is an"
+            "parameter. A weight is an"
         )
         message += (
             " nn.Parameter(values), in an attribute or in a list, tuple or dict of "
@@ -128,11 +127,9 @@ def _has_parameters(value: Any) -> bool:
         return True
     if isinstance(value, list | tuple | dict | set | frozenset):
         return any(map(_has_parameters, _items_of(value)))
-    return (
-        bool(getattr(value, "num_parameters", 0))
-        if hasattr(value, "named_parameters")
-        else False
-    )
+    if hasattr(value, "named_parameters"):
+        return bool(getattr(value, "num_parameters", 0))
+    return False
 
 
 def _items_of(value: Any) -> Iterable[Any]:

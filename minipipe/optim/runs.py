@@ -18,7 +18,6 @@ from minipipe.nn.arena import Block
 from minipipe.nn.parameter import Parameter
 
 States = MutableMapping[int, dict[str, Any]]
-Masters = MutableMapping[int, Array]
 Units = Sequence["Run | Parameter"]
 
 # Values that no rule changes in place.
@@ -42,8 +41,6 @@ class Run:
         They follow each other in an arena, and their states have the same numbers.
     states : dict
         The states of all parameters of the optimiser, by id.
-    masters : dict
-        The master values of parameters in half precision, by id.
 
     Attributes
     ----------
@@ -54,7 +51,6 @@ class Run:
         The leaf of one of them.
     state : dict
         The state of all; what it keeps for each element has shape (elements,).
-    master : array of shape (elements,), or None
     is_divided : bool
         Whether the state is not joined, or some parameters were changed alone since.
     """
@@ -63,7 +59,6 @@ class Run:
         self,
         parameters: Sequence[Parameter],
         states: States,
-        masters: Masters,
     ) -> None:
         block, first = place_of(parameters[0])
         self.parameters = parameters
@@ -78,10 +73,8 @@ class Run:
         self._size = self._places[-1].stop
         self._gaps = _gaps(self._places, backend.array_module(block.values))
         self._states = [states[id(each)] for each in parameters]
-        self._masters = masters
         self.state: dict[str, Any] = {}
         self._handed_out: dict[str, Any] = {}
-        self.master: Array | None = None
         self.is_divided = self.have_gradients() and not self.are_joined(block)
         if not self.is_divided:
             self._join()
@@ -93,9 +86,6 @@ class Run:
                 self._hand_out(name, value)
             self.state[name] = value
         self._handed_out = dict(self.state)
-        masters = [self._masters.get(id(each)) for each in self.parameters]
-        if masters[0] is not None:
-            self.set_master(self._joined(masters))
 
     def _joined(self, arrays: Sequence[Array]) -> Array:
         xp = backend.array_module(arrays[0])
@@ -162,12 +152,6 @@ class Run:
         for state, part in zip(self._states, parts):
             state[name] = part
 
-    def set_master(self, master: Array) -> None:
-        """Take master values, and give each parameter its part of them."""
-        self.master = master
-        for each, part in zip(self.parameters, self._parts_of(master)):
-            self._masters[id(each)] = part
-
 
 def _gaps(places: Sequence[slice], xp: ModuleType) -> tuple[Array, Array] | None:
     """Return the elements between places, and which to repeat there; None without."""
@@ -191,23 +175,22 @@ class Walk:
     Parameters
     ----------
     parameters : tuple of Parameter
-    states, masters : dict
+    states : dict
     """
 
     def __init__(
         self,
         parameters: tuple[Parameter, ...],
         states: States,
-        masters: Masters,
     ) -> None:
         self._parameters = parameters
         self._runs: list[Run] = []
         self._alone: list[Parameter] = []
-        for each in side_by_side(parameters, states, masters):
+        for each in side_by_side(parameters, states):
             if len(each) == 1:
                 self._alone += each
             else:
-                self._runs.append(Run(each, states, masters))
+                self._runs.append(Run(each, states))
         # An arena has all trained parameters of a rank: one of them shows a new one.
         trained = (each for each in self._alone if each.requires_grad)
         self._watched = next(trained, None)
@@ -240,7 +223,6 @@ class Walk:
 def side_by_side(
     parameters: Iterable[Parameter],
     states: States,
-    masters: Masters,
 ) -> list[list[Parameter]]:
     """Return lists of parameters that can be one run, and others alone."""
     lists: list[list[Parameter]] = []
@@ -252,7 +234,6 @@ def side_by_side(
             lists.append([each])
         else:
             block, position = place
-            kind = kind, id(each) in masters
             placed.append((id(block), position, kind, each))
     last = None
     for block, position, kind, each in sorted(placed, key=itemgetter(0, 1)):

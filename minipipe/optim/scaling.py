@@ -96,9 +96,8 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     check_all_ranks(
         parameters,
         "the norm of all gradients",
-        "pipeline.clip_grad_norm(max_norm), on every rank; with max_norm=inf it "
-        "only measures. "
-        "The norm of these alone is total_norm(squared_norms(parameters))",
+        "pipeline.clip_grad_norm(max_norm), on every rank; with max_norm=inf it only "
+        "measures. The norm of these alone is total_norm(squared_norms(parameters))",
     )
     return total_norm(squared_norms(parameters))
 
@@ -115,10 +114,8 @@ def check_all_ranks(parameters: Iterable[Parameter], wanted: str, advice: str) -
     if any(parameter.updates is not None for parameter in parameters):
         raise RankError(
             "disagreement",
-            (
-                f"These parameters are one rank's part of a pipeline, and {wanted} "
-                f"depends on all ranks. Call {advice}."
-            ),
+            f"These parameters are one rank's part of a pipeline, and {wanted} "
+            f"depends on all ranks. Call {advice}.",
         )
 
 
@@ -206,8 +203,7 @@ def clip_gradients(
         raise ParameterError(
             "not-finite",
             f"The norm of the gradients is {norm}, so they cannot be clipped. Use a "
-            "smaller learning rate, or catch "
-            "this error and leave the step out.",
+            "smaller learning rate, or catch this error and leave the step out.",
         )
     if norm > max_norm:
         _scale(_gradients(parameters), max_norm / norm)
@@ -400,12 +396,11 @@ class LossScale(Familiar):
             or type(steps) is not int
             or steps < 0
         ):
-            message = (
-                f"the state is {state!r:.80}; expected the result of "
-                "state_dict(), such "
-                f"as {self.state_dict()}."
+            raise ArgumentError(
+                "value",
+                f"LossScale: the state is {state!r:.80}; expected the result of "
+                f"state_dict(), such as {self.state_dict()}.",
             )
-            raise ArgumentError("value", f"LossScale: {message}")
         self.value, self.num_good_steps = value, steps
 
     def _shrink(self) -> None:
@@ -413,9 +408,8 @@ class LossScale(Familiar):
             raise ParameterError(
                 "not-finite",
                 "The gradients are not finite, even at a loss scale of "
-                f"{self.value:g}. The model's own "
-                "values overflow, or the loss is not a number: check it, use a "
-                "smaller learning rate, or float32.",
+                f"{self.value:g}. The model's own values overflow, or the loss is not "
+                "a number: check it, use a smaller learning rate, or float32.",
             )
         self.value, self.num_good_steps = self.value / self._factor, 0
 

@@ -101,7 +101,9 @@ class Compiling:
         """Note that an ordinary training step has ended: others may be like it."""
         compiler = self._compilers.get("step")
         self._repeated = (
-            None if compiler is None else framing.repeated(trainer, compiler)
+            None
+            if compiler is None
+            else framing.repeated(trainer, compiler, self._repeated)
         )
 
     def stop_repeating(self) -> None:
@@ -112,7 +114,7 @@ class Compiling:
         """Run a training step that is like the last one; return None if it has to be an
         ordinary one. Collective.
         """
-        return None if self._repeated is None else self._repeated.run(call)
+        return None if self._repeated is None else self._repeated(call)
 
     def for_costs(
         self, stages: Mapping[int, Stage]
@@ -150,7 +152,9 @@ class Compiling:
             return source_of(trainer)
         if not hasattr(program, "source"):  # stages that compile themselves
             return "\n\n".join([*program.sources.values(), source_of(trainer)])
-        return f"{program.source}\n\n{source_of(trainer, calls_schedule=True)}\n"
+        step = "" if self._repeated is None else self._repeated.source
+        step = step or source_of(trainer, calls_schedule=True)
+        return f"{program.source}\n\n{step}\n"
 
     def source_of_stage(self, stage: int, local: tuple[int, ...]) -> str:
         """Return the compiled sections of a stage.

@@ -25,13 +25,14 @@ from minipipe.execution.checks.calls import (
 )
 from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
 from minipipe.execution.executor import Executor
+from minipipe.execution.handlers import handlers_of
 from minipipe.execution.objective import (
     BatchObjective,
     GivenGradient,
     Metric,
     Where,
 )
-from minipipe.execution.observers import MemoryMeter, journal
+from minipipe.execution.observers import journal
 from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
@@ -43,7 +44,6 @@ from minipipe.nn import Module, Parameter, Sequential
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed
 from minipipe.pipeline.compiling import Compiling
-from minipipe.pipeline.delivery import deliver_outputs, exchange_loss
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs
 from minipipe.pipeline.options import (
@@ -299,7 +299,12 @@ class Pipeline(FamiliarPipeline):
             plan, group, self._intake.calls, self._stages, compares, grid
         )
         self._executor = partial(
-            Executor, stages=self._stages, group=group, xp=self._xp, observers=journal()
+            Executor,
+            stages=self._stages,
+            group=group,
+            xp=self._xp,
+            handlers=handlers_of((), plan.is_half),
+            observers=journal(),
         )
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
@@ -312,9 +317,7 @@ class Pipeline(FamiliarPipeline):
             finite,
             self._pending,
         )
-        self._predictors = Predictors(
-            plan, self._intake, self._executor, self._compiling
-        )
+        self._predictors = Predictors(self._framing, self._executor, self._compiling)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
         how = (
@@ -442,6 +445,31 @@ class Pipeline(FamiliarPipeline):
         rank 0: HANDSHAKE 0F0 0B0 0F1 0B1 FINITE LOSS NORM 0U1
         """
         return self._framing.program(clip=True, update=True)
+
+    @property
+    def forward_rows(self) -> Program:
+        """Everything that the ranks do in :meth:`evaluate` and :meth:`predict`.
+
+        That is for a batch that has all microbatches, and not too few samples for them.
+        LOSS delivers the loss of an evaluation, or the outputs of a prediction.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group:
+        ...     pipeline = Pipeline(
+        ...         nn.Sequential(nn.Linear(2, 1)),
+        ...         group,
+        ...         loss=nn.MSELoss(),
+        ...         num_microbatches=2,
+        ...     )
+        >>> print(pipeline.forward_rows)
+        # forward-only: 1 rank, 1 stage, 2 microbatches
+        rank 0: HANDSHAKE 0F0 0F1 LOSS
+        """
+        schedule = self.schedule
+        count = schedule.num_microbatches // schedule.num_slices
+        return self._framing.forward_program(count)
 
     @property
     def partition(self) -> list[range]:
@@ -762,7 +790,11 @@ class Pipeline(FamiliarPipeline):
         # Frozen stages get no gradient back that shows that their sends, perhaps of the
         # inputs themselves, have finished.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
-        meters = [MemoryMeter()] if self.measures_memory else []
+        meters = []
+        if self.measures_memory:
+            from minipipe.execution.meter import MemoryMeter
+
+            meters.append(MemoryMeter())
         try:
             record = None if meters else self._compiling.repeated(given)
             if record is None:
@@ -852,14 +884,10 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(test, num_ranks=2)
         [1.0, 1.0]
         """
-        batch = self._forward_only(
-            "evaluate",
-            inputs,
-            targets,
-            self._objective(metrics, outputs),
-            is_training=is_training,
-        )
-        return exchange_loss(self._intake.delivery, batch)
+        objective = self._objective(metrics, outputs)
+        call = self._forward_only("evaluate", inputs, targets, objective, is_training)
+        assert isinstance(call.loss, BatchLoss)
+        return call.loss
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -892,22 +920,22 @@ class Pipeline(FamiliarPipeline):
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
         objective = BatchObjective(outputs="everywhere", **self._objective.keywords)
-        batch = self._forward_only(
-            "predict", inputs, None, objective, is_training=is_training
-        )
-        return deliver_outputs(self._group, self._intake.last_rank, batch)
+        call = self._forward_only("predict", inputs, None, objective, is_training)
+        return call.outputs
 
     def _forward_only(
         self,
-        call: str,
+        name: str,
         inputs: Any,
         targets: Any,
         objective: BatchObjective,
         is_training: bool,
-    ) -> Batch:
-        return self._predictors.run(
-            self._batch(call, inputs, targets, objective, is_training), is_training
+    ) -> TrainingCall:
+        call = TrainingCall(
+            name, inputs, targets, objective, is_training, self.num_steps
         )
+        self._predictors.run(call)
+        return call
 
     def _batch(
         self,

@@ -164,10 +164,8 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         raise ArgumentError(
             "value",
-            (
-                f"{quoted(str(path), 200)} {given}; expected {', '.join(others)} or "
-                f"{last}."
-            ),
+            f"{quoted(str(path), 200)} {given}; expected {', '.join(others)} or "
+            f"{last}.",
         )
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))

@@ -97,11 +97,9 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
         return short
     if len(panel.stages[rank]) == 2 and panel.chunk_of(rank, action) == 1:
         short = [label.lower() for label in short]
-    return (
-        [f"{action.stage}{action.kind}{action.microbatch}", *short]
-        if names_stages
-        else short
-    )
+    if names_stages:
+        return [f"{action.stage}{action.kind}{action.microbatch}", *short]
+    return short
 
 
 def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
@@ -213,10 +211,8 @@ def _of_whole_units(
 
     Bands have nearly equal length.
     """
-    units, shortest = (
-        int(makespan * per_unit),
-        max(1, int(shortest_time(panels) * per_unit)),
-    )
+    units = int(makespan * per_unit)
+    shortest = max(1, int(shortest_time(panels) * per_unit))
     if units > _MANY_BANDS * room:
         return _of_any_times(panels, makespan, room)
     most = min(_MOST_COLUMNS, room // units)
@@ -376,10 +372,8 @@ def draw_text(
         )
         raise ArgumentError(
             "value",
-            (
-                f"{message} Choose the format svg, html or perfetto, which have no "
-                "columns."
-            ),
+            f"{message} Choose the format svg, html or perfetto, which have no "
+            "columns.",
         )
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [
@@ -433,11 +427,10 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     """Return the cells of one rank, up to the end of its timeline."""
     timeline = panel.timeline
-    length = (
-        math.ceil(columns.column(timeline.makespan))
-        if columns.makespan
-        else columns.total
-    )
+    if columns.makespan:
+        length = math.ceil(columns.column(timeline.makespan))
+    else:
+        length = columns.total
     spans = drawn_spans(timeline.spans[rank])
     places = places_of(spans, timeline.start, columns)
     cells: list[Cell] = [(_IDLE, IDLE)] * max(length, places[-1][1] if places else 0)
@@ -461,11 +454,10 @@ def action_cells(
 
     The forward of an overlapped pair ends in ``&``.
     """
-    mark = (
-        "&"
-        if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1
-        else ""
-    )
+    if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1:
+        mark = "&"
+    else:
+        mark = ""
     label = next(
         (
             text
@@ -549,11 +541,9 @@ def _numbers(panels: Sequence[Panel], columns: Columns) -> str:
     has_slices = any(panel.num_slices > 1 for panel in panels)
     names_stages = several and columns.names_stages
     label, stage = ("2F3", "stage 2, ") if names_stages else ("F3", "")
-    return (
-        f"{label}.1: {stage}microbatch 3, slice 1"
-        if has_slices
-        else f"{label}: {stage}microbatch 3"
-    )
+    if has_slices:
+        return f"{label}.1: {stage}microbatch 3, slice 1"
+    return f"{label}: {stage}microbatch 3"
 
 
 def paint_cells(cells: Sequence[Cell], colour: bool) -> str:

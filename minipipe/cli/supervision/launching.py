@@ -86,10 +86,8 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
             where = f"Line {number} of {quoted(name, 200)}"
             raise ArgumentError(
                 "value",
-                (
-                    f"{where} is {quoted(entry)}; expected HOST, HOST:RANKS or HOST "
-                    "slots=RANKS."
-                ),
+                f"{where} is {quoted(entry)}; expected HOST, HOST:RANKS or HOST "
+                "slots=RANKS.",
             )
         hosts.append(
             Host(

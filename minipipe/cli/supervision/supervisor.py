@@ -128,15 +128,12 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
     ]
     if len(alike) == _ALIKE:
         return (
-            f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the "
-            "same exit "
-            "code"
+            f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the same "
+            "exit code"
         )
-    return (
-        f"{counted(restarts, 'restart')} of {restarts} used"
-        if len(endings) > restarts
-        else ""
-    )
+    if len(endings) > restarts:
+        return f"{counted(restarts, 'restart')} of {restarts} used"
+    return ""
 
 
 def pause_before_restart(endings: Sequence[Ending]) -> float:
@@ -169,11 +166,10 @@ def _line(
     """Return the message about the last attempt."""
     number, ranks = len(endings), job.ranks_without(list(silent))
     gone = "".join(f", without {name} ({why})" for name, why in silent.items())
-    some = (
-        f"{ranks} of {counted(job.ranks, 'rank')}"
-        if ranks < job.ranks
-        else counted(ranks, "rank")
-    )
+    if ranks < job.ranks:
+        some = f"{ranks} of {counted(job.ranks, 'rank')}"
+    else:
+        some = counted(ranks, "rank")
     again = f"restart {number} of {restarts} on {some}"
     follows = f"not restarted: {why_not}" if why_not else again
     now = time.strftime("%Y-%m-%d %H:%M:%S")

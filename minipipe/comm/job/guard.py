@@ -67,11 +67,10 @@ class Ending(NamedTuple):
         name = ""
         with suppress(ValueError):  # no signal
             name = signal.Signals(-self.code if self.code < 0 else self.code - 128).name
-        how = (
-            f"{name} of the launcher"
-            if self.code < 0
-            else f"exit code {self.code}" + (f" ({name})" if name else "")
-        )
+        if self.code < 0:
+            how = f"{name} of the launcher"
+        else:
+            how = f"exit code {self.code}" + (f" ({name})" if name else "")
         return f"{how} after {self.seconds:.1f} s"
 
 

@@ -67,11 +67,11 @@ class Line:
         patience = Patience(timeout)
         while not patience.look():
             if _launcher_is_gone(os.environ):
-                message = (
+                raise LaunchError(
+                    "rank-lost",
                     "The launcher's process on this host has exited, so the ranks "
-                    "cannot find each other."
+                    "cannot find each other. Start the job again.",
                 )
-                raise LaunchError("rank-lost", f"{message} Start the job again.")
             word, *ranks = self._hear(_LOOK) or ["nothing"]
             # all have joined, or the watchdog process is gone
             if word in ("go", "lost"):

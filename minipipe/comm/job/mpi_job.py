@@ -176,11 +176,8 @@ class MPIJob:
                 elif status.tag == _COMPLAINT:
                     self._complaint = data.decode()
                 elif status.tag == _QUESTION:
-                    self._asked_at = (
-                        time.perf_counter()
-                        if data and rank < self.world.rank
-                        else self._asked_at
-                    )
+                    if data and rank < self.world.rank:
+                        self._asked_at = time.perf_counter()
                     # [7]
                     self._send(
                         rank, self.activity.report(self.world.rank).to_bytes(), _ANSWER
@@ -332,10 +329,8 @@ class MPIJob:
         while not self.others <= self.departed:  # [3]
             self.attend()
             if self._complaint:  # [5]
-                exited, last = (
-                    f"This rank exited early{self.process.exit_place}",
-                    self.activity.words(),
-                )
+                exited = f"This rank exited early{self.process.exit_place}"
+                last = self.activity.words()
                 action = f" Its last action was {last}." if last else ""
                 self.process.end(
                     f"{exited}. {self._complaint}{action}", self.process.exit_code
@@ -409,10 +404,8 @@ def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
     """Return the process of every rank, whether its watchdog thread may use MPI, and
     its host. Collective.
     """
-    everybody, may_answer = (
-        bytearray(_PROCESS.size * world.size),
-        MPI.Query_thread() == MPI.THREAD_MULTIPLE,
-    )
+    everybody = bytearray(_PROCESS.size * world.size)
+    may_answer = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     world.Allgather(
         _PROCESS.pack(os.getpid(), may_answer, socket.gethostname().encode()[:63]),
         everybody,

@@ -268,13 +268,11 @@ class RankActivity:
     def words(self) -> str:
         """Name the running action, or the last finished step."""
         action, step = self.current, self._run[2]
-        return (
-            ""
-            if not step
-            else f"after step {step}"
-            if action is None
-            else f"{action}, step {step}"
-        )
+        if not step:
+            return ""
+        if action is None:
+            return f"after step {step}"
+        return f"{action}, step {step}"
 
     @contextmanager
     def waiting(
@@ -298,22 +296,18 @@ class RankActivity:
             has_ended=self.has_ended,
         )
         report.program, _, report.step, sent_at = self._run
-        report.position, report.round, report.place = (
-            self.position,
-            self.round,
-            place_of(frames),
-        )
+        report.position = self.position
+        report.round = self.round
+        report.place = place_of(frames)
         report.is_debugged = any(
             str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS
             for f, _ in frames
         )
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait
-            report.awaited, report.seconds, report.unread = (
-                words(),
-                patience.spent,
-                self.unread(),
-            )
+            report.awaited = words()
+            report.seconds = patience.spent
+            report.unread = self.unread()
             report.is_collective = (
                 self.current is None and "with tag" not in report.awaited
             )
@@ -415,11 +409,9 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted{place}."
     if isinstance(error, SystemExit):
-        return (
-            f"sys.exit({error.code}){place}; ending all ranks."
-            if isinstance(error.code, int)
-            else str(error.code)
-        )
+        if isinstance(error.code, int):
+            return f"sys.exit({error.code}){place}; ending all ranks."
+        return str(error.code)
     if isinstance(error, MinipipeError) and error.is_self_explaining:
         return f"{type(error).__name__}: {error}"
     formatted = traceback.TracebackException.from_exception(error)

@@ -113,11 +113,10 @@ def waits_for_a_person(reports: Sequence[RankReport], rank: int) -> str:
     )
     if rank != first or not debugged:
         return ""
-    names = (
-        f"Rank {debugged[0]} is"
-        if len(debugged) == 1
-        else f"Ranks {', '.join(map(str, debugged))} are"
-    )
+    if len(debugged) == 1:
+        names = f"Rank {debugged[0]} is"
+    else:
+        names = f"Ranks {', '.join(map(str, debugged))} are"
     return (
         f"{names} in a debugger, so all ranks wait. (mpirun connects the keyboard to "
         "rank 0 only.)"
@@ -184,11 +183,11 @@ def _different_calls(reports: Sequence[RankReport]) -> str:
             .partition(",")[0]
         )
         ranks.setdefault(call, []).append(str(report.rank))
-    return (
-        "; ".join(f"rank {', '.join(who)} in {call}" for call, who in ranks.items())
-        if len(ranks) > 1
-        else ""
-    )
+    if len(ranks) > 1:
+        return "; ".join(
+            f"rank {', '.join(who)} in {call}" for call, who in ranks.items()
+        )
+    return ""
 
 
 def _unread_from_peer(report: RankReport) -> list[str]:
@@ -263,6 +262,5 @@ def _sentence(
         )
     return (
         f"{who} has waited longest, for {awaited}: never sent, or sent with a "
-        "different "
-        f"tag?{instead}"
+        f"different tag?{instead}"
     )

@@ -130,11 +130,9 @@ def launcher_of(pid: int) -> int:
     between them counts as one).
     """
     parent = int(status_of(pid).get("PPid", 0))
-    return (
-        launcher_of(parent)
-        if parent > 1 and rank_of_process(parent) is not None
-        else parent
-    )
+    if parent > 1 and rank_of_process(parent) is not None:
+        return launcher_of(parent)
+    return parent
 
 
 def started_ranks(launcher: int) -> set[int]:
@@ -224,11 +222,9 @@ class Rank:
     """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
-        self.connection, self.rank, self.pid = (
-            connection,
-            rank,
-            credentials_of(connection)[0],
-        )
+        self.connection = connection
+        self.rank = rank
+        self.pid = credentials_of(connection)[0]
         self.pidfd, self.group = os.pidfd_open(self.pid), os.getpgid(self.pid)
         self.output = pipes_of(self.pid, "12")
         self.limited: tuple[float, float, str] | None = None
@@ -281,10 +277,8 @@ class Witness:
         # which returns events in the order in which they happened, unlike poll
         self.poll = select.epoll()
         self.poll.register(listener, select.EPOLLIN)
-        self.launcher_fd, self.launcher_group = (
-            os.pidfd_open(launcher),
-            os.getpgid(launcher),
-        )
+        self.launcher_fd = os.pidfd_open(launcher)
+        self.launcher_group = os.getpgid(launcher)
         self.poll.register(self.launcher_fd, select.EPOLLIN)
         self.missed, self.looked_at = 0, time.monotonic()
 
@@ -430,10 +424,8 @@ class Witness:
         has killed the others.
         """
         # The kernel takes the memory of a process that ends before its files.
-        self.is_explained, has_memory = (
-            not self.survives,
-            "VmSize" in status_of(rank.pid),
-        )
+        self.is_explained = not self.survives
+        has_memory = "VmSize" in status_of(rank.pid)
         is_with_all = self.size > self.expected and all(
             is_ending(other.pid) for other in self.lines.values()
         )
@@ -466,11 +458,10 @@ class Witness:
             and not is_killed
         ):
             # The rank itself crashed, or MPI did in it: this host cannot tell which.
-            doubt = (
-                "or a rank of another host was lost first, after which MPI may crash "
-                "here"
+            return rank.say(
+                f"Rank {who} crashed: {ending}; or a rank of another host was lost "
+                "first, after which MPI may crash here."
             )
-            return rank.say(f"Rank {who} crashed: {ending}; {doubt}.")
         rank.say(f"Rank {who} exited without an error message: {ending}.")
 
     def end_the_late(self, seconds: float) -> None:

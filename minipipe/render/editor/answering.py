@@ -263,12 +263,10 @@ class Editor:
 
     def _begin(self, draft: Draft) -> None:
         self.draft, self.past, self.future = draft, (), ()
-        self.halves, self.puzzle, self.limit, self.search = (
-            _has_halves(draft),
-            0,
-            None,
-            None,
-        )
+        self.halves = _has_halves(draft)
+        self.puzzle = 0
+        self.limit = None
+        self.search = None
 
     # -- editing -----------------------------------------------------------------------
 
@@ -373,10 +371,8 @@ class Editor:
             )
             raise ScheduleError.of(
                 Code.PLACEMENT,
-                (
-                    f"{message} {counted(len(draft.rows), 'rank')} and "
-                    f"{counted(draft.num_microbatches, 'microbatch')}."
-                ),
+                f"{message} {counted(len(draft.rows), 'rank')} and "
+                f"{counted(draft.num_microbatches, 'microbatch')}.",
             )
 
     def _named_like(self, draft: Draft) -> list[str]:
@@ -459,9 +455,8 @@ class Editor:
         best = search.run(float("inf"), seconds)
         is_best = best.value <= search.bound * (1 + 1e-9)
         said = (
-            f"Makespan {best.value:g} after {search.evaluations:,} schedules; "
-            "the bound "
-            f"is {search.bound:g}"
+            f"Makespan {best.value:g} after {search.evaluations:,} schedules; the "
+            f"bound is {search.bound:g}"
         )
         return {
             "said": f"{said}{': none is shorter' if is_best else ''}.",

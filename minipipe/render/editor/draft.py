@@ -209,8 +209,7 @@ class Draft:
                 needed = self.whole.as_written(Action(stage, ActionKind(kind), k))
                 sentence = (
                     f"Rank {rank}, position {position}: {action} comes before "
-                    f"{needed}, "
-                    "which it needs."
+                    f"{needed}, which it needs."
                 )
                 return Problem(Code.ORDER, sentence, rank, position)
         return None

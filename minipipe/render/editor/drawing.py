@@ -100,11 +100,10 @@ class Sight:
             busy += sum(span.end - span.start for span in spans[: len(own)])
             peaks.append(max(held[: len(own)], default=0))
         # The limit counts pairs; on ranks with one stage these are microbatches.
-        of = (
-            ""
-            if self.timeline.pairs_per_microbatch == 1
-            else " (stage, microbatch) pairs"
-        )
+        if self.timeline.pairs_per_microbatch == 1:
+            of = ""
+        else:
+            of = " (stage, microbatch) pairs"
         idle = 1 - busy / (len(self.ends) * self.end) if self.end else 0.0
         placed, missing = sum(map(len, self.draft.rows)), len(self.draft.missing)
         found = [

@@ -96,11 +96,9 @@ def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     stuck = [str(rank) for rank in walkthrough.stuck]
     if not stuck:
         return "every rank has ended"
-    return (
-        f"rank {stuck[0]} is stuck"
-        if len(stuck) == 1
-        else f"ranks {', '.join(stuck)} are stuck"
-    )
+    if len(stuck) == 1:
+        return f"rank {stuck[0]} is stuck"
+    return f"ranks {', '.join(stuck)} are stuck"
 
 
 def describe_state(
@@ -120,11 +118,10 @@ def describe_state(
         return [*_describe_last_sum(walkthrough, snapshot.time, rank), "done"]
     if state.activity is Activity.BEGINS:
         return [f"begins {state.action} now", f"{state.action} now"]
-    until = (
-        ""
-        if state.until is None
-        else f" until {format_number(state.until, walkthrough.timeline.unit)}"
-    )
+    if state.until is None:
+        until = ""
+    else:
+        until = f" until {format_number(state.until, walkthrough.timeline.unit)}"
     if state.activity is Activity.RUNS:
         if state.awaited is None:
             joined = "" if state.action is None else _joined(walkthrough, state.action)
@@ -178,8 +175,7 @@ def _describe_last_sum(
         until = format_number(last.end, walkthrough.timeline.unit)
         yield (
             "done, except for the gradient all-reduce of stage "
-            f"{last.actions[0].stage} "
-            f"until {until}"
+            f"{last.actions[0].stage} until {until}"
         )
 
 
@@ -215,11 +211,10 @@ def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
         f"{stage}:{numbers}" if names_stage else numbers
         for stage, numbers in listed.items()
     ]
-    memory = (
-        f" {state.memory:g} {walkthrough.costs.memory_unit}"
-        if shows_memory(walkthrough)
-        else ""
-    )
+    if shows_memory(walkthrough):
+        memory = f" {state.memory:g} {walkthrough.costs.memory_unit}"
+    else:
+        memory = ""
     return f"{len(state.held)} ({' '.join(parts)}){memory}"
 
 
@@ -321,11 +316,9 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> 
         return _NOTHING
     if awaited.kind is REDUCE_GRAD and source == rank:
         return f"a REDUCE_GRAD of another replica, to meet {awaited}: it is missing"
-    return (
-        f"{awaited}, later in its own list"
-        if source == rank
-        else f"{awaited} on rank {source}"
-    )
+    if source == rank:
+        return f"{awaited}, later in its own list"
+    return f"{awaited} on rank {source}"
 
 
 def _needs_nothing_there(walkthrough: Walkthrough, rank: int, state: RankState) -> bool:
@@ -469,11 +462,9 @@ def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, 
             _message_as_data(message, snapshot.time) for message in snapshot.messages
         ],
     }
-    return (
-        {**data, "verdict": _verdict(walkthrough)}
-        if snapshot.number == len(walkthrough) - 1
-        else data
-    )
+    if snapshot.number == len(walkthrough) - 1:
+        return {**data, "verdict": _verdict(walkthrough)}
+    return data
 
 
 def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]:

@@ -130,10 +130,8 @@ class Grid:
             begin, end = places[at]
             if begin >= first + self.room:
                 break
-            action, has_begun = (
-                self.spans[rank][at].action,
-                self.numbers[rank][at] <= snapshot.number,
-            )
+            action = self.spans[rank][at].action
+            has_begun = self.numbers[rank][at] <= snapshot.number
             drawn = action_cells(
                 self.panel,
                 rank,
@@ -217,16 +215,13 @@ class Frame:
         visible = min(self.num_ranks, max(1, (height - len(head) - 5) // 2))
         blanks = [""] if height >= len(head) + 2 * visible + 7 else []
         ranks = self._visible(snapshot, visible, focus)
-        grid, table = (
-            self._grid(snapshot, ranks, width),
-            self._table(snapshot, ranks, width),
-        )
+        grid = self._grid(snapshot, ranks, width)
+        table = self._table(snapshot, ranks, width)
         lines = [*head, *blanks, *grid, *blanks, *table, *blanks]
-        notes = (
-            self._verdict(width)
-            if is_last
-            else self._messages(snapshot, width, height - len(lines))
-        )
+        if is_last:
+            notes = self._verdict(width)
+        else:
+            notes = self._messages(snapshot, width, height - len(lines))
         key = ["", *legend([self.grid.panel], self.grid.columns, width, self.colour)]
         has_room = (
             len(lines) + len(notes) + len(key) <= height and width >= _WIDEST_ENTRY
@@ -308,11 +303,10 @@ class Frame:
         coming = min(3 * (self.label_width + 1), room // 4)
         held = room // 3 - 4
         now = room - coming - held - 3
-        some = (
-            f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: "
-            if len(ranks) < self.num_ranks
-            else ""
-        )
+        if len(ranks) < self.num_ranks:
+            some = f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: "
+        else:
+            some = ""
         head = f"{some}now".ljust(now) + "  " + "next".ljust(coming) + " holds"
         lines = [" " * self.margin + fitted([head], room)]
         for rank in ranks:

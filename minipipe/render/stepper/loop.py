@@ -10,7 +10,7 @@ from math import isnan
 from types import TracebackType
 from typing import Any
 
-from minipipe.io import is_terminal
+from minipipe.io import is_terminal, package_text
 from minipipe.render.stepper.description import describe_verdict
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
@@ -177,27 +177,6 @@ def screen_of_this_terminal() -> Screen | None:
 
 
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
-_HELP = """
-  n, space, right, Enter   next step: one more action begins
-  p, left, backspace       previous step
-  page down, page up       ten steps forward, ten steps back
-  home (0), end ($)        first step, last step
-  g                        go to a step, 17, or to a time, t12.5
-  r                        only one rank's actions; r and Enter: all ranks
-  q                        quit
-
-  F3  forward of microbatch 3; 2F3 on stage 2, if its rank has several stages,
-      or f3 on the second of two, if there is no space for 2F3
-  B3  backward; if split, I for the inputs and W for the weights
-  S3, R3  send, receive; R3 filled with : is the recomputation of a forward
-  O3, L3  offload and load of activations, while the rank continues
-
-  v   now. To the left are past actions, filled with - = ~ +, and idle time,
-      dotted; to the right are the labels of future actions. The > marks the
-      rank whose action has just begun.
-  holds  4 (0-3)  four microbatches, 0 to 3; 2 (0:1 7:0)  microbatch 1 of
-      stage 0 and microbatch 0 of stage 7
-""".splitlines()[1:]
 
 
 def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bool:
@@ -346,7 +325,8 @@ class Stepper:
     def help(self) -> None:
         """Show the keys and the notation until a key is pressed."""
         width, height = self.screen.size()
-        lines = [line[:width] for line in _HELP[: height - 1]]
+        keys = package_text("render/stepper/keys.txt").splitlines()
+        lines = [line[:width] for line in keys[: height - 1]]
         self.screen.show(
             [
                 *lines,

@@ -162,11 +162,9 @@ class Labels:
         its kind.
         """
         length = size * self._longest[kind, form] + 2 * _PADDING
-        return (
-            length <= self._height and _CAPITALS * size + _PADDING <= width
-            if form.is_turned
-            else length <= width
-        )
+        if form.is_turned:
+            return length <= self._height and _CAPITALS * size + _PADDING <= width
+        return length <= width
 
     def _share(self, kind: ActionKind, form: _Form, size: float) -> float:
         """Return the fraction of the boxes of a kind that are wide enough for a
