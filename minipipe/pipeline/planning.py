@@ -4,7 +4,7 @@ group or a mesh, and options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -117,7 +117,8 @@ def planned(
             f"group has {group.size}. Start as many ranks, or make a plan for "
             f"{group.size}.",
         )
-    _check_shards(made)
+    for reason in _against_shards(made):
+        raise ArgumentError("value", reason)
     return Planned(made, group, grid, recompute)
 
 
@@ -145,35 +146,31 @@ def _is_measured(options: Mapping[str, Any], model: Sequential) -> bool:
     return is_measured
 
 
-def _check_shards(plan: Plan) -> None:
-    """Refuse a plan that replicas with shards of parameters cannot run."""
+def _against_shards(plan: Plan) -> Iterator[str]:
+    """Yield the reasons why replicas with shards of parameters cannot run a plan."""
     name = plan.schedule.name
     summed = [one for one in plan.model.parameters() if one.is_summed]
-    sizes = {one.owner.shard.group.size for one in summed}
-    if not sizes:
-        return
-    for stage in range(plan.program.num_stages):
-        count = len(plan.program.ranks_of(stage))
-        if {count} != sizes:
-            message = (
-                f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its "
-                "parameters have"
-            )
+    for size in {one.owner.shard.group.size for one in summed}:
+        for stage in range(plan.program.num_stages):
+            count = len(plan.program.ranks_of(stage))
             advice = "; pass replicas= or a grid with as many replicas."
             if count > plan.replicas:
                 advice = (
                     ": fully sharded layers do not work with a schedule that has "
-                    "replicas itself. Choose another "
-                    "schedule, such as '1f1b', or layers that are not fully sharded."
+                    "replicas itself. Choose another schedule, such as '1f1b', or "
+                    "layers that are not fully sharded."
                 )
-            raise ArgumentError("value", f"{message} {sizes.pop()} shards{advice}")
-    if U in plan.program.kinds:
-        message = (
+            if count != size:
+                yield (
+                    f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its "
+                    f"parameters have {size} shards{advice}"
+                )
+    if summed and U in plan.program.kinds:
+        yield (
             f"{name} keeps versions of weights, but a fully sharded replica keeps a "
-            "shard of the last version "
-            "only; choose a schedule with a flush, such as '1f1b'."
+            "shard of the last version only; choose a schedule with a flush, such as "
+            "'1f1b'."
         )
-        raise ArgumentError("value", message)
 
 
 def over_grid(
