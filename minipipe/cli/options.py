@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from minipipe.schedules.action_table import (
     read_schedule,
     schedule_of_text,
 )
+from minipipe.schedules.placement import check_sizes_of
 from minipipe.schedules.registry import (
     NUM_MICROBATCHES,
     REGISTRY,
@@ -63,6 +65,32 @@ colons: F=1:2:1:1. Times share one unit, sizes and memory another.
                         share a link"""
 
 
+_OF_NAMES = ("--group", "--per-update", "--joined", "--slices")  # not of a table
+_OF_SCHEDULES = {  # the metavar of a number, or nothing for a flag; and the help
+    "--chunks": ("V", "stages per rank, for schedules that support several"),
+    "--group": ("G", "smallest group of microbatches, if interleaved (default: P)"),
+    "--per-update": (
+        "A",
+        "microbatches per weight update, for 2bw (default: P) and paci (2)",
+    ),
+    "--joined": ("", "overlap forwards with backwards, for dualpipe and dualpipe-v"),
+    "--recompute": ("", "drop activations after F; recompute them (R) before B"),
+    "--offload": (
+        "N",
+        "copy activations to the host (O) and back (L): a rank holds at most N",
+    ),
+    "--replicas": ("D", "data-parallel replicas, with all-reduces of gradients"),
+    "--slices": ("K", "slices per sequence, for seq1f1b (default: 2)"),
+    "--steps": ("N", "consecutive training steps (default: 1)"),
+    "--rows": (
+        "",
+        "all that ranks do in a step: also handshake, finite check, loss and update, "
+        "and gathers of replicas",
+    ),
+    "--ignore-sharding": ("", "skip UNSHARD, RESHARD and REDUCE_GRAD in a file"),
+}
+
+
 def add_schedule(
     parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False
 ) -> None:
@@ -75,73 +103,42 @@ def add_schedule(
     )
     schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
     group = parser.add_argument_group("schedule")
-    add = group.add_argument
-    add_chunks(group)
-    smallest = "smallest group of microbatches, if interleaved (default: P)"
-    add_number(group, "--group", SCHEDULE_COUNT, metavar="G", help=smallest)
-    per_update = "microbatches per weight update, for 2bw (default: P) and paci (2)"
-    add_number(group, "--per-update", SCHEDULE_COUNT, metavar="A", help=per_update)
-    add(
-        "--joined",
-        action="store_true",
-        default=None,
-        help="overlap forwards with backwards, for dualpipe and dualpipe-v",
-    )
-    add(
-        "--recompute",
-        action="store_true",
-        help="drop activations after F; recompute them (R) before B",
-    )
-    offload = "copy activations to the host (O) and back (L): a rank holds at most N"
-    add_number(group, "--offload", SCHEDULE_COUNT, metavar="N", help=offload)
-    replicas = "data-parallel replicas, with all-reduces of gradients"
-    add_number(group, "--replicas", SCHEDULE_COUNT, metavar="D", help=replicas)
-    slices = "slices per sequence, for seq1f1b (default: 2)"
-    add_number(group, "--slices", SCHEDULE_COUNT, metavar="K", help=slices)
+    for name in _OF_SCHEDULES:
+        _add(group, name)
+    group.set_defaults(steps=1)
     frozen = "frozen stages: leave out the backwards that they do not need"
-    add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
-    steps = "consecutive training steps (default: 1)"
-    add_number(group, "--steps", SCHEDULE_COUNT, default=1, metavar="N", help=steps)
-    rows = (
-        "all that ranks do in a step: also handshake, finite check, loss and update, "
-        "and gathers of replicas"
-    )
-    add("--rows", action="store_true", help=rows)
-    add(
-        "--ignore-sharding",
-        action="store_true",
-        help="skip UNSHARD, RESHARD and REDUCE_GRAD in a file",
+    group.add_argument(
+        "--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen
     )
     add_sizes(group)
     add_costs(parser)
 
 
+def _add(parser: _Parser, name: str) -> None:
+    metavar, words = _OF_SCHEDULES[name]
+    if metavar:
+        add_number(parser, name, SCHEDULE_COUNT, metavar, words)
+    else:
+        parser.add_argument(name, action="store_true", help=words)
+
+
 def add_chunks(parser: _Parser) -> None:
     """Declare the stages per rank."""
-    chunks = "stages per rank, for schedules that support several"
-    add_number(parser, "--chunks", SCHEDULE_COUNT, metavar="V", help=chunks)
+    _add(parser, "--chunks")
 
 
 def add_sizes(parser: _Parser, several_batches: bool = False) -> None:
     """Declare the sizes of named schedules, optionally with several numbers of
     microbatches.
     """
-    add_number(
-        parser,
-        "--ranks",
-        SCHEDULE_COUNT,
-        metavar="P",
-        help=f"number of ranks (default: {NUM_RANKS})",
-    )
-    help_text = f"number of microbatches (default: {NUM_MICROBATCHES})"
+    ranks = f"number of ranks (default: {NUM_RANKS})"
+    add_number(parser, "--ranks", SCHEDULE_COUNT, "P", ranks)
+    name = "--microbatches"
+    count = f"number of microbatches (default: {NUM_MICROBATCHES})"
     if several_batches:
-        parser.add_argument(
-            "--microbatches", type=whole_numbers, metavar="M,…", help=help_text
-        )
+        parser.add_argument(name, type=whole_numbers, metavar="M,…", help=count)
     else:
-        add_number(
-            parser, "--microbatches", SCHEDULE_COUNT, metavar="M", help=help_text
-        )
+        add_number(parser, name, SCHEDULE_COUNT, "M", count)
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:
@@ -235,10 +232,8 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
         Codes ``name``, ``value``, ``unreadable`` and ``syntax``.
     """
     schedule = _one_step(given, options)
-    try:
+    with _about("--freeze"):
         schedule = freeze_stages(schedule, options.freeze)
-    except ScheduleError as error:
-        raise misuse(f"--freeze: {error.problems[0].message}") from None
     offload, replicas = options.offload, options.replicas
     for name, is_given, transform in (
         ("--recompute", options.recompute, recomputed),
@@ -251,11 +246,18 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
                     f"{name} needs a schedule without messages; remove SEND and "
                     f"RECV from {given}."
                 )
-            try:
+            with _about(name):
                 schedule = transform(schedule)
-            except ScheduleError as error:
-                raise misuse(f"{name}: {error.problems[0].message}") from None
     return _framed(schedule, options) if getattr(options, "rows", False) else schedule
+
+
+@contextmanager
+def _about(option: str) -> Iterator[None]:
+    """Name the option in an error about its effect."""
+    try:
+        yield
+    except ScheduleError as error:
+        raise misuse(f"{option}: {error.problems[0].message}") from None
 
 
 def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Program:
@@ -305,10 +307,8 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
     """
     if options.steps == 1 and getattr(options, "wait", False):
         raise misuse("--wait applies between training steps; add --steps 2 or more.")
-    try:
+    with _about("--steps"):
         return repeat(schedule, options.steps)
-    except ScheduleError as error:
-        raise misuse(f"--steps: {error.problems[0].message}") from None
 
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
@@ -317,39 +317,19 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
             options.chunks,
             options.group,
             options.per_update,
-            options.joined,
+            options.joined or None,
             options.slices,
         )
         return build(given, *sizes_of(options), *found)
-    if given == "-":
-        schedule = schedule_of_text(
-            read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding
-        )
-    elif os.path.exists(given) and not os.path.isdir(given):
-        schedule = read_schedule(given, options.ignore_sharding)
-    else:
-        message = (
-            f"There is neither a schedule nor a file {quoted(given, 120)}; "
-            f"{expected_names(given)}."
-        )
-        if given.lower().endswith((".csv", ".txt")):
-            message = (
-                f"There is no file {quoted(given, 120)}; expected a file, or a name "
-                "from `minipipe schedules`."
-            )
-        raise misuse(message, Code.NAME)
-    of_names = {
-        "--group": options.group,
-        "--per-update": options.per_update,
-        "--joined": options.joined,
-    }
-    for option, value in {**of_names, "--slices": options.slices}.items():
-        if value is not None:
+    schedule = _table_of(given, options.ignore_sharding)
+    for option in _OF_NAMES:
+        if getattr(options, option[2:].replace("-", "_")) not in (None, False):
             raise misuse(
                 f"{option} applies to named schedules only, and {given} is a file; "
                 "leave it out."
             )
-    for option, wanted, own in (
+    check_sizes_of(
+        given,
         ("--ranks", options.ranks, schedule.num_ranks),
         (
             "--microbatches",
@@ -357,12 +337,22 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
             schedule.num_microbatches / schedule.num_slices,
         ),
         ("--chunks", options.chunks, schedule.num_stages / schedule.num_ranks),
-    ):
-        if wanted not in (None, own):
-            raise misuse(
-                f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
-            )
+    )
     return schedule
+
+
+def _table_of(given: str, ignore_sharding: bool) -> Schedule | Program:
+    """Return the schedule of a file, or of the standard input."""
+    if given == "-":
+        text = read_stream(sys.stdin, "stdin")
+        return schedule_of_text(text, "stdin", ignore_sharding)
+    if os.path.exists(given) and not os.path.isdir(given):
+        return read_schedule(given, ignore_sharding)
+    what, expected = "neither a schedule nor a", expected_names(given)
+    if given.lower().endswith((".csv", ".txt")):
+        what, expected = "no", "expected a file, or a name from `minipipe schedules`"
+    message = f"There is {what} file {quoted(given, 120)}; {expected}."
+    raise misuse(message, Code.NAME)
 
 
 def schedules_of(

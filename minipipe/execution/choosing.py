@@ -12,7 +12,6 @@ from minipipe.errors import (
     RankError,
     ScheduleError,
     counted,
-    misuse,
 )
 from minipipe.schedules import (
     REGISTRY,
@@ -25,7 +24,11 @@ from minipipe.schedules import (
 )
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
-from minipipe.schedules.placement import check_counts, neighbouring_placement
+from minipipe.schedules.placement import (
+    check_counts,
+    check_sizes_of,
+    neighbouring_placement,
+)
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled, takes
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.schedules.transforms import first_stages, spread_stages
@@ -60,16 +63,11 @@ def _resolved(
             f"there are {num_ranks}. Start {schedule.num_ranks} (mpirun -n, or spawn's "
             f"num_ranks), or make the schedule for {num_ranks}.",
         )
-    chunks = schedule.num_stages / schedule.num_ranks
-    for name, given, own in (
+    check_sizes_of(
+        f"the schedule {schedule.name}",
         ("num_microbatches", num_microbatches, schedule.num_microbatches),
-        ("chunks_per_rank", chunks_per_rank, chunks),
-    ):
-        if given not in (None, own):
-            raise misuse(
-                f"{name} is {given}, but the schedule {schedule.name} has {own:g}; "
-                f"leave {name} out."
-            )
+        ("chunks_per_rank", chunks_per_rank, schedule.num_stages / schedule.num_ranks),
+    )
     return schedule
 
 
