@@ -373,6 +373,28 @@ def check_sizes(
     check_size(int(num_ranks) * int(chunks_per_rank), int(num_microbatches))
 
 
+def check_sizes_of(title: str, *sizes: tuple[str, float | None, float]) -> None:
+    """Refuse sizes that differ from the sizes of a table.
+
+    Parameters
+    ----------
+    title : str
+        Of the table.
+    *sizes : (str, number or None, number)
+        The name of a size, the requested one, and the table's.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``value``.
+    """
+    for name, given, own in sizes:
+        if given not in (None, own):
+            raise misuse(
+                f"{name} is {given}, but {title} has {own:g}; leave {name} out."
+            )
+
+
 def check_size(num_stages: int, num_microbatches: int) -> None:
     """Refuse more stages, or more forwards and backwards, than the limits allow."""
     num_actions = 2 * num_stages * num_microbatches
