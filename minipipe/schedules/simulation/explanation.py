@@ -208,7 +208,7 @@ class Explanation:
     @cached_property
     def _changes(self) -> dict[Position, StepChange]:
         """The changes of step, each by the span behind it."""
-        changes = {}
+        changes: dict[Position, StepChange] = {}
         for rank, row in enumerate(self._timeline.step_changes):
             length = self._length_of_step(rank)
             changes.update(((rank, n * length), it) for n, it in enumerate(row, 1))
@@ -309,7 +309,7 @@ class Explanation:
     def _copies(self) -> dict[Action, tuple[int, float, float]]:
         """The rank, the start and the end of each copy."""
         rows = enumerate(self._timeline.copies)
-        places = {}
+        places: dict[Action, tuple[int, float, float]] = {}
         for rank, row in rows:
             places.update((action, (rank, start, end)) for action, start, end in row)
         return places
@@ -395,7 +395,7 @@ class Explanation:
 
     @cached_property
     def _positions(self) -> dict[Action, Position]:
-        positions = {}
+        positions: dict[Action, Position] = {}
         for rank, row in enumerate(self._spans):
             positions.update((span.action, (rank, i)) for i, span in enumerate(row))
         return positions
@@ -412,8 +412,8 @@ class Explanation:
         """The values of all actions: by rank in order, then its other copies and its
         all-reduces.
         """
-        copies = self._timeline.copies or [()] * len(self._spans)
-        rows = list(map(with_copies, self._spans, copies))
+        no_copies = [()] * len(self._spans)
+        rows = list(map(with_copies, self._spans, self._timeline.copies or no_copies))
         for rank, copies in enumerate(self._timeline.copies):
             known = set(rows[rank])
             rows[rank] += (copy.action for copy in copies if copy.action not in known)
