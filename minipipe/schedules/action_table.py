@@ -147,9 +147,11 @@ class ActionTable(Placed, Written):
         for feature in FEATURES:
             found = () if feature.name in known else feature.examples(self, known)
             if found:
-                what = f"{self.title} {feature.words.format(found[0])}"
-                refusal = f"{what}, which {reader} does not support; {feature.advice}"
-                raise ScheduleError.of(feature.code, refusal)
+                words = feature.words.format(found[0])
+                if words == feature.words:
+                    words += f" (such as {found[0]})"
+                what = f"{self.title} {words}, which {reader} does not support"
+                raise ScheduleError.of(feature.code, f"{what}; {feature.advice}")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
         """Return the rank of each stage, for a reader that supports no feature but
@@ -195,8 +197,8 @@ class ActionTable(Placed, Written):
         found = {}
         for row in self.actions if self.overlaps else ():
             for a, b in pairwise(row):
-                is_second = b.kind in (B, I) and a.microbatch != b.microbatch
-                if is_second and a in self.overlaps:
+                is_second = b.kind.declaration.is_second
+                if a in self.overlaps and is_second and a.microbatch != b.microbatch:
                     found[a] = b
         return found
 
