@@ -291,7 +291,10 @@ def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
 
 
 def _unsummed(fault: Fault) -> Iterator[Remark]:
-    """Tell of an update of replicas before the sum of its gradients."""
+    """Tell of a use of the gradients of replicas before their sum."""
+    if fault.is_of_rank:
+        yield from plainly(fault)
+        return
     yield from _gradients(fault)
     stage, _, k = fault.action
     if fault.value is not None and fault.value.microbatch == k:

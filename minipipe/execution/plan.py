@@ -8,7 +8,7 @@ is a plan, a group and stages.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
+from minipipe.autograd.modes import current_place
 from minipipe.errors import ArgumentError, ModelError, TensorError, counted
 from minipipe.execution.choosing import (
     checked_blocks,
@@ -25,9 +26,7 @@ from minipipe.execution.choosing import (
     replicated,
     schedule_of_modules,
 )
-from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
-from minipipe.execution.sliced import SlicedStage, check_sliceable
 from minipipe.execution.stage import Stage
 from minipipe.io import html_table, text_table
 from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
@@ -36,6 +35,7 @@ from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
 from minipipe.schedules import REGISTRY, Program, Schedule, freeze_stages, lower, verify
+from minipipe.schedules.action import Action, R
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
 
@@ -426,6 +426,20 @@ class Plan:
             else dtypes[-1],
         }
 
+    @cached_property
+    def sharded_stages(self) -> frozenset[int]:
+        """The stages with fully sharded layers."""
+        found = set()
+        for stage in range(self.program.num_stages):
+            if any(parameter.is_summed for parameter in self.part(stage).parameters()):
+                found.add(stage)
+        return frozenset(found)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether some parameters are in half precision: their gradients may overflow."""
+        return any(backend.is_half(one.dtype) for one in self.model.parameters())
+
     def memory(
         self,
         layers: Any,
@@ -625,16 +639,6 @@ def _check_frozen(
 # -- its stages on a rank --------------------------------------------------------------
 
 
-class HalfStage(Stage):
-    """A stage of a model in half precision, whose gradients may overflow: a loss scale
-    notices, NumPy does not warn.
-    """
-
-    backward = backend.quietly(Stage.backward)
-    backward_input = backend.quietly(Stage.backward_input)
-    backward_weight = backend.quietly(Stage.backward_weight)
-
-
 def build_stages(
     plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np
 ) -> dict[int, Stage]:
@@ -663,13 +667,8 @@ def build_stages(
         isinstance(module, AuxiliaryLoss) for module in plan.model.modules()
     )
     copies: dict = {}  # of everything that was copied, by the identity of the original
-    is_half = any(
-        backend.is_half(parameter.dtype) for parameter in plan.model.parameters()
-    )
-    kind, stages = HalfStage if is_half else Stage, {}
-    if plan.schedule.num_slices > 1:
-        check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)
-        kind = SlicedStage
+    kind = _kind_of_stages(plan, recompute)
+    stages: dict[int, Stage] = {}
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)
         try:
@@ -691,13 +690,41 @@ def build_stages(
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
-        row = plan.schedule.numbered[rank]
-        forward: Callable = (
-            Recompute(module) if recompute else recomputing(module, row, index)
-        )
+        forward: Callable = Recompute(module)
+        if not recompute:
+            forward = _recomputing(module, plan.schedule.numbered[rank], index)
         if has_losses:
             forward = carrying_losses(
                 forward, index == 0, index == plan.schedule.num_stages - 1
             )
         stages[index] = kind(module, index, plan.schedule, parameters, forward)
     return stages
+
+
+def _kind_of_stages(plan: Plan, recompute: bool) -> type[Stage]:
+    """Return the class of the stages, after checking that their layers fit it."""
+    if plan.schedule.num_slices == 1:
+        return Stage
+    from minipipe.execution.sliced import SlicedStage, check_sliceable
+
+    check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)
+    return SlicedStage
+
+
+def _recomputing(
+    module: Module, row: Iterable[Action], stage: int
+) -> Callable[[Any], Any]:
+    """Return a forward that keeps only the inputs of microbatches with an R in a row.
+
+    Without such microbatches it is the module itself.
+    """
+    again = {k for s, kind, k in row if s == stage and kind is R}
+    if not again:
+        return module
+    dropping = Recompute(module)
+
+    def forward(x: Any) -> Any:
+        is_again = current_place().microbatch in again
+        return dropping(x) if is_again else module(x)
+
+    return forward

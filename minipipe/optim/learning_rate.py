@@ -103,17 +103,15 @@ class LearningRateSchedule(Familiar):
             then nothing has changed.
         """
         names, own = {"last_step", "first_rates"}, self._first_rates
-        rates = (
-            state["first_rates"]
-            if isinstance(state, Mapping) and state.keys() == names
-            else None
-        )
+        rates = None
+        if isinstance(state, Mapping) and state.keys() == names:
+            rates = state["first_rates"]
         if not isinstance(rates, list) or len(rates) != len(own):
-            message = (
-                f"the state is {state!r:.80}; expected one of state_dict(), with "
-                f"{len(own)} rates."
+            raise ArgumentError(
+                "value",
+                f"LearningRateSchedule: the state is {state!r:.80}; expected one of "
+                f"state_dict(), with {len(own)} rates.",
             )
-            raise ArgumentError("value", f"LearningRateSchedule: {message}")
         INDEX.check("last_step", state["last_step"])
         self._first_rates = [checked("learning_rate", rate) for rate in rates]
         self._set(state["last_step"])
@@ -254,6 +252,5 @@ def _factor_at(
         return (step + 1) / warmup_steps
     if step >= num_steps:
         return final
-    return final + (1 - final) * fall(
-        (step - warmup_steps) / (num_steps - warmup_steps)
-    )
+    progress = (step - warmup_steps) / (num_steps - warmup_steps)
+    return final + (1 - final) * fall(progress)

@@ -73,10 +73,11 @@ _NOUNS = {
 
 def _gradients(site: Site, stage: int) -> tuple[Value, ...]:
     """Return the gradients of a stage in the row, after their sums over replicas."""
-    setting = site.setting
-    if setting.num_replicas(stage) > 1 and "REDUCE_GRAD" in setting.kinds:
-        return _given(site, stage, "sum", ("REDUCE_GRAD",))
-    return _given(site, stage, "dw", GRADIENTS)
+    own = _given(site, stage, "dw", GRADIENTS)
+    if not own or site.setting.num_replicas(stage) == 1:
+        return own
+    sums = _given(site, stage, "sum", ("REDUCE_GRAD",))
+    return sums or (Value("sum", stage, own[-1].microbatch),)
 
 
 def _given(

@@ -33,6 +33,7 @@ from minipipe.errors import (
 from minipipe.execution import BatchLoss
 from minipipe.execution.checks.calls import check_frozen, part_of
 from minipipe.execution.executor import Executor
+from minipipe.execution.handlers import handlers_of
 from minipipe.execution.objective import (
     BatchObjective,
     Exchange,
@@ -41,7 +42,6 @@ from minipipe.execution.objective import (
     added,
     shares,
 )
-from minipipe.execution.observers import handlers_of
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
@@ -138,7 +138,7 @@ class RunObjective(BatchObjective):
         self._of_batches = [self._shares_of(sizes, batch) for batch in self._batches]
         for update in self._updates:
             for k, share in zip(update, self._shares_of(sizes, update)):
-                self._shares[k] = share
+                self.shares[k] = share
 
     def _shares_of(
         self, sizes: Sequence[int], microbatches: Sequence[int]
@@ -259,7 +259,7 @@ class Runs:
         updating = Updating(
             self.program, group.rank, stages, optimiser, is_stashed, sums
         )
-        handlers = handlers_of(self.program.actions[group.rank])
+        handlers = handlers_of(self.program.actions[group.rank], self._plan.is_half)
         executor = self._build(self.program, handlers=updating.handlers(handlers))
         if self.compiled is not None:
             executor.stages = self.compiled.begin_row(executor.actions)

@@ -1,6 +1,6 @@
 """One action of a rank: a computation or a message of one stage and one microbatch.
 
-File 2 of 12 on the first path through the code (README.md):
+File 2 of 13 on the first path through the code (README.md):
 after ``schedules/one_f_one_b.py``, before ``schedules/analysis/dependencies.py``.
 """
 

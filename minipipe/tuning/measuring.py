@@ -27,14 +27,13 @@ from minipipe.comm import ProcessGroup, objects, spawn
 from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_loss
+from minipipe.execution.meter import MemoryMeter, persistent_arrays, roots_of
 from minipipe.execution.objective import BatchObjective, Loss
-from minipipe.execution.observers import MemoryMeter, roots_of
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, build_stages, check_model
 from minipipe.execution.samples import samples, sizes_of
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
-from minipipe.nn.fully_sharded import persistent_arrays
 from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.registry import NUM_MICROBATCHES

@@ -325,10 +325,9 @@ def state_bytes(
     for standin in standins:
         standin.grad = np.zeros_like(standin.data)
     optimiser.step()
-    states, masters = optimiser._states, optimiser._masters
     total = 0
     for parameter, standin in zip(trained, standins):
-        kept = [*states.get(id(standin), {}).values(), masters.get(id(standin))]
+        kept = optimiser._states.get(id(standin), {}).values()
         arrays = filter(backend.is_array, kept)
         total += parameter.size * sum(map(backend.num_bytes, arrays))
     return total

@@ -33,9 +33,7 @@ from weakref import ref
 from minipipe.comm import ProcessGroup, objects
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Microbatches, as_given, samples
-from minipipe.hints import check_pipeline_options
 from minipipe.io import MARK, is_terminal
 from minipipe.nn import Parameter
 from minipipe.schedules.action_table import Schedule
@@ -126,10 +124,8 @@ def decided(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an unknown option, before anything is measured. Code
-        ``value``: without a sample.
+        Code ``value``: without a sample.
     """
-    check_pipeline_options(pipeline, Plan, chosen, options)
     if options.get("schedule") == "auto":
         return chosen(model, group, pipeline, recompute, **run, **options)
     partition = measured_partition(
@@ -178,11 +174,15 @@ def chosen(
         As for :func:`minipipe.advise`.
     progress : bool, optional
         Whether rank 0 prints each phase; by default if standard error is a terminal.
-    schedule, partition, num_microbatches, chunks_per_rank, layer_costs, replicas,
+    schedule, partition, num_microbatches, chunks_per_rank
+        As for :class:`minipipe.Plan`: weigh only choices with these.
+    layer_costs
+        Refused.
+    replicas
+        As for :class:`minipipe.Plan`. If it is not given, ``num_microbatches`` counts
+        all replicas together.
     gradient_blocks
-        As for :class:`minipipe.Plan`: weigh only choices with these. ``layer_costs``
-        and ``gradient_blocks`` are refused. If ``replicas`` is not given,
-        ``num_microbatches`` counts all replicas together.
+        Refused.
     **others
         Further options of the plan and the pipeline.
 

@@ -42,17 +42,17 @@ from minipipe.compile.stage import CompiledStages
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
-from minipipe.execution.executor import HANDLERS, Executor, Handler, Handlers, Pending
+from minipipe.execution.executor import Executor, Handler, Handlers, Pending
+from minipipe.execution.handlers import handlers_of
+from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.observers import MemoryMeter
-from minipipe.execution.offloading import recompute
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
-from minipipe.nn.fully_sharded import kept_whole
+from minipipe.nn.fully_sharded import WholeLayers
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import (
     REDUCE_GRAD,
@@ -384,8 +384,15 @@ def measure_memory(
     executor = make_executor(lower(alone))
     meter = MemoryMeter(batch.arrays)
     # its graphs
-    with kept_whole(*(stage.module for stage in executor.stages.values())):
+    modules = [stage.module for stage in executor.stages.values()]
+    whole = [WholeLayers(module, is_alone=True) for module in modules]  # its graphs
+    try:
+        for layers in whole:
+            layers.wait()
         _run_without_trace(executor, batch, meter)
+    finally:
+        for layers in whole:
+            layers.release()
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
         if action.kind is F:
@@ -424,7 +431,7 @@ def measure_costs(
     """
     num_steps = COUNT.check("num_steps", num_steps)
     program = lower(split_backward(_of_costs(plan.schedule)))
-    handlers: Handlers = {**HANDLERS, R: recompute}
+    handlers = handlers_of((), plan.is_half)
     timelines, times = [], []
     sums = None if U in plan.schedule.kinds else sums
     handlers = handlers if sums is None else sums.handlers(handlers)

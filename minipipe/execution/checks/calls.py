@@ -7,7 +7,7 @@ only other ranks know are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,8 @@ class Calls:
         What optimisers did since the pipeline was made, if that is compared.
     is_alone : bool
         Whether there is no other rank.
+    compared : list of str
+        The names of the numbers that were compared last.
     trained : Trained or None
         Compares which parameters are trained, in every call that computes gradients.
 
@@ -119,6 +121,7 @@ class Calls:
         self._pipeline = group.next_serial()
         self._part = Part()
         self._channels: dict[tuple[int, ProcessGroup, int], BroadcastChannel] = {}
+        self.compared: list[str] = []
 
     def begin(
         self,
@@ -152,6 +155,26 @@ class Calls:
             self._roots[-1][0].check_open()
             return of_batch
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
+        self.compared = list(values)
+        return self.agree(call, self.compared, values.values(), of_batch)
+
+    def agree(
+        self,
+        call: str,
+        names: Sequence[str],
+        values: Iterable[float | None],
+        of_batch: tuple[int, ...],
+    ) -> tuple[int, ...]:
+        """Compare a call that was counted, as :meth:`begin` does. Collective.
+
+        Parameters
+        ----------
+        call : str
+        names : sequence of str
+        values : iterable of number
+            By name.
+        of_batch : (int, int, int)
+        """
         mine = (
             self._pipeline,
             self.count,
@@ -160,34 +183,33 @@ class Calls:
             *marks_of(values),
         )
         first: Sequence[float] = mine
+        self._part.call = call
         for group, root in self._roots:
-            first = tuple(self._numbers_of(group, root, call, mine))
+            key = root, group, len(mine)
+            channel = self._channels.get(key) or self._new_channel(*key)
+            if group.rank == root:
+                fill_numbers(channel.array, mine)
+                channel.run()
+                first = mine
+                continue
+            first = numbers_that_came(channel.run())
             # between is the batch, which others may not know
             if first[:3] != mine[:3] or first[6:] != mine[6:]:
-                self._compare((group.name(), group.name(root)), values, (mine, first))
+                self._compare((group.name(), group.name(root)), names, (mine, first))
         return tuple(map(int, first[3:6]))
 
-    def _numbers_of(
-        self, group: ProcessGroup, root: int, call: str, mine: tuple[float, ...]
-    ) -> Sequence[float]:
-        """Return the numbers of a rank, which are ``mine`` on that rank. Collective."""
-        self._part.call = call
-        key = root, group, len(mine)
-        if key not in self._channels:
-            form = (2 * len(mine),), np.uint32
-            channel = BroadcastChannel(group, *form, root, OwnTag.BROADCAST, self._part)
-            self._channels[key] = channel
-        channel = self._channels[key]
-        if group.rank != root:
-            return numbers_that_came(channel.run())
-        fill_numbers(channel.array, mine)
-        channel.run()
-        return mine
+    def _new_channel(
+        self, root: int, group: ProcessGroup, count: int
+    ) -> BroadcastChannel:
+        form = (2 * count,), np.uint32
+        channel = BroadcastChannel(group, *form, root, OwnTag.BROADCAST, self._part)
+        self._channels[root, group, count] = channel
+        return channel
 
     def _compare(
         self,
         ranks: tuple[int, int],
-        values: Mapping[str, float | None],
+        names: Sequence[str],
         numbers: tuple[Sequence[float], Sequence[float]],
     ) -> None:
         """Compare the numbers of this rank and of the first one, which are not all
@@ -204,7 +226,7 @@ class Calls:
             )
         check_marks(
             ranks,
-            values,
+            names,
             (mine[6:], first[6:]),
             self.updates.words if self.updates else dict,
         )

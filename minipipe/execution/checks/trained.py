@@ -30,6 +30,11 @@ class Trained:
         The parameters of this rank, by their names in the whole model.
     grid : Grid, optional
         The device mesh to which the group, a pipeline, belongs.
+
+    Attributes
+    ----------
+    is_alone : bool
+        Whether this rank has no parameter in common with others.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Trained:
         if grid is not None and grid.tensor.size > 1:
             self._sets.append((grid.tensor, tuple(range(grid.tensor.size)), list(own)))
         self._own = own
+        self.is_alone = not self._sets
 
     def check(self) -> None:
         """Compare ``requires_grad``. Collective among the ranks that have a parameter

@@ -25,7 +25,7 @@ deadlock under this rule has none in the executor::
 ``core/values.py`` declares which values every kind of action takes and gives, and
 ``core/order.py`` finds the order in which they can run.
 
-File 3 of 12 on the first path through the code (README.md): after
+File 3 of 13 on the first path through the code (README.md): after
 ``schedules/action.py``, before ``schedules/analysis/lowering.py``. A table,
 ``ActionTable``, has each rank's row of actions.
 """
