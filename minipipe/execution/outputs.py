@@ -137,6 +137,21 @@ class OutputDivision:
             )
             raise TensorError("divided", f"{message} {_TO_GATHER}")
 
+    def check_given_gradient(self) -> None:
+        """Refuse to take the gradient of outputs of which each rank has a part. Local.
+
+        Raises
+        ------
+        ModelError
+            Code ``loss``.
+        """
+        if self.are_parts:
+            message = (
+                "forward_backward() takes the gradient of whole outputs, and after the "
+                "last layer each rank has a part"
+            )
+            raise ModelError("loss", f"{message}; give that layer gather=True.")
+
     def whole(self, outputs: Bundle) -> list[Array]:
         """Return the arrays of outputs, concatenated from all ranks. Collective, unless
         they are known as whole.
@@ -236,22 +251,6 @@ def output_division(
     if takes_parts or takes_whole:
         taken = Division.PART if takes_parts else Division.WHOLE
     return OutputDivision(group, division, taken)
-
-
-def check_given_gradient(division: OutputDivision | None) -> None:
-    """Refuse to take the gradient of outputs of which each rank has a part. Local.
-
-    Examples
-    --------
-    >>> check_given_gradient(None)
-    """
-    if division is not None and division.are_parts:
-        message = (
-            "forward_backward() takes the gradient of whole outputs, and after "
-            "the last "
-            "layer each rank has a part"
-        )
-        raise ModelError("loss", f"{message}; give that layer gather=True.")
 
 
 def _sharing(parameter: Parameter) -> list[ProcessGroup]:

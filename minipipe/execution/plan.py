@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,16 +28,17 @@ from minipipe.execution.choosing import (
 )
 from minipipe.execution.partition import partition_of
 from minipipe.execution.stage import Stage
-from minipipe.io import html_table, text_table
 from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
 from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
-from minipipe.optim import Optimiser
 from minipipe.schedules import REGISTRY, Program, Schedule, freeze_stages, lower, verify
 from minipipe.schedules.action import Action, R
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
+
+if TYPE_CHECKING:
+    from minipipe.optim import Optimiser
 
 # The features of schedules that pipelines run; there is no handler for a kind that a
 # program has declared.
@@ -528,9 +529,13 @@ class Plan:
         )
 
     def __str__(self) -> str:
+        from minipipe.io import text_table
+
         return text_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
     def _repr_html_(self) -> str:
+        from minipipe.io import html_table
+
         return html_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
     def _home(self, stage: int) -> str:

@@ -26,7 +26,6 @@ from minipipe.execution.executor import (
 from minipipe.execution.handlers import handlers_of
 from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
-from minipipe.execution.sums import GradientSums
 from minipipe.passes.framing import frame
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
@@ -38,6 +37,7 @@ from minipipe.schedules.action_table import Program
 from minipipe.schedules.sequential import forward_only_through
 
 if TYPE_CHECKING:
+    from minipipe.execution.sums import GradientSums
     from minipipe.pipeline.repeating import RepeatedStep
 
 
@@ -50,7 +50,8 @@ class Framing:
     group : ProcessGroup
     intake : Intake
     parameters : AllParameters
-    sums : GradientSums
+    sums : GradientSums or None
+        If gradients are added by blocks of microbatches, as replicas do.
     finite : FiniteCheck
     pending : deque of PendingLoss
         The losses of earlier steps that nothing has waited for.
@@ -62,7 +63,7 @@ class Framing:
         group: ProcessGroup,
         intake: Intake,
         parameters: AllParameters,
-        sums: GradientSums,
+        sums: GradientSums | None,
         finite: FiniteCheck,
         pending: deque[PendingLoss],
     ) -> None:
@@ -177,23 +178,22 @@ class Framing:
             "FINITE": self._check,
             "LOSS": self._deliver_loss,
         }
-        after_sums = {
-            kind: self._after_sums(handler) for kind, handler in behind.items()
-        }
-        return {
-            **self._sums.handlers(handlers),
-            "HANDSHAKE": self._handshake,
-            **after_sums,
-        }
+        if self._sums is not None:
+            behind = {kind: self._after_sums(each) for kind, each in behind.items()}
+            handlers = self._sums.handlers(handlers)
+        return {**handlers, "HANDSHAKE": self._handshake, **behind}
 
     def _after_sums(self, handler: Handler) -> Handler:
         """Return a handler that first waits for the gradient all-reduces: only the
         first one of a row has to.
         """
 
+        sums = self._sums
+        assert sums is not None
+
         @wraps(handler)
         def run(executor: Executor, action: Action, *values: Any) -> Any:
-            self._sums.finish()
+            sums.finish()
             return handler(executor, action, *values)
 
         return run
@@ -221,15 +221,21 @@ class Framing:
         for stage in executor.stages.values():
             check_frozen(stage)
             stage.begin(call.accumulates)
-        call.earlier = (
-            self._parameters.shared.take_gradients() if call.accumulates else {}
-        )
-        self._sums.begin(call.accumulates)
+        shared = self._parameters.shared
+        call.earlier = {}
+        if shared is not None and call.accumulates:
+            call.earlier = shared.take_gradients()
+        if self._sums is not None:
+            self._sums.begin(call.accumulates)
         call.is_agreed = True
 
     def _reduce_tied(self, executor: Executor, action: Action) -> None:
-        shared, earlier = self._parameters.shared, executor.call.earlier
-        shared.exchange_gradients(executor.batch.step, self._sums.last_tag, earlier)
+        program, shared = executor.program, self._parameters.shared
+        tag = 2 * program.num_stages * program.num_microbatches  # after the executor's
+        if self._sums is not None:
+            tag = self._sums.last_tag
+        assert shared is not None
+        shared.exchange_gradients(executor.batch.step, tag, executor.call.earlier)
 
     def _gather_input_gradients(self, executor: Executor, action: Action) -> None:
         self._intake.gather_input_gradients(executor.record.input_gradients)
