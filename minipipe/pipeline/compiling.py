@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from minipipe.errors import ArgumentError, quoted, warn_caller
+from minipipe.errors import ArgumentError
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
@@ -15,7 +15,6 @@ from minipipe.execution.source import source_of
 from minipipe.execution.stage import Stage
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules.action import ActionKind
-from minipipe.specs import Spec
 
 if TYPE_CHECKING:
     from minipipe.compile.program import Compiler
@@ -23,62 +22,7 @@ if TYPE_CHECKING:
     from minipipe.pipeline.framing import Framing
     from minipipe.pipeline.repeating import RepeatedStep
 
-WHERE_POSSIBLE: Literal["where-possible"] = "where-possible"
 How = bool | Literal["where-possible"]
-
-
-def without_replay(how: How, options: Mapping[str, Any]) -> tuple[How, Any]:
-    """Return ``compile`` and the options without ``replay``, its name until this
-    release.
-
-    Parameters
-    ----------
-    how : bool or "where-possible"
-        The argument ``compile``.
-    options : mapping
-        Further options. ``replay=True`` means ``compile="where-possible"``, unless
-        ``compile`` was given as well; ``replay=False`` has no effect.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``type``, for a ``replay`` that is no truth value.
-    """
-    if "replay" not in options:
-        return how, options
-    rest = dict(options)
-    if Spec(bool, code="type").check("replay", rest.pop("replay")):
-        instead = 'compile="where-possible"'
-        warn_caller(
-            f"replay=True is now {instead}; the next release takes no replay=.",
-            DeprecationWarning,
-        )
-        how = how or WHERE_POSSIBLE
-    return how, rest
-
-
-def check_how(how: Any) -> None:
-    """Refuse a wrong argument ``compile``.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``.
-
-    Examples
-    --------
-    >>> check_how("where_possible")
-    Traceback (most recent call last):
-    minipipe.errors.ArgumentError: compile is 'where_possible'; expected True, False or 'where-possible'. ...
-    """
-    if isinstance(how, bool) or (isinstance(how, str) and how == WHERE_POSSIBLE):
-        return
-    message = f"compile is {quoted(how)}; expected True, False or {WHERE_POSSIBLE!r}."
-    advice = (
-        f"True refuses what cannot be compiled, {WHERE_POSSIBLE!r} runs it eagerly, "
-        "False runs everything eagerly."
-    )
-    raise ArgumentError("value", f"{message} {advice}")
 
 
 class Compiling:
@@ -111,8 +55,7 @@ class Compiling:
                 "compiled W has one microbatch."
             )
             advice = (
-                f"Leave one of them out, or pass compile={WHERE_POSSIBLE!r}, "
-                "which runs "
+                "Leave one of them out, or pass compile='where-possible', which runs "
                 "such steps eagerly."
             )
             raise ArgumentError("value", f"{message} {advice}")

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack, overload
 
 import numpy as np
@@ -30,9 +29,7 @@ from minipipe.execution.handlers import handlers_of
 from minipipe.execution.objective import (
     BatchObjective,
     GivenGradient,
-    Loss,
     Metric,
-    Weight,
     Where,
 )
 from minipipe.execution.observers import journal
@@ -41,13 +38,19 @@ from minipipe.execution.record import Record
 from minipipe.execution.samples import copied, read_ahead
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.pipeline.arguments import agreed, compare_options, of_modules
-from minipipe.pipeline.compiling import Compiling, without_replay
+from minipipe.pipeline.arguments import agreed
+from minipipe.pipeline.compiling import Compiling
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs
-from minipipe.pipeline.options import Asked, ModulesOptions, PlanOptions, showing
+from minipipe.pipeline.options import (
+    Asked,
+    ModulesOptions,
+    PipelineOptions,
+    in_full,
+    showing,
+)
 from minipipe.pipeline.parameters import AllParameters
-from minipipe.pipeline.planning import objective_of, over_grid
+from minipipe.pipeline.planning import Stages, objective_of
 from minipipe.pipeline.predicting import Predictors
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import ActionKind, Program, Schedule
@@ -225,30 +228,29 @@ class Pipeline(FamiliarPipeline):
     """
 
     __slots__ = (
-        *(
-            "_compiling",
-            "_executor",
-            "_framing",
-            "_group",
-            "_input_gradients",
-            "_intake",
-            "_is_training",
-            "_objective",
-            "_parameters",
-        ),
-        *(
-            "_pending",
-            "_plan",
-            "_predictors",
-            "_records",
-            "_runs",
-            "_seeds",
-            "_stages",
-            "_sums",
-            "_trainer",
-            "_xp",
-        ),
-        *("__weakref__", "_grid", "measures_memory", "num_steps"),
+        "__weakref__",
+        "_compiling",
+        "_executor",
+        "_framing",
+        "_grid",
+        "_group",
+        "_input_gradients",
+        "_intake",
+        "_is_training",
+        "_objective",
+        "_parameters",
+        "_pending",
+        "_plan",
+        "_predictors",
+        "_records",
+        "_runs",
+        "_seeds",
+        "_stages",
+        "_sums",
+        "_trainer",
+        "_xp",
+        "measures_memory",
+        "num_steps",
     )
 
     # The seam of ``minipipe advise`` and ``export``: sees the arguments of each
@@ -256,67 +258,38 @@ class Pipeline(FamiliarPipeline):
     watcher: ClassVar[Any] = None
 
     @with_hints
-    @showing(PlanOptions, Plan)
+    @showing(PipelineOptions, Plan)
     def __init__(
         self,
         model: Sequential | Plan,
         group: ProcessGroup | Grid,
-        *,
-        loss: Loss | None = None,
-        seed: int = 0,
-        dropout_seed: int | None = None,
-        recompute: bool = False,
-        stack_weight_gradients: bool = False,
-        loss_weight: Weight | None = None,
-        device: str | ModuleType = "cpu",
-        check_finite: Literal["stop", "warn", "off"] = "stop",
-        check_agreement: bool = True,
-        compile: bool | Literal["where-possible"] = False,  # noqa: A002
-        **options: Unpack[PlanOptions],
+        **options: Unpack[PipelineOptions],
     ) -> None:
-        dropout_seed = seed if dropout_seed is None else dropout_seed
-        compile, options = without_replay(compile, options)  # noqa: A001
-        run: dict[str, Any] = {
-            "loss": loss,
-            "loss_weight": loss_weight,
-            "seed": seed,
-            "check_finite": check_finite,
-        }
-        run |= {
-            "dropout_seed": dropout_seed,
-            "stack_weight_gradients": stack_weight_gradients,
-        }
-        run |= {"device": device, "recompute": recompute, "compile": compile}
+        given: Any = model  # or modules, from from_modules()
+        own = in_full(options)
         if self.watcher is not None:
-            model, options = self.watcher.begin(self, model, options, run)
-            compile = run["compile"]  # noqa: A001
-        plan, group, grid, recompute, compares = agreed(
-            model, group, options, Pipeline, run, check_agreement=check_agreement
-        )
-        self._objective = objective_of(plan, loss, loss_weight, grid)
+            given, own = self.watcher.begin(self, given, own)
+        plan, group, grid, recompute, compares = agreed(given, group, own, Pipeline)
+        self._plan = plan
+        self._group = group
+        self._grid = grid
+        self._seeds = own["seed"], own["dropout_seed"]
+        self._objective = objective_of(plan, own["loss"], own["loss_weight"], grid)
         warn_of_another_order(plan.schedule, grid.group if grid else group)
-        self._plan, self._group, self._xp = (
-            plan,
-            group,
-            backend.module_for(device, group.local_rank),
-        )
-        self._intake = Intake(plan, group, self._xp, dropout_seed, compares, grid)
-        self._seeds, self._grid, self.num_steps, self.measures_memory = (
-            (seed, dropout_seed),
-            grid,
-            0,
-            False,
-        )
+        self._xp = xp = backend.module_for(own["device"], group.local_rank)
+        self._intake = Intake(plan, group, xp, self.dropout_seed, compares, grid)
+        self.num_steps = 0
+        self.measures_memory = False
         # Of the last steps, for timeline(); and the loss of the last one, waited for or
         # not.
-        self._records, self._pending = (
-            deque[Record](maxlen=_KEPT_STEPS),
-            deque[PendingLoss](),
-        )
-        self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
-        self._compiling = Compiling(compile, plan, stack_weight_gradients)
-        self._is_training, self._input_gradients = plan.model.is_training, None
-        self._assemble(compares, check_finite, stack_weight_gradients)
+        self._records = deque[Record](maxlen=_KEPT_STEPS)
+        self._pending = deque[PendingLoss]()
+        self._stages = build_stages(plan, group.rank, self.seed, recompute, xp)
+        stacks = own["stack_weight_gradients"]
+        self._compiling = Compiling(own["compile"], plan, stacks)
+        self._is_training = plan.model.is_training
+        self._input_gradients = None
+        self._assemble(compares, own["check_finite"], stacks)
 
     def _assemble(
         self, compares: bool, check_finite: WhenNotFinite, stack_weight_gradients: bool
@@ -361,7 +334,7 @@ class Pipeline(FamiliarPipeline):
             self._runs = Runs(plan, group, self._intake, *how)
 
     @classmethod
-    @showing(ModulesOptions, __init__)
+    @showing(ModulesOptions, Plan)
     def from_modules(
         cls,
         modules: Sequence[Module],
@@ -405,20 +378,10 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(stages, num_ranks=2)
         [(0, 2), (1, 3)]
         """
-        rest, stages = dict[str, Any](**options), list(modules)
-        own_names = ("num_microbatches", "inputs_require_grad", "replicas")
-        own: dict[str, Any] = {
-            name: rest.pop(name) for name in own_names if name in rest
-        }
-        keywords, others = of_modules(cls, rest)
-        compare_options(
-            stages, group, {"schedule": schedule, **own, **others}, keywords
-        )
-        ranks = group.pipeline if isinstance(group, Grid) else group
-        if isinstance(group, Grid):
-            sequence, own = over_grid(Sequential(*stages), group, own)
-            stages = list(sequence.layers)
-        return cls(Plan.of_modules(stages, ranks.size, schedule, **own), group, **rest)
+        stages: Any = Stages(list(modules))
+        if schedule is not None:
+            return cls(stages, group, schedule=schedule, **options)
+        return cls(stages, group, **options)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""

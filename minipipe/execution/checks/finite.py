@@ -21,7 +21,6 @@ from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.errors import Code, NotFiniteError, warn_caller
 from minipipe.execution import BatchLoss
-from minipipe.specs import Spec
 
 if TYPE_CHECKING:
     from minipipe.execution.batch import Batch
@@ -48,9 +47,6 @@ class FiniteCheck:
         xp: ModuleType,
         grid: Grid | None = None,
     ) -> None:
-        Spec(str, choices=("stop", "warn", "off")).check(
-            "check_finite", when_not_finite
-        )
         self.when_not_finite = when_not_finite
         self.plan, self.grid = plan, grid
         self.stages, self.group, self.xp = stages, group, xp
