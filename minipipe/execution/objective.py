@@ -23,7 +23,7 @@ from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import ABSENT, Cut, copied
 from minipipe.hints import Familiar
-from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
+from minipipe.nn.collected_losses import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
 from minipipe.specs import Spec
 from minipipe.tensor import Tensor, record

@@ -8,7 +8,7 @@ is a plan, a group and stages.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -28,11 +28,11 @@ from minipipe.execution.choosing import (
 )
 from minipipe.execution.partition import partition_of
 from minipipe.execution.stage import Stage
-from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
-from minipipe.nn.auxiliary_loss import carrying_losses
+from minipipe.nn import Module, Parameter, Recompute, Sequential
+from minipipe.nn.collected_losses import carrying_losses
 from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
-from minipipe.schedules import REGISTRY, Program, Schedule, freeze_stages, lower, verify
+from minipipe.schedules import REGISTRY, Program, Schedule, lower, verify
 from minipipe.schedules.action import Action, R
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
@@ -187,7 +187,7 @@ class Plan:
         _check_frozen(given, parts, is_trained, inputs_require_grad)
         vars(self).update(
             model=model,
-            program=lower(freeze_stages(given, frozen)),
+            program=lower(_frozen(given, frozen)),
             partition=parts,
             _tied=tied,
         )
@@ -291,7 +291,7 @@ class Plan:
             self.built_as, self.program.num_ranks, num_microbatches // n, None, n
         )
         verify(table)
-        return lower(freeze_stages(table, self.schedule.frozen))
+        return lower(_frozen(table, self.schedule.frozen))
 
     def is_stashed(self, stash: bool | None) -> bool:
         """Return whether a run keeps the weights of a forward for its backward: by
@@ -569,6 +569,15 @@ class Plan:
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 
+def _frozen(table: Schedule | Program, stages: Collection[int]) -> Schedule | Program:
+    """Return a table in which some stages train no parameters."""
+    if not stages:
+        return table
+    from minipipe.schedules import freeze_stages  # few models have frozen stages
+
+    return freeze_stages(table, stages)
+
+
 def check_model(model: Any) -> None:
     """Refuse a model that cannot be partitioned.
 
@@ -668,9 +677,8 @@ def build_stages(
     names = {
         id(parameter.owner): name for name, parameter in plan.model.named_parameters()
     }
-    has_losses = any(
-        isinstance(module, AuxiliaryLoss) for module in plan.model.modules()
-    )
+    modules = plan.model.modules()
+    has_losses = any(getattr(module, "adds_losses", False) for module in modules)
     copies: dict = {}  # of everything that was copied, by the identity of the original
     kind = _kind_of_stages(plan, recompute)
     stages: dict[int, Stage] = {}

@@ -34,7 +34,6 @@ from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import lower
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program
-from minipipe.schedules.sequential import forward_only_through
 
 if TYPE_CHECKING:
     from minipipe.execution.sums import GradientSums
@@ -95,6 +94,8 @@ class Framing:
         """Return the program of an evaluation or a prediction."""
         plan = self._plan
         num_ranks = plan.schedule.num_ranks
+        from minipipe.schedules.sequential import forward_only_through
+
         table = forward_only_through(plan.pipelines, num_microbatches, num_ranks)
         return frame(lower(table), sharded=plan.sharded_stages)
 
