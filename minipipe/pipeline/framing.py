@@ -54,6 +54,8 @@ class Framing:
     finite : FiniteCheck
     pending : deque of PendingLoss
         The losses of earlier steps that nothing has waited for.
+    gathers_stages : bool
+        Whether a training step gathers fully sharded layers once, stage by stage.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class Framing:
         sums: GradientSums | None,
         finite: FiniteCheck,
         pending: deque[PendingLoss],
+        gathers_stages: bool = False,
     ) -> None:
         self._plan = plan
         self._group, self._intake, self._parameters = group, intake, parameters
         self._sums, self._finite, self._pending = sums, finite, pending
+        self._gathered = plan.sharded_stages if gathers_stages else frozenset()
 
     def program(self, clip: bool = False, update: bool = False) -> Program:
         """Return the program of a training step with everything that its ranks do in
@@ -88,6 +92,7 @@ class Framing:
             input_gradients=plan.inputs_require_grad,
             clip=clip,
             update=update,
+            sharded=self._gathered,
         )
 
     def forward_program(self, num_microbatches: int) -> Program:
@@ -127,6 +132,10 @@ class Framing:
 
             stacking = StackedWeights(row)
             handlers, observers = stacking.handlers(handlers), (*observers, stacking)
+        if self._gathered:
+            from minipipe.execution import sharded
+
+            handlers = {**handlers, **sharded.HANDLERS}
         return make(
             self.program(), handlers=self.handlers(handlers), observers=observers
         )

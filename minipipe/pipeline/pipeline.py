@@ -321,6 +321,7 @@ class Pipeline(FamiliarPipeline):
             self._sums,
             finite,
             self._pending,
+            gathers_stages=grid is not None and grid.fully_sharded == "stages",
         )
         self._predictors = Predictors(self._framing, self._executor, self._compiling)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
