@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import itertools
 import os
+import random
 import subprocess
 import sys
 import time
@@ -34,6 +36,33 @@ needs_mpi = pytest.mark.skipif(
 def slowly(*values, **options):
     """Return parameters of a test that runs in ``.ci/run`` only: others say the same, in less time."""
     return pytest.param(*values, marks=pytest.mark.slow, **options)
+
+
+def covering(*axes, strength=2):
+    """Return all cells of a table as parameters; those outside of a covering sample run in ``.ci/run`` only.
+
+    In the sample every combination of values of any ``strength`` axes occurs at least once. With 1 each value does.
+    """
+    axes = [list(axis) for axis in axes]
+    places = list(itertools.combinations(range(len(axes)), strength))
+    cells = list(itertools.product(*(range(len(axis)) for axis in axes)))
+
+    def combinations_in(cell):
+        return {(place, tuple(cell[axis] for axis in place)) for place in places}
+
+    missing = {each for cell in cells for each in combinations_in(cell)}
+    order, sample = random.Random(0).sample(cells, len(cells)), set()
+    for least in range(len(places), 0, -1):  # first the cells that add most
+        for cell in order:
+            added = combinations_in(cell) & missing
+            if len(added) >= least:
+                sample.add(cell)
+                missing -= added
+    parameters = []
+    for cell in cells:
+        values = [axis[number] for axis, number in zip(axes, cell)]
+        parameters.append(pytest.param(*values) if cell in sample else slowly(*values))
+    return parameters
 
 
 def for_each(**cases):
