@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -119,6 +120,16 @@ def environment(**changes):
 def mpirun(num_ranks, *command, limit=60, **changes):
     """Run ``python *command`` on ranks and wait. A job that outlasts ``limit`` seconds fails the test."""
     return run([find_mpirun(), "-n", str(num_ranks), sys.executable, *map(str, command)], limit, **changes)
+
+
+def mpirun_together(num_ranks, programs, limit=120):
+    """Run programs, a dict of names to words, by one mpirun; return what the ranks printed by name, in any order."""
+    words = [[str(word) for word in program] for program in programs.values()]
+    done = mpirun(num_ranks, "-m", "tests.together", json.dumps(words), limit=limit)
+    assert done.code == 0, done.err
+    ranks = [json.loads(line) for line in done.out.splitlines()]
+    assert len(ranks) == num_ranks
+    return {name: "".join(texts) for name, texts in zip(programs, zip(*ranks))}
 
 
 def run(command, limit=60, **changes):

@@ -9,6 +9,7 @@ from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, RankError, TensorError
 from minipipe.testing import check_same_as_one_process, one_process_step
+from tests.launch import of_each_kind
 from tests.strategies import NAMES, build, examples
 
 WIDTH = 4
@@ -159,7 +160,7 @@ def test_with_a_weight_of_0_an_infinite_one_changes_no_bit(num_ranks):
     assert spawn(lambda group: bits(group, endless), num_ranks) == spawn(lambda g: bits(g, nn.Identity()), num_ranks)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_each_kind(NAMES))
 def test_an_auxiliary_loss_beside_a_gradient_from_outside_counts_the_same_in_any_number_of_microbatches(name):
     found = []
     for m in (1, 2, 4):
