@@ -167,10 +167,10 @@ def problems_of_summary(documented):
     if not lines:
         yield "has no docstring"
         return
-    first = " ".join(itertools.takewhile(bool, lines[:4]))
-    if not first.endswith((".", "?")):
+    first = [*itertools.takewhile(bool, lines)]
+    if not any(line.endswith((".", "?")) for line in first[:2]):
         yield "does not begin with a sentence on one line, or two"
-    elif "" not in lines[:3] and len(lines) > 2:
+    elif len(first) > 2:
         yield "has no empty line behind its first sentence"
 
 

@@ -111,8 +111,7 @@ def batches(
 
     Parameters
     ----------
-    inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays;
-    or None
+    inputs, targets : array of shape (samples, ...), pytree of such, or None
         They are read when a batch is drawn; the batch has copies of its rows. If an
         array is in a file, ``numpy.load(path, mmap_mode="r")``, only these rows are
         read.

@@ -322,8 +322,9 @@ def self_attention(
 
     Parameters
     ----------
-    projections : Tensor of shape (n, t, 3 * width), or (n, t, width + 2 * width *
-    num_key_value_heads / num_heads)
+    projections : Tensor of shape (n, t, 3 * width)
+        With ``num_key_value_heads``, the last axis has the length width + 2 * width *
+        num_key_value_heads / num_heads.
         The queries, keys and values of each position, one behind the other. Each head
         has its part of each.
     num_heads : int

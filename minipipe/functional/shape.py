@@ -118,8 +118,8 @@ def index(a: Array, key: Any) -> tuple[Array, Any]:
     Parameters
     ----------
     a : Tensor of any shape
-    key : int, slice, None, Ellipsis, array or Tensor of whole numbers or truth values,
-    or a tuple of them
+    key : int, slice, None, Ellipsis, array, Tensor or a tuple of them
+        Arrays and tensors hold whole numbers or truth values.
 
     Returns
     -------

@@ -230,8 +230,7 @@ def conv2d(
     Parameters
     ----------
     x : Tensor of shape (n, in_channels, height, width)
-    weight : Tensor of shape (out_channels, in_channels / groups, kernel height, kernel
-    width)
+    weight : Tensor of shape (out_channels, in_channels / groups, height, width)
     bias : Tensor of shape (out_channels,), optional
     stride : int or (int, int)
         How far the kernel moves from one window to the next, down and to the right.

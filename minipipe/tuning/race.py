@@ -178,11 +178,15 @@ def chosen(
         As for :func:`minipipe.advise`.
     progress : bool, optional
         Whether rank 0 prints each phase; by default if standard error is a terminal.
-    schedule, partition, num_microbatches, chunks_per_rank, layer_costs, replicas,
+    schedule, partition, num_microbatches, chunks_per_rank
+        As for :class:`minipipe.Plan`: weigh only choices with these.
+    layer_costs
+        Refused.
+    replicas
+        As for :class:`minipipe.Plan`. If it is not given, ``num_microbatches`` counts
+        all replicas together.
     gradient_blocks
-        As for :class:`minipipe.Plan`: weigh only choices with these. ``layer_costs``
-        and ``gradient_blocks`` are refused. If ``replicas`` is not given,
-        ``num_microbatches`` counts all replicas together.
+        Refused.
     **others
         Further options of the plan and the pipeline.
 
