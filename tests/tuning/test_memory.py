@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, Plan, RankMemory, measure_layers, nn, optim, schedules, spawn
 from minipipe.errors import ArgumentError
 from minipipe.tuning.memory import in_flight
+from tests.launch import covering
 from tests.pipeline.small_pipelines import mlp
 from tests.pipeline.test_memory import transformer
 from tests.strategies import NAMES, Beside, Fork, Join, build, examples, steps
@@ -34,8 +35,7 @@ def taken(plan, loss, inputs, targets, optimiser, **options):
     return spawn(train, plan.schedule.num_ranks)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "recompute"), covering(NAMES, [False, True], strength=1))
 def test_a_run_takes_what_was_predicted_to_the_byte(name, recompute):
     schedule = build(name, 2, 6)
     inputs = np.ones((6 * SAMPLES, 4), np.float32)

@@ -15,6 +15,7 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.theory import tick_grid
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import peak_memory, simulate
+from tests.launch import slowly
 from tests.refusals import refusal
 from tests.strategies import examples, takes
 
@@ -206,8 +207,8 @@ ENOUGH_MICROBATCHES = {
 WHOLE = [name for name in schedules.REGISTRY if ActionKind.BACKWARD_WEIGHT not in schedules.build(name, 4).kinds]
 
 
-def sizes(name):
-    for p, m in itertools.product(range(1, 5), range(1, 10)):
+def sizes(name, largest):
+    for p, m in itertools.product(range(1, 5), range(1, largest + 1)):
         if takes(name, p):
             yield p, m, ENOUGH_MICROBATCHES.get(name, lambda p, m: True)(p, m)
 
@@ -227,10 +228,11 @@ def test_no_formula_of_time_is_lost():
     assert sum(theory.CLOSED_FORMS[name].makespan is not None for name in schedules.REGISTRY) >= 21
 
 
+@pytest.mark.parametrize("largest", [4, slowly(9)])
 @pytest.mark.parametrize("name", schedules.REGISTRY)
-def test_a_formula_of_time_holds_wherever_its_conditions_do_and_is_refused_elsewhere(name):
+def test_a_formula_of_time_holds_wherever_its_conditions_do_and_is_refused_elsewhere(name, largest):
     equal, *others = TIMES
-    for place, (p, m, are_enough) in enumerate(sizes(name)):
+    for place, (p, m, are_enough) in enumerate(sizes(name, largest)):
         schedule = schedules.build(name, p, m)
         v = schedule.num_stages // p
         for times in (equal, others[place % 7], others[(place + 3) % 7]):  # each with every size of p or of m
@@ -246,10 +248,11 @@ def test_a_formula_of_time_holds_wherever_its_conditions_do_and_is_refused_elsew
                 assert found == pytest.approx(formula(name, p, m, v, **share)), (p, m, times)
 
 
+@pytest.mark.parametrize("largest", [4, slowly(9)])
 @pytest.mark.parametrize("name", schedules.REGISTRY)
-def test_a_formula_of_memory_holds_wherever_its_conditions_do_and_is_refused_elsewhere(name):
+def test_a_formula_of_memory_holds_wherever_its_conditions_do_and_is_refused_elsewhere(name, largest):
     for (p, m, are_enough), (activation, weight_activation) in itertools.product(
-        sizes(name), [(1, 1), (3, 1), (3, 0), (2, 3)]
+        sizes(name, largest), [(1, 1), (3, 1), (3, 0), (2, 3)]
     ):
         held = {"activation": activation, "weight_activation": weight_activation}
         fits = are_enough and (name in WHOLE or weight_activation <= activation)
