@@ -35,7 +35,7 @@ def test_on_one_rank_it_trains(alone):
 @needs_mpi
 @pytest.mark.parametrize(
     ("num_ranks", "schedule"),
-    map(slowly, (3, 4, 2, 8), ("1f1b", "gpipe", "sequential", "interleaved-1f1b")),
+    [*map(slowly, (3, 4, 2, 8), ("1f1b", "gpipe", "sequential", "interleaved-1f1b"))],
 )
 def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alone):
     many = result(mpirun(num_ranks, TRAIN, *SHORT, "--schedule", schedule))
@@ -183,10 +183,10 @@ def test_so_does_a_job_of_several_ranks():
         slowly(["--layers", "0"], "--layers is 0; expected at least 1"),
         (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? Expected one of sequential, gpipe"),
         slowly(["--schedule", "nowhere.csv"], "The schedule 'nowhere.csv' cannot be read: No such file"),
-        (["--microbatches", "100"], "samples cannot make 100 microbatches"),
+        slowly(["--microbatches", "100"], "samples cannot make 100 microbatches"),
         slowly(["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),
         slowly(["--seed", "-1"], "--seed is -1; expected at least 0"),
-        (["--learning-rate", "1e9", "--epochs", "1"], "A smaller learning rate often helps"),
+        slowly(["--learning-rate", "1e9", "--epochs", "1"], "A smaller learning rate often helps"),
         slowly(["--epochs", "many"], "invalid int value: 'many'"),
     ],
 )
