@@ -136,8 +136,10 @@ def test_nothing_of_a_batch_is_kept_after_its_step():
     assert [ref() for ref in watched] == [None, None]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v", "interleaved-1f1b"])
-@pytest.mark.parametrize("options", [{}, {"recompute": True}], ids=["", "recompute"])
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    covering(["1f1b", "zb-h1", "zb-v", "interleaved-1f1b"], [{}, {"recompute": True}], strength=1),
+)
 def test_a_pipeline_that_nobody_keeps_gives_its_memory_back_at_once(schedule, options):
     """The story: an executor and its steps knew each other, and so did parameters and their last optimiser.
 

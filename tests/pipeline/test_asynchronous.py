@@ -26,7 +26,7 @@ from minipipe.core.memory import copies_held
 from minipipe.errors import ArgumentError, MicrobatchError, NotFiniteError, ScheduleError
 from minipipe.schedules.action import B, U
 from minipipe.testing import same_bits
-from tests.launch import covering, mpirun, needs_mpi
+from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.pipeline import formulas
 from tests.strategies import batch, examples, stacks
 
@@ -169,7 +169,10 @@ _SWITCHES = [
 
 
 # Without a stash, what is computed again would find newer weights, and is refused.
-@pytest.mark.parametrize(("name", "switch"), [case for case in _SWITCHES if case != ("paci", "recompute")])
+@pytest.mark.parametrize(
+    ("name", "switch"),
+    [case if i % 3 == 0 else slowly(*case) for i, case in enumerate(_SWITCHES) if case != ("paci", "recompute")],
+)
 def test_no_switch_changes_a_bit_of_several_runs(name, switch):
     """Several runs: a compiled stage reads the weights of the microbatch that it serves."""
 
@@ -187,7 +190,7 @@ def test_no_switch_changes_a_bit_of_several_runs(name, switch):
     assert_alike(found, plain[0])
 
 
-@pytest.mark.parametrize("name", ["pipedream", "vertical-sync", "2bw", "paci"])
+@pytest.mark.parametrize("name", ["pipedream", *map(slowly, ("vertical-sync", "2bw", "paci"))])
 def test_a_run_is_compiled_once_it_has_recorded_itself(name):
     """The story: a long run was one step to a stage, which recorded nothing before the third run."""
     layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2))]

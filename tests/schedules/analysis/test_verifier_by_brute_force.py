@@ -264,7 +264,7 @@ def test_every_problem_points_at_a_cell_that_exists_or_at_the_rank_that_lacks_on
 @pytest.mark.parametrize(
     "schedule",
     [
-        schedules.one_f_one_b(3, 4),
+        slowly(schedules.one_f_one_b(3, 4)),
         lower(schedules.one_f_one_b(3, 2)),
         # Three ranks in a row: the middle one must not answer a send before it has something to answer with.
         lower(schedules.sequential(3, 2)),
