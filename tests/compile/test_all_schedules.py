@@ -174,7 +174,7 @@ def test_most_cells_of_the_table_exist():
 @pytest.mark.parametrize(
     ("name", "num_ranks", "features"),
     [
-        ("1f1b", 2, ("plain", "dropout", "wait")),
+        slowly("1f1b", 2, ("plain", "dropout", "wait")),
         slowly("zb-h1", 2, tuple(FEATURES)),
         slowly("interleaved-1f1b", 2, tuple(FEATURES)),
         slowly("zb-v", 2, tuple(FEATURES)),

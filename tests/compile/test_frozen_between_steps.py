@@ -1,5 +1,6 @@
 """A rank freezes parameters, so another rank gets activations that need no gradient."""
 
+import sys
 from itertools import cycle, product
 
 import numpy as np
@@ -57,14 +58,15 @@ def test_layers_may_be_frozen_and_trained_again(name, ranks, num_layers, when):
 
 
 @needs_mpi
+@pytest.mark.slow  # in short: test_rows_over_mpi.py
 def test_layers_may_be_frozen_and_trained_again_over_mpi():
-    done = mpirun(2, "-m", "tests.compile.test_frozen_between_steps")
+    done = mpirun(2, "-m", "tests.compile.test_frozen_between_steps", 3, 6)
     assert done.code == 0, done.err
 
 
 if __name__ == "__main__":
     with init_process_group() as world:
-        for count in (3, 6):
+        for count in map(int, sys.argv[1:]):
             training = "1f1b", count, (5, 9)
             expected, _ = trained(world, False, *training)
             assert trained(world, True, *training)[0] == expected
