@@ -278,7 +278,7 @@ def _parsed(
 
 
 def _expanded(letters: list[str], dots: list[Index]) -> list[Index]:
-    """Return the indices that letters stand for, ``...`` for those of its axes."""
+    """Return the indices that letters stand for; ``...`` stands for several axes."""
     found: list[Index] = []
     for letter in letters:
         found += dots if letter == _ELLIPSIS else [letter]
