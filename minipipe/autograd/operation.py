@@ -156,9 +156,8 @@ class Operation:
         ]
         others = [p for p in parameters if p not in inputs]
         tensors = [_as_operand(p) if p in inputs else p for p in parameters]
-        self.signature = of_arrays.replace(
-            parameters=tensors, return_annotation="Tensor"
-        )
+        of_tensors = of_arrays.replace(parameters=tensors)
+        self.signature = of_tensors.replace(return_annotation="Tensor")
         _check_parameters(self.name, parameters, inputs, self.saves)
         self.inputs = tuple(p.name for p in inputs)
         self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
@@ -215,9 +214,9 @@ class Operation:
         ):
             return given, self.attributes
         further = () if self.is_variadic else given[num_inputs:]
-        named = (
-            dict(zip(self.positional, further)) | attributes if further else attributes
-        )
+        named = attributes
+        if further:
+            named = dict(zip(self.positional, further)) | attributes
         complete = self.attributes | named
         are_known = len(complete) == len(self.attributes)
         fits = are_known and len(named) == len(further) + len(attributes)

@@ -414,9 +414,8 @@ def label_weight(
     ... )
     (3.0, 2.0)
     """
-    columns = backend.reshape(
-        labels.data if isinstance(labels, Tensor) else backend.as_array(labels), (-1,)
-    )
+    numbers = labels.data if isinstance(labels, Tensor) else backend.as_array(labels)
+    columns = backend.reshape(numbers, (-1,))
     if ignore_index is not None:
         columns = columns[columns != ignore_index]
     if class_weights is None:

@@ -175,9 +175,8 @@ class _Division:
                 continue
             held[id(module)] = module
             if is_container(module):
-                coming += [
-                    part for _, part in module._parts() if isinstance(part, Module)
-                ]
+                parts = [part for _, part in module._parts()]
+                coming += [part for part in parts if isinstance(part, Module)]
             else:
                 opaque |= {id(part) for part in module.modules() if part is not module}
         known = [module for key, module in held.items() if key not in opaque]

@@ -137,9 +137,8 @@ def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
         for value in referred.values():
             text_of(value, *outer) if parts else _check_trains_nothing(value)
         return name_of(function)
-    text = text_of(
-        (code, function.__defaults__, function.__kwdefaults__, referred), *outer
-    )
+    given = function.__defaults__, function.__kwdefaults__
+    text = text_of((code, *given, referred), *outer)
     return f"{name_of(function)}, line {code.co_firstlineno}, {_digest(text.encode())}"
 
 

@@ -207,9 +207,9 @@ class ShardedParameter(Parameter):
         """Take this rank's part of the values of the whole parameter."""
         super().load(self.cut(values), name)
         is_whole = values.shape == self.whole_shape
-        self.whole_digest = (
-            digest(backend.moved(values, self.xp, self.dtype)) if is_whole else 0
-        )
+        self.whole_digest = 0
+        if is_whole:
+            self.whole_digest = digest(backend.moved(values, self.xp, self.dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"shard": self.shard, "whole_digest": self.whole_digest}

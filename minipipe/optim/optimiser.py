@@ -58,9 +58,8 @@ class ParameterGroup(Familiar, SimpleNamespace):
     def __init__(
         self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]
     ) -> None:
-        numbers = {
-            name: checked(name, value) for name, value in hyper_parameters.items()
-        }
+        given = hyper_parameters.items()
+        numbers = {name: checked(name, value) for name, value in given}
         super().__init__(parameters=tuple(map(_as_parameter, parameters)), **numbers)
 
     def __setattr__(self, name: str, value: Any) -> None:
