@@ -206,10 +206,8 @@ def text_table(
     sides = [">" if i in right else "<" for i in range(len(widths))]
     parts = [[0]]
     for column in range(1, len(widths)):
-        if (
-            len(parts[-1]) > 1
-            and sum(widths[i] + 2 for i in parts[-1]) + widths[column] > width
-        ):
+        taken = sum(widths[i] + 2 for i in parts[-1])
+        if len(parts[-1]) > 1 and taken + widths[column] > width:
             parts.append([0])
         parts[-1].append(column)
     blocks = []

@@ -209,9 +209,8 @@ class Operation:
             Code ``name``, for arguments that the operation does not take.
         """
         num_inputs = len(self.inputs)
-        if len(given) == num_inputs and not (
-            attributes or self.required or self.is_variadic
-        ):
+        has_more = attributes or self.required or self.is_variadic
+        if len(given) == num_inputs and not has_more:
             return given, self.attributes
         further = () if self.is_variadic else given[num_inputs:]
         named = attributes
@@ -466,9 +465,8 @@ def _check_parameters(
 ) -> None:
     for one in parameters:
         is_input = one in inputs and one.kind is one.POSITIONAL_OR_KEYWORD
-        if one.kind is one.VAR_KEYWORD or (
-            is_input and one.default not in (one.empty, None)
-        ):
+        has_default = is_input and one.default not in (one.empty, None)
+        if one.kind is one.VAR_KEYWORD or has_default:
             raise ArgumentError(
                 "value",
                 f"{operation} takes {one}; expected tensors, which have no default "

@@ -59,9 +59,8 @@ def check_agreement(
     ...     print(str(error).partition(".")[0])
     The layer of rank 1 differs from that of rank 0: there it is "width: 1", on rank 0 "width: 0"
     """
-    for key, usual, others in differences(
-        group, {key: digest(text) for key, text in descriptions.items()}, what
-    ):
+    digests = {key: digest(text) for key, text in descriptions.items()}
+    for key, usual, others in differences(group, digests, what):
         messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
         texts = [messages[rank].tobytes().decode() for rank in (others[0], usual)]
         own, other = _first_difference(*texts)
@@ -183,11 +182,8 @@ def _way_out(own: str, other: str) -> str:
     differ between ranks.
     """
     path, _, value = own.strip('"').rpartition(": ")
-    if (
-        other.strip('"').rpartition(": ")[0] != path
-        or value not in ("True", "False")
-        or "." not in path
-    ):
+    is_switch = value in ("True", "False") and "." in path
+    if not is_switch or other.strip('"').rpartition(": ")[0] != path:
         return ""
     name = path.rpartition(".")[2]
     return (

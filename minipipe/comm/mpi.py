@@ -128,9 +128,8 @@ class MPIGroup(ProcessGroup):
         """Give a send that was started some time, in which a partner that is ready can
         receive it. Local.
         """
-        if (destination, self.mpi_tag(tag)) in self.posted and not self.has_arrived(
-            destination, tag
-        ):
+        is_exchange = (destination, self.mpi_tag(tag)) in self.posted
+        if is_exchange and not self.has_arrived(destination, tag):
             return
         give_up = time.perf_counter() + _SEND_PATIENCE * num_bytes
         while not is_over() and time.perf_counter() < give_up:
@@ -229,9 +228,8 @@ class MPIGroup(ProcessGroup):
             key = expected.source, expected.tag + _TAGS_BELOW_ZERO
             limit = self._limit(timeout) + header.nbytes / _SLOWEST
             peer = self.world_ranks[expected.source]
-            with self.job.watching(
-                limit, peer, lambda: f"the bytes of {expected.awaited()}"
-            ):
+            awaited = expected.awaited
+            with self.job.watching(limit, peer, lambda: f"the bytes of {awaited()}"):
                 self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *key)
         if expected.like is not None or header.step != expected.step:
             expected.check(header)
@@ -282,9 +280,8 @@ class MPIGroup(ProcessGroup):
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         place = members.index(self.rank) if members else 0
-        with self.job.watching(
-            self.timeout, None, lambda: "every rank to call split()"
-        ):
+        awaited = "every rank to call split()"
+        with self.job.watching(self.timeout, None, lambda: awaited):
             comm = self.comm.Split(color if members else MPI.UNDEFINED, place)
         return None if comm == MPI.COMM_NULL else MPIGroup(self.job, comm, self.timeout)
 
@@ -364,11 +361,10 @@ class MPIGroup(ProcessGroup):
         """
         found, status = [], MPI.Status()
         for source, world_rank in enumerate(self.world_ranks):
-            if (
-                not self.is_closed
-                and self.comm.Iprobe(source, MPI.ANY_TAG, status)
-                and status.tag >= _TAGS_BELOW_ZERO
-            ):
+            is_there = not self.is_closed and self.comm.Iprobe(
+                source, MPI.ANY_TAG, status
+            )
+            if is_there and status.tag >= _TAGS_BELOW_ZERO:
                 found.append(
                     f"a message with tag {status.tag - _TAGS_BELOW_ZERO} from rank "
                     f"{world_rank}"

@@ -21,14 +21,12 @@ File 13 of 13 on the first path through the code (README.md): after
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm.message import Done, Expectation, Header, Request
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.switchboard import Switchboard, Wait
+from minipipe.comm.switchboard import Mailbox, Switchboard, Wait
 
 
 class ThreadGroup(ProcessGroup):
@@ -85,7 +83,7 @@ class ThreadGroup(ProcessGroup):
         """Return whether a message has arrived for which a receive was started."""
         return bool(self._letters(source, tag))
 
-    def _letters(self, source: int, tag: int) -> deque[tuple[Header, np.ndarray]]:
+    def _letters(self, source: int, tag: int) -> Mailbox:
         box = self._name, self.name(source), self.name(), tag
         return self._switchboard.letters(*box)
 

@@ -35,12 +35,9 @@ def _fitting(
     hidden_weight = as_real(hidden_weight)
     k, h = x.shape[-1:], hidden_weight.shape[:1]
     wide = tuple(4 * length for length in h)
-    if (
-        x.ndim != 3
-        or hidden_weight.ndim != 2
-        or input_weight.shape != k + wide
-        or hidden_weight.shape != h + wide
-    ):
+    fits = x.ndim == 3 and hidden_weight.ndim == 2
+    fits = fits and input_weight.shape == k + wide
+    if not fits or hidden_weight.shape != h + wide:
         shapes = {
             "input": x.shape,
             "input_weight": input_weight.shape,

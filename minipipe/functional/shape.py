@@ -131,9 +131,8 @@ def index(a: Array, key: Any) -> tuple[Array, Any]:
     array([2., 0., 1.], dtype=float32)
     """
     if isinstance(key, tuple):
-        plain: Any = tuple(
-            [part.data if isinstance(part, Tensor) else part for part in key]
-        )
+        parts = [part.data if isinstance(part, Tensor) else part for part in key]
+        plain: Any = tuple(parts)
     else:
         plain = key.data if isinstance(key, Tensor) else key
     return a[plain], plain

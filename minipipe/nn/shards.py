@@ -235,9 +235,8 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
         if isinstance(each.owner, ShardedParameter):
             shards[i] = each.owner.shard
     found = dict(enumerate(numbers))
-    for group in dict.fromkeys(
-        group for shard in shards.values() for group in shard.groups
-    ):
+    groups = [group for shard in shards.values() for group in shard.groups]
+    for group in dict.fromkeys(groups):
         places = [i for i, shard in shards.items() if group in shard.groups]
         sums = group.all_reduce(np.array([found[i] for i in places]))
         found.update(zip(places, sums.tolist()))

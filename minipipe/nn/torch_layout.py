@@ -187,9 +187,8 @@ class _Walk:
             return
         self._used.update(piece.names)
         array = piece.make(*(self._state[name] for name in piece.names))
-        if first in self.taken and not np.array_equal(
-            self.taken[first], array, equal_nan=True
-        ):
+        known = self.taken.get(first)
+        if known is not None and not np.array_equal(known, array, equal_nan=True):
             raise ParameterError(
                 "shape",
                 f"{first} and {path} are one parameter in this model, but the state "

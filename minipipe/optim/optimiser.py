@@ -664,11 +664,10 @@ def _problem(
         if is_right:
             return None
         return f"{value!r:.40}; expected a whole number, at least {least}"
-    if not backend.is_array(value) or (
-        value.shape,
-        backend.numpy_dtype(value.dtype),
-    ) != (shape, dtype):
-        if backend.is_array(value):
+    is_array = backend.is_array(value)
+    fits = is_array and value.shape == shape
+    if not fits or backend.numpy_dtype(value.dtype) != dtype:
+        if is_array:
             looks = f"an array of shape {value.shape} and dtype {value.dtype}"
         else:
             looks = f"{value!r:.40}"

@@ -383,12 +383,8 @@ class LossScale(Familiar):
         value = steps = None
         if isinstance(state, Mapping):
             value, steps = map(state.get, self.state_dict())
-        if (
-            type(value) is not float
-            or not self._minimum <= value < inf
-            or type(steps) is not int
-            or steps < 0
-        ):
+        is_legal = type(value) is float and self._minimum <= value < inf
+        if not is_legal or type(steps) is not int or steps < 0:
             raise ArgumentError(
                 "value",
                 f"LossScale: the state is {state!r:.80}; expected the result of "
@@ -408,10 +404,9 @@ class LossScale(Familiar):
 
     def _grow(self) -> None:
         self.num_good_steps += 1
-        if self.num_good_steps >= self._growth_interval and isfinite(
-            self.value * self._factor
-        ):
-            self.value, self.num_good_steps = self.value * self._factor, 0
+        larger = self.value * self._factor
+        if self.num_good_steps >= self._growth_interval and isfinite(larger):
+            self.value, self.num_good_steps = larger, 0
 
     def __repr__(self) -> str:
         return f"LossScale({self.value})"
