@@ -26,6 +26,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 from typing import Any, NoReturn
@@ -393,24 +394,17 @@ class MPIGroup(ProcessGroup):
         super().__exit__(kind, error, trace)
 
 
+@dataclass(eq=False)
 class _Send(Request):
     """A message in one piece or two, under one tag. Holds the buffers until they are
     sent.
     """
 
-    def __init__(
-        self,
-        group: MPIGroup,
-        parts: list[MPI.Request],
-        buffers: list[Any],
-        peer: int,
-        words: Words,
-    ) -> None:
-        self._group = group
-        self._parts = parts
-        self._buffers = buffers
-        self._peer = peer
-        self._words = words
+    group: MPIGroup
+    parts: list[MPI.Request]
+    buffers: list[Any]
+    peer: int
+    words: Words
 
     def is_over(self) -> bool:
         """Return whether all pieces are sent, or the group has ended without them; then
@@ -418,20 +412,20 @@ class _Send(Request):
         """
         try:
             # in order: Testall moves large arrays at half the speed
-            while self._parts and self._parts[0].Test():
-                self._parts.pop(0)
+            while self.parts and self.parts[0].Test():
+                self.parts.pop(0)
         except MPI.Exception:
-            if not self._group.is_closed:
+            if not self.group.is_closed:
                 raise
             # MPI may tell of a revocation long after it, in the middle of a call on
             # another group.
-            self._parts = []
-        if not self._parts:
-            self._buffers = []
-        return not self._parts
+            self.parts = []
+        if not self.parts:
+            self.buffers = []
+        return not self.parts
 
     def wait(self, timeout: float | None = None) -> None:
-        self._group.wait_until_sent(self.is_over, self._peer, self._words, timeout)
+        self.group.wait_until_sent(self.is_over, self.peer, self.words, timeout)
 
 
 @cache
