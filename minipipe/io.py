@@ -248,11 +248,10 @@ def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
 
 def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
     sides = ("right" if i in right else "left" for i in range(len(row)))
-    cells = (
-        f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>'
-        for cell, side in zip(row, sides)
-    )
-    return f"<tr>{''.join(cells)}</tr>"
+    cells = ""
+    for cell, side in zip(row, sides):
+        cells += f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>'
+    return f"<tr>{cells}</tr>"
 
 
 # -- formats ---------------------------------------------------------------------------

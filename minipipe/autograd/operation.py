@@ -149,11 +149,8 @@ class Operation:
                 f"{self.name} has no parameter {name}, which op(attributes=…) names; "
                 f"its parameters are {', '.join(of_arrays.parameters)}.",
             )
-        inputs = [
-            p
-            for p in parameters
-            if p.kind is not p.KEYWORD_ONLY and p.name not in self.positional
-        ]
+        unnamed = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        inputs = [p for p in unnamed if p.name not in self.positional]
         others = [p for p in parameters if p not in inputs]
         tensors = [_as_operand(p) if p in inputs else p for p in parameters]
         of_tensors = of_arrays.replace(parameters=tensors)

@@ -169,10 +169,7 @@ def listed(ranks: Sequence[int], group: ProcessGroup) -> str:
 def _first_difference(one: str, other: str) -> tuple[str, str]:
     for pair in zip_longest(one.splitlines(), other.splitlines()):
         if pair[0] != pair[1]:
-            first, second = (
-                f'"{_shortened(line)}"' if line is not None else "nothing"
-                for line in pair
-            )
+            first, second = map(_quoted, pair)
             return first, second
     return "another text", "this one"
 
@@ -190,6 +187,10 @@ def _way_out(own: str, other: str) -> str:
         f" If {name} changes no number, declare this in its class: not_compared = "
         f'("{name}",).'
     )
+
+
+def _quoted(line: str | None) -> str:
+    return "nothing" if line is None else f'"{_shortened(line)}"'
 
 
 def _shortened(text: str, width: int = 200) -> str:

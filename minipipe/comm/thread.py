@@ -61,11 +61,8 @@ class ThreadGroup(ProcessGroup):
     def _post_send(
         self, header: Header, array: np.ndarray, destination: int, tag: int
     ) -> Request:
-        self._switchboard.post(
-            (self._name, self.name(), self.name(destination), tag),
-            header,
-            backend.copy(array),
-        )
+        box = self._name, self.name(), self.name(destination), tag
+        self._switchboard.post(box, header, backend.copy(array))
         return Done()
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:

@@ -142,10 +142,8 @@ def _through_time(inputs: Array, u: Array) -> Arrays:
     """
     xp, (n, t, _, h) = array_module(inputs), inputs.shape
     gates = xp.empty(inputs.shape, dtype=inputs.dtype)
-    size, middle = (
-        xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype)
-        for a, b in ((0.5, 1.0), (0.5, 0.0))
-    )
+    size = xp.asarray([[0.5], [0.5], [1.0], [0.5]], dtype=gates.dtype)
+    middle = xp.asarray([[0.5], [0.5], [0.0], [0.5]], dtype=gates.dtype)
     hidden, cells = (xp.empty((n, t, h), dtype=gates.dtype) for _ in range(2))
     last = cell = xp.zeros((n, h), dtype=gates.dtype)
     for s in range(t):

@@ -245,10 +245,8 @@ def _places(axis: int, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
     """Return the indices of parts of these lengths, one behind the other along an
     axis.
     """
-    return [
-        _along(axis, slice(stop - length, stop))
-        for length, stop in zip(lengths, accumulate(lengths))
-    ]
+    pairs = zip(lengths, accumulate(lengths))
+    return [_along(axis, slice(stop - length, stop)) for length, stop in pairs]
 
 
 def _along(axis: int, key: int | slice) -> tuple[Any, ...]:

@@ -198,11 +198,8 @@ class _Walk:
 
     def check_names(self, state: Mapping[str, Array]) -> None:
         """Refuse a state that lacks a parameter, or holds more."""
-        missing = [
-            f"{names} (for {name})"
-            for name, names in self._lacking.items()
-            if name not in self.taken
-        ]
+        lacking = [item for item in self._lacking.items() if item[0] not in self.taken]
+        missing = [f"{names} (for {name})" for name, names in lacking]
         check_names(missing, state.keys() - self._used)
 
 

@@ -503,11 +503,10 @@ class Optimiser(Familiar, ABC):
                 setattr(group, name, value)
         for parameter, given in zip(self.parameters, state["states"]):
             xp = parameter.xp
-            kept = {
-                k: backend.copy(backend.moved(v, xp)) if backend.is_array(v) else v
-                for k, v in given.items()
-            }
-            self._states[id(parameter)] = kept
+            kept = self._states[id(parameter)] = dict(given)
+            for name, value in given.items():
+                if backend.is_array(value):
+                    kept[name] = backend.copy(backend.moved(value, xp))
         self._walks.clear()
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
 
