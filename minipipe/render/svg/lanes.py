@@ -327,11 +327,14 @@ class Lane:
         if frames := "".join(self._frames()):
             yield path(paint("joined"), frames)
         for kind, paths in bands.items():
-            short = (
-                f"{counted(counts[kind], 'action')} too short to be drawn one by one"
-            )
+            actions = counted(counts[kind], "action")
+            short = f"{actions} too short to be drawn one by one"
             title = f"{kind}: {short}; heights are shares of the time"
             yield path(box_paint(kind, 0), "".join(paths), title)
+        yield from self._updates()
+
+    def _updates(self) -> Iterator[str]:
+        """Yield lines at the updates that take no time."""
         if self.instants:
             marks = (
                 path_data("M", self.x(time) - 1, 0, "h", 2, "v", self.size.box, "h-2z")
