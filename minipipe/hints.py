@@ -458,26 +458,21 @@ def explain(error: BaseException) -> None:
 
 
 def check_pipeline_options(
-    kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]
+    given: Mapping[str, Any], taken: list[str], only: list[str]
 ) -> None:
-    """Refuse options that a pipeline does not take, and those that only ``chosen``
-    takes without ``schedule="auto"``.
+    """Refuse options that a pipeline does not take; the error lists all.
 
-    The error lists both. An option of the plan is legal, although ``chosen`` also takes
-    some of these.
+    It takes some ``only`` with ``schedule="auto"``; ``sample``, one of them, also with
+    ``partition="measured"``.
 
     Raises
     ------
     ArgumentError
         Code ``name``.
     """
-    of_plan = signature(plan).parameters
-    only = [name for name in _optional(chosen) if name not in of_plan]
-    taken = [name for name in _optional(kind) if name not in only]
+    used = ["sample"] if str(given.get("partition")) == "measured" else []
     if given.get("schedule") == "auto":
         used = only
-    else:
-        used = ["sample"] * (str(given.get("partition")) == "measured")
     for name in given:
         if name not in (*taken, *used):
             near = _near(name, [*taken, *used])
@@ -489,12 +484,6 @@ def check_pipeline_options(
                 f"Pipeline takes no {name}=; {hint} Expected one of "
                 f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}.',
             )
-
-
-def _optional(function: Callable[..., Any]) -> list[str]:
-    """Return the parameters that have a default."""
-    parameters = signature(function).parameters.values()
-    return [one.name for one in parameters if one.default is not one.empty]
 
 
 def _near(name: str, taken: list[str]) -> str | None:

@@ -26,8 +26,8 @@ LONG_YET = """
     comm.process_group
     comm.process_group:ibroadcast
     coursework.grading:grade_text
-    execution.checks.finite:_described
-    execution.checks.finite:culprit_of
+    execution.checks.culprit:_described
+    execution.checks.culprit:culprit_of
     execution.executor
     execution.executor:__init__
     execution.objective
@@ -49,7 +49,7 @@ LONG_YET = """
     pipeline.checkpoint.restoring:_read
     pipeline.checkpoint.restoring:load
     pipeline.intake:batch
-    pipeline.parameters:exchange_gradients
+    pipeline.tied:exchange_gradients
     pipeline.pipeline
     pipeline.pipeline:__init__
     pipeline.pipeline:_train

@@ -30,6 +30,7 @@ from minipipe.errors import ArgumentError, LaunchError, counted
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
+from minipipe.pipeline.planning import Stages
 from minipipe.tuning import advising
 from minipipe.tuning.advising import check_num_layers, checked_seconds
 from minipipe.tuning.memory import MakeOptimiser
@@ -66,17 +67,13 @@ class _Watcher:
         self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}
 
     def begin(
-        self,
-        pipeline: Pipeline,
-        model: Any,
-        options: dict[str, Any],
-        run: dict[str, Any],
+        self, pipeline: Pipeline, model: Any, options: dict[str, Any]
     ) -> tuple[Any, dict]:
         """Return the model and the options of a pipeline, without those that advice
         chooses.
         """
-        model = model.model if isinstance(model, Plan) else model
-        self._given[id(pipeline)] = model, {**options, **run}
+        model = model.model if isinstance(model, Plan | Stages) else model
+        self._given[id(pipeline)] = model, options
         return model, {
             name: value for name, value in options.items() if name not in _CHOSEN
         }

@@ -77,15 +77,10 @@ class Exporter:
         self.names: dict[int, str] = {}  # of files, by rank
 
     def begin(
-        self,
-        pipeline: Pipeline,
-        model: Any,
-        options: dict[str, Any],
-        run: dict[str, Any],
+        self, pipeline: Pipeline, model: Any, options: dict[str, Any]
     ) -> tuple[Any, dict]:
         """Let a pipeline of the program compile."""
-        run["compile"] = True
-        return model, options
+        return model, {**options, "compile": True}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
         """Look at a step before it begins, and leave the program behind the last

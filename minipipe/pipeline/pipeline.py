@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import ModuleType
-from typing import Any, ClassVar, Literal, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack, overload
 
 import numpy as np
 
@@ -30,33 +29,38 @@ from minipipe.execution.handlers import handlers_of
 from minipipe.execution.objective import (
     BatchObjective,
     GivenGradient,
-    Loss,
     Metric,
-    Weight,
     Where,
 )
 from minipipe.execution.observers import journal
-from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.samples import copied, read_ahead
-from minipipe.execution.sums import GradientSums
-from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.optim import LossScale, Optimiser
-from minipipe.pipeline.arguments import agreed, compare_options, of_modules
-from minipipe.pipeline.compiling import Compiling, without_replay
+from minipipe.pipeline.arguments import agreed
+from minipipe.pipeline.compiling import Compiling
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs
-from minipipe.pipeline.options import Asked, ModulesOptions, PlanOptions, showing
+from minipipe.pipeline.options import (
+    Asked,
+    ModulesOptions,
+    PipelineOptions,
+    in_full,
+    showing,
+)
 from minipipe.pipeline.parameters import AllParameters
-from minipipe.pipeline.planning import objective_of, over_grid
+from minipipe.pipeline.planning import Stages, objective_of
 from minipipe.pipeline.predicting import Predictors
-from minipipe.pipeline.running import RunLosses, Runs, in_turn
 from minipipe.pipeline.training_call import TrainingCall
-from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline
+from minipipe.schedules import ActionKind, Program, Schedule
 from minipipe.specs import COUNT
+
+if TYPE_CHECKING:
+    from minipipe.execution.sums import GradientSums
+    from minipipe.optim import LossScale, Optimiser
+    from minipipe.pipeline.running import RunLosses, Runs
+    from minipipe.schedules import Costs, Timeline
 
 _KEPT_STEPS = 8  # for timeline()
 
@@ -224,30 +228,29 @@ class Pipeline(FamiliarPipeline):
     """
 
     __slots__ = (
-        *(
-            "_compiling",
-            "_executor",
-            "_framing",
-            "_group",
-            "_input_gradients",
-            "_intake",
-            "_is_training",
-            "_objective",
-            "_parameters",
-        ),
-        *(
-            "_pending",
-            "_plan",
-            "_predictors",
-            "_records",
-            "_runs",
-            "_seeds",
-            "_stages",
-            "_sums",
-            "_trainer",
-            "_xp",
-        ),
-        *("__weakref__", "_grid", "measures_memory", "num_steps"),
+        "__weakref__",
+        "_compiling",
+        "_executor",
+        "_framing",
+        "_grid",
+        "_group",
+        "_input_gradients",
+        "_intake",
+        "_is_training",
+        "_objective",
+        "_parameters",
+        "_pending",
+        "_plan",
+        "_predictors",
+        "_records",
+        "_runs",
+        "_seeds",
+        "_stages",
+        "_sums",
+        "_trainer",
+        "_xp",
+        "measures_memory",
+        "num_steps",
     )
 
     # The seam of ``minipipe advise`` and ``export``: sees the arguments of each
@@ -255,67 +258,38 @@ class Pipeline(FamiliarPipeline):
     watcher: ClassVar[Any] = None
 
     @with_hints
-    @showing(PlanOptions, Plan)
+    @showing(PipelineOptions, Plan)
     def __init__(
         self,
         model: Sequential | Plan,
         group: ProcessGroup | Grid,
-        *,
-        loss: Loss | None = None,
-        seed: int = 0,
-        dropout_seed: int | None = None,
-        recompute: bool = False,
-        stack_weight_gradients: bool = False,
-        loss_weight: Weight | None = None,
-        device: str | ModuleType = "cpu",
-        check_finite: Literal["stop", "warn", "off"] = "stop",
-        check_agreement: bool = True,
-        compile: bool | Literal["where-possible"] = False,  # noqa: A002
-        **options: Unpack[PlanOptions],
+        **options: Unpack[PipelineOptions],
     ) -> None:
-        dropout_seed = seed if dropout_seed is None else dropout_seed
-        compile, options = without_replay(compile, options)  # noqa: A001
-        run: dict[str, Any] = {
-            "loss": loss,
-            "loss_weight": loss_weight,
-            "seed": seed,
-            "check_finite": check_finite,
-        }
-        run |= {
-            "dropout_seed": dropout_seed,
-            "stack_weight_gradients": stack_weight_gradients,
-        }
-        run |= {"device": device, "recompute": recompute, "compile": compile}
+        given: Any = model  # or modules, from from_modules()
+        own = in_full(options)
         if self.watcher is not None:
-            model, options = self.watcher.begin(self, model, options, run)
-            compile = run["compile"]  # noqa: A001
-        plan, group, grid, recompute, compares = agreed(
-            model, group, options, Pipeline, run, check_agreement=check_agreement
-        )
-        self._objective = objective_of(plan, loss, loss_weight, grid)
+            given, own = self.watcher.begin(self, given, own)
+        plan, group, grid, recompute, compares = agreed(given, group, own, Pipeline)
+        self._plan = plan
+        self._group = group
+        self._grid = grid
+        self._seeds = own["seed"], own["dropout_seed"]
+        self._objective = objective_of(plan, own["loss"], own["loss_weight"], grid)
         warn_of_another_order(plan.schedule, grid.group if grid else group)
-        self._plan, self._group, self._xp = (
-            plan,
-            group,
-            backend.module_for(device, group.local_rank),
-        )
-        self._intake = Intake(plan, group, self._xp, dropout_seed, compares, grid)
-        self._seeds, self._grid, self.num_steps, self.measures_memory = (
-            (seed, dropout_seed),
-            grid,
-            0,
-            False,
-        )
+        self._xp = xp = backend.module_for(own["device"], group.local_rank)
+        self._intake = Intake(plan, group, xp, self.dropout_seed, compares, grid)
+        self.num_steps = 0
+        self.measures_memory = False
         # Of the last steps, for timeline(); and the loss of the last one, waited for or
         # not.
-        self._records, self._pending = (
-            deque[Record](maxlen=_KEPT_STEPS),
-            deque[PendingLoss](),
-        )
-        self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
-        self._compiling = Compiling(compile, plan, stack_weight_gradients)
-        self._is_training, self._input_gradients = plan.model.is_training, None
-        self._assemble(compares, check_finite, stack_weight_gradients)
+        self._records = deque[Record](maxlen=_KEPT_STEPS)
+        self._pending = deque[PendingLoss]()
+        self._stages = build_stages(plan, group.rank, self.seed, recompute, xp)
+        stacks = own["stack_weight_gradients"]
+        self._compiling = Compiling(own["compile"], plan, stacks)
+        self._is_training = plan.model.is_training
+        self._input_gradients = None
+        self._assemble(compares, own["check_finite"], stacks)
 
     def _assemble(
         self, compares: bool, check_finite: WhenNotFinite, stack_weight_gradients: bool
@@ -333,7 +307,11 @@ class Pipeline(FamiliarPipeline):
             handlers=handlers_of((), plan.is_half),
             observers=journal(),
         )
-        self._sums = GradientSums(plan, self._stages, group, self._xp)
+        self._sums: GradientSums | None = None
+        if plan.gradient_blocks > 1:
+            from minipipe.execution.sums import GradientSums
+
+            self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(
             plan,
@@ -343,20 +321,21 @@ class Pipeline(FamiliarPipeline):
             self._sums,
             finite,
             self._pending,
+            gathers_stages=grid is not None and grid.fully_sharded == "stages",
         )
         self._predictors = Predictors(self._framing, self._executor, self._compiling)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
-        how = (
-            self._executor,
-            self._objective,
-            check_finite,
-            self._compiling.stages(self._stages),
-        )
-        self._runs = Runs(plan, group, self._intake, *how)
+        self._runs: Runs | None = None
+        if ActionKind.UPDATE in plan.schedule.kinds:
+            from minipipe.pipeline.running import Runs
+
+            compiled = self._compiling.stages(self._stages)
+            how = self._executor, self._objective, check_finite, compiled
+            self._runs = Runs(plan, group, self._intake, *how)
 
     @classmethod
-    @showing(ModulesOptions, __init__)
+    @showing(ModulesOptions, Plan)
     def from_modules(
         cls,
         modules: Sequence[Module],
@@ -400,35 +379,19 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(stages, num_ranks=2)
         [(0, 2), (1, 3)]
         """
-        rest, stages = dict[str, Any](**options), list(modules)
-        own_names = ("num_microbatches", "inputs_require_grad", "replicas")
-        own: dict[str, Any] = {
-            name: rest.pop(name) for name in own_names if name in rest
-        }
-        keywords, others = of_modules(cls, rest)
-        compare_options(
-            stages, group, {"schedule": schedule, **own, **others}, keywords
-        )
-        ranks = group.pipeline if isinstance(group, Grid) else group
-        if isinstance(group, Grid):
-            sequence, own = over_grid(Sequential(*stages), group, own)
-            stages = list(sequence.layers)
-        return cls(Plan.of_modules(stages, ranks.size, schedule, **own), group, **rest)
+        stages: Any = Stages(list(modules))
+        if schedule is not None:
+            return cls(stages, group, schedule=schedule, **options)
+        return cls(stages, group, **options)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        state = (
-            "Make another Pipeline(model, group, …) and call its "
-            "load_state_dict(pipeline.state_dict())"
-        )
-        disk = (
-            "checkpoint.save(folder, pipeline, optimiser, step=step) and "
-            "checkpoint.export(path, pipeline) write it"
-        )
         raise not_copyable(
             self,
             "it is this rank's part of a job that exchanges messages",
-            f"{state}; {disk}.",
+            "Make another Pipeline(model, group, …) and call its "
+            "load_state_dict(pipeline.state_dict()); checkpoint.save(folder, pipeline, "
+            "optimiser, step=step) and checkpoint.export(path, pipeline) write it.",
         )
 
     @property
@@ -732,7 +695,9 @@ class Pipeline(FamiliarPipeline):
         (2, True, {0: HeldCopies(versions=2, stashed_bytes=160, gradient_bytes=160)})
         (2, True, {1: HeldCopies(versions=1, stashed_bytes=0, gradient_bytes=36)})
         """
-        if ActionKind.UPDATE not in self.schedule.kinds:
+        if self._runs is None:
+            from minipipe.pipeline.running import in_turn
+
             return in_turn(self.step, batches, optimiser)
         given = read_ahead(batches, lambda batch: tuple(map(copied, batch)))
         losses, record = self._runs.run(
@@ -797,7 +762,9 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(differentiate, num_ranks=2)
         [[[8.0], [24.0]], None]
         """
-        check_given_gradient(**self._objective.keywords)
+        division = self._objective.keywords["division"]
+        if division is not None:
+            division.check_given_gradient()
         given = GivenGradient(gradient if callable(gradient) else None)
         objective = BatchObjective(given, outputs=outputs, **self._objective.keywords)
         return self._train(
@@ -817,7 +784,8 @@ class Pipeline(FamiliarPipeline):
         if self._trainer is None:
             check_backward(self.schedule, call)
         assert self._trainer is not None  # check_backward has refused the others
-        check_alone(call, self._trainer.is_running)
+        if self._trainer.call is not None:
+            check_alone(call, self._trainer.is_running)
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
         given = TrainingCall(
@@ -1449,9 +1417,11 @@ class Pipeline(FamiliarPipeline):
         """
         check_num_steps(num_steps, len(self._records), _KEPT_STEPS)
         self._intake.calls.begin("timeline", {"num_steps": num_steps})
-        return gather_timeline(
-            self._group, list(self._records)[-num_steps:], self._runs.program
-        )
+        from minipipe.execution.timeline import gather_timeline
+
+        records = list(self._records)[-num_steps:]
+        program = (self._runs or self._plan).program
+        return gather_timeline(self._group, records, program)
 
     def measure_memory(self, inputs: Any, targets: Any) -> Any:
         """Return the bytes that one microbatch holds on each stage, after F and after

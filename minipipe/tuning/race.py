@@ -33,9 +33,7 @@ from weakref import ref
 from minipipe.comm import ProcessGroup, objects
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Microbatches, as_given, samples
-from minipipe.hints import check_pipeline_options
 from minipipe.io import MARK, is_terminal
 from minipipe.nn import Parameter
 from minipipe.schedules.action_table import Schedule
@@ -126,10 +124,8 @@ def decided(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an unknown option, before anything is measured. Code
-        ``value``: without a sample.
+        Code ``value``: without a sample.
     """
-    check_pipeline_options(pipeline, Plan, chosen, options)
     if options.get("schedule") == "auto":
         return chosen(model, group, pipeline, recompute, **run, **options)
     partition = measured_partition(
