@@ -57,7 +57,6 @@ LONG_YET = """
     pipeline.running:run
     pytree:leaves_like
     render.stepper.walkthrough:_state
-    render.svg.drawing:__init__
     schedules.action_table:__post_init__
     schedules.analysis.bounds:_bounds_of
     schedules.analysis.verifier:_age_problems

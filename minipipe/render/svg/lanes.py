@@ -275,6 +275,15 @@ class Lane:
             else:
                 self.runs.append([span])
 
+    def looks(self) -> Iterator[tuple[ActionKind, int]]:
+        """Yield the kind and the chunk of each box."""
+        actions = [span.action for span in self.spans]
+        actions += [each.action for each in self.beside]
+        for action in actions:
+            yield action.kind, self.panel.chunk_of(self.rank, action)
+        if self.instants:
+            yield ActionKind.UPDATE, 0
+
     def x(self, time: float) -> float:
         """Return the x coordinate of a time of the timeline."""
         return self.axis.x(time - self.panel.timeline.start)
