@@ -37,7 +37,7 @@ from minipipe.autograd import backend
 from minipipe.comm.job.host import LOCAL_RANK, launcher_number, yield_core
 from minipipe.comm.job.mpi_job import MPI, MPIJob, start_mpi, the_job
 from minipipe.comm.job.process import RankProcess
-from minipipe.comm.job.reports import Patience, exit_code_of
+from minipipe.comm.job.reports import Patience, Words, exit_code_of
 from minipipe.comm.job.verdict import titled, verdict
 from minipipe.comm.message import (
     HEADER_SIZE,
@@ -142,7 +142,7 @@ class MPIGroup(ProcessGroup):
         self,
         is_over: Callable[[], bool],
         destination: int,
-        words: Callable[[], str],
+        words: Words,
         timeout: float | None,
     ) -> None:
         """Wait until a send is over. Local."""
@@ -172,7 +172,7 @@ class MPIGroup(ProcessGroup):
         return self.contents(expected, posted.memory, length, timeout)
 
     def arrival(
-        self, key: tuple[int, int], words: Callable[[], str], timeout: float | None
+        self, key: tuple[int, int], words: Words, timeout: float | None
     ) -> tuple[Posted, int]:
         """Wait for the next message of a source and a tag; return its receive, and how
         many bytes have arrived. Local.
@@ -304,7 +304,7 @@ class MPIGroup(ProcessGroup):
         self,
         is_over: Callable[[], bool],
         peer: int,
-        words: Callable[[], str],
+        words: Words,
         timeout: float | None,
     ) -> None:
         """Poll politely; give up after the timeout, or when the peer has exited."""
@@ -420,7 +420,7 @@ class _Send(Request):
         parts: list[MPI.Request],
         buffers: list[Any],
         peer: int,
-        words: Callable[[], str],
+        words: Words,
     ) -> None:
         self._group = group
         self._parts = parts

@@ -23,7 +23,7 @@ from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
-from minipipe.compile.row import SECTIONS, Row, allocated
+from minipipe.compile.row import SECTIONS, Row, memory_of
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.stage import CompiledStages
 from minipipe.compile.stage_program import (
@@ -256,12 +256,12 @@ class CompiledRow:
         self.report = "\n".join(_reports(recorders, is_strict))
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
-        lines = list(row.lines())
+        memory = memory_of(row)
         self._inputs = row.inputs
         parts = list({id(program): program for program in programs.values()}.values())
         self._parts = parts
         sources = [program.sections.source for program in parts]
-        self.source = "\n\n".join([*sources, "\n".join(lines) + "\n"])
+        self.source = "\n\n".join([*sources, "\n".join(memory.lines) + "\n"])
         self.sources: dict[int, str] = {}
         for part, source in zip(parts, sources):
             earlier = self.sources.get(part.stage)
@@ -275,7 +275,7 @@ class CompiledRow:
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self.given = GivenGradients()
         names |= {"given": self.given}
-        self._namespace = {**names, **row.names, **allocated(row)}
+        self._namespace = {**names, **row.names, "memory": memory}
         self._receives: list[tuple[Any, Any]] = []
         self.keys: set[Any] = set()
         for message in row.messages.values():
@@ -283,7 +283,8 @@ class CompiledRow:
             if not message.is_send:
                 self._receives.append((message.channel, message.route.value))
                 self.keys |= {message.names.get(f"key_{message.value}")} - {None}
-        self._schedule = self._compiled("\n".join(lines), executor)
+        self._namespace |= memory.arrays
+        self._schedule = self._compiled("\n".join(memory.lines), executor)
         self.is_whole = _is_whole(executor, programs)
         self.is_static = all(part.is_static for part in parts)
 
