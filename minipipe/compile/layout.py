@@ -40,8 +40,6 @@ class Layout:
     places : Places
     stage : int or str
         Ends the names of functions, and of lists by slot.
-    names : mapping of str to str
-        Of parameters and gradients.
 
     Attributes
     ----------
@@ -53,15 +51,13 @@ class Layout:
         By class, the dynamic variables that later sections read.
     """
 
-    def __init__(
-        self, places: Places, stage: int | str, names: Mapping[str, str]
-    ) -> None:
+    def __init__(self, places: Places, stage: int | str) -> None:
         self.places, self._stage = places, stage
-        self._names = dict(names)
+        self._names: dict[str, str] = {}
         self._cell_names: dict[Cell, str] = {}
         self._temporaries: dict[object, tuple[str, Cell]] = {}
         self.whole: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._expressions = {name: name for name in names.values()}  # of views, by name
+        self._expressions: dict[str, str] = {}  # of views, by name
         self._name_variables()
         self.needs = [self._needs(i) for i in range(len(places.sections))]
         spans = {
