@@ -187,10 +187,14 @@ class ReceiveChannel:
         """
         array = self.take(timeout)
         if array is not self.array:
-            self.other = array
-            self._expectation().check(Header.of(array, self._step))
-            self.other = None
-            self.array[...] = array
+            self.take_over(array)
+
+    def take_over(self, array: Array) -> None:
+        """Copy another array that :meth:`take` has returned; raise if it differs."""
+        self.other = array
+        self._expectation().check(Header.of(array, self._step))
+        self.other = None
+        self.array[...] = array
 
     def use(self, array: Array) -> None:
         """Use other memory of the same shape and dtype from the next start on."""
@@ -375,7 +379,9 @@ class ExchangeChannel:
     def _arrived(self) -> dict[int, list[float]]:
         found = {}
         for source, receiving in self._receiving.items():
-            receiving.wait()
+            array = receiving.take()
+            if array is not receiving.array:
+                receiving.take_over(array)
             found[source] = receiving.array.tolist()
         return found
 

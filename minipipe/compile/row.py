@@ -19,7 +19,7 @@ import numpy as np
 
 from minipipe.comm.message import packed_step
 from minipipe.compile.memory import Layout, RowMemory, read_after
-from minipipe.compile.messages import Message
+from minipipe.compile.messages import Message, sent
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
@@ -126,10 +126,11 @@ class Row:
                 yield f"    {'rank.advance()' if self._reduces else advance}"
             for line in self._instruction(position, binding):
                 yield f"    {line}"
-        for message in self.messages.values():
+        for name, message in self.messages.items():
             if message.is_send:
-                yield from (f"    {line}" for line in message.wait())
-        yield "    give_gradients()"
+                yield from (f"    {line}" for line in sent(name))
+        yield "    for leaf, gradient in given.pairs:"
+        yield "        leaf.grad = gradient"
 
     def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
         """Yield the lines that name the arrays of a batch, and remember its rows."""
@@ -190,8 +191,7 @@ class Row:
                 self._outputs[stage, k] = base
         call = self._call(program, section, k, out)
         if own in self._sends and result is not None and result.is_plain:
-            yield f"if not send_{variable_of(own)}.is_over:"
-            yield f"    send_{variable_of(own)}.wait()"
+            yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_loss:
             yield f"losses[{k}] = {call}.item()"
