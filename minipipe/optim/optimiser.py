@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from math import inf
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, Self, cast
@@ -19,6 +18,7 @@ from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.optim.nothing import steps_over_nothing
 from minipipe.optim.runs import Run, Walk
 from minipipe.specs import Spec
 
@@ -126,10 +126,6 @@ def _as_parameter(item: Any) -> Parameter:
 
 # Of a parameter in half precision: its values in float32, beside what its rule keeps.
 _MASTER = "master"
-
-_steps_over_nothing: ContextVar[int] = ContextVar("steps_over_nothing", default=0)
-num_steps_over_nothing = _steps_over_nothing.get
-"""Return how many steps optimisers over no parameters have taken on this rank."""
 
 
 class Optimiser(Familiar, ABC):
@@ -362,7 +358,7 @@ class Optimiser(Familiar, ABC):
         if not self.apply():
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
-                _steps_over_nothing.set(num_steps_over_nothing() + 1)
+                steps_over_nothing.set(steps_over_nothing.get() + 1)
 
     def apply(self) -> bool:
         """Change every parameter that has a gradient, as a part of a step that was
