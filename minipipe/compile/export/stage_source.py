@@ -39,30 +39,33 @@ class Functions:
 
     Attributes
     ----------
-    sources : dict of str to str
-        By name.
+    parts : dict of str to (list of str, list of str)
+        By name, the parameters and the statements.
     kept : dict of str to None
         The names of the dicts in which arrays are kept.
     """
 
     def __init__(self) -> None:
-        self.sources: dict[str, str] = {}
+        self.parts: dict[str, tuple[list[str], list[str]]] = {}
         self.kept: dict[str, None] = {}
 
-    def add_unit(
-        self, name: str, parameters: Sequence[str], statements: Sequence[str]
-    ) -> str:
+    @property
+    def sources(self) -> list[str]:
+        """The source of each function."""
+        return [function(name, *part) for name, part in self.parts.items()]
+
+    def add_unit(self, name: str, parameters: list[str], statements: list[str]) -> str:
         """Add a function under this name or a similar one; return its name."""
-        for number in range(1, len(self.sources) + 2):
+        part = parameters, statements
+        for number in range(1, len(self.parts) + 2):
             own = name if number == 1 else f"{name}_{number}"
-            source = function(own, parameters, statements)
-            if self.sources.setdefault(own, source) == source:
+            if self.parts.setdefault(own, part) == part:
                 return own
         raise AssertionError("a dict has fewer names than entries")
 
     def update(self, others: Functions) -> None:
         """Add all functions of others."""
-        self.sources |= others.sources
+        self.parts |= others.parts
         self.kept |= others.kept
 
 
@@ -253,8 +256,7 @@ class StageSource:
         results = [names.of(n) for n in self._results[section] if n != "None"]
         if results:
             lines.append(f"return {', '.join(results)}")
-        name = f"{section}_{self.name}"
-        self._functions.sources[name] = function(name, parameters, lines)
+        self._functions.parts[f"{section}_{self.name}"] = parameters, lines
 
     def num_results(self, section: str) -> int:
         """Return how many arrays a section returns."""
