@@ -4,9 +4,9 @@ share a host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import chain
 from math import inf
 from numbers import Integral, Real
@@ -21,6 +21,7 @@ from minipipe.io import (
     parse_real,
     printable,
     read_text,
+    reading,
     write_whole,
 )
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
@@ -419,7 +420,7 @@ class Costs:
             for field in fields(self)
             if own[field.name] != field.default
         }
-        with _file_of_costs(path):
+        with reading(partial(_not_costs, path)):
             if splitext(path)[1].lower() != ".json":
                 raise ArgumentError("value", "its name does not end in .json")
             _check_members(found)
@@ -443,7 +444,7 @@ class Costs:
         """
         from minipipe.io import json_object  # most programs read no such file
 
-        with _file_of_costs(path):
+        with reading(partial(_not_costs, path)):
             found = json_object(read_text(path, MOST_JSON), _HEAD)
             members = {
                 name: given for name, given in found.items() if name not in _HEAD
@@ -873,12 +874,5 @@ def _is_in_file(spec: Spec, given: Any) -> bool:
     )
 
 
-@contextmanager
-def _file_of_costs(path: str | Path) -> Iterator[None]:
-    """Name the file in the error about one of its members."""
-    try:
-        yield
-    except ArgumentError as error:
-        raise misuse(
-            f"{quoted(str(path), 200)} is not a file of costs: {error.message}."
-        ) from None
+def _not_costs(path: str | Path, reason: str) -> ScheduleError:
+    return misuse(f"{quoted(str(path), 200)} is not a file of costs: {reason}.")
