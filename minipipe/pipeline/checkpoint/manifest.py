@@ -104,11 +104,7 @@ class Manifest:
         except FileError as error:
             raise damage(path, str(error)) from None
         if storage.digest_of(content).sha256 != expected:
-            raise damage(
-                path,
-                f"{storage.MANIFEST} was changed after it was written: its SHA-256 "
-                "differs.",
-            )
+            raise changed(path, storage.MANIFEST)
         wrong = f"{storage.MANIFEST} cannot be parsed"
         try:
             with reading(lambda reason: damage(path, f"{wrong}: {reason}.")):
@@ -237,6 +233,12 @@ def damage(path: Path, sentence: str) -> CheckpointError:
     return CheckpointError(
         "damaged", f"The checkpoint {path.name} is damaged: {sentence}"
     )
+
+
+def changed(path: Path, file: str) -> CheckpointError:
+    """Return the error for a file whose digest differs from the written one."""
+    what = f"{file} was changed after it was written: its SHA-256 differs."
+    return damage(path, what)
 
 
 def mismatch(sentence: str) -> CheckpointError:
