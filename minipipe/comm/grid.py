@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 import warnings
-from typing import cast
+from typing import Literal, cast
 
 from minipipe.comm.agreement import compare_arguments
 from minipipe.comm.objects import gather
@@ -32,9 +32,11 @@ class Grid:
     pipeline, data, tensor : int
         Ranks of a pipeline, its replicas, and tensor-parallel ranks. Their product is
         the size of the group.
-    fully_sharded : bool
+    fully_sharded : bool or "stages"
         Whether each replica keeps only a shard of the parameters, see
-        :func:`minipipe.nn.fully_shard`. Also an attribute.
+        :func:`minipipe.nn.fully_shard`. Also an attribute. ``"stages"`` gathers each
+        stage once for a training step, instead of each layer for every F and B: fewer
+        messages, and whole parameters as long as a stage computes.
 
     Attributes
     ----------
@@ -81,13 +83,16 @@ class Grid:
         pipeline: int = 1,
         data: int = 1,
         tensor: int = 1,
-        fully_sharded: bool = False,
+        fully_sharded: bool | Literal["stages"] = False,
     ) -> None:
         Spec(ProcessGroup, expected="the group of all ranks").of_class("Grid", group)
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
         hosts = gather(group, socket.gethostname(), "Grid()")
         compare_arguments(group, "Grid()", {**sizes, "fully_sharded": fully_sharded})
-        Spec(bool, expected="True or False").of_class("fully_sharded", fully_sharded)
+        is_known = isinstance(fully_sharded, bool) or fully_sharded == "stages"
+        if not is_known:
+            how = Spec(code="type", expected='True, False or "stages"')
+            raise how.refusal("fully_sharded", fully_sharded)
         for name, size in sizes.items():
             COUNT.check(name, size)
         if pipeline * data * tensor != group.size:
@@ -102,9 +107,8 @@ class Grid:
         self.fully_sharded = fully_sharded
         self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
         # A pipeline has the ranks of its first replica first.
-        self.pipeline = cast(
-            ProcessGroup, group.split(part, key=replica * pipeline + stage)
-        )
+        place = replica * pipeline + stage
+        self.pipeline = cast(ProcessGroup, group.split(part, key=place))
         self.data = cast(ProcessGroup, group.split(stage * tensor + part))
         self.tensor = cast(ProcessGroup, group.split(stage * data + replica))
         self.pipeline.note = ". ".join(filter(None, [self.legend, group.note]))
@@ -121,10 +125,8 @@ class Grid:
     def roles(self) -> dict[int, str]:
         """The coordinates of each rank as a text, by its number in the world."""
         words = "pipeline rank {}, replica {}, part {}"
-        return {
-            name: words.format(*self.coordinates_of(rank))
-            for rank, name in enumerate(self.group.world_ranks)
-        }
+        ranks = enumerate(self.group.world_ranks)
+        return {name: words.format(*self.coordinates_of(rank)) for rank, name in ranks}
 
     @property
     def legend(self) -> str:
@@ -138,10 +140,8 @@ class Grid:
         )
 
     def __repr__(self) -> str:
-        sizes = ", ".join(
-            f"{name}={size}"
-            for name, size in zip(("pipeline", "data", "tensor"), self._sizes)
-        )
+        pairs = zip(("pipeline", "data", "tensor"), self._sizes)
+        sizes = ", ".join(f"{name}={size}" for name, size in pairs)
         return f"Grid({sizes}; this is {self.roles[self.group.name()]})"
 
 
