@@ -212,13 +212,11 @@ def text_table(
         ):
             parts.append([0])
         parts[-1].append(column)
-    return "\n\n".join(
-        "\n".join(
-            "  ".join(f"{row[i]:{sides[i]}{widths[i]}}" for i in part).rstrip()
-            for row in rows
-        )
-        for part in parts
-    )
+    blocks = []
+    for part in parts:
+        cells = [[f"{row[i]:{sides[i]}{widths[i]}}" for i in part] for row in rows]
+        blocks.append("\n".join("  ".join(row).rstrip() for row in cells))
+    return "\n\n".join(blocks)
 
 
 def wrapped(text: str, width: int) -> str:
@@ -233,10 +231,8 @@ def wrapped(text: str, width: int) -> str:
     """
     import textwrap  # on demand: most lines are short
 
-    lines = (
-        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
-    )
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = [textwrap.wrap(line, width, **options) for line in text.split("\n")]
     return "\n".join("\n".join(parts) for parts in lines)
 
 
@@ -488,9 +484,8 @@ def read_bytes(
         # the flag refuses a link that is made meanwhile, with another message
         if not links and os.path.islink(path):
             raise FileError.of(path, "it is a link; expected a file")
-        descriptor = os.open(
-            path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY)
-        )
+        flag = sum((getattr(os, name, 0) for name in flags), os.O_RDONLY)
+        descriptor = os.open(path, flag)
         try:
             _check_kind(path, os.fstat(descriptor), most, pipes)
             return b"".join(_pieces(path, descriptor, most))
@@ -667,9 +662,8 @@ def _is_stream(path: str | Path) -> bool:
     is_special = os.path.exists(path) and not os.path.isfile(path)
     # /dev/stdout may be a file, which must not be replaced; /dev/shm is an ordinary
     # folder.
-    return is_special or os.path.abspath(path).startswith(
-        ("/dev/std", "/dev/fd/", "/proc/self/fd/")
-    )
+    streams = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
+    return is_special or os.path.abspath(path).startswith(streams)
 
 
 def _write_and_rename(target: str, data: bytes) -> None:
@@ -678,9 +672,9 @@ def _write_and_rename(target: str, data: bytes) -> None:
         mode = stat.S_IMODE(os.stat(target).st_mode)
         # a file that may not be written must not be replaced either
         os.close(os.open(target, os.O_WRONLY))
-    partial = os.path.join(
-        os.path.dirname(target), f".minipipe-{os.urandom(8).hex()}.partial"
-    )  # its name may be at its limit
+    # The name of the target may be at its limit.
+    name = f".minipipe-{os.urandom(8).hex()}.partial"
+    partial = os.path.join(os.path.dirname(target), name)
     try:
         _write(partial, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if mode is not None:

@@ -23,6 +23,10 @@ Array = Any
 """An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or
 array-api-strict's.
 """
+Arrays = tuple[Array, ...]
+"""Several arrays, such as a result and what its gradients need."""
+Shape = tuple[int, ...]
+"""The length of each axis."""
 
 
 def array_module(array: Array) -> ModuleType:
@@ -120,13 +124,11 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
         if dtype is None or data.dtype == dtype:
             return data
         return array_module(data).astype(data, dtype)
-    items = (
-        data.values()
-        if isinstance(data, dict)
-        else data
-        if isinstance(data, tuple | list)
-        else ()
-    )
+    items: Any = ()
+    if isinstance(data, dict):
+        items = data.values()
+    elif isinstance(data, tuple | list):
+        items = data
     if any(hasattr(item, "node") for item in items):
         raise TensorError(
             "wrong-number",
@@ -367,11 +369,9 @@ def sum_over_rows(array: Array) -> Array:
     of the time of a reduction.
     """
     shape = (1, array.shape[-2])
-    return (
-        _ones_in_numpy(shape, array.dtype)
-        if isinstance(array, np.ndarray)
-        else ones(shape, array)
-    ) @ array
+    if isinstance(array, np.ndarray):
+        return _ones_in_numpy(shape, array.dtype) @ array
+    return ones(shape, array) @ array
 
 
 def sum_of_rows(matrix: Array) -> Array:
@@ -413,9 +413,8 @@ def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:
     if isinstance(array, np.ndarray):
         add: Any = np.add
         if array.itemsize == 2 and is_half(array.dtype):
-            return add.reduce(
-                array, axis=axis, keepdims=keepdims, dtype=np.float32
-            ).astype(array.dtype)
+            total = add.reduce(array, axis=axis, keepdims=keepdims, dtype=np.float32)
+            return total.astype(array.dtype)
         # half the time of np.sum's wrapper
         return add.reduce(array, axis=axis, keepdims=keepdims)
     return array_module(array).sum(array, axis=axis, keepdims=keepdims)
@@ -428,11 +427,8 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     if gradient.shape == shape:
         return gradient
     extra = gradient.ndim - len(shape)
-    stretched = tuple(
-        i + extra
-        for i, length in enumerate(shape)
-        if length == 1 and gradient.shape[i + extra] != 1
-    )
+    pairs = enumerate(zip(gradient.shape[extra:], shape), extra)
+    stretched = tuple(i for i, (now, length) in pairs if length == 1 != now)
     axes = tuple(range(extra)) + stretched
     return reshape(reduce_sum(gradient, axis=axes, keepdims=True), shape)
 
@@ -458,11 +454,8 @@ def index_add(target: Array, index: Any, values: Array) -> None:
             target[...] = total
     else:
         host = np.array(to_numpy(target))
-        np.add.at(
-            host,
-            tuple(to_numpy(part) if is_array(part) else part for part in parts),
-            to_numpy(values),
-        )
+        places = tuple(to_numpy(part) if is_array(part) else part for part in parts)
+        np.add.at(host, places, to_numpy(values))
         target[...] = array_module(target).asarray(host)
 
 
@@ -485,10 +478,9 @@ def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -
     # counter.
     bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
     drawn = np.random.Generator(bits).random(shape, dtype=np.float32)
-    return moved(
-        drawn if count == 1 else np.split(drawn, count, axis=-3)[place],
-        array_module(like),
-    )
+    if count > 1:
+        drawn = np.split(drawn, count, axis=-3)[place]
+    return moved(drawn, array_module(like))
 
 
 # the number of elements of a shape, as a Python integer, which leaves float32 alone
@@ -629,10 +621,8 @@ def gpu_description() -> str:
         return "no CuPy: pip install -e '.[gpu]' in minipipe's folder"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
-        names = [
-            cupy.cuda.runtime.getDeviceProperties(i)["name"].decode()
-            for i in range(count)
-        ]
+        properties = cupy.cuda.runtime.getDeviceProperties
+        names = [properties(i)["name"].decode() for i in range(count)]
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"CuPy {cupy.__version__}, but no GPU: {error}"
     return f"CuPy {cupy.__version__}, {', '.join(names) or 'no GPU'}"

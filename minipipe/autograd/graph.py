@@ -18,6 +18,7 @@ File 9 of 13 on the first path through the code (README.md): after
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappush
 from itertools import count
 from sys import maxsize
@@ -61,6 +62,7 @@ need.
 """
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One result in the graph. The walk calls ``add`` for each contribution to its
     gradient, then ``release``, once.
@@ -102,37 +104,16 @@ class Node:
     (True, (array(3., dtype=float32),))
     """
 
-    __slots__ = (
-        "dtype",
-        "inputs",
-        "is_activation",
-        "is_boundary",
-        "needs_gradient",
-        "order",
-        "pending",
-        "plan",
-        "saved",
-        "shape",
-    )
-
-    def __init__(
-        self,
-        plan: Plan | None,
-        inputs: Sequence[Node],
-        saved: Saved,
-        order: int,
-        needs_gradient: bool = True,
-        is_activation: bool = False,
-        shape: tuple[int, ...] | None = None,
-        dtype: Any = None,
-    ) -> None:
-        self.plan, self.inputs, self.saved = plan, inputs, saved
-        self.order = order
-        self.shape, self.dtype = shape, dtype
-        self.needs_gradient = needs_gradient
-        self.is_activation = is_activation
-        self.is_boundary = False
-        self.pending: Array | None = None
+    plan: Plan | None
+    inputs: Sequence[Node]
+    saved: Saved
+    order: int
+    needs_gradient: bool = True
+    is_activation: bool = False
+    shape: tuple[int, ...] | None = None
+    dtype: Any = None
+    is_boundary: bool = False
+    pending: Array | None = None
 
     def __repr__(self) -> str:
         if self.plan is None:
@@ -141,10 +122,8 @@ class Node:
             type(node).__name__ if node.plan is None else str(node.plan.operation)
             for node in self.inputs
         ]
-        return (
-            f"{self.plan.operation}({', '.join(inputs)}), which keeps "
-            f"{', '.join(self.plan.names) or 'nothing'}"
-        )
+        kept = ", ".join(self.plan.names) or "nothing"
+        return f"{self.plan.operation}({', '.join(inputs)}), which keeps {kept}"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled: what a node saved belongs to its graph
@@ -302,11 +281,8 @@ def _custom(*vjps: Vjp) -> None:
 
 def _custom_plan(count: int) -> Plan:
     names = [f"vjp {i}" for i in range(count)]
-    return Plan(
-        _OPERATION,
-        names,
-        [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names],
-    )
+    steps = [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names]
+    return Plan(_OPERATION, names, steps)
 
 
 _OPERATION = Operation(_custom)

@@ -163,9 +163,8 @@ class Operation:
         self.inputs = tuple(p.name for p in inputs)
         self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
         self.attributes = {p.name: p.default for p in others}
-        self.num_required = sum(
-            p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs
-        )
+        single = [p for p in inputs if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self.num_required = sum(p.default is p.empty for p in single)
         self.required = {p.name for p in others if p.default is p.empty}
         self.steps: dict[str, Value] = {}
         self.shared: dict[str, Value] = {}
@@ -186,15 +185,8 @@ class Operation:
     def set_shared(self, /, *others: object, **values: Callable[..., Array]) -> None:
         """Set values that several gradients need, each before those that need it."""
         _refuse_unnamed("shared", "dz", others)
-        taken = {
-            GRADIENT,
-            RESULT,
-            SHAPE,
-            "number",
-            *self.inputs,
-            *self.saves,
-            *self.attributes,
-        }
+        taken = {GRADIENT, RESULT, SHAPE, "number"}
+        taken.update(self.inputs, self.saves, self.attributes)
         for name, function in values.items():
             value = Value.of(name, function)
             if name in taken or value.takes_shape:
@@ -227,9 +219,8 @@ class Operation:
             dict(zip(self.positional, further)) | attributes if further else attributes
         )
         complete = self.attributes | named
-        fits = len(named) == len(further) + len(attributes) and len(complete) == len(
-            self.attributes
-        )
+        are_known = len(complete) == len(self.attributes)
+        fits = are_known and len(named) == len(further) + len(attributes)
         if fits and len(given) >= self.num_required and self.required <= named.keys():
             if not self.is_variadic and len(given) != num_inputs:
                 given = given[:num_inputs] + (None,) * (num_inputs - len(given))
@@ -304,9 +295,8 @@ class Operation:
                 f"Add it: {self.name}.gradients({missing[0]}=lambda g: …).",
             )
         values = [*names, RESULT, *self.saves]
-        return Plan(
-            self, values, [self._numbered(self.steps[name], i) for i, name in wanted]
-        )
+        steps = [self._numbered(self.steps[name], i) for i, name in wanted]
+        return Plan(self, values, steps)
 
     def _numbered(self, step: Value, number: int) -> Value:
         """Return the gradient of one of any number of inputs, which may need its
@@ -392,11 +382,8 @@ class Plan:
             if value.name in needed and value.name not in available:
                 computed.insert(0, value)
                 needed.update(value.needs)
-        self.attributes = tuple(
-            name
-            for name in operation.attributes
-            if name in needed and name not in available
-        )
+        needed_here = needed.difference(available)
+        self.attributes = tuple(filter(needed_here.__contains__, operation.attributes))
         available = [*available, *self.attributes]
         if names is None:
             names = [name for name in dict.fromkeys(available) if name in needed]
@@ -433,23 +420,15 @@ class Plan:
         second, if any, computes them again.
         """
         if is_activation not in self._halves:
-            of_input = [
-                value for value, is_now in zip(self._gradients, is_activation) if is_now
-            ]
-            of_weight = [
-                value
-                for value, is_now in zip(self._gradients, is_activation)
-                if not is_now
-            ]
+            pairs = list(zip(self._gradients, is_activation))
+            of_input = [value for value, is_now in pairs if is_now]
+            of_weight = [value for value, is_now in pairs if not is_now]
             first = Plan(self.operation, self.names, of_input, self.names)
-            later = [
-                Plan(self.operation, names, of_weight)
-                for names in (first._values, self.names)
-            ]
-            self._halves[is_activation] = (
-                first,
-                later[: 1 + (later[0].names != later[1].names)],
-            )
+            later = [Plan(self.operation, first._values, of_weight)]
+            without_shared = Plan(self.operation, self.names, of_weight)
+            if without_shared.names != later[0].names:
+                later.append(without_shared)
+            self._halves[is_activation] = first, later
         return self._halves[is_activation]
 
 
@@ -476,9 +455,8 @@ def _refuse_unnamed(method: str, example: str, others: tuple[object, ...]) -> No
 
 
 def _as_operand(parameter: inspect.Parameter) -> inspect.Parameter:
-    return parameter.replace(
-        annotation="Operand | None" if parameter.default is None else "Operand"
-    )
+    is_optional = parameter.default is None
+    return parameter.replace(annotation="Operand | None" if is_optional else "Operand")
 
 
 def _check_parameters(

@@ -133,14 +133,8 @@ def _taken(
         later = min((later, *others), key=lambda one: _num_bytes(one.keep(values)))
     needed = later.keep(values)
     for_weights = needed if isinstance(saved, tuple) else saved.part(needed)
-    postponed[
-        Node(
-            later,
-            [node for node in inputs if not node.is_activation],
-            for_weights,
-            order,
-        )
-    ] = gradient
+    weights = [node for node in inputs if not node.is_activation]
+    postponed[Node(later, weights, for_weights, order)] = gradient
     return [node for node in inputs if node.is_activation], now, values
 
 

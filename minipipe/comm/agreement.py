@@ -63,9 +63,8 @@ def check_agreement(
         group, {key: digest(text) for key, text in descriptions.items()}, what
     ):
         messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
-        own, other = _first_difference(
-            *(messages[rank].tobytes().decode() for rank in (others[0], usual))
-        )
+        texts = [messages[rank].tobytes().decode() for rank in (others[0], usual)]
+        own, other = _first_difference(*texts)
         raise RankError(
             "disagreement",
             f"The {key} of rank {listed(others, group)} differs from that of rank "

@@ -107,9 +107,8 @@ class Grid:
         self.fully_sharded = fully_sharded
         self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
         # A pipeline has the ranks of its first replica first.
-        self.pipeline = cast(
-            ProcessGroup, group.split(part, key=replica * pipeline + stage)
-        )
+        place = replica * pipeline + stage
+        self.pipeline = cast(ProcessGroup, group.split(part, key=place))
         self.data = cast(ProcessGroup, group.split(stage * tensor + part))
         self.tensor = cast(ProcessGroup, group.split(stage * data + replica))
         self.pipeline.note = ". ".join(filter(None, [self.legend, group.note]))
@@ -126,10 +125,8 @@ class Grid:
     def roles(self) -> dict[int, str]:
         """The coordinates of each rank as a text, by its number in the world."""
         words = "pipeline rank {}, replica {}, part {}"
-        return {
-            name: words.format(*self.coordinates_of(rank))
-            for rank, name in enumerate(self.group.world_ranks)
-        }
+        ranks = enumerate(self.group.world_ranks)
+        return {name: words.format(*self.coordinates_of(rank)) for rank, name in ranks}
 
     @property
     def legend(self) -> str:
@@ -143,10 +140,8 @@ class Grid:
         )
 
     def __repr__(self) -> str:
-        sizes = ", ".join(
-            f"{name}={size}"
-            for name, size in zip(("pipeline", "data", "tensor"), self._sizes)
-        )
+        pairs = zip(("pipeline", "data", "tensor"), self._sizes)
+        sizes = ", ".join(f"{name}={size}" for name, size in pairs)
         return f"Grid({sizes}; this is {self.roles[self.group.name()]})"
 
 

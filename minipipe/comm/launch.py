@@ -222,9 +222,8 @@ def spawn(
     >>> spawn(ring, num_ranks=3)
     [2, 0, 1]
     """
-    num_ranks = Spec(int, minimum=1, error=RankError, code="wrong-number").check(
-        "num_ranks", num_ranks
-    )
+    spec = Spec(int, minimum=1, error=RankError, code="wrong-number")
+    num_ranks = spec.check("num_ranks", num_ranks)
     limit = chosen_timeout(timeout)
     keep_freed_memory()
     switchboard = Switchboard(num_ranks, take_turns)
@@ -260,10 +259,8 @@ def spawn(
     if switchboard.failure is not None:
         rank, error = switchboard.failure
         role = switchboard.activities[rank].roles.get(rank)
-        error.add_note(
-            f"raised on rank {rank} of {num_ranks} (a "
-            f"thread{f': {role}' if role else ''})"
-        )
+        which = f"a thread: {role}" if role else "a thread"
+        error.add_note(f"raised on rank {rank} of {num_ranks} ({which})")
         raise error
     return results
 

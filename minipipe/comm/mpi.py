@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from threading import get_ident
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -36,7 +37,7 @@ from minipipe.autograd import backend
 from minipipe.comm.job.host import LOCAL_RANK, launcher_number, yield_core
 from minipipe.comm.job.mpi_job import MPI, MPIJob, start_mpi, the_job
 from minipipe.comm.job.process import RankProcess
-from minipipe.comm.job.reports import Patience, exit_code_of
+from minipipe.comm.job.reports import Patience, Words, exit_code_of
 from minipipe.comm.job.verdict import titled, verdict
 from minipipe.comm.message import (
     HEADER_SIZE,
@@ -141,7 +142,7 @@ class MPIGroup(ProcessGroup):
         self,
         is_over: Callable[[], bool],
         destination: int,
-        words: Callable[[], str],
+        words: Words,
         timeout: float | None,
     ) -> None:
         """Wait until a send is over. Local."""
@@ -171,7 +172,7 @@ class MPIGroup(ProcessGroup):
         return self.contents(expected, posted.memory, length, timeout)
 
     def arrival(
-        self, key: tuple[int, int], words: Callable[[], str], timeout: float | None
+        self, key: tuple[int, int], words: Words, timeout: float | None
     ) -> tuple[Posted, int]:
         """Wait for the next message of a source and a tag; return its receive, and how
         many bytes have arrived. Local.
@@ -184,7 +185,8 @@ class MPIGroup(ProcessGroup):
             Describes the message and its sender.
         timeout : float or None
         """
-        self.check_open()
+        if self.is_closed or self._parent or get_ident() != self.activity.thread:
+            self.check_open()
         if key not in self.posted:
             self._post(key)
         posted = self.posted.pop(key)
@@ -266,7 +268,7 @@ class MPIGroup(ProcessGroup):
         with suppress(MPI.Exception):
             self.comm.Revoke()
         self.withdraw()
-        self._under_way.clear()
+        self.under_way.clear()
         self.is_closed = True
 
     def on_close(self, act: Callable[[], object]) -> None:
@@ -292,7 +294,7 @@ class MPIGroup(ProcessGroup):
         self,
         is_over: Callable[[], bool],
         peer: int,
-        words: Callable[[], str],
+        words: Words,
         timeout: float | None,
     ) -> None:
         """Poll politely; give up after the timeout, or when the peer has exited."""
@@ -378,7 +380,7 @@ class MPIGroup(ProcessGroup):
     def disown(self) -> None:
         """Stop using MPI, as a forked child must."""
         self.is_closed = True
-        self._under_way.clear()
+        self.under_way.clear()
         self.posted.clear()
         self._resources.pop_all()
 
@@ -408,7 +410,7 @@ class _Send(Request):
         parts: list[MPI.Request],
         buffers: list[Any],
         peer: int,
-        words: Callable[[], str],
+        words: Words,
     ) -> None:
         self._group = group
         self._parts = parts

@@ -67,9 +67,8 @@ def pack(tree: Any) -> np.ndarray:
     """
     arrays: list[np.ndarray] = []
     description = _described(tree, arrays)
-    return join(
-        json.dumps(description, default=lambda number: number.item()).encode(), arrays
-    )
+    text = json.dumps(description, default=lambda number: number.item())
+    return join(text.encode(), arrays)
 
 
 # Not inside pack and unpack: a function that calls itself is in a cycle with its
@@ -129,21 +128,17 @@ def broadcast(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
     [{'rank': 0}, {'rank': 0}]
     """
     sent = pack({"call": call, "value": value}) if group.rank == root else None
-    return _value_of(
-        group, group.broadcast(sent, root, what=_part_of(call)), root, call
-    )
+    message = group.broadcast(sent, root, what=_part_of(call))
+    return _value_of(group, message, root, call)
 
 
 def gather(group: ProcessGroup, value: Any, call: str) -> list[Any]:
     """Return the values of all ranks, by rank, on every rank. Collective; as
     :func:`broadcast`.
     """
-    messages = group.all_gather(
-        pack({"call": call, "value": value}), what=_part_of(call)
-    )
-    return [
-        _value_of(group, message, rank, call) for rank, message in enumerate(messages)
-    ]
+    own = pack({"call": call, "value": value})
+    messages = enumerate(group.all_gather(own, what=_part_of(call)))
+    return [_value_of(group, message, rank, call) for rank, message in messages]
 
 
 def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) -> Any:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, Shape
 from minipipe.errors import ArgumentError, counted, shape_error
 from minipipe.functional.elementwise import multiply
 from minipipe.functional.operands import operands
@@ -29,7 +29,6 @@ from minipipe.functional.shape import contiguous, reshape, transpose
 from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, as_tensor, op
 
-Shape = tuple[int, ...]
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
 _ELLIPSIS = "..."
 _SIGN = re.compile(r"\.\.\.|\S")
@@ -78,9 +77,8 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     >>> functional.einsum("i,ij,j", b, a, b).item()
     451.0
     """
-    Spec(str, expected="subscripts first, such as 'ij,jk->ik'").of_class(
-        "einsum", subscripts
-    )
+    spec = Spec(str, expected="subscripts first, such as 'ij,jk->ik'")
+    spec.of_class("einsum", subscripts)
     known = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
     given = [
         as_tensor(tensor) if known is None else operands(tensor, known)[0]
@@ -88,19 +86,12 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     ]
     terms, output = _parsed(subscripts, [tensor.shape for tensor in given])
     lengths = _lengths(subscripts, terms, [tensor.shape for tensor in given])
-    rest = [
-        _Term(tensor, indices).broadcast(lengths)
-        for tensor, indices in zip(given, terms)
-    ]
+    rest = [_Term(*pair).broadcast(lengths) for pair in zip(given, terms)]
     result = rest.pop(0)
     while rest:
         other = rest.pop(0)
-        result = _product(
-            result,
-            other,
-            lengths,
-            {*output, *(index for term in rest for index in term.indices)},
-        )
+        later = {index for term in rest for index in term.indices}
+        result = _product(result, other, lengths, later | {*output})
     result = result.summed(output)
     return transpose(result.tensor, [result.indices.index(index) for index in output])
 
@@ -149,9 +140,8 @@ def matmul(a: Array, b: Array) -> tuple[Array, Shape]:
     """
     product = backend.matmul(_as_row(a), _as_column(b))
     full = product.shape
-    return backend.reshape(
-        product, full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
-    ), full
+    shape = full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
+    return backend.reshape(product, shape), full
 
 
 def _as_row(a: Array) -> Array:
@@ -193,9 +183,8 @@ class _Term(NamedTuple):
 
     def summed(self, needed: Collection[Index]) -> _Term:
         """Return the term summed over every index but the needed ones."""
-        axes = tuple(
-            axis for axis, index in enumerate(self.indices) if index not in needed
-        )
+        places = enumerate(self.indices)
+        axes = tuple(axis for axis, index in places if index not in needed)
         kept = [index for index in self.indices if index in needed]
         return _Term(total(self.tensor, axes), kept) if axes else self
 
@@ -221,7 +210,7 @@ def _product(
     left = [index for index in a.indices if index not in common]
     right = [index for index in b.indices if index not in common]
 
-    def shape(*parts: list[Index]) -> tuple[int, ...]:
+    def shape(*parts: list[Index]) -> Shape:
         return tuple(lengths[index] for part in parts for index in part)
 
     indices = [*batch, *left, *right]
@@ -247,7 +236,7 @@ def _product(
 
 
 def _parsed(
-    subscripts: str, shapes: list[tuple[int, ...]]
+    subscripts: str, shapes: list[Shape]
 ) -> tuple[list[list[Index]], list[Index]]:
     """Return the indices of each operand and of the result."""
     arrow = subscripts.find("->")
@@ -267,15 +256,13 @@ def _parsed(
         _indices(subscripts, number, part, shape)
         for number, (part, shape) in enumerate(zip(parts, shapes))
     ]
-    num_axes = max(
-        (sum(isinstance(index, int) for index in term) for term in terms), default=0
-    )
+    counts = [sum(isinstance(index, int) for index in term) for term in terms]
+    num_axes = max(counts, default=0)
     dots: list[Index] = list(range(-num_axes, 0))
     if arrow < 0:
         letters = [letter for part in parts for letter in part if letter != _ELLIPSIS]
-        return terms, dots + sorted(
-            letter for letter in letters if letters.count(letter) == 1
-        )
+        once = [letter for letter in letters if letters.count(letter) == 1]
+        return terms, dots + sorted(once)
     output = _letters(subscripts, arrow + 2, len(subscripts))
     for letter in output:
         if letter != _ELLIPSIS and not any(letter in part for part in parts):
@@ -287,11 +274,15 @@ def _parsed(
             arrow,
             "the result lacks the axes of '...'; write '...' there, or sum over them",
         )
-    return terms, [
-        index
-        for letter in output
-        for index in (dots if letter == _ELLIPSIS else [letter])
-    ]
+    return terms, _expanded(output, dots)
+
+
+def _expanded(letters: list[str], dots: list[Index]) -> list[Index]:
+    """Return the indices that letters stand for, ``...`` for those of its axes."""
+    found: list[Index] = []
+    for letter in letters:
+        found += dots if letter == _ELLIPSIS else [letter]
+    return found
 
 
 def _letters(subscripts: str, start: int, stop: int) -> list[str]:
@@ -313,7 +304,7 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
 
 
 def _indices(
-    subscripts: str, number: int, letters: list[str], shape: tuple[int, ...]
+    subscripts: str, number: int, letters: list[str], shape: Shape
 ) -> list[Index]:
     """Return the index of each axis of an operand; numbers stand for the axes of
     ``...``.
@@ -326,15 +317,11 @@ def _indices(
         )
         raise shape_error("einsum", expected, **{f"operand {number}": shape})
     dots: list[Index] = list(range(-covered, 0))
-    return [
-        index
-        for letter in letters
-        for index in (dots if letter == _ELLIPSIS else [letter])
-    ]
+    return _expanded(letters, dots)
 
 
 def _lengths(
-    subscripts: str, terms: list[list[Index]], shapes: list[tuple[int, ...]]
+    subscripts: str, terms: list[list[Index]], shapes: list[Shape]
 ) -> dict[Index, int]:
     """Return the length of each index; only the axes of ``...`` may be 1 in one operand
     and longer in another.

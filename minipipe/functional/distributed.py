@@ -164,9 +164,9 @@ def are_same(array: Array, group: ProcessGroup) -> bool:
 
 
 def _are_close(own: np.ndarray, other: np.ndarray) -> bool:
-    return own.shape == other.shape and np.allclose(
-        own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True
-    )
+    if own.shape != other.shape:
+        return False
+    return np.allclose(own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True)
 
 
 def _all_have_all(operation: str, tensor: Any, group: ProcessGroup) -> TensorError:

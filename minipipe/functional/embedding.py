@@ -65,9 +65,8 @@ def embedding(weight: Array, ids: Array) -> Array:
 
 
 def _gradient_of_weight(g: Array, ids: Array, shape: tuple[int, int]) -> Array:
-    return add_rows(
-        shape, backend.reshape(ids, (-1,)), backend.reshape(g, (-1, shape[1]))
-    )
+    rows = backend.reshape(g, (-1, shape[1]))
+    return add_rows(shape, backend.reshape(ids, (-1,)), rows)
 
 
 def _no_gradient(g: Array) -> Array:
@@ -92,13 +91,11 @@ def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
     """
     xp = array_module(values)
     if backend.is_half(values.dtype):
-        return backend.as_array(
-            add_rows(shape, ids, backend.as_array(values, xp.float32)), values.dtype
-        )
+        total = add_rows(shape, ids, backend.as_array(values, xp.float32))
+        return backend.as_array(total, values.dtype)
     if not hasattr(values, "flags"):  # the array API standard writes to no list of rows
-        return xp.asarray(
-            add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values))
-        )
+        total = add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values))
+        return xp.asarray(total)
     order = xp.argsort(ids, kind="stable")
     ids, values = ids[order], values[order]
     is_first = xp.ones(ids.shape, dtype=bool)

@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import ArgumentError, TensorError, shape_error
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.errors import ArgumentError, MinipipeError, TensorError, shape_error
 from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import (
     as_real,
@@ -99,7 +99,7 @@ def log_softmax(a: Array, axis: int = -1) -> Array:
 log_softmax.gradients(
     a=lambda g, result, axis: (
         g - array_module(g).exp(result) * backend.reduce_sum(g, axis, True)
-    ),
+    )
 )
 
 
@@ -109,9 +109,7 @@ log_softmax.gradients(
     saves="exponentials sums",
     in_float32=True,
 )
-def logsumexp(
-    a: Array, axis: Axis = None, keepdims: bool = False
-) -> tuple[Array, Array, Array]:
+def logsumexp(a: Array, axis: Axis = None, keepdims: bool = False) -> Arrays:
     """Return the logarithm of the sum of e^a over some axes, by default all.
 
     Shifted by the largest element, so that nothing overflows. If all elements are -inf,
@@ -144,7 +142,7 @@ def logsumexp(
 logsumexp.gradients(
     a=lambda g, exponentials, sums: (
         exponentials * (backend.reshape(g, sums.shape) / sums)
-    ),
+    )
 )
 
 
@@ -375,7 +373,7 @@ def _of_logits(
     wanted: Array,
     total: Any,
     counts_all: bool,
-    shape: tuple[int, ...],
+    shape: Shape,
 ) -> Array:
     xp = array_module(log_probabilities)
     probabilities = xp.exp(log_probabilities)
@@ -477,7 +475,7 @@ def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> Non
     check_range_of_labels("cross_entropy", labels, logits.shape[-1], ignore_index)
 
 
-def not_labels(name: str, labels: Array) -> TensorError:
+def not_labels(name: str, labels: Array) -> MinipipeError:
     """Return the error for labels that are no whole numbers."""
     return TensorError(
         "dtype",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, Shape
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_tensor, cast
 
@@ -145,7 +145,7 @@ def one_real(value: Operand) -> tuple[Tensor]:
     return (as_real(value),)
 
 
-def axis_of(axis: int, shape: tuple[int, ...]) -> int:
+def axis_of(axis: int, shape: Shape) -> int:
     """Return the number of an axis, counted from 0."""
     if not -len(shape) <= axis < len(shape):
         message = f"There is no axis {axis} in a tensor of shape {shape}."

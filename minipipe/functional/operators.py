@@ -39,9 +39,8 @@ def _comparison(
     """Compare values, element by element; the result is a constant."""
 
     def compared(self: Tensor, other: Operand) -> Tensor:
-        return operands.constant(
-            compare(self.data, other.data if isinstance(other, Tensor) else other)
-        )
+        values = other.data if isinstance(other, Tensor) else other
+        return operands.constant(compare(self.data, values))
 
     return compared
 
@@ -54,24 +53,18 @@ def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
 
 
 _REFLECTED = {  # NumPy's name of an operator, and the method of a tensor on its right
-    **{
-        "add": "__radd__",
-        "subtract": "__rsub__",
-        "multiply": "__rmul__",
-        "divide": "__rtruediv__",
-    },
-    **{
-        "power": "__rpow__",
-        "matmul": "__rmatmul__",
-        "equal": "__eq__",
-        "not_equal": "__ne__",
-    },
-    **{
-        "less": "__gt__",
-        "less_equal": "__ge__",
-        "greater": "__lt__",
-        "greater_equal": "__le__",
-    },
+    "add": "__radd__",
+    "subtract": "__rsub__",
+    "multiply": "__rmul__",
+    "divide": "__rtruediv__",
+    "power": "__rpow__",
+    "matmul": "__rmatmul__",
+    "equal": "__eq__",
+    "not_equal": "__ne__",
+    "less": "__gt__",
+    "less_equal": "__ge__",
+    "greater": "__lt__",
+    "greater_equal": "__le__",
 }
 
 

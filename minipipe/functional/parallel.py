@@ -18,14 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Shape, array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.functional.distributed import check_part, check_scores, marked
-from minipipe.functional.loss import (
-    check_range_of_labels,
-    not_labels,
-    weight_of_labels,
-)
+from minipipe.functional.loss import check_range_of_labels, not_labels, weight_of_labels
 from minipipe.functional.operands import as_real, data_of, in_full
 from minipipe.tensor import Operand, Tensor, op, record
 
@@ -120,7 +116,7 @@ def _gather_from(x: Array, *, group: ProcessGroup) -> tuple[Array, int]:
 
 
 _gather_from.gradients(
-    x=lambda g, first, shape: backend.contiguous(g[..., first : first + shape[-1]]),
+    x=lambda g, first, shape: backend.contiguous(g[..., first : first + shape[-1]])
 )
 
 
@@ -236,7 +232,7 @@ def _of_logits(
     is_wanted: Array,
     counts: Array,
     total: Any,
-    shape: tuple[int, ...],
+    shape: Shape,
 ) -> Array:
     probabilities = backend.masked(powers / sums, counts[:, None])
     wanted = array_module(powers).astype(is_wanted, powers.dtype)

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from minipipe.autograd import Leaf, backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.autograd.graph import unchanged
 from minipipe.errors import TensorError, quoted
 from minipipe.functional.elementwise import check_broadcast
@@ -18,7 +18,7 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op, record
 
 
 @op(attributes="shape", saves="before")
-def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
+def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, Shape]:
     """Return the same elements in another shape; one length may be -1, to be worked
     out.
 
@@ -61,9 +61,7 @@ reshape.gradients(a=lambda g, before: backend.reshape(g, before))
 
 
 @op(attributes="axes", saves="order")
-def transpose(
-    a: Array, axes: Sequence[int] | None = None
-) -> tuple[Array, tuple[int, ...]]:
+def transpose(a: Array, axes: Sequence[int] | None = None) -> tuple[Array, Shape]:
     """Return the axes in another order, by default reversed. No element moves: the
     result is a view.
 
@@ -142,7 +140,7 @@ def index(a: Array, key: Any) -> tuple[Array, Any]:
 
 
 @backend.one_line
-def _scattered(g: Array, plain: Any, shape: tuple[int, ...]) -> Array:
+def _scattered(g: Array, plain: Any, shape: Shape) -> Array:
     """Return zeros of a shape with a gradient added at an index."""
     result = array_module(g).zeros(shape, dtype=g.dtype)
     backend.index_add(result, plain, g)
@@ -409,7 +407,7 @@ where.gradients(
     in_float32=True,
     is_broadcast=True,
 )
-def masked_fill(a: Array, mask: Operand, value: float) -> tuple[Array, Array]:
+def masked_fill(a: Array, mask: Operand, value: float) -> Arrays:
     """Return a with one number, for instance ``-math.inf``, wherever the mask is true;
     both are broadcast.
 
@@ -458,9 +456,7 @@ def _mask(name: str, mask: Operand, like: Array) -> Array:
 
 
 @op(takes=one_real, attributes="low high", saves="is_kept", in_float32=True)
-def clip(
-    a: Array, low: float | None = None, high: float | None = None
-) -> tuple[Array, Array]:
+def clip(a: Array, low: float | None = None, high: float | None = None) -> Arrays:
     """Return a with smaller elements raised to ``low`` and larger ones lowered to
     ``high``; None sets no bound.
 

@@ -61,13 +61,13 @@ class AuxiliaryLoss(Module):
     adds_losses = True  # a pipeline passes them from stage to stage
 
     def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
-        Spec(Callable, expected="a function of its input").of_class(
-            "AuxiliaryLoss", function
-        )
+        spec = Spec(Callable, expected="a function of its input")
+        spec.of_class("AuxiliaryLoss", function)
         self.function, self.weight = function, weight
-        self._described = (
-            function.brief() if isinstance(function, Module) else text_of(function)
-        )
+        if isinstance(function, Module):
+            self._described = function.brief()
+        else:
+            self._described = text_of(function)
 
     def forward(self, x: Any) -> Any:
         """Return the argument itself, a tensor or a pytree."""
@@ -86,11 +86,10 @@ class AuxiliaryLoss(Module):
                 )
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.
-            losses.append(
-                value * self.weight
-                if self.weight
-                else record(backend.filled((), 0.0, value.data))
-            )
+            if self.weight:
+                losses.append(value * self.weight)
+            else:
+                losses.append(record(backend.filled((), 0.0, value.data)))
         return x
 
     def describe(self) -> str:

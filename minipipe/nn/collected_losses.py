@@ -11,8 +11,7 @@ weight of the microbatch, which only the last stage knows::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -47,8 +46,7 @@ losses_here: ContextVar[AuxiliaryLosses | None] = ContextVar(
 )
 
 
-@contextmanager
-def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
+def auxiliary_losses() -> setting:
     """Collect the auxiliary losses of layers computed inside this block, in this
     thread.
 
@@ -64,9 +62,7 @@ def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
     >>> found.added_to(loss)
     Tensor(18.)
     """
-    losses = AuxiliaryLosses()
-    with setting(losses_here, losses):
-        yield losses
+    return setting(losses_here, AuxiliaryLosses())
 
 
 def losses_so_far() -> list[Tensor]:
@@ -89,11 +85,9 @@ def _nothing(like: Tensor) -> Tensor:
     tensor.
     """
     data = like.data
-    return record(
-        backend.reshape(data[:0, ...], (0,))
-        if data.ndim
-        else backend.filled((0,), 0.0, data)
-    )
+    if data.ndim:
+        return record(backend.reshape(data[:0, ...], (0,)))
+    return record(backend.filled((0,), 0.0, data))
 
 
 def carrying_losses(

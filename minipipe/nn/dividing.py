@@ -97,9 +97,8 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
     [460, 460]
     """
-    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class(
-        "parallelise", module
-    )
+    spec = Spec(Module, expected="a model, such as nn.Sequential(…)")
+    spec.of_class("parallelise", module)
     Spec(ProcessGroup, expected="a group of ranks, such as grid.tensor").of_class(
         "parallelise", group
     )

@@ -59,9 +59,8 @@ class Function(Module):
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        Spec(Callable, expected="a function, such as functional.relu").of_class(
-            "Function", function
-        )
+        spec = Spec(Callable, expected="a function, such as functional.relu")
+        spec.of_class("Function", function)
         if isinstance(function, Module):
             message = f"{type(function).__name__} is a layer already: use it as it is."
             raise ArgumentError("type", message)
@@ -104,10 +103,8 @@ def text_of(value: Any, *outer: Any) -> str:
         names = value.co_names, value.co_varnames, value.co_argcount
         return text_of((value.co_code, names, value.co_consts), *outer)
     if isinstance(value, tuple | list | set | frozenset | dict):
-        texts = [
-            text_of(item, *outer)
-            for item in (value.items() if isinstance(value, dict) else value)
-        ]
+        items = value.items() if isinstance(value, dict) else value
+        texts = [text_of(item, *outer) for item in items]
         return f"({', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)})"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
@@ -202,14 +199,12 @@ def globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_in(code: CodeType) -> set[str]:
-    names = {
-        step.argval
-        for step in dis.get_instructions(code)
-        if step.opname == "LOAD_GLOBAL"
-    }
-    return names.union(
-        *(_globals_in(part) for part in code.co_consts if isinstance(part, CodeType))
-    )
+    steps = dis.get_instructions(code)
+    names = {step.argval for step in steps if step.opname == "LOAD_GLOBAL"}
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            names |= _globals_in(part)
+    return names
 
 
 def _digest(data: bytes) -> str:

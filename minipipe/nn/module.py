@@ -151,9 +151,8 @@ class Module(Familiar):
         seen: set[int] = set()
         names: set[str] = set()
         for name, part in self._parts():
-            inside = (
-                [("", part)] if isinstance(part, Parameter) else part.named_parameters()
-            )
+            is_one = isinstance(part, Parameter)
+            inside = [("", part)] if is_one else part.named_parameters()
             for inner, parameter in inside:
                 if id(parameter.owner) not in seen:
                     seen.add(id(parameter.owner))
@@ -294,9 +293,8 @@ class Module(Familiar):
         if is_outermost:
             del memo[id(rebound)]
             for each in copies:
-                vars(each).update(
-                    {name: rebound(value, memo) for name, value in vars(each).items()}
-                )
+                for name, value in vars(each).items():
+                    vars(each)[name] = rebound(value, memo)
         return twin
 
     # -- representation ----------------------------------------------------------------
@@ -315,9 +313,7 @@ class Module(Familiar):
         return f"{type(self).__name__}({self.describe() or '…'})"
 
     def __repr__(self) -> str:
-        modules = [
-            (name, part) for name, part in self._parts() if isinstance(part, Module)
-        ]
+        modules = [part for part in self._parts() if isinstance(part[1], Module)]
         if not modules:
             return f"{type(self).__name__}({self.describe()})"
         # options of this module itself
@@ -358,12 +354,8 @@ def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
     if not isinstance(module, kind):
         return False
     above = type(module).__mro__[: type(module).__mro__.index(kind)]
-    replaced = {
-        name
-        for each in (*map(vars, above), vars(module))
-        for name, value in each.items()
-        if value is not None
-    }
+    held = [item for each in (*above, module) for item in vars(each).items()]
+    replaced = {name for name, value in held if value is not None}
     any_kind: Any = kind
     return replaced.isdisjoint(_code_of(any_kind))
 
@@ -376,11 +368,8 @@ def _code_of(kind: type[Module]) -> frozenset[str]:
     names = set(dir(kind)) - set(dir(Module))
     # Attributes that Python and copy leave in a class, such as __slotnames__, are not
     # code.
-    is_code = {
-        name
-        for name in names
-        if not name.startswith("__") or callable(getattr(kind, name))
-    }
+    hidden = {name for name in names if name.startswith("__")}
+    is_code = names - {name for name in hidden if not callable(getattr(kind, name))}
     return frozenset(is_code | {"forward", "__call__"})
 
 
@@ -435,9 +424,8 @@ def modes_of(*modules: Module, is_training: bool) -> AbstractContextManager[None
     >>> layer.is_training
     True
     """
-    return in_modes(
-        (part, is_training) for module in modules for part in module.modules()
-    )
+    parts = (part for module in modules for part in module.modules())
+    return in_modes((part, is_training) for part in parts)
 
 
 def check_lengths(layer: str, **lengths: Any) -> None:

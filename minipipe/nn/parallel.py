@@ -128,9 +128,8 @@ class ColumnParallelLinear(Module):
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight = _divided(linear.weight, group, 1, blocks)
         self.shard: Any = self.weight.shard
-        self.bias = (
-            None if linear.bias is None else _divided(linear.bias, group, 0, blocks)
-        )
+        bias = linear.bias
+        self.bias = None if bias is None else _divided(bias, group, 0, blocks)
         self.gather = gather
         _take_over(self, linear)
 
@@ -312,12 +311,9 @@ class ParallelUnembedding(Module):
         rank.
         """
         group = self.shard.group
-        return gather_from(
-            functional.linear(
-                copy_to(x, group=group), functional.transpose(self.weight)
-            ),
-            group,
-        )
+        vectors = functional.transpose(self.weight)
+        scores = functional.linear(copy_to(x, group=group), vectors)
+        return gather_from(scores, group)
 
 
 class ParallelCrossEntropyLoss(CrossEntropyLoss):

@@ -15,7 +15,7 @@ from weakref import ReferenceType, WeakValueDictionary
 import numpy as np
 
 from minipipe.autograd import Leaf, backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, Shape
 from minipipe.autograd.graph import BackwardWalk
 from minipipe.autograd.modes import next_order
 from minipipe.errors import ParameterError, TensorError
@@ -36,13 +36,11 @@ class HalfLeaf(Leaf):
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution, as float32."""
-        super().add(
-            backend.as_array(contribution, backend.array_module(contribution).float32),
-            walk,
-        )
+        float32 = backend.array_module(contribution).float32
+        super().add(backend.as_array(contribution, float32), walk)
 
 
-def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
+def _leaf(shape: Shape, dtype: Any) -> Leaf:
     return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
 
@@ -106,7 +104,7 @@ class Parameter(Tensor):
     @with_hints
     def __init__(
         self,
-        shape: tuple[int, ...] | Array,
+        shape: Shape | Array,
         initialiser: Initialiser | None = None,
         dtype: Any = None,
     ) -> None:
@@ -130,7 +128,7 @@ class Parameter(Tensor):
         else:
             values = Tensor(shape, requires_grad=True, dtype=dtype).data
         # Known before there are values, unlike the shape and dtype of other tensors.
-        self.shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
+        self.shape: Shape = tuple(shape) if values is None else values.shape
         self.dtype: Any = (
             np.dtype(dtype or np.float32) if values is None else values.dtype
         )
@@ -234,9 +232,8 @@ class Parameter(Tensor):
         """
         if len(self.leaves) == 1:
             return self.node.grad
-        return backend.sum_of_gradients(
-            self.leaves[use].grad for use in sorted(self.leaves)
-        )
+        uses = sorted(self.leaves)
+        return backend.sum_of_gradients(self.leaves[use].grad for use in uses)
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:
@@ -311,12 +308,8 @@ class Parameter(Tensor):
         existing values.
         """
         if self.initialiser is not None:
-            self.load(
-                backend.as_array(
-                    self.initialiser(generator_for(seed, name), self.whole_shape)
-                ),
-                name,
-            )
+            values = self.initialiser(generator_for(seed, name), self.whole_shape)
+            self.load(backend.as_array(values), name)
 
     def load(self, values: Array, name: str) -> None:
         """Take a copy of values of the same shape, in this parameter's dtype; the
@@ -371,11 +364,8 @@ class Parameter(Tensor):
         state["xp"] = self.xp.__name__
         state["attributes"] = dict(getattr(self, "__dict__", {}))  # of a subclass
         if self.is_filled:
-            state["data"] = (
-                backend.values(self.data)
-                if isinstance(self.data, np.ndarray)
-                else self.data
-            )
+            is_numpy = isinstance(self.data, np.ndarray)
+            state["data"] = backend.values(self.data) if is_numpy else self.data
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -434,10 +424,10 @@ class Alias(Parameter):
 
 
 def _of_owner(name: str) -> property:
-    return property(
-        attrgetter(f"owner.{name}"),
-        lambda self, value: setattr(self.owner, name, value),
-    )
+    def assign(alias: Alias, value: Any) -> None:
+        setattr(alias.owner, name, value)
+
+    return property(attrgetter(f"owner.{name}"), assign)
 
 
 for _name in (

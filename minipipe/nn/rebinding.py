@@ -39,12 +39,10 @@ def rebound(value: Any, memo: dict[int, Any]) -> Any:
     before, names = value.__closure__ or (), value.__kwdefaults__ or {}
     # other cells are shared: their names may get other values
     is_new = [_may_change(cell, memo) for cell in before]
-    cells = tuple(
-        CellType() if new_one else cell for new_one, cell in zip(is_new, before)
-    )
-    twin = FunctionType(
-        value.__code__, value.__globals__, value.__name__, closure=cells or None
-    )
+    pairs = zip(is_new, before)
+    cells = tuple(CellType() if is_other else cell for is_other, cell in pairs)
+    names_of_module = value.__globals__
+    twin = FunctionType(value.__code__, names_of_module, value.__name__, None, cells)
     memo[id(value)] = twin  # now, for a function that refers to itself
     changes = []
 

@@ -66,9 +66,8 @@ class Sequential(Module):
                 "Write Sequential(*layers) to give a list, nn.Function(f) to give a "
                 "function."
             )
-            Spec(Module, expected="a module", advice=advice).of_class(
-                f"Sequential, as argument {i},", layer
-            )
+            spec = Spec(Module, expected="a module", advice=advice)
+            spec.of_class(f"Sequential, as argument {i},", layer)
         self.layers = _tied(layers)
         # Of a part of a longer sequence: the number of its first layer there, for
         # messages, and that layer's place, for random numbers. They differ after a
@@ -222,13 +221,8 @@ def boundary(x: Any) -> Any:
     """
     if isinstance(x, Tensor):
         return functional.contiguous(x)
-    return rebuilt(
-        x,
-        [
-            functional.contiguous(functional.identity(tensor))
-            for tensor in tensors_in(x)
-        ],
-    )
+    separate = map(functional.identity, tensors_in(x))
+    return rebuilt(x, list(map(functional.contiguous, separate)))
 
 
 def _tied(layers: Iterable[Module]) -> list[Module]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.autograd.backend import prod
-from minipipe.functional.windows import check_groups, check_padding, per_axis
+from minipipe.functional.windows import Setting, check_groups, check_padding, per_axis
 from minipipe.hints import with_hints
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform
 from minipipe.nn.module import Module
@@ -28,10 +28,10 @@ class _Convolution(Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | tuple[int, ...],
-        stride: int | tuple[int, ...] = 1,
-        padding: int | tuple[int, ...] | str = 0,
-        dilation: int | tuple[int, ...] = 1,
+        kernel_size: Setting,
+        stride: Setting = 1,
+        padding: Setting | str = 0,
+        dilation: Setting = 1,
         groups: int = 1,
         bias: bool = True,
         initialiser: Initialiser | None = None,
@@ -46,9 +46,8 @@ class _Convolution(Module):
         self.dilation: Any = per_axis(name, "dilation", dilation, axes)
         self.groups = check_groups(name, groups, ins, outs)
         met = (ins // self.groups, *kernel)  # inputs of each output at each position
-        self.weight = Parameter(
-            (outs, *met), initialiser or he_uniform(prod(met)), dtype
-        )
+        initialiser = initialiser or he_uniform(prod(met))
+        self.weight = Parameter((outs, *met), initialiser, dtype)
         self.bias = Parameter((outs,), constant(0.0), dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,11 +186,7 @@ class _Pool(Module):
     operation: Callable[..., Tensor]
 
     @with_hints
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, ...],
-        stride: int | tuple[int, ...] | None = None,
-    ) -> None:
+    def __init__(self, kernel_size: Setting, stride: Setting | None = None) -> None:
         name, axes = type(self).__name__, self.num_axes
         self.kernel_size: Any = per_axis(name, "kernel_size", kernel_size, axes)
         self.stride: Any = (

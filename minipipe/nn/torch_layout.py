@@ -34,11 +34,7 @@ from minipipe.nn.module import Module, check_names
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.spatial import Conv1d, Conv2d
 
-_TRANSPOSED = (
-    layers.Linear,
-    parallel.ColumnParallelLinear,
-    parallel.RowParallelLinear,
-)
+_TRANSPOSED = (layers.Linear, parallel.ColumnParallelLinear, parallel.RowParallelLinear)
 _ALIKE = (
     layers.Embedding,
     layers.PositionalEmbedding,

@@ -252,6 +252,5 @@ def _factor_at(
         return (step + 1) / warmup_steps
     if step >= num_steps:
         return final
-    return final + (1 - final) * fall(
-        (step - warmup_steps) / (num_steps - warmup_steps)
-    )
+    progress = (step - warmup_steps) / (num_steps - warmup_steps)
+    return final + (1 - final) * fall(progress)

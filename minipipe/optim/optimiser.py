@@ -76,11 +76,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
         super().__setattr__(name, checked(name, value))
 
     def __getitem__(self, name: str) -> NoReturn:
-        raise ArgumentError(
-            "name",
-            "A group of parameters is not a dict; instead: "
-            f"{instead_of('ParameterGroup')['__getitem__']}.",
-        )
+        instead = instead_of("ParameterGroup")["__getitem__"]
+        message = f"A group of parameters is not a dict; instead: {instead}."
+        raise ArgumentError("name", message)
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
@@ -93,12 +91,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
         return type(self), (self.parameters, self.hyper_parameters)
 
     def __repr__(self) -> str:
-        numbers = ", ".join(
-            f"{name}={value}" for name, value in self.hyper_parameters.items()
-        )
-        return (
-            f"ParameterGroup({counted(len(self.parameters), 'parameter')}, {numbers})"
-        )
+        numbers = [f"{name}={value}" for name, value in self.hyper_parameters.items()]
+        count = counted(len(self.parameters), "parameter")
+        return f"ParameterGroup({', '.join([count, *numbers])})"
 
 
 HYPER_PARAMETERS = {
@@ -356,8 +351,10 @@ class Optimiser(Familiar, ABC):
         """
         for follower in self._followers:
             follower.note(self)
-        self.first = self.first or [group.hyper_parameters for group in self.groups]
-        self.history = (self.history[0] + 1, self.history[1])
+        if not self.first:
+            self.first = [group.hyper_parameters for group in self.groups]
+        num_steps, num_loads = self.history
+        self.history = (num_steps + 1, num_loads)
         if not self.apply():
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
@@ -369,7 +366,11 @@ class Optimiser(Familiar, ABC):
         """
         now, has_changed = next_order(), False
         for group in self.groups:
-            for one in self._units_of(group.parameters):
+            walk = self._walks.get(id(group.parameters))
+            units = None if walk is None else walk.units(group.parameters)
+            if units is None:
+                units = self._new_units(group.parameters)
+            for one in units:
                 gradient = one.grad
                 if gradient is not None:
                     self._change(one, gradient, group)
@@ -377,22 +378,19 @@ class Optimiser(Familiar, ABC):
                     has_changed = True
         return has_changed
 
-    def _units_of(self, parameters: tuple[Parameter, ...]) -> Sequence[Parameter | Run]:
-        """Return what this step changes as one array each: a parameter, or a run of
-        them.
+    def _new_units(
+        self, parameters: tuple[Parameter, ...]
+    ) -> Sequence[Parameter | Run]:
+        """Return what this step changes as one array each, by a new walk: a parameter,
+        or a run of them.
         """
         if not vars(type(self)).get("is_elementwise"):
             return parameters
-        walk = self._walks.get(id(parameters))
-        units = None if walk is None else walk.units(parameters)
-        if units is None:
-            walk = Walk(parameters, self._states)
-            # It may join states anew that a walk over a group of earlier steps has
-            # joined.
-            kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
-            self._walks = {key: self._walks[key] for key in kept}
-            self._walks[id(parameters)] = walk
-            units = walk.units(parameters)
+        walk = Walk(parameters, self._states)
+        # It may join states anew that a walk over a group of earlier steps has joined.
+        kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
+        self._walks = {key: self._walks[key] for key in kept} | {id(parameters): walk}
+        units = walk.units(parameters)
         assert units is not None  # of a new walk
         return units
 

@@ -142,9 +142,8 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
 
 def _sum_of_squares(gradient: Array) -> Array:
     # Not a BLAS dot product: its order of summation depends on the number of threads.
-    exact = backend.as_array(
-        backend.contiguous(gradient), backend.array_module(gradient).float64
-    )
+    float64 = backend.array_module(gradient).float64
+    exact = backend.as_array(backend.contiguous(gradient), float64)
     return backend.reduce_sum(exact * exact)
 
 
@@ -288,9 +287,8 @@ class LossScale(Familiar):
         self.value = Spec(float, minimum=minimum).check("LossScale: initial", initial)
         self.num_good_steps = 0
         self._factor = Spec(float, above=1).check("LossScale: factor", factor)
-        self._growth_interval = COUNT.check(
-            "LossScale: growth_interval", growth_interval
-        )
+        interval = COUNT.check("LossScale: growth_interval", growth_interval)
+        self._growth_interval = interval
 
     def backward(self, loss: Tensor) -> None:
         """Call ``loss.backward(self.value)``, without NumPy's warning if a gradient
@@ -353,11 +351,8 @@ class LossScale(Familiar):
         """
         gradients = _gradients(parameters)
         if are_finite is None:
-            check_all_ranks(
-                gradients,
-                "whether to update",
-                "pipeline.unscale_gradients(scale), on every rank",
-            )
+            advice = "pipeline.unscale_gradients(scale), on every rank"
+            check_all_ranks(gradients, "whether to update", advice)
             are_finite = parts_are_finite(gradients)
         if not are_finite:
             self._shrink()
@@ -385,11 +380,9 @@ class LossScale(Familiar):
         ArgumentError
             Code ``value``: when it is not such a state; then nothing has changed.
         """
-        value, steps = (
-            map(state.get, self.state_dict())
-            if isinstance(state, Mapping)
-            else (None, None)
-        )
+        value = steps = None
+        if isinstance(state, Mapping):
+            value, steps = map(state.get, self.state_dict())
         if (
             type(value) is not float
             or not self._minimum <= value < inf
@@ -453,9 +446,7 @@ def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
     gradient computes a new sum.
     """
     found = ((parameter, parameter.grad) for parameter in parameters)
-    return {
-        parameter: gradient for parameter, gradient in found if gradient is not None
-    }
+    return {each: gradient for each, gradient in found if gradient is not None}
 
 
 def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:

@@ -790,7 +790,8 @@ class Pipeline(FamiliarPipeline):
         if self._trainer is None:
             check_backward(self.schedule, call)
         assert self._trainer is not None  # check_backward has refused the others
-        check_alone(call, self._trainer.is_running)
+        if self._trainer.call is not None:
+            check_alone(call, self._trainer.is_running)
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
         given = TrainingCall(

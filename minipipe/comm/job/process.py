@@ -110,10 +110,8 @@ class RankProcess:
         if threading.current_thread() is not threading.main_thread():
             self._python_exit(code)  # ends that thread only
         self.exit_code = exit_code_of(SystemExit(code))
-        self.exit_place = (
-            f" by sys.exit({code}) at "
-            f"{place_of(list(traceback.walk_stack(sys._getframe().f_back)))}"
-        )
+        stack = list(traceback.walk_stack(sys._getframe().f_back))
+        self.exit_place = f" by sys.exit({code}) at {place_of(stack)}"
         self._python_exit(code)
 
     def _report_and_abort(

@@ -183,29 +183,28 @@ class Calls:
             *marks_of(values),
         )
         first: Sequence[float] = mine
+        self._part.call = call
         for group, root in self._roots:
-            first = tuple(self._numbers_of(group, root, call, mine))
+            key = root, group, len(mine)
+            channel = self._channels.get(key) or self._new_channel(*key)
+            if group.rank == root:
+                fill_numbers(channel.array, mine)
+                channel.run()
+                first = mine
+                continue
+            first = numbers_that_came(channel.run())
             # between is the batch, which others may not know
             if first[:3] != mine[:3] or first[6:] != mine[6:]:
                 self._compare((group.name(), group.name(root)), names, (mine, first))
         return tuple(map(int, first[3:6]))
 
-    def _numbers_of(
-        self, group: ProcessGroup, root: int, call: str, mine: tuple[float, ...]
-    ) -> Sequence[float]:
-        """Return the numbers of a rank, which are ``mine`` on that rank. Collective."""
-        self._part.call = call
-        key = root, group, len(mine)
-        if key not in self._channels:
-            form = (2 * len(mine),), np.uint32
-            channel = BroadcastChannel(group, *form, root, OwnTag.BROADCAST, self._part)
-            self._channels[key] = channel
-        channel = self._channels[key]
-        if group.rank != root:
-            return numbers_that_came(channel.run())
-        fill_numbers(channel.array, mine)
-        channel.run()
-        return mine
+    def _new_channel(
+        self, root: int, group: ProcessGroup, count: int
+    ) -> BroadcastChannel:
+        form = (2 * count,), np.uint32
+        channel = BroadcastChannel(group, *form, root, OwnTag.BROADCAST, self._part)
+        self._channels[root, group, count] = channel
+        return channel
 
     def _compare(
         self,
