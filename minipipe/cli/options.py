@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from minipipe.schedules.action_table import (
     read_schedule,
     schedule_of_text,
 )
+from minipipe.schedules.placement import check_sizes_of
 from minipipe.schedules.registry import (
     NUM_MICROBATCHES,
     REGISTRY,
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 
 _MOST_OF_A_FLOAT = 10**308  # a larger limit has no effect
+
+
+_OF_NAMES = ("--group", "--per-update", "--joined", "--slices")  # not of a table
 
 
 def add_schedule(
@@ -176,10 +181,8 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
         Codes ``name``, ``value``, ``unreadable`` and ``syntax``.
     """
     schedule = _one_step(given, options)
-    try:
+    with _about("--freeze"):
         schedule = freeze_stages(schedule, options.freeze)
-    except ScheduleError as error:
-        raise misuse(f"--freeze: {error.problems[0].message}") from None
     offload, replicas = options.offload, options.replicas
     for name, is_given, transform in (
         ("--recompute", options.recompute, recomputed),
@@ -188,13 +191,22 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     ):
         if is_given:
             if isinstance(schedule, Program):
-                reason = f"{name} needs a schedule without messages"
-                raise misuse(f"{reason}; remove SEND and RECV from {given}.")
-            try:
+                raise misuse(
+                    f"{name} needs a schedule without messages; remove SEND and "
+                    f"RECV from {given}."
+                )
+            with _about(name):
                 schedule = transform(schedule)
-            except ScheduleError as error:
-                raise misuse(f"{name}: {error.problems[0].message}") from None
     return _framed(schedule, options) if getattr(options, "rows", False) else schedule
+
+
+@contextmanager
+def _about(option: str) -> Iterator[None]:
+    """Name the option in an error about its effect."""
+    try:
+        yield
+    except ScheduleError as error:
+        raise misuse(f"{option}: {error.problems[0].message}") from None
 
 
 def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Program:
@@ -240,10 +252,8 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
     """
     if options.steps == 1 and getattr(options, "wait", False):
         raise misuse("--wait applies between training steps; add --steps 2 or more.")
-    try:
+    with _about("--steps"):
         return repeat(schedule, options.steps)
-    except ScheduleError as error:
-        raise misuse(f"--steps: {error.problems[0].message}") from None
 
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
@@ -252,37 +262,19 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
             options.chunks,
             options.group,
             options.per_update,
-            options.joined,
+            options.joined or None,
             options.slices,
         )
         return build(given, *sizes_of(options), *found)
-    if given == "-":
-        schedule = schedule_of_text(
-            read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding
-        )
-    elif os.path.exists(given) and not os.path.isdir(given):
-        schedule = read_schedule(given, options.ignore_sharding)
-    else:
-        message = (
-            f"There is neither a schedule nor a file {quoted(given, 120)}; "
-            f"{expected_names(given)}."
-        )
-        if given.lower().endswith((".csv", ".txt")):
-            message = (
-                f"There is no file {quoted(given, 120)}; expected a file, or a name "
-                "from `minipipe schedules`."
+    schedule = _table_of(given, options.ignore_sharding)
+    for option in _OF_NAMES:
+        if getattr(options, option[2:].replace("-", "_")) not in (None, False):
+            raise misuse(
+                f"{option} applies to named schedules only, and {given} is a file; "
+                "leave it out."
             )
-        raise misuse(message, Code.NAME)
-    of_names = {
-        "--group": options.group,
-        "--per-update": options.per_update,
-        "--joined": options.joined,
-    }
-    for option, value in {**of_names, "--slices": options.slices}.items():
-        if value is not None:
-            reason = f"{option} applies to named schedules only, and {given} is a file"
-            raise misuse(f"{reason}; leave it out.")
-    for option, wanted, own in (
+    check_sizes_of(
+        given,
         ("--ranks", options.ranks, schedule.num_ranks),
         (
             "--microbatches",
@@ -290,13 +282,22 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
             schedule.num_microbatches / schedule.num_slices,
         ),
         ("--chunks", options.chunks, schedule.num_stages / schedule.num_ranks),
-    ):
-        if wanted not in (None, own):
-            message = (
-                f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
-            )
-            raise misuse(message)
+    )
     return schedule
+
+
+def _table_of(given: str, ignore_sharding: bool) -> Schedule | Program:
+    """Return the schedule of a file, or of the standard input."""
+    if given == "-":
+        text = read_stream(sys.stdin, "stdin")
+        return schedule_of_text(text, "stdin", ignore_sharding)
+    if os.path.exists(given) and not os.path.isdir(given):
+        return read_schedule(given, ignore_sharding)
+    what, expected = "neither a schedule nor a", expected_names(given)
+    if given.lower().endswith((".csv", ".txt")):
+        what, expected = "no", "expected a file, or a name from `minipipe schedules`"
+    message = f"There is {what} file {quoted(given, 120)}; {expected}."
+    raise misuse(message, Code.NAME)
 
 
 def schedules_of(

@@ -590,10 +590,9 @@ def check_model(model: Any) -> None:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
             "type",
-            "A pipeline partitions an nn.Sequential between its layers; this model "
-            f"is {type(model).__name__}{own}. "
-            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], "
-            "group, …).",
+            "A pipeline partitions an nn.Sequential between its layers; this model is "
+            f"{type(model).__name__}{own}. Write nn.Sequential(*layers), or "
+            "Pipeline.from_modules([part, …], group, …).",
         )
 
 
@@ -612,15 +611,12 @@ def _check_in_layers(model: Sequential, tied: Sequential) -> None:
         if id(parameter.owner) not in in_layers
     ]
     if beside:
-        message = (
+        raise ModelError(
+            "unsupported",
             f"{', '.join(beside)} of {type(model).__name__} belongs to none of its "
-            "layers, which are all that a"
+            "layers, which are all that a pipeline computes. Make it an attribute of a "
+            "layer with a forward that uses it.",
         )
-        message += (
-            " pipeline computes. Make it an attribute of a layer with a forward that "
-            "uses it."
-        )
-        raise ModelError("unsupported", message)
 
 
 def _check_frozen(
@@ -636,17 +632,15 @@ def _check_frozen(
         if is_trained[stage]:
             raise ModelError(
                 "frozen",
-                f"The schedule has stage {stage} frozen, but parameters of its "
-                "layers are trained. Freeze them: "
-                f"model[{parts[stage].start}].freeze() and so on; or give a "
-                "schedule without freeze_stages.",
+                f"The schedule has stage {stage} frozen, but parameters of its layers "
+                f"are trained. Freeze them: model[{parts[stage].start}].freeze() and "
+                "so on; or give a schedule without freeze_stages.",
             )
     if inputs_require_grad and given.frozen and given.first_backward_stage > 0:
         raise ModelError(
             "frozen",
-            "inputs_require_grad=True needs a backward on every stage, but the "
-            "first stages of the schedule are "
-            "frozen. Give it without freeze_stages.",
+            "inputs_require_grad=True needs a backward on every stage, but the first "
+            "stages of the schedule are frozen. Give it without freeze_stages.",
         )
 
 
@@ -691,9 +685,10 @@ def build_stages(
                 "not-copyable", f"A layer of stage {index} cannot be copied: {error}"
             ) from None
         except TypeError as error:  # an open file, a lock
-            what = f"A layer of stage {index} cannot be copied: {error}"
             raise ModelError(
-                "not-copyable", f"{what}. Open files and the like when they are used."
+                "not-copyable",
+                f"A layer of stage {index} cannot be copied: {error}"
+                ". Open files and the like when they are used.",
             ) from None
         module._note_filled()
         parameters: dict[str, Parameter] = {

@@ -386,18 +386,12 @@ class Pipeline(FamiliarPipeline):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        state = (
-            "Make another Pipeline(model, group, …) and call its "
-            "load_state_dict(pipeline.state_dict())"
-        )
-        disk = (
-            "checkpoint.save(folder, pipeline, optimiser, step=step) and "
-            "checkpoint.export(path, pipeline) write it"
-        )
         raise not_copyable(
             self,
             "it is this rank's part of a job that exchanges messages",
-            f"{state}; {disk}.",
+            "Make another Pipeline(model, group, …) and call its "
+            "load_state_dict(pipeline.state_dict()); checkpoint.save(folder, pipeline, "
+            "optimiser, step=step) and checkpoint.export(path, pipeline) write it.",
         )
 
     @property

@@ -219,10 +219,9 @@ class Calls:
         if first[:3] != mine[:3]:
             raise MessageError(
                 "disagreement",
-                f"Rank {ranks[0]} is in {_described(*mine[:3])}, "
-                f"but rank {ranks[1]} in {_described(*first[:3])}. "
-                "Every rank must make the same calls of the same pipelines in the "
-                "same order.",
+                f"Rank {ranks[0]} is in {_described(*mine[:3])}, but rank {ranks[1]} "
+                f"in {_described(*first[:3])}. Every rank must make the same calls of "
+                "the same pipelines in the same order.",
             )
         check_marks(
             ranks,
@@ -291,10 +290,8 @@ def check_loss(loss: Any) -> Any:
     if not (loss is None or callable(loss)) or isinstance(loss, type):
         raise ModelError(
             "loss",
-            (
-                f"The loss is {loss!r}; expected a function or an object such as "
-                "nn.MSELoss()."
-            ),
+            f"The loss is {loss!r}; expected a function or an object such as "
+            "nn.MSELoss().",
         )
     if isinstance(loss, Module) and loss.num_parameters:
         raise ModelError(
@@ -309,15 +306,11 @@ def check_backward(schedule: Schedule, call: str) -> None:
     weights itself. Local.
     """
     if ActionKind.UPDATE in schedule.kinds:
-        message = (
-            f"{schedule.name} updates weights itself, while other microbatches are in "
-            f"flight; {call}()"
-        )
-        message += (
-            " would read, or leave, the gradients of a whole batch before any update."
-        )
         raise ScheduleError.of(
-            Code.UNSUPPORTED, f"{message} Train with pipeline.run(batches, optimiser)."
+            Code.UNSUPPORTED,
+            f"{schedule.name} updates weights itself, while other microbatches are in "
+            f"flight; {call}() would read, or leave, the gradients of a whole batch "
+            "before any update. Train with pipeline.run(batches, optimiser).",
         )
     if schedule.is_forward_only and not schedule.frozen:
         raise ScheduleError.of(
@@ -330,27 +323,23 @@ def check_backward(schedule: Schedule, call: str) -> None:
 def check_alone(call: str, is_running: bool) -> None:
     """Refuse a training step inside another one: their gradients would mix. Local."""
     if is_running:
-        message = (
+        raise ArgumentError(
+            "unsupported",
             f"{call}() was called during another training step of this pipeline, by a "
-            "metric, a loss or a layer,"
+            "metric, a loss or a layer, and their gradients would mix. Call it after "
+            "that step; evaluate() and predict() may be called there on one rank.",
         )
-        message += (
-            " and their gradients would mix. Call it after that step; evaluate() and "
-            "predict() may be called"
-        )
-        raise ArgumentError("unsupported", f"{message} there on one rank.")
 
 
 def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     """Refuse to show steps that were not taken, or are not kept. Local."""
     COUNT.check("timeline: num_steps", num_steps)
     if num_steps > taken:
-        known = (
-            f"{counted(taken, 'step')} are known since the last error, if any; at most "
-            f"{kept} are kept"
-        )
         raise ArgumentError(
-            "value", f"timeline: num_steps is {num_steps}; {known}. Call step() first."
+            "value",
+            f"timeline: num_steps is {num_steps}; {counted(taken, 'step')} are known "
+            f"since the last error, if any; at most {kept} are kept. Call step() "
+            "first.",
         )
 
 
@@ -372,10 +361,9 @@ def check_frozen(stage: Stage) -> None:
     ):
         raise ModelError(
             "frozen",
-            f"All parameters of stage {stage.index} were frozen when the pipeline "
-            "was made, so its schedule has no W; "
-            "now some of them require gradients. Make another pipeline, with these "
-            "values: "
+            f"All parameters of stage {stage.index} were frozen when the pipeline was "
+            "made, so its schedule has no W; now some of them require gradients. Make "
+            "another pipeline, with these values: "
             "model.load_state_dict(pipeline.state_dict()), model.freeze(False), "
             "Pipeline(model, …).",
         )
@@ -388,9 +376,8 @@ def warn_of_another_order(schedule: Schedule, group: ProcessGroup) -> None:
     if not schedule.is_reproducible and group.rank == 0:
         warn_caller(
             f"{schedule.name} adds gradients of some stage in another order than "
-            "ascending microbatches; "
-            "it runs as written, but its gradients may differ in the last bits from "
-            "one process."
+            "ascending microbatches; it runs as written, but its gradients may differ "
+            "in the last bits from one process."
         )
 
 
