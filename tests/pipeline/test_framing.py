@@ -110,7 +110,7 @@ def test_a_run_with_updates_has_them_in_its_row_and_one_loss():
     found = spawn(rows, 2)[0]
     verify(found)
     row = " ".join(map(str, found.actions[1]))
-    assert row == "HANDSHAKE 1RECV_F0 1F0 1B0 1SEND_B0 1U0 1RECV_F1 1F1 1B1 1SEND_B1 1U1 LOSS"
+    assert row == "HANDSHAKE 1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1U0 1F1 1B1 1SEND_B1 1U1 LOSS"
 
 
 def test_norm_and_update_are_shown_though_the_program_calls_them():
