@@ -58,14 +58,10 @@ def instead_of(owner: str) -> Mapping[str, str]:
     >>> instead_of("Tensor")["numel"]
     'x.size'
     """
-    return next(
-        (
-            _by_name(table)
-            for owners, table in _tables()["instead"].items()
-            if owner in owners.split()
-        ),
-        {},
-    )
+    for owners, table in _tables()["instead"].items():
+        if owner in owners.split():
+            return _by_name(table)
+    return {}
 
 
 class Familiar:
@@ -83,12 +79,8 @@ class Familiar:
             # NumPy, copy and pickle ask every object for private names: no tables and
             # no directory for them.
             known = [] if name.startswith("_") else dir(self)
-            raise missing(
-                type(self).__name__,
-                name,
-                known,
-                *(kind.__name__ for kind in type(self).__mro__),
-            )
+            kinds = [kind.__name__ for kind in type(self).__mro__]
+            raise missing(kinds[0], name, known, *kinds)
 
 
 class FamiliarPipeline(Familiar):
@@ -98,13 +90,9 @@ class FamiliarPipeline(Familiar):
 
     def __call__(self, *arrays: Any, **options: Any) -> NoReturn:
         """Refuse to be called."""
-        raise ArgumentError(
-            "name",
-            (
-                "A Pipeline is not callable; instead: "
-                f"{instead_of('Pipeline')['__call__']}."
-            ),
-        )
+        instead = instead_of("Pipeline")["__call__"]
+        message = f"A Pipeline is not callable; instead: {instead}."
+        raise ArgumentError("name", message)
 
 
 def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> AttributeError:
@@ -130,30 +118,21 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
     instead = near = None
     # copy, pickle, inspect and pytest look such names up on every object
     if not name.startswith("_"):
-        instead = next(
-            (
-                found[name]
-                for kind in kinds or (owner,)
-                if name in (found := instead_of(kind))
-            ),
-            None,
-        )
+        tables = map(instead_of, kinds or (owner,))
+        instead = next((table[name] for table in tables if name in table), None)
         near = _closest(name, (one for one in known if not one.startswith("_")))
         if instead is None and owner.startswith("minipipe"):
             instead = _in_another_package(owner, name)
     if name.startswith("Schedule") and (schedule := schedule_like(name, ())):
         instead = (
-            f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY '
-            "lists all "
-            "names"
+            f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY lists '
+            "all names"
         )
-    hint = (
-        f"; instead: {instead}."
-        if instead
-        else f"; did you mean {near}?"
-        if near
-        else "."
-    )
+    hint = "."
+    if instead:
+        hint = f"; instead: {instead}."
+    elif near:
+        hint = f"; did you mean {near}?"
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 
 
@@ -166,12 +145,9 @@ def _in_another_package(owner: str, name: str) -> str | None:
     # the stubs are read, because their packages need NumPy
     for package in ("nn", "functional", "optim"):
         stub = files("minipipe") / package / "__init__.pyi"
-        is_here = stub.is_file()  # the playground has only files that need no NumPy
-        if (
-            is_here
-            and f" as {name}\n" in stub.read_text(encoding="utf-8")
-            and owner != f"minipipe.{package}"
-        ):
+        if owner == f"minipipe.{package}" or not stub.is_file():
+            continue  # the playground has only files that need no NumPy
+        if f" as {name}\n" in stub.read_text(encoding="utf-8"):
             return f"minipipe.{package}.{name}"
     return None
 
@@ -239,11 +215,11 @@ def check_import(name: str) -> None:
         raise ModuleNotFoundError(f"{package} has no {last!r}; instead: {instead}.")
 
 
-def not_an_action(
-    cell: str,
-    is_action: Callable[[str], object],
-    may_omit_stage: Callable[[str], object],
-) -> str:
+Question = Callable[[str], object]
+"""Whether a cell of a schedule is something."""
+
+
+def not_an_action(cell: str, is_action: Question, may_omit_stage: Question) -> str:
     """Return a message about a cell that is not an action.
 
     Examples
@@ -256,11 +232,7 @@ def not_an_action(
     return f"{shown} is not an action.{_hint_for_cell(cell, is_action, may_omit_stage)}"
 
 
-def _hint_for_cell(
-    cell: str,
-    is_action: Callable[[str], object],
-    may_omit_stage: Callable[[str], object],
-) -> str:
+def _hint_for_cell(cell: str, is_action: Question, may_omit_stage: Question) -> str:
     if may_omit_stage(cell):
         return (
             " The stage may be left out only if no cell of the text has one and each "
@@ -322,23 +294,12 @@ def check_keywords(
     """
     constructor: Any = kind.__init__  # type: ignore[misc]
     if constructor is object.__init__:
-        _check_taken(
-            kind.__name__,
-            [],
-            {
-                name: value
-                for name, value in given.items()
-                if name in equivalents("advice")
-            },
-        )
+        advised = [name for name in given if name in equivalents("advice")]
+        _check_taken(kind.__name__, [], advised)
         if positional or given:
-            raise ArgumentError(
-                "name",
-                (
-                    f"{kind.__name__} takes no arguments; it got "
-                    f"{(*positional, *given)!r:.60}."
-                ),
-            )
+            names = (*positional, *given)
+            message = f"{kind.__name__} takes no arguments; it got {names!r:.60}."
+            raise ArgumentError("name", message)
         return
     if positional or given:  # copy and pickle call __new__ alone
         check_arguments(kind.__name__, constructor, (None, *positional), given)
@@ -373,15 +334,13 @@ def check_arguments(
     minipipe.errors.ArgumentError: Dropout: missing a required argument: 'probability'. Expected Dropout(prob...
     """
     taken = signature(function)
-    _check_taken(
-        owner, [one for one in taken.parameters.values() if one.name != "self"], given
-    )
+    own = [one for one in taken.parameters.values() if one.name != "self"]
+    _check_taken(owner, own, given)
     try:
         taken.bind(*positional, **given)
     except TypeError as error:
-        raise ArgumentError(
-            "name", f"{owner}: {error}. Expected {_call(owner, taken)}."
-        ) from None
+        message = f"{owner}: {error}. Expected {_call(owner, taken)}."
+        raise ArgumentError("name", message) from None
 
 
 def _call(owner: str, taken: Signature) -> str:
@@ -391,9 +350,8 @@ def _call(owner: str, taken: Signature) -> str:
         if one.kind is Parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
         if name != "self":
-            parts.append(
-                name if one.default is one.empty else f"{name}={one.default!r}"
-            )
+            default = "" if one.default is one.empty else f"={one.default!r}"
+            parts.append(name + default)
     return f"{owner}({', '.join(parts)})"
 
 
@@ -451,11 +409,8 @@ def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
 
     # With the globals of the function: doctest runs only functions with the globals of
     # the module that it reads.
-    twin = FunctionType(
-        called.__code__,
-        getattr(function, "__globals__", {}),
-        closure=called.__closure__,
-    )
+    names = getattr(function, "__globals__", {})
+    twin = FunctionType(called.__code__, names, closure=called.__closure__)
     return update_wrapper(twin, function)
 
 
@@ -466,10 +421,9 @@ def _refuse(
     given: Mapping[str, Any],
 ) -> None:
     if not isinstance(error, ArgumentError):  # which already names the mistake
-        is_constructor = function.__name__ == "__init__"
-        owner = (
-            type(positional[0]).__name__ if is_constructor else function.__qualname__
-        )
+        owner = function.__qualname__
+        if function.__name__ == "__init__":
+            owner = type(positional[0]).__name__
         check_arguments(owner, function, positional, given)
 
 
@@ -491,65 +445,44 @@ def explain(error: BaseException) -> None:
     Instead: parameter.zero_grad(), optimiser.zero_grad(), or parameter.grad = None; a pipeline's step() overwrites it.
     """
     instead = None
-    if isinstance(error, AttributeError) and type(error.obj).__name__ in (
-        "ndarray",
-        "float",
-        "NoneType",
-    ):
-        instead = instead_of(type(error.obj).__name__).get(str(error.name))
+    kind = type(getattr(error, "obj", None)).__name__
+    if isinstance(error, AttributeError) and kind in ("ndarray", "float", "NoneType"):
+        instead = instead_of(kind).get(str(error.name))
     elif isinstance(error, TypeError) and str(error) == "'int' object is not callable":
         line = extract_tb(error.__traceback__)[-1].line or ""
-        instead = next(
-            (
-                text
-                for call, text in equivalents("called-numbers").items()
-                if f".{call}(" in line
-            ),
-            None,
-        )
+        calls = equivalents("called-numbers").items()
+        instead = next((text for call, text in calls if f".{call}(" in line), None)
     note = f"Instead: {instead}."
     if instead and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
 def check_pipeline_options(
-    kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]
+    given: Mapping[str, Any], taken: list[str], only: list[str]
 ) -> None:
-    """Refuse options that a pipeline does not take, and those that only ``chosen``
-    takes without ``schedule="auto"``.
+    """Refuse options that a pipeline does not take; the error lists all.
 
-    The error lists both. An option of the plan is legal, although ``chosen`` also takes
-    some of these.
+    It takes some ``only`` with ``schedule="auto"``; ``sample``, one of them, also with
+    ``partition="measured"``.
 
     Raises
     ------
     ArgumentError
         Code ``name``.
     """
-    taken, only = (
-        [
-            one.name
-            for one in signature(each).parameters.values()
-            if one.default is not one.empty
-        ]
-        for each in (kind, chosen)
-    )
-    only = [name for name in only if name not in signature(plan).parameters]
-    taken = [name for name in taken if name not in only]
-    used = (
-        only
-        if given.get("schedule") == "auto"
-        else ["sample"] * (str(given.get("partition")) == "measured")
-    )
+    used = ["sample"] if str(given.get("partition")) == "measured" else []
+    if given.get("schedule") == "auto":
+        used = only
     for name in given:
         if name not in (*taken, *used):
             near = _near(name, [*taken, *used])
             hint = f"did you mean {near}=?" if near else ""
             if near not in equivalents("keywords").get(name, "").split():
                 hint = equivalents("pipeline-options").get(name, hint)
-            listed = f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}'
             raise ArgumentError(
-                "name", f"Pipeline takes no {name}=; {hint} Expected one of {listed}."
+                "name",
+                f"Pipeline takes no {name}=; {hint} Expected one of "
+                f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}.',
             )
 
 
@@ -566,21 +499,16 @@ def _closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
     return next(iter(get_close_matches(name, list(known), 1, least)), None)
 
 
-def _check_taken(
-    owner: str, parameters: list[Parameter], given: Mapping[str, Any]
-) -> None:
+def _check_taken(owner: str, parameters: list[Parameter], given: Iterable[str]) -> None:
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return
     taken = [parameter.name for parameter in parameters]
     for name in given:
         if name not in taken:
             near = _near(name, taken)
-            hint = (
-                f"here it is {near}=."
-                if near
-                else f"expected {', '.join(taken) or 'no argument'}."
-            )
-            raise ArgumentError(
-                "name",
-                f"{owner} takes no {name}=; {equivalents('advice').get(name, hint)}",
-            ) from None
+            hint = f"expected {', '.join(taken) or 'no argument'}."
+            if near:
+                hint = f"here it is {near}=."
+            hint = equivalents("advice").get(name, hint)
+            message = f"{owner} takes no {name}=; {hint}"
+            raise ArgumentError("name", message) from None

@@ -86,11 +86,9 @@ def printable_lines(text: str) -> str:
 
 def _shown(character: str) -> str:
     is_blank = category(character) == "Zs"
-    return (
-        character
-        if is_blank or character.isprintable()
-        else character.encode("unicode_escape").decode()
-    )
+    if is_blank or character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def escaped(text: str) -> str:
@@ -124,10 +122,8 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     if isinstance(notes, str):
         raise ArgumentError(
             "type",
-            (
-                f"notes is the text {notes!r:.60}; expected a sequence of lines, such "
-                f"as [{notes!r:.60}]."
-            ),
+            f"notes is the text {notes!r:.60}; expected a sequence of lines, such as "
+            f"[{notes!r:.60}].",
         )
     return tuple(map(printable, notes))
 
@@ -216,13 +212,11 @@ def text_table(
         ):
             parts.append([0])
         parts[-1].append(column)
-    return "\n\n".join(
-        "\n".join(
-            "  ".join(f"{row[i]:{sides[i]}{widths[i]}}" for i in part).rstrip()
-            for row in rows
-        )
-        for part in parts
-    )
+    blocks = []
+    for part in parts:
+        cells = [[f"{row[i]:{sides[i]}{widths[i]}}" for i in part] for row in rows]
+        blocks.append("\n".join("  ".join(row).rstrip() for row in cells))
+    return "\n\n".join(blocks)
 
 
 def wrapped(text: str, width: int) -> str:
@@ -237,10 +231,8 @@ def wrapped(text: str, width: int) -> str:
     """
     import textwrap  # on demand: most lines are short
 
-    lines = (
-        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
-    )
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = [textwrap.wrap(line, width, **options) for line in text.split("\n")]
     return "\n".join("\n".join(parts) for parts in lines)
 
 
@@ -308,17 +300,15 @@ def parse_json(text: str | bytes) -> Any:
     except ArgumentError as error:
         raise ArgumentError("value", f"it is not JSON: {error.message}") from None
     except UnicodeDecodeError as error:
-        raise ArgumentError(
-            "value", f"it is not JSON: byte {error.start} is not UTF-8"
-        ) from None
+        message = f"it is not JSON: byte {error.start} is not UTF-8"
+        raise ArgumentError("value", message) from None
     except ValueError as error:
         # behind it, of a long number, comes advice for programmers
         reason = printable(str(error).partition(";")[0])
         raise ArgumentError("value", f"it is not JSON: {reason}") from None
     except RecursionError:
-        raise ArgumentError(
-            "value", "it is not JSON: it is nested too deeply"
-        ) from None
+        message = "it is not JSON: it is nested too deeply"
+        raise ArgumentError("value", message) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -380,10 +370,8 @@ def parse_whole(text: str) -> int:
     """
     if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
-    raise ArgumentError(
-        "value",
-        f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits",
-    )
+    message = f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits"
+    raise ArgumentError("value", message)
 
 
 def parse_integer(text: str) -> int:
@@ -449,9 +437,8 @@ def json_value(value: Any, kind: type, name: str) -> Any:
     3
     """
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ArgumentError(
-            "type", f"{name} is {quoted(value)}, expected {_WORDS_OF_JSON[kind]}"
-        )
+        message = f"{name} is {quoted(value)}, expected {_WORDS_OF_JSON[kind]}"
+        raise ArgumentError("type", message)
     return value
 
 
@@ -497,9 +484,8 @@ def read_bytes(
         # the flag refuses a link that is made meanwhile, with another message
         if not links and os.path.islink(path):
             raise FileError.of(path, "it is a link; expected a file")
-        descriptor = os.open(
-            path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY)
-        )
+        flag = sum((getattr(os, name, 0) for name in flags), os.O_RDONLY)
+        descriptor = os.open(path, flag)
         try:
             _check_kind(path, os.fstat(descriptor), most, pipes)
             return b"".join(_pieces(path, descriptor, most))
@@ -528,9 +514,21 @@ def read_text(
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise FileError.of(
-            path, f"byte {error.start} is not UTF-8, so it is not text"
-        ) from None
+        message = f"byte {error.start} is not UTF-8, so it is not text"
+        raise FileError.of(path, message) from None
+
+
+def package_text(name: str) -> str:
+    """Return the text of a file that belongs to this package, by its path in it.
+
+    Examples
+    --------
+    >>> package_text("render/html/player.html").splitlines()[0]
+    '<!doctype html>'
+    """
+    path = os.path.join(os.path.dirname(__file__), name)
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
@@ -566,9 +564,8 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
         except UnicodeDecodeError:
             raise FileError.of(name, "it is not text") from None
     if len(text) > most:
-        raise FileError.of(
-            name, f"it has more than {most:,} characters, the limit", Code.TOO_LARGE
-        )
+        message = f"it has more than {most:,} characters, the limit"
+        raise FileError.of(name, message, Code.TOO_LARGE)
     return text
 
 
@@ -588,11 +585,8 @@ def _check_kind(
         noun = _KINDS.get(kind, "socket")
         raise FileError.of(path, f"it is a {noun}; expected a file")
     if status.st_size > most:
-        raise FileError.of(
-            path,
-            f"it has {status.st_size:,} bytes; the limit is {most:,}",
-            Code.TOO_LARGE,
-        )
+        message = f"it has {status.st_size:,} bytes; the limit is {most:,}"
+        raise FileError.of(path, message, Code.TOO_LARGE)
 
 
 def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
@@ -605,18 +599,16 @@ def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
     length = max(1 << 20, min(status.st_size, 1 << 30))
     while True:
         if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
-            raise FileError.of(
-                path, f"no byte came from the pipe for {PIPE_PATIENCE:g} s"
-            )
+            message = f"no byte came from the pipe for {PIPE_PATIENCE:g} s"
+            raise FileError.of(path, message)
         piece = os.read(descriptor, length)
         if not piece:
             return
         yield piece
         total += len(piece)
         if total > most:
-            raise FileError.of(
-                path, f"it has more than {most:,} bytes, the limit", Code.TOO_LARGE
-            )
+            message = f"it has more than {most:,} bytes, the limit"
+            raise FileError.of(path, message, Code.TOO_LARGE)
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
@@ -670,9 +662,8 @@ def _is_stream(path: str | Path) -> bool:
     is_special = os.path.exists(path) and not os.path.isfile(path)
     # /dev/stdout may be a file, which must not be replaced; /dev/shm is an ordinary
     # folder.
-    return is_special or os.path.abspath(path).startswith(
-        ("/dev/std", "/dev/fd/", "/proc/self/fd/")
-    )
+    streams = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
+    return is_special or os.path.abspath(path).startswith(streams)
 
 
 def _write_and_rename(target: str, data: bytes) -> None:
@@ -681,9 +672,9 @@ def _write_and_rename(target: str, data: bytes) -> None:
         mode = stat.S_IMODE(os.stat(target).st_mode)
         # a file that may not be written must not be replaced either
         os.close(os.open(target, os.O_WRONLY))
-    partial = os.path.join(
-        os.path.dirname(target), f".minipipe-{os.urandom(8).hex()}.partial"
-    )  # its name may be at its limit
+    # The name of the target may be at its limit.
+    name = f".minipipe-{os.urandom(8).hex()}.partial"
+    partial = os.path.join(os.path.dirname(target), name)
     try:
         _write(partial, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if mode is not None:
@@ -712,11 +703,10 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
         raise
     # such as a name with a NUL, or no name
     except (OSError, ValueError, TypeError) as error:
-        reason = (
-            error.strerror
-            if isinstance(error, OSError) and error.strerror
-            else str(error)
-        )
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        else:
+            reason = str(error)
         raise FileError(code, f"{_name(path)} cannot be {done}: {reason}.") from None
 
 
@@ -747,7 +737,6 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
         raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
     for name, expected in head.items():
         if type(given := found.get(name)) is not type(expected) or given != expected:
-            raise ArgumentError(
-                "value", f"its {name} is {quoted(given)}, expected {expected!r}"
-            )
+            message = f"its {name} is {quoted(given)}, expected {expected!r}"
+            raise ArgumentError("value", message)
     return found

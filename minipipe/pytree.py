@@ -29,31 +29,26 @@ def tensors_in(value: Any) -> list[Tensor]:
     """
     if isinstance(value, Tensor):
         return [value]
-    items = (
-        list(value.values())
-        if isinstance(value, dict)
-        else list(value)
-        if _is_row(value)
-        else []
-    )
-    has_names = not isinstance(value, dict) or all(
-        isinstance(name, str) for name in value
-    )
+    items: list[Any] = []
+    has_names = True
+    if isinstance(value, dict):
+        items = list(value.values())
+        has_names = all(isinstance(name, str) for name in value)
+    elif _is_row(value):
+        items = list(value)
     if (
         not items
         or not has_names
         or not all(isinstance(item, Tensor | dict) or _is_row(item) for item in items)
     ):
-        inside = (
-            f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}"
-            if _is_row(value) or isinstance(value, dict)
-            else ""
-        )
+        inside = ""
+        if _is_row(value) or isinstance(value, dict):
+            names = ", ".join(type(item).__name__ for item in items)
+            inside = f" of {names or 'nothing'}"
         raise TensorError(
             "type",
             "Values between layers must be tensors, or tuples, lists or dicts (with "
-            "str keys) of tensors; "
-            f"this is {type(value).__name__}{inside}.",
+            f"str keys) of tensors; this is {type(value).__name__}{inside}.",
         )
     return [tensor for item in items for tensor in tensors_in(item)]
 
@@ -85,11 +80,11 @@ def _all_flattened(items: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _is_list_of_arrays(given: Any) -> bool:
-    return isinstance(given, list) and any(
-        is_array(item)
-        or isinstance(item, Tensor | tuple | dict)
-        or _is_list_of_arrays(item)
-        for item in given
+    if not isinstance(given, list):
+        return False
+    has_parts = any(isinstance(item, Tensor | tuple | dict) for item in given)
+    return has_parts or any(
+        is_array(item) or _is_list_of_arrays(item) for item in given
     )
 
 
@@ -129,25 +124,15 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
         and isinstance(given, dict)
         and given.keys() == bundle.keys()
     ):
-        return [
-            leaf
-            for name, part in bundle.items()
-            for leaf in leaves_like(part, given[name])
-        ]
+        pairs: Any = [(part, given[name]) for name, part in bundle.items()]
+        return [leaf for pair in pairs for leaf in leaves_like(*pair)]
     if expected == found and not isinstance(bundle, dict):
-        return [
-            leaf for part, own in zip(bundle, given) for leaf in leaves_like(part, own)
-        ]
-    message = (
-        f"The model returns a {type(bundle).__name__} of {expected}; the matching "
-        "argument is"
-    )
+        return [leaf for pair in zip(bundle, given) for leaf in leaves_like(*pair)]
+    shown = f"a {type(given).__name__} of {found}" if found else "one array"
     raise TensorError(
         "shape",
-        (
-            f"{message} "
-            f"{f'a {type(given).__name__} of {found}' if found else 'one array'}."
-        ),
+        f"The model returns a {type(bundle).__name__} of {expected}; the matching "
+        f"argument is {shown}.",
     )
 
 

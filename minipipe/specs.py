@@ -7,9 +7,9 @@ expected values, what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from math import inf, isfinite
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, quoted
@@ -39,8 +39,9 @@ class Spec(NamedTuple):
         The bounds of a number, both included.
     above, below : float, optional
         The bounds of a number, both excluded.
-    choices : tuple of str
-        All legal values.
+    choices : tuple
+        All legal values: texts, True, False or None. Truth values of NumPy are also
+        legal, and 1 is not True.
     expected : str
         Replaces the words that follow from the above.
     advice : str
@@ -75,7 +76,7 @@ class Spec(NamedTuple):
     maximum: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
     expected: str = ""
     advice: str = ""
     error: MakeError = ArgumentError
@@ -98,6 +99,8 @@ class Spec(NamedTuple):
             return value  # at once: most arguments, and each action checks some
         if not self.allows(value):
             raise self.refusal(name, value)
+        if self.choices:
+            return self.choices[self.choices.index(value)]
         if self.kind is int:
             return int(value)
         return as_float(value) if self.kind is float else value
@@ -120,14 +123,14 @@ class Spec(NamedTuple):
     def allows(self, value: Any) -> bool:
         """Whether a value is legal."""
         if self.choices:
-            return isinstance(value, str) and value in self.choices
+            is_number = isinstance(value, Number) and not isinstance(value, bool)
+            is_comparable = isinstance(value, Hashable) and not is_number
+            return is_comparable and value in self.choices
         if self.kind is not int and self.kind is not float:
             return isinstance(value, self.kind)
-        if isinstance(value, bool):
-            return False
-        if self.kind is int:
-            return isinstance(value, Integral) and self._is_within(int(value))
-        if not isinstance(value, Real):
+        if self.kind is int and isinstance(value, Integral):
+            return not isinstance(value, bool) and self._is_within(int(value))
+        if self.kind is int or isinstance(value, bool) or not isinstance(value, Real):
             return False
         number = as_float(value)
         is_number = isfinite(number) or number in (self.minimum, self.maximum)
@@ -154,7 +157,8 @@ class Spec(NamedTuple):
         """Return the choice that a misspelt value is most like."""
         from difflib import get_close_matches  # only a refusal needs it
 
-        return next(iter(get_close_matches(value.lower(), self.choices, 1)), None)
+        texts = [choice for choice in self.choices if isinstance(choice, str)]
+        return next(iter(get_close_matches(value.lower(), texts, 1)), None)
 
     def of_class(self, taker: str, value: Any) -> Any:
         """Return an argument of a class; name only the type of another, not its value.
@@ -172,10 +176,11 @@ class Spec(NamedTuple):
         minipipe.errors.ArgumentError: Recompute takes a class; this is of type int.
         """
         if not isinstance(value, self.kind):
-            message = (
+            raise self.error(
+                "type",
                 f"{taker} takes {self.words}; this is of type {type(value).__name__}."
+                f"{self._behind}",
             )
-            raise self.error("type", f"{message}{self._behind}")
         return value
 
     @property
@@ -230,6 +235,7 @@ def as_float(number: Any) -> float:
         return inf if number > 0 else -inf
 
 
+FLAG = Spec(choices=(True, False))
 COUNT = Spec(int, minimum=1)
 INDEX = Spec(int, minimum=0)
 SCHEDULE_COUNT = COUNT._replace(error=ScheduleError.of)
@@ -237,6 +243,37 @@ SCHEDULE_NUMBER = Spec(float, minimum=0, error=ScheduleError.of)
 """Numbers of a schedule: the error lists problems, as an error of the verifier does."""
 
 TEXT_WIDTH = Spec(int, minimum=40, expected="at least 40 columns")
+
+
+def state_of(owner: str, state: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
+    """Return the members of a state, each as declared; refuse any other state.
+
+    Parameters
+    ----------
+    owner : str
+        The class that takes the state.
+    state : Any
+        The result of a method ``state_dict``, or anything else.
+    specs : mapping of str to Spec
+
+    Examples
+    --------
+    >>> state_of("LossScale", {"value": 2}, {"value": Spec(float, above=0)})
+    {'value': 2.0}
+    >>> state_of("LossScale", {}, {"value": Spec(float, above=0)})
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: LossScale: the state is {}; expected the result...
+    """
+    if not isinstance(state, Mapping) or state.keys() != specs.keys():
+        raise ArgumentError(
+            "value",
+            f"{owner}: the state is {quoted(state, 80)}; expected the result of "
+            f"state_dict(), with {' and '.join(specs)}.",
+        )
+    return {
+        name: spec.check(f"{owner}: {name}", state[name])
+        for name, spec in specs.items()
+    }
 
 
 def divisor(

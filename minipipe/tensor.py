@@ -1,7 +1,7 @@
 """The tensor: an array that knows how it was computed. Arithmetic is attached by
 ``functional/operators.py``.
 
-File 9 of 12 on the first path through the code (README.md):
+File 10 of 13 on the first path through the code (README.md):
 after ``autograd/graph.py``, before ``autograd/walk.py``. Begin with ``op``, at the end.
 """
 

@@ -75,12 +75,12 @@ def check_gradients(
     )
     weights = np.random.default_rng(0).standard_normal(result.shape)
     result.backward(weights)
+
+    def weighted() -> float:
+        return float((function(*map(Tensor, points)).numpy() * weights).sum())
+
     for number, (point, tensor) in enumerate(zip(points, tensors)):
-        expected = _differences(
-            lambda: float((function(*map(Tensor, points)).numpy() * weights).sum()),
-            point,
-            epsilon,
-        )
+        expected = _differences(weighted, point, epsilon)
         given = np.zeros_like(point) if tensor.grad is None else np.asarray(tensor.grad)
         assert given.shape == point.shape, (
             f"input {number}: the gradient has shape {given.shape}, the input "
@@ -93,9 +93,9 @@ def check_gradients(
             place = tuple(map(int, worst))
             raise AssertionError(
                 f"input {number}, element {place}: the gradient is "
-                f"{float(given[worst])!r}, "
-                f"differences give {float(expected[worst])!r} (error "
-                f"{error.max():.1e}, allowed {tolerance:.1e})"
+                f"{float(given[worst])!r}, differences give "
+                f"{float(expected[worst])!r} (error {error.max():.1e}, allowed "
+                f"{tolerance:.1e})"
             )
 
 
@@ -186,18 +186,13 @@ def one_process_step(
     sizes = sizes_of(x.num_samples, num_microbatches, x, y)
     inputs_of, targets_of, losses = x.cut(sizes), y.cut(sizes), [0.0] * len(sizes)
     weights = shares(sizes, loss, loss_weight, targets_of)
-    leaves = [
-        leaf for parameter in model.parameters() for leaf in parameter.leaves.values()
-    ]
+    leaves = [leaf for each in model.parameters() for leaf in each.leaves.values()]
     found = []
     for block in blocks or [range(num_microbatches)]:
         model.zero_grad()
         for k in block:
             with random_key(seed, step, k), auxiliary_losses() as extra:
-                given, wanted = (
-                    c.rebuilt(list(map(Tensor, c.arrays)))
-                    for c in (inputs_of[k], targets_of[k])
-                )
+                given, wanted = map(_as_tensors, (inputs_of[k], targets_of[k]))
                 value = extra.added_to(loss(model(given), wanted))
             if value.requires_grad:
                 value.backward(weights[k])
@@ -206,6 +201,10 @@ def one_process_step(
     for leaf, gradients in zip(leaves, zip(*found)):
         leaf.grad = sum_in_pairs(gradients)
     return StepResult(added(losses), _gradients(model.named_parameters()))
+
+
+def _as_tensors(samples_of_one: Any) -> Any:
+    return samples_of_one.rebuilt(list(map(Tensor, samples_of_one.arrays)))
 
 
 def _gradients(
@@ -264,19 +263,16 @@ def check_same_as_one_process(
 
     def pipelined(group: Any) -> StepResult:
         watch_everything()
-        options: dict[str, Any] = {
-            "schedule": schedule,
-            "partition": partition,
-            "recompute": recompute,
-        }
         pipeline = Pipeline(
             model,
             group,
             loss=loss,
+            schedule=schedule,
+            partition=partition,
+            recompute=recompute,
             seed=seed,
             device=device,
             check_finite="off",
-            **options,
         )
         value = pipeline.step(inputs, targets)
         return StepResult(value, _gradients(pipeline.named_parameters()))
@@ -286,15 +282,8 @@ def check_same_as_one_process(
         twin.to(device).initialise(seed)
         xp = module_for(device)
         x, y = samples(inputs, "inputs", xp=xp), samples(targets, "targets", xp=xp)
-        expected = one_process_step(
-            twin,
-            loss,
-            x,
-            y,
-            schedule.num_microbatches,
-            seed,
-            blocks=blocks_of(schedule),
-        )
+        blocks, count = blocks_of(schedule), schedule.num_microbatches
+        expected = one_process_step(twin, loss, x, y, count, seed, blocks=blocks)
     _check_alike(spawn(pipelined, schedule.num_ranks), expected)
 
 
@@ -374,11 +363,9 @@ def check_independent_of_microbatches(
         twin.load_state_dict(state)
         found = {"the loss": np.array(twin.step(inputs, targets))}
         gradients = _gradients(twin.named_parameters())
-        found |= {
-            f"the gradient of {name}": value
-            for name, value in gradients.items()
-            if value is not None
-        }
+        for name, value in gradients.items():
+            if value is not None:
+                found[f"the gradient of {name}"] = value
         first = first or (count, found)
         differences = {
             name: _relative_difference(value, first[1][name])
@@ -389,19 +376,17 @@ def check_independent_of_microbatches(
         worst = float(pipeline.group.all_reduce(np.array(differences[name]), "max"))
         assert worst <= tolerance, (
             f"{name if differences[name] == worst else 'a gradient on another rank'} "
-            "depends on the number of "
-            f"microbatches: with {count} it differs by {worst:.1e} of its largest "
-            f"value from that with {first[0]}. Is "
-            "the loss a mean over tokens, or over a mask? Give it a method "
-            "weight(targets), or loss_weight=. Does a "
-            "layer take statistics over its samples? Take them within each."
+            f"depends on the number of microbatches: with {count} it differs by "
+            f"{worst:.1e} of its largest value from that with {first[0]}. Is the loss "
+            "a mean over tokens, or over a mask? Give it a method weight(targets), or "
+            "loss_weight=. Does a layer take statistics over its samples? Take them "
+            "within each."
         )
 
 
 def _relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
-    worst = float(np.abs(value - expected).max()) / (
-        float(np.abs(expected).max()) or 1.0
-    )
+    largest = float(np.abs(expected).max()) or 1.0
+    worst = float(np.abs(value - expected).max()) / largest
     return worst if worst == worst else np.inf  # NaN is not agreement
 
 

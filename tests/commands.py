@@ -60,6 +60,11 @@ def in_help(text):
         yield re.split(r"(?<=\S) {4,}(?=[a-z])", line)[0]
 
 
+def in_help_file(text):
+    """Return the commands of a file of helps: also those in its sentences."""
+    return [*in_markdown(text), *in_sentences(text), *in_help(text)]
+
+
 def in_sentences(text):
     """Yield what sentences tell to install, and the verbs that they name with their options."""
     yield from re.findall(r"(?<!`)pip install [^\n`]*", text)
@@ -126,6 +131,8 @@ def documents():
     found |= dict.fromkeys(ROOT.glob("minipipe/**/*.py"), in_program)
     others = [ROOT / "minipipe" / "hints.toml", *(ROOT / "minipipe" / "coursework" / "templates").iterdir()]
     found |= {path: lambda path: in_sentences(path.read_text()) for path in others}
+    helps = ROOT.glob("minipipe/cli/help/*.txt")
+    found |= {path: lambda path: in_help_file(path.read_text()) for path in helps}
     found |= dict.fromkeys(ROOT.glob("tutorials/**/*.sh"), in_script)
     made = {ROOT / "tutorials" / "site" / name for name in pages_of_the_site()}
     kept = {path: read for path, read in sorted(found.items()) if made.isdisjoint([path, *path.parents])}

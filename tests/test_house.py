@@ -65,8 +65,8 @@ DOORS = {
 }
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),
-    *("execution.executor", "execution.stage", "functional.linear", "autograd.graph", "tensor", "autograd.walk"),
-    *("autograd.split", "comm.thread"),
+    *("execution.executor", "execution.handlers", "execution.stage", "functional.linear", "autograd.graph", "tensor"),
+    *("autograd.walk", "autograd.split", "comm.thread"),
 ]
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path

@@ -60,6 +60,7 @@ def test_a_number_is_allowed_if_it_is_within_all_bounds(spec, value):
         (Spec(str, choices=("a",)), "'a'"),
         (Spec(str, choices=("a", "b", "c")), "'a', 'b' or 'c'"),
         (Spec(bool), "True or False"),
+        (Spec(choices=(True, False, "maybe", None)), "True, False, 'maybe' or None"),
         (Spec(str), "text"),
         (Spec(int, expected="a number of bytes"), "a number of bytes"),
     ],
@@ -93,6 +94,15 @@ def test_each_of_a_fixed_number_of_values_is_checked():
             spec.check("betas", wrong)
     with pytest.raises(ArgumentError, match="expected 2 values, each a whole number, at least 1"):
         COUNT._replace(length=2).check("sizes", 3)
+
+
+def test_a_choice_is_a_text_or_a_truth_value_and_no_number_is_one():
+    spec = Spec(choices=(True, "maybe", None))
+    for value, choice in ((True, True), (np.True_, True), ("maybe", "maybe"), (None, None)):
+        assert spec.check("it", value) is choice
+    for wrong in (False, np.False_, 1, 1.0, np.int64(1), "True", [True], np.array([True, True]), {}):
+        with pytest.raises(ArgumentError, match="expected True, 'maybe' or None"):
+            spec.check("it", wrong)
 
 
 @pytest.mark.parametrize(("given", "near"), [("meen", "mean"), ("SUM", "sum"), ("max", None), (3, None)])

@@ -23,6 +23,10 @@ Array = Any
 """An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or
 array-api-strict's.
 """
+Arrays = tuple[Array, ...]
+"""Several arrays, such as a result and what its gradients need."""
+Shape = tuple[int, ...]
+"""The length of each axis."""
 
 
 def array_module(array: Array) -> ModuleType:
@@ -113,31 +117,24 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     ):
         raise TensorError(
             "dtype",
-            (
-                f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) "
-                "or x.filled(0)."
-            ),
+            f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) or "
+            "x.filled(0).",
         )
     if is_array(data):
-        return (
-            data
-            if dtype is None or data.dtype == dtype
-            else array_module(data).astype(data, dtype)
-        )
-    items = (
-        data.values()
-        if isinstance(data, dict)
-        else data
-        if isinstance(data, tuple | list)
-        else ()
-    )
+        if dtype is None or data.dtype == dtype:
+            return data
+        return array_module(data).astype(data, dtype)
+    items: Any = ()
+    if isinstance(data, dict):
+        items = data.values()
+    elif isinstance(data, tuple | list):
+        items = data
     if any(hasattr(item, "node") for item in items):
         raise TensorError(
             "wrong-number",
             f"A {type(data).__name__} of tensors was passed; expected one tensor. "
-            "nn.Take('x') selects one of them, "
-            "nn.On('x', layer) calls a layer with it; functional.stack combines "
-            "them into one tensor.",
+            "nn.Take('x') selects one of them, nn.On('x', layer) calls a layer with "
+            "it; functional.stack combines them into one tensor.",
         )
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
 
@@ -270,11 +267,9 @@ def reshape(array: Array, shape: tuple[int, ...]) -> Array:
     """
     if array.shape == shape:
         return array
-    return (
-        array.reshape(shape)
-        if hasattr(array, "reshape")
-        else array_module(array).reshape(array, shape)
-    )
+    if hasattr(array, "reshape"):
+        return array.reshape(shape)
+    return array_module(array).reshape(array, shape)
 
 
 def rows_of(array: Array) -> Array:
@@ -303,11 +298,9 @@ def scalars(like: Array, *values: float) -> tuple[Any, ...]:
     are converted once.
     """
     try:
-        return (
-            _scalars_in_numpy(like.dtype, *values)
-            if isinstance(like, np.ndarray)
-            else values
-        )
+        if isinstance(like, np.ndarray):
+            return _scalars_in_numpy(like.dtype, *values)
+        return values
     except TypeError:  # an array of one number, which has no hash
         return values
 
@@ -376,11 +369,9 @@ def sum_over_rows(array: Array) -> Array:
     of the time of a reduction.
     """
     shape = (1, array.shape[-2])
-    return (
-        _ones_in_numpy(shape, array.dtype)
-        if isinstance(array, np.ndarray)
-        else ones(shape, array)
-    ) @ array
+    if isinstance(array, np.ndarray):
+        return _ones_in_numpy(shape, array.dtype) @ array
+    return ones(shape, array) @ array
 
 
 def sum_of_rows(matrix: Array) -> Array:
@@ -391,11 +382,9 @@ def sum_of_rows(matrix: Array) -> Array:
         ones_of_rows = _ones_in_numpy(matrix.shape[0], matrix.dtype)
         # The method takes two thirds of the time, but a trace (compile/) notices only
         # the function.
-        return (
-            ones_of_rows.dot(matrix)
-            if type(matrix) is np.ndarray
-            else np.dot(ones_of_rows, matrix)
-        )
+        if type(matrix) is np.ndarray:
+            return ones_of_rows.dot(matrix)
+        return np.dot(ones_of_rows, matrix)
     return matmul(ones((matrix.shape[0],), matrix), matrix)
 
 
@@ -424,9 +413,8 @@ def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:
     if isinstance(array, np.ndarray):
         add: Any = np.add
         if array.itemsize == 2 and is_half(array.dtype):
-            return add.reduce(
-                array, axis=axis, keepdims=keepdims, dtype=np.float32
-            ).astype(array.dtype)
+            total = add.reduce(array, axis=axis, keepdims=keepdims, dtype=np.float32)
+            return total.astype(array.dtype)
         # half the time of np.sum's wrapper
         return add.reduce(array, axis=axis, keepdims=keepdims)
     return array_module(array).sum(array, axis=axis, keepdims=keepdims)
@@ -439,11 +427,8 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     if gradient.shape == shape:
         return gradient
     extra = gradient.ndim - len(shape)
-    stretched = tuple(
-        i + extra
-        for i, length in enumerate(shape)
-        if length == 1 and gradient.shape[i + extra] != 1
-    )
+    pairs = enumerate(zip(gradient.shape[extra:], shape), extra)
+    stretched = tuple(i for i, (now, length) in pairs if length == 1 != now)
     axes = tuple(range(extra)) + stretched
     return reshape(reduce_sum(gradient, axis=axes, keepdims=True), shape)
 
@@ -469,11 +454,8 @@ def index_add(target: Array, index: Any, values: Array) -> None:
             target[...] = total
     else:
         host = np.array(to_numpy(target))
-        np.add.at(
-            host,
-            tuple(to_numpy(part) if is_array(part) else part for part in parts),
-            to_numpy(values),
-        )
+        places = tuple(to_numpy(part) if is_array(part) else part for part in parts)
+        np.add.at(host, places, to_numpy(values))
         target[...] = array_module(target).asarray(host)
 
 
@@ -487,20 +469,18 @@ def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -
     times as many heads, the last axis but two.
     """
     place, count = part
-    shape = (
-        like.shape
-        if count == 1
-        else (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
-    )
+    if count == 1:
+        shape = like.shape
+    else:
+        shape = (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
     seed, layer, *counter = key
     # The generator counts the numbers that it draws in the lowest 64 bits of the
     # counter.
     bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
     drawn = np.random.Generator(bits).random(shape, dtype=np.float32)
-    return moved(
-        drawn if count == 1 else np.split(drawn, count, axis=-3)[place],
-        array_module(like),
-    )
+    if count > 1:
+        drawn = np.split(drawn, count, axis=-3)[place]
+    return moved(drawn, array_module(like))
 
 
 # the number of elements of a shape, as a Python integer, which leaves float32 alone
@@ -549,22 +529,17 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         return device
     if isinstance(device, str) and device in ("cpu", "cpu:0"):
         return np
-    parts = (
-        re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device)
-        if isinstance(device, str)
-        else None
-    )
+    parts = None
+    if isinstance(device, str):
+        parts = re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device)
     if parts is None:
         is_dtype = isinstance(device, type | np.dtype)
-        advice = (
-            " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)."
-            if is_dtype
-            else ""
-        )
+        advice = ""
+        if is_dtype:
+            advice = " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)."
         message = (
             f"device is {quoted(device)}; expected 'cpu', 'gpu' or 'gpu:NUMBER' "
-            "('cuda' "
-            f"is 'gpu').{advice}"
+            f"('cuda' is 'gpu').{advice}"
         )
         raise LaunchError("unavailable", message)
     try:
@@ -579,10 +554,8 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         ) from None
     number = local_rank % count if parts[1] is None else int(parts[1])
     if number >= count:
-        raise LaunchError(
-            "unavailable",
-            f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on.",
-        )
+        message = f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on."
+        raise LaunchError("unavailable", message)
     cupy.cuda.Device(number).use()
     return cupy
 
@@ -648,10 +621,8 @@ def gpu_description() -> str:
         return "no CuPy: pip install -e '.[gpu]' in minipipe's folder"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
-        names = [
-            cupy.cuda.runtime.getDeviceProperties(i)["name"].decode()
-            for i in range(count)
-        ]
+        properties = cupy.cuda.runtime.getDeviceProperties
+        names = [properties(i)["name"].decode() for i in range(count)]
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"CuPy {cupy.__version__}, but no GPU: {error}"
     return f"CuPy {cupy.__version__}, {', '.join(names) or 'no GPU'}"

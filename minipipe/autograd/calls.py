@@ -104,9 +104,8 @@ def recording(operation: Operation, **known: Any) -> Callable[..., Any]:
     activation. ``known`` is as for :func:`calling`.
     """
     head = "def call(data, values, arrays, parents, pattern, is_activation):"
-    return _compiled(
-        head + _RECORD.format(values="values", arrays="arrays"), operation, known
-    )
+    source = head + _RECORD.format(values="values", arrays="arrays")
+    return _compiled(source, operation, known)
 
 
 def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any]:
@@ -130,11 +129,9 @@ def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any
     is_converted = operation.takes is not None and not operation.is_variadic
     taken = "takes(*given)" if is_converted else "given"
     is_half = each(" or a{i} is not None and getattr(a{i}.dtype, 'itemsize', 0) == 2")
-    widened = (
-        _WIDENED.format(is_half=f"(False{is_half})", a=a, t=t)
-        if operation.in_float32
-        else ""
-    )
+    widened = ""
+    if operation.in_float32:
+        widened = _WIDENED.format(is_half=f"(False{is_half})", a=a, t=t)
     others = "**attributes" if operation.attributes else ""
     saved = "".join(f"s{i}, " for i in range(len(operation.saves)))
     unpacked = (
@@ -159,12 +156,11 @@ def call(*given, **attributes):
     parents, pattern, is_activation = [], {1 << count}, False{each(_PARENT)}
 """
     source += _RECORD.format(values=f"({each('a{i}, ')}data, {saved})", arrays=a)
-    return _compiled(
-        source, operation, {"num_attributes": len(operation.attributes), **known}
-    )
+    known["num_attributes"] = len(operation.attributes)
+    return _compiled(source, operation, known)
 
 
-_KNOWN = {
+_KNOWN: dict[str, Any] = {
     "nothing": Nothing,
     "ndarray": np.ndarray,
     "new": object.__new__,
@@ -180,18 +176,10 @@ def _compiled(
     """Return the function of a source. It refers to values by closures: its globals
     will be another module's.
     """
-    of_operation = {
-        name: getattr(operation, name)
-        for name in ("plans", "bound", "forward", "takes")
-    }
-    names = {
-        "operation": operation,
-        "has_half": has_half,
-        "array_of": _array_of,
-        **_KNOWN,
-        **of_operation,
-        **known,
-    }
+    names = dict(_KNOWN, operation=operation, has_half=has_half, array_of=_array_of)
+    for name in ("plans", "bound", "forward", "takes"):
+        names[name] = getattr(operation, name)
+    names.update(known)
     return _maker(source, tuple(names))(**names)
 
 
@@ -200,9 +188,8 @@ _numbers = itertools.count()  # of sources: each has its own file name
 
 @cache
 def _maker(source: str, names: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
-    text = "\n    ".join(
-        [f"def made({', '.join(names)}):", *source.strip().splitlines(), "return call"]
-    )
+    head = f"def made({', '.join(names)}):"
+    text = "\n    ".join([head, *source.strip().splitlines(), "return call"])
     # In this folder, so that reports of a user's line leave these frames out; a
     # traceback shows the printed line.
     file = f"{__file__}: call {next(_numbers)}"

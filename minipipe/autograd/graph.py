@@ -11,13 +11,14 @@ unless a gradient needs it. Inputs without a gradient are left out. A
 :class:`minipipe.autograd.operation.Plan` says what is saved, and how the gradients of
 the inputs follow from it.
 
-File 8 of 12 on the first path through the code (README.md): after
+File 9 of 13 on the first path through the code (README.md): after
 ``functional/linear.py``, before ``tensor.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappush
 from itertools import count
 from sys import maxsize
@@ -61,6 +62,7 @@ need.
 """
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One result in the graph. The walk calls ``add`` for each contribution to its
     gradient, then ``release``, once.
@@ -102,37 +104,16 @@ class Node:
     (True, (array(3., dtype=float32),))
     """
 
-    __slots__ = (
-        "dtype",
-        "inputs",
-        "is_activation",
-        "is_boundary",
-        "needs_gradient",
-        "order",
-        "pending",
-        "plan",
-        "saved",
-        "shape",
-    )
-
-    def __init__(
-        self,
-        plan: Plan | None,
-        inputs: Sequence[Node],
-        saved: Saved,
-        order: int,
-        needs_gradient: bool = True,
-        is_activation: bool = False,
-        shape: tuple[int, ...] | None = None,
-        dtype: Any = None,
-    ) -> None:
-        self.plan, self.inputs, self.saved = plan, inputs, saved
-        self.order = order
-        self.shape, self.dtype = shape, dtype
-        self.needs_gradient = needs_gradient
-        self.is_activation = is_activation
-        self.is_boundary = False
-        self.pending: Array | None = None
+    plan: Plan | None
+    inputs: Sequence[Node]
+    saved: Saved
+    order: int
+    needs_gradient: bool = True
+    is_activation: bool = False
+    shape: tuple[int, ...] | None = None
+    dtype: Any = None
+    is_boundary: bool = False
+    pending: Array | None = None
 
     def __repr__(self) -> str:
         if self.plan is None:
@@ -141,22 +122,17 @@ class Node:
             type(node).__name__ if node.plan is None else str(node.plan.operation)
             for node in self.inputs
         ]
-        return (
-            f"{self.plan.operation}({', '.join(inputs)}), which keeps "
-            f"{', '.join(self.plan.names) or 'nothing'}"
-        )
+        kept = ", ".join(self.plan.names) or "nothing"
+        return f"{self.plan.operation}({', '.join(inputs)}), which keeps {kept}"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled: what a node saved belongs to its graph
         alone.
         """
-        message = (
-            f"A {type(self).__name__} belongs to its graph, and cannot be copied or "
-            "pickled"
-        )
         raise TensorError(
             "not-copyable",
-            f"{message}. Copy tensors: copy.deepcopy(x), or x.detach() for a result.",
+            f"A {type(self).__name__} belongs to its graph, and cannot be copied or "
+            "pickled. Copy tensors: copy.deepcopy(x), or x.detach() for a result.",
         )
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
@@ -177,12 +153,11 @@ class Node:
         """
         plan, inputs, saved = self.plan, self.inputs, self.saved
         if plan is None:
-            message = (
-                "An earlier backward() has used and released the graph of this result. "
-                "Compute the result again"
-            )
             raise TensorError(
-                "no-graph", f"{message}, or add the losses and call backward() once."
+                "no-graph",
+                "An earlier backward() has used and released the graph of this "
+                "result. Compute the result again, or add the losses and call "
+                "backward() once.",
             )
         self.plan, self.inputs, self.saved = None, (), ()
         return inputs, plan, saved
@@ -221,9 +196,8 @@ class Leaf(Node):
         that it is not shared.
         """
         if self.changed > walk.order:
-            raise changed_in_place(
-                "A parameter, or another tensor made with requires_grad=True,"
-            )
+            message = "A parameter, or another tensor made with requires_grad=True,"
+            raise changed_in_place(message)
         if self.grad is not None:
             self.grad += contribution
         # Other inputs may receive the same array: the gradient of the result as it was,
@@ -307,11 +281,8 @@ def _custom(*vjps: Vjp) -> None:
 
 def _custom_plan(count: int) -> Plan:
     names = [f"vjp {i}" for i in range(count)]
-    return Plan(
-        _OPERATION,
-        names,
-        [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names],
-    )
+    steps = [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names]
+    return Plan(_OPERATION, names, steps)
 
 
 _OPERATION = Operation(_custom)
@@ -324,12 +295,9 @@ these.
 
 def changed_in_place(what: str) -> TensorError:
     """Return the error for values that were changed between their use and backward."""
-    message = (
-        f"{what} was changed after the graph had recorded it and before "
-        "backward(): the "
-        "gradient would be wrong."
-    )
     return TensorError(
         "changed-in-place",
-        f"{message} Call backward() first, or change a copy: x = x + 1.",
+        f"{what} was changed after the graph had recorded it and before backward(): "
+        "the gradient would be wrong. Call backward() first, or change a copy: x = x "
+        "+ 1.",
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -58,8 +59,9 @@ class setting(ContextDecorator):  # noqa: N801
         # a separate setting for each call of a decorated function
         return setting(self._variable, self._value)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         self._token = self._variable.set(self._value)
+        return self._value
 
     def __exit__(self, *_: object) -> None:
         self._variable.reset(self._token)
@@ -68,9 +70,8 @@ class setting(ContextDecorator):  # noqa: N801
 def enable_grad() -> setting:
     """Record the graph inside this block, even inside :func:`no_grad`."""
     now = mode()
-    return setting(
-        current_mode, now if now.is_enabled else now._replace(is_enabled=True)
-    )
+    enabled = now if now.is_enabled else now._replace(is_enabled=True)
+    return setting(current_mode, enabled)
 
 
 def no_grad() -> setting:
@@ -117,6 +118,7 @@ class Key(NamedTuple):
     draw: int
 
 
+@dataclass(slots=True, eq=False)
 class RandomKey:
     """The key of the random numbers that are drawn at some place: its step, microbatch
     and layer.
@@ -134,24 +136,16 @@ class RandomKey:
         The number of draws in this layer so far.
     """
 
-    __slots__ = ("layer", "microbatch", "num_draws", "seed", "sequence", "step")
-
-    def __init__(
-        self,
-        seed: int | None = None,
-        step: int = 0,
-        microbatch: int = 0,
-        layer: int | None = None,
-    ) -> None:
-        self.seed, self.step, self.microbatch = seed, step, microbatch
-        self.layer = layer
-        self.sequence = self.num_draws = 0
+    seed: int | None = None
+    step: int = 0
+    microbatch: int = 0
+    layer: int | None = None
+    sequence: int = 0
+    num_draws: int = 0
 
     def copy(self) -> RandomKey:
         """Return a copy, to return to."""
-        twin = RandomKey(self.seed, self.step, self.microbatch, self.layer)
-        twin.sequence, twin.num_draws = self.sequence, self.num_draws
-        return twin
+        return replace(self)
 
     def begin(self, microbatch: int) -> None:
         """Go to the beginning of a microbatch of the same step."""
@@ -193,14 +187,11 @@ def next_key() -> Key:
     """
     key = current_place()
     if key.seed is None:
-        message = (
-            "Random numbers were drawn in training, for instance by Dropout, without a "
-            "key. A pipeline sets one."
-        )
-        example = "with minipipe.random_key(seed, step): loss = …"
         raise TensorError(
             "missing",
-            f"{message} In your own loop write {example}, or call model.eval().",
+            "Random numbers were drawn in training, for instance by Dropout, without "
+            "a key. A pipeline sets one. In your own loop write with "
+            "minipipe.random_key(seed, step): loss = …, or call model.eval().",
         )
     key.num_draws += 1
     layer = (key.sequence << 32) + (0 if key.layer is None else key.layer + 1)

@@ -67,12 +67,10 @@ class Value(NamedTuple):
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):  # no function, or one written in C
-            message = (
-                f"The gradient of {name} is {function!r:.60}; expected a function that "
-                "names what it needs"
-            )
             raise ArgumentError(
-                "type", f"{message}: {name}=lambda {GRADIENT}, …: …"
+                "type",
+                f"The gradient of {name} is {function!r:.60}; expected a function "
+                f"that names what it needs: {name}=lambda {GRADIENT}, …: …",
             ) from None
         names = [
             one.name
@@ -83,13 +81,10 @@ class Value(NamedTuple):
         needs = names[1:]
         takes_shape = SHAPE in needs and needs.pop() == SHAPE
         if names[:1] != [GRADIENT] or SHAPE in needs:
-            message = f"The gradient of {name} takes ({', '.join(names)})"
             raise ArgumentError(
                 "value",
-                (
-                    f"{message}; expected {GRADIENT} first, and {SHAPE}, if it is "
-                    "needed, last."
-                ),
+                f"The gradient of {name} takes ({', '.join(names)}); expected "
+                f"{GRADIENT} first, and {SHAPE}, if it is needed, last.",
             )
         return cls(name, function, tuple(needs), takes_shape)
 
@@ -149,12 +144,10 @@ class Operation:
         parameters = [*of_arrays.parameters.values()]
         self.positional = tuple(attributes)
         for name in {*self.positional} - of_arrays.parameters.keys():
-            message = (
-                f"{self.name} has no parameter {name}, which op(attributes=…) names; "
-                "its parameters are"
-            )
             raise ArgumentError(
-                "value", f"{message} {', '.join(of_arrays.parameters)}."
+                "value",
+                f"{self.name} has no parameter {name}, which op(attributes=…) names; "
+                f"its parameters are {', '.join(of_arrays.parameters)}.",
             )
         inputs = [
             p
@@ -170,9 +163,8 @@ class Operation:
         self.inputs = tuple(p.name for p in inputs)
         self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
         self.attributes = {p.name: p.default for p in others}
-        self.num_required = sum(
-            p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs
-        )
+        single = [p for p in inputs if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self.num_required = sum(p.default is p.empty for p in single)
         self.required = {p.name for p in others if p.default is p.empty}
         self.steps: dict[str, Value] = {}
         self.shared: dict[str, Value] = {}
@@ -193,28 +185,16 @@ class Operation:
     def set_shared(self, /, *others: object, **values: Callable[..., Array]) -> None:
         """Set values that several gradients need, each before those that need it."""
         _refuse_unnamed("shared", "dz", others)
-        taken = {
-            GRADIENT,
-            RESULT,
-            SHAPE,
-            "number",
-            *self.inputs,
-            *self.saves,
-            *self.attributes,
-        }
+        taken = {GRADIENT, RESULT, SHAPE, "number"}
+        taken.update(self.inputs, self.saves, self.attributes)
         for name, function in values.items():
             value = Value.of(name, function)
             if name in taken or value.takes_shape:
-                message = (
-                    f"{self.name}.shared({name}=…) has the name of another value, or "
-                    f"needs {SHAPE}, which only a"
-                )
                 raise ArgumentError(
                     "value",
-                    (
-                        f"{message} gradient gets. Take another name, or name an input "
-                        "instead."
-                    ),
+                    f"{self.name}.shared({name}=…) has the name of another value, or "
+                    f"needs {SHAPE}, which only a gradient gets. Take another name, "
+                    "or name an input instead.",
                 )
             self.shared[name] = self._checked(value, (name,))
 
@@ -239,9 +219,8 @@ class Operation:
             dict(zip(self.positional, further)) | attributes if further else attributes
         )
         complete = self.attributes | named
-        fits = len(named) == len(further) + len(attributes) and len(complete) == len(
-            self.attributes
-        )
+        are_known = len(complete) == len(self.attributes)
+        fits = are_known and len(named) == len(further) + len(attributes)
         if fits and len(given) >= self.num_required and self.required <= named.keys():
             if not self.is_variadic and len(given) != num_inputs:
                 given = given[:num_inputs] + (None,) * (num_inputs - len(given))
@@ -250,30 +229,27 @@ class Operation:
         call = self.signature.bind(*given, **attributes)
         call.apply_defaults()
         values = call.arguments
-        inputs = (
-            call.args
-            if self.is_variadic
-            else tuple([values[name] for name in self.inputs])
-        )
+        if self.is_variadic:
+            inputs = call.args
+        else:
+            inputs = tuple([values[name] for name in self.inputs])
         return inputs, {name: values[name] for name in self.attributes}
 
     def wrong_result(self, computed: Any) -> ArgumentError:
         """Return the error for a forward that returned something else than an array,
         and its saved values.
         """
-        given = (
-            f"{len(computed)} values"
-            if isinstance(computed, tuple)
-            else f"a {type(computed).__name__}"
-        )
+        if isinstance(computed, tuple):
+            given = f"{len(computed)} values"
+        else:
+            given = f"a {type(computed).__name__}"
         expected = (
             "one array. An operation computes with arrays: array_module(x).exp(x)"
         )
         if self.saves:
             expected = f"({', '.join([RESULT, *self.saves])}), because of saves="
-        return ArgumentError(
-            "type", f"{self.name} returned {given}; expected {expected}."
-        )
+        message = f"{self.name} returned {given}; expected {expected}."
+        return ArgumentError("type", message)
 
     def _checked(self, value: Value, names: Sequence[str]) -> Value:
         if value.name not in names:
@@ -287,20 +263,17 @@ class Operation:
             known = known - {self.inputs[-1]} | {"number"}
         for name in value.needs:
             if name not in known:
-                message = (
-                    f"The gradient of {value.name} in {self.name} needs {name}; "
-                    "expected one of"
-                )
                 raise ArgumentError(
-                    "value", f"{message} {', '.join(sorted({*known, SHAPE}))}."
+                    "value",
+                    f"The gradient of {value.name} in {self.name} needs {name}; "
+                    f"expected one of {', '.join(sorted({*known, SHAPE}))}.",
                 )
         if value.takes_shape and SHAPE in known:
-            message = (
-                f"The gradient of {value.name} in {self.name} needs {SHAPE}: the shape "
-                "of its input, and also a"
-            )
             raise ArgumentError(
-                "value", f"{message} value of the operation. Give that another name."
+                "value",
+                f"The gradient of {value.name} in {self.name} needs {SHAPE}: the "
+                "shape of its input, and also a value of the operation. Give that "
+                "another name.",
             )
         self.plans.clear()
         return value
@@ -316,17 +289,14 @@ class Operation:
         wanted = [(i, names[i]) for i in range(count) if pattern >> i & 1]
         missing = [name for _, name in wanted if name not in self.steps]
         if missing:
-            message = (
-                f"{self.name} has no gradient for {missing[0]}, which requires one"
-            )
             raise ArgumentError(
                 "value",
-                f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).",
+                f"{self.name} has no gradient for {missing[0]}, which requires one. "
+                f"Add it: {self.name}.gradients({missing[0]}=lambda g: …).",
             )
         values = [*names, RESULT, *self.saves]
-        return Plan(
-            self, values, [self._numbered(self.steps[name], i) for i, name in wanted]
-        )
+        steps = [self._numbered(self.steps[name], i) for i, name in wanted]
+        return Plan(self, values, steps)
 
     def _numbered(self, step: Value, number: int) -> Value:
         """Return the gradient of one of any number of inputs, which may need its
@@ -412,11 +382,8 @@ class Plan:
             if value.name in needed and value.name not in available:
                 computed.insert(0, value)
                 needed.update(value.needs)
-        self.attributes = tuple(
-            name
-            for name in operation.attributes
-            if name in needed and name not in available
-        )
+        needed_here = needed.difference(available)
+        self.attributes = tuple(filter(needed_here.__contains__, operation.attributes))
         available = [*available, *self.attributes]
         if names is None:
             names = [name for name in dict.fromkeys(available) if name in needed]
@@ -434,11 +401,9 @@ class Plan:
     def _step(self, value: Value) -> Step:
         if len(value.needs) == 1 and not value.takes_shape:
             return value.function, self._values.index(value.needs[0]), None, value
-        arguments = (
-            _getter(self._values, value.needs)
-            if value.needs or value.takes_shape
-            else None
-        )
+        arguments = None
+        if value.needs or value.takes_shape:
+            arguments = _getter(self._values, value.needs)
         return value.function, None, arguments, value
 
     def values(self, gradient: Array, kept: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -455,23 +420,15 @@ class Plan:
         second, if any, computes them again.
         """
         if is_activation not in self._halves:
-            of_input = [
-                value for value, is_now in zip(self._gradients, is_activation) if is_now
-            ]
-            of_weight = [
-                value
-                for value, is_now in zip(self._gradients, is_activation)
-                if not is_now
-            ]
+            pairs = list(zip(self._gradients, is_activation))
+            of_input = [value for value, is_now in pairs if is_now]
+            of_weight = [value for value, is_now in pairs if not is_now]
             first = Plan(self.operation, self.names, of_input, self.names)
-            later = [
-                Plan(self.operation, names, of_weight)
-                for names in (first._values, self.names)
-            ]
-            self._halves[is_activation] = (
-                first,
-                later[: 1 + (later[0].names != later[1].names)],
-            )
+            later = [Plan(self.operation, first._values, of_weight)]
+            without_shared = Plan(self.operation, self.names, of_weight)
+            if without_shared.names != later[0].names:
+                later.append(without_shared)
+            self._halves[is_activation] = first, later
         return self._halves[is_activation]
 
 
@@ -490,16 +447,16 @@ def names_in(option: str, names: str) -> list[str]:
 
 def _refuse_unnamed(method: str, example: str, others: tuple[object, ...]) -> None:
     if others:
-        message = f"{method} takes functions by name; {len(others)} came without one"
         raise ArgumentError(
-            "name", f"{message}. Write {method}({example}=lambda g: …)."
+            "name",
+            f"{method} takes functions by name; {len(others)} came without one. Write "
+            f"{method}({example}=lambda g: …).",
         )
 
 
 def _as_operand(parameter: inspect.Parameter) -> inspect.Parameter:
-    return parameter.replace(
-        annotation="Operand | None" if parameter.default is None else "Operand"
-    )
+    is_optional = parameter.default is None
+    return parameter.replace(annotation="Operand | None" if is_optional else "Operand")
 
 
 def _check_parameters(
@@ -513,34 +470,26 @@ def _check_parameters(
         if one.kind is one.VAR_KEYWORD or (
             is_input and one.default not in (one.empty, None)
         ):
-            message = (
-                f"{operation} takes {one}; expected tensors, which have no default but "
-                "None. Other arguments are"
-            )
             raise ArgumentError(
                 "value",
-                (
-                    f"{message} attributes: behind a *, or in "
-                    f"@op(attributes={one.name!r})."
-                ),
+                f"{operation} takes {one}; expected tensors, which have no default "
+                "but None. Other arguments are attributes: behind a *, or in "
+                f"@op(attributes={one.name!r}).",
             )
         if is_input and one in parameters[len(inputs) :]:
-            message = (
-                f"{operation} takes the tensor {one.name} behind attributes; expected "
-                "tensors first"
-            )
             raise ArgumentError(
-                "value", f"{message}. Change the order of its parameters."
+                "value",
+                f"{operation} takes the tensor {one.name} behind attributes; expected "
+                "tensors first. Change the order of its parameters.",
             )
     names = [GRADIENT, RESULT, *saves, *(one.name for one in parameters)]
     for name in names:
         if names.count(name) > 1 or name == "number":
-            message = (
-                f"{operation} has two values {name}, or one with a name that means "
-                "something else in a gradient"
-            )
             raise ArgumentError(
-                "value", f"{message}. Rename the parameter, or the value of saves=."
+                "value",
+                f"{operation} has two values {name}, or one with a name that means "
+                "something else in a gradient. Rename the parameter, or the value of "
+                "saves=.",
             )
 
 

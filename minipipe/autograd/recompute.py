@@ -51,11 +51,8 @@ class Recomputation:
     @property
     def parents(self) -> list[Node]:
         """The nodes of the inputs, and of the results if these were computed again."""
-        return [
-            node
-            for node in (*(tensor.node for tensor in self.inputs), *self.roots)
-            if node is not None
-        ]
+        nodes = [*(tensor.node for tensor in self.inputs), *self.roots]
+        return [node for node in nodes if node is not None]
 
     def root(self, number: int) -> Node | None:
         """Return the node of one result; the first time, compute all of them again."""
@@ -82,9 +79,8 @@ class RecomputedNode(Node):
         like: Array,
     ) -> None:
         is_activation = any(parent.is_activation for parent in recomputation.parents)
-        super().__init__(
-            None, (), (), order, needs_gradient, is_activation, like.shape, like.dtype
-        )
+        kind = needs_gradient, is_activation, like.shape, like.dtype
+        super().__init__(None, (), (), order, *kind)
         self.recomputation: Recomputation | None = recomputation
         self.number = number
 
@@ -96,9 +92,7 @@ class RecomputedNode(Node):
             recomputation, self.recomputation = self.recomputation, None
             root = recomputation.root(self.number)
             roots = [] if root is None else [root]
-            self.plan, self.inputs, self.saved = (
-                CUSTOM[len(roots)],
-                roots,
-                (unchanged,) * len(roots),
-            )
+            self.plan = CUSTOM[len(roots)]
+            self.inputs = roots
+            self.saved = (unchanged,) * len(roots)
         return super().release(gradient)

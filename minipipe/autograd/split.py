@@ -17,7 +17,7 @@ References
 ----------
 Qi et al. 2023, "Zero bubble pipeline parallelism", section 2.
 
-File 11 of 12 on the first path through the code (README.md): after
+File 12 of 13 on the first path through the code (README.md): after
 ``autograd/walk.py``, before ``comm/thread.py``.
 """
 

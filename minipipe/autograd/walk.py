@@ -12,7 +12,7 @@ is drawn in ``graph.py``)::
 Here x and w are leaves: they add up their contributions in ``grad`` at once, and never
 enter the queue.
 
-File 10 of 12 on the first path through the code (README.md):
+File 11 of 13 on the first path through the code (README.md):
 after ``tensor.py``, before ``autograd/split.py``.
 """
 
@@ -133,14 +133,8 @@ def _taken(
         later = min((later, *others), key=lambda one: _num_bytes(one.keep(values)))
     needed = later.keep(values)
     for_weights = needed if isinstance(saved, tuple) else saved.part(needed)
-    postponed[
-        Node(
-            later,
-            [node for node in inputs if not node.is_activation],
-            for_weights,
-            order,
-        )
-    ] = gradient
+    weights = [node for node in inputs if not node.is_activation]
+    postponed[Node(later, weights, for_weights, order)] = gradient
     return [node for node in inputs if node.is_activation], now, values
 
 
@@ -167,11 +161,9 @@ def _fitted(
         vjp, kind = values[0], "a vjp"
         name = getattr(getattr(vjp, "func", vjp), "__qualname__", "a vjp")
     if not hasattr(contribution, "shape"):
-        advice = (
-            "Add its `return`"
-            if contribution is None
-            else "Compute with arrays, from g"
-        )
+        advice = "Compute with arrays, from g"
+        if contribution is None:
+            advice = "Add its `return`"
         message = (
             f"{name} returned {contribution!r:.60}; expected the gradient, an array. "
             f"{advice}."
@@ -181,17 +173,11 @@ def _fitted(
     if parent.dtype is not None and backend.numpy_dtype(
         contribution.dtype
     ) != backend.numpy_dtype(parent.dtype):
-        message = (
-            f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} "
-            "must return the dtype of its"
-        )
         raise TensorError(
             "dtype",
-            (
-                f"{message} input. Convert the result, or the constant that has "
-                "changed "
-                "the dtype."
-            ),
+            f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} "
+            "must return the dtype of its input. Convert the result, or the constant "
+            "that has changed the dtype.",
         )
     if parent.shape is None or contribution.shape == parent.shape:
         return contribution

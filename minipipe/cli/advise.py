@@ -5,102 +5,42 @@ from __future__ import annotations
 import argparse
 from math import inf
 
+from minipipe.cli.declaring import add_arguments, add_program, add_ranks, add_text
 from minipipe.cli.numbers import MOST_SECONDS, SECONDS, add_number
-from minipipe.cli.options import NUM_RANKS
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.errors import LaunchError
-from minipipe.io import MOST_ACTIONS, MOST_STAGES
+from minipipe.io import MOST_ACTIONS
 from minipipe.specs import COUNT
-
-EPILOG = """examples:
-  minipipe advise tutorials/train.py
-  minipipe advise --ranks 2 --memory-limit "500 MB" tutorials/train_lm.py
-  minipipe advise --seconds 90 tutorials/train.py --hidden 512
-
-advise runs the unchanged program under mpirun until its first Pipeline.step.
-There it measures the messages, and the layers with the program's loss, batch
-and optimiser. It simulates every choice, then runs the best ones and the
-program's own choice in turns. The parameters of the program are not changed.
-Arguments after PROGRAM are passed to the program.
-
-With R replicas, each pipeline has P / R ranks, and the microbatches are divided
-among the replicas.
-
-columns:
-  measured ms        time of a step, measured on ranks; all other columns are
-                     predicted from the measured times of the layers. The last
-                     lines compare the best and your own choice: predicted,
-                     measured, and measured with compile=True
-  fill, wait, drain  idle time before the first action, between actions and
-                     after the last, in percent; the sum is the bubble
-  memory             memory of the largest rank
-  over bound         how far the time is above a lower bound for every schedule
-                     of these stages
-"""
 
 _SECONDS = SECONDS._replace(
     minimum=0, above=None, expected=f"0 to {MOST_SECONDS:g}, a week"
 )
 
+_MICROBATCHES = COUNT._replace(maximum=MOST_ACTIONS)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the program are passed to it."""
-    ranks = COUNT._replace(maximum=MOST_STAGES)
-    add_number(
-        parser,
-        "--ranks",
-        ranks,
-        default=NUM_RANKS,
-        metavar="P",
-        help="number of ranks (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--memory-limit",
-        metavar="SIZE",
-        help='the most memory of a rank: "500 MB", "2 GiB"',
-    )
+    add_ranks(parser)
+    limit = 'the most memory of a rank: "500 MB", "2 GiB"'
+    add_text(parser, "--memory-limit", "SIZE", limit)
     only = "only this number (default: all promising numbers)"
-    add_number(
-        parser,
-        "--microbatches",
-        COUNT._replace(maximum=MOST_ACTIONS),
-        metavar="M",
-        help=only,
-    )
-    add_number(
-        parser,
-        "--replicas",
-        COUNT,
-        metavar="R",
-        help="only this number (default: all divisors of P)",
-    )
+    add_number(parser, "--microbatches", _MICROBATCHES, "M", only)
+    only = "only this number (default: all divisors of P)"
+    add_number(parser, "--replicas", COUNT, "R", only)
     seconds = "time to measure the best choices (default: 40; 0: predict only)"
-    add_number(parser, "--seconds", _SECONDS, metavar="S", help=seconds)
-    parser.add_argument(
-        "program",
-        nargs="?",
-        metavar="PROGRAM",
-        help="a Python program that trains with a Pipeline",
-    )
-    parser.add_argument(
-        "arguments",
-        nargs=argparse.REMAINDER,
-        metavar="ARGUMENTS",
-        help="arguments of the program",
-    )
+    add_number(parser, "--seconds", _SECONDS, "S", seconds)
+    add_program(parser, "program", "a Python program that trains with a Pipeline")
+    add_arguments(parser, "program")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
-        raise LaunchError(
-            "not-found",
-            (
-                "Expected a training program after the options, as in: minipipe advise "
-                "--ranks 4 train.py."
-            ),
-        )
-    from minipipe.cli.advise_program import check_program, program_report
+        given = "Expected a training program after the options, as in"
+        raise LaunchError("not-found", f"{given}: minipipe advise --ranks 4 train.py.")
+    from minipipe.cli.advise_program import program_report
+    from minipipe.cli.programs import check_program
     from minipipe.cli.ranks import check_room, warn_if_busy
     from minipipe.tuning.weighing import memory_size
 

@@ -9,29 +9,28 @@ it. Without mpirun, thread ranks measure.
 from __future__ import annotations
 
 import gc
-import os
-import runpy
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from inspect import signature
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from minipipe.cli.programs import check_num_ranks, ended_early, run_program
 from minipipe.cli.progress import Progress
 from minipipe.cli.ranks import (
     answer_of_ranks,
     asked_of_ranks,
+    errors_left,
     leave_answer,
-    leave_error,
 )
 from minipipe.comm import ProcessGroup, spawn
 from minipipe.comm.job.host import launcher_of_ranks
-from minipipe.errors import ArgumentError, LaunchError, counted, quoted
+from minipipe.errors import ArgumentError, LaunchError, counted
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
+from minipipe.pipeline.planning import Stages
 from minipipe.tuning import advising
 from minipipe.tuning.advising import check_num_layers, checked_seconds
 from minipipe.tuning.memory import MakeOptimiser
@@ -68,17 +67,13 @@ class _Watcher:
         self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}
 
     def begin(
-        self,
-        pipeline: Pipeline,
-        model: Any,
-        options: dict[str, Any],
-        run: dict[str, Any],
+        self, pipeline: Pipeline, model: Any, options: dict[str, Any]
     ) -> tuple[Any, dict]:
         """Return the model and the options of a pipeline, without those that advice
         chooses.
         """
-        model = model.model if isinstance(model, Plan) else model
-        self._given[id(pipeline)] = model, {**options, **run}
+        model = model.model if isinstance(model, Plan | Stages) else model
+        self._given[id(pipeline)] = model, options
         return model, {
             name: value for name, value in options.items() if name not in _CHOSEN
         }
@@ -154,103 +149,34 @@ def question_about(
     """
 
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
-        if pipeline.group.size != 1:
-            size = pipeline.group.size
-            raise ArgumentError(
-                "value",
-                (
-                    f"{program} starts {counted(size, 'rank')} itself; expected a "
-                    "program that calls init_process_group()."
-                ),
-            )
+        size = pipeline.group.size
+        if size != 1:
+            problem = f"{program} starts {counted(size, 'rank')} itself"
+            how = "expected a program that calls init_process_group()"
+            raise ArgumentError("value", f"{problem}; {how}.")
         raise _Left(question)
 
     with redirect_stdout(sys.stderr):
         try:
-            run_to_first_step(program, arguments, leave, limits)
+            run_program(program, arguments, _Watcher(leave, limits))
         except _Left as left:
             return left.question
-        except (SystemExit, Exception) as error:
-            _refuse(program, error)
-    raise ArgumentError(
-        "value",
-        f"{program} ended without a training step; expected a call of Pipeline.step.",
-    )
+        except (ArgumentError, LaunchError):
+            raise
+        except SystemExit as error:
+            raise ended_early(program, error, _BEFORE, _HINT) from None
+        except Exception as error:
+            traceback.print_exception(error)
+            raise ended_early(program, error, _BEFORE, _HINT) from None
+    problem = f"{program} ended without a training step"
+    raise ArgumentError("value", f"{problem}; expected a call of Pipeline.step.")
 
 
-def _refuse(program: str, error: BaseException) -> NoReturn:
-    """Say why a program did not reach its first step.
-
-    Raises
-    ------
-    ArgumentError, LaunchError
-        Code ``value``, or the code of the error.
-    """
-    if isinstance(error, ArgumentError | LaunchError):
-        raise error
-    if isinstance(error, SystemExit):
-        code = "exit code 0" if error.code in (None, 0) else quoted(error.code)
-        hint = (
-            "Write options of minipipe before the name of the program, and its own "
-            "arguments after the name."
-        )
-        raise ArgumentError(
-            "value",
-            f"{program} exited with {code} before its first training step. {hint}",
-        ) from None
-    traceback.print_exception(error)
-    message = (
-        f"{program} failed before its first training step, with "
-        f"{type(error).__name__}: "
-        f"{error}"
-    )
-    raise ArgumentError("value", message) from None
-
-
-def check_program(program: str) -> None:
-    """Raise a ``LaunchError`` with the code ``not-found`` unless there is such a
-    file.
-    """
-    if not os.path.isfile(program):
-        raise LaunchError(
-            "not-found",
-            f"There is no program {quoted(program, 200)}; expected a Python file.",
-        )
-
-
-def run_to_first_step(
-    program: str, arguments: Sequence[str], leave: Leave, limits: Mapping[str, Any]
-) -> None:
-    """Run a program as ``python program arguments`` does, and call a function in place
-    of any training step.
-
-    Parameters
-    ----------
-    program : str
-        A file with Python.
-    arguments : sequence of str
-    leave : function
-        ``(pipeline, question)``. The question is about the program, with its own choice
-        if it has made one. The function must not return.
-    limits : mapping
-        ``memory_limit``, ``num_microbatches`` and ``replicas`` of the question.
-
-    Raises
-    ------
-    LaunchError
-        Code ``not-found``.
-    """
-    check_program(program)
-    argv, path = sys.argv, list(sys.path)
-    sys.argv, sys.path[:0] = (
-        [program, *arguments],
-        [str(Path(program).resolve().parent)],
-    )
-    Pipeline.watcher = _Watcher(leave, limits)
-    try:
-        runpy.run_path(program, run_name="__main__")
-    finally:
-        sys.argv, sys.path[:], Pipeline.watcher = argv, path, None
+_BEFORE = "before its first training step"
+_HINT = (
+    "Write options of minipipe before the name of the program, and its own arguments "
+    "after the name."
+)
 
 
 # -- on several ranks ------------------------------------------------------------------
@@ -289,10 +215,9 @@ def program_report(
     """
     checked_seconds(seconds, RACE_SECONDS)
     launcher = launcher_of_ranks()
-    work = (
-        f"running {program} until its first step, then measuring choices in turns on "
-        f"{counted(num_ranks, 'rank')}"
-    )
+    ranks = counted(num_ranks, "rank")
+    begin = f"running {program} until its first step"
+    work = f"{begin}, then measuring choices in turns on {ranks}"
     with Progress(work, _expected_seconds(seconds)) as progress:
         progress.tell(f"running {program} in this process")
         question = question_about(program, arguments, **limits)
@@ -328,31 +253,20 @@ def main() -> None:
     asked = asked_of_ranks()
 
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
-        # the measured choices must run their steps
-        Pipeline.watcher, group = None, pipeline.group
-        try:
-            if group.size != asked["ranks"]:
-                given = (
-                    f"{program} uses {counted(group.size, 'rank')} of the "
-                    f"{asked['ranks']} that were started"
-                )
-                raise ArgumentError(
-                    "value",
-                    f"{given}; expected a program that calls init_process_group().",
-                )
+        Pipeline.watcher = None  # the measured choices must run their steps
+        group = pipeline.group
+        with errors_left(group):  # no ``except Exception`` of the program catches them
+            check_num_ranks(program, group.size, asked["ranks"], "that were started")
             tell = teller(group, progress=True)
             advice = advice_on_ranks(
                 question, group, Pipeline, "MPI ranks", asked["seconds"], tell
             )
-        except Exception as error:
-            leave_error(group, error)
-            sys.exit(1)  # no ``except Exception`` of the program catches it
         if advice is not None:
             leave_answer(AdviceReport.of(advice)._asdict())
         group.barrier()
         sys.exit(0)
 
-    run_to_first_step(program, arguments, leave, asked["limits"])
+    run_program(program, arguments, _Watcher(leave, asked["limits"]))
 
 
 if __name__ == "__main__":

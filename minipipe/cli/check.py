@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from minipipe.cli.declaring import add_text
 from minipipe.cli.numbers import add_number
 from minipipe.cli.options import (
     PAIRS_OR_AMOUNT,
@@ -37,12 +38,6 @@ from minipipe.search.certificate import changed, read_certificate
 from minipipe.specs import SCHEDULE_COUNT, Spec
 
 ANSWER = "legal"
-EPILOG = """examples:
-  minipipe check mine.csv
-  minipipe check gpipe --ranks 4 --microbatches 8 --memory-limit 4
-  minipipe check pipedream --max-versions 2
-  minipipe check zb-h2 --costs weight_activation=0.4 --memory-limit 6.5
-  minipipe check --certificate found.json --prove 60"""
 
 _PROVE = Spec(
     float, above=0, expected="a number of seconds above 0", error=ScheduleError.of
@@ -53,20 +48,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, is_optional=True)
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
-    of_age = (
-        "versions of its weights that a stage may hold",
-        "updates between F and the update with its gradient",
-    )
-    for least, name, most in zip((1, 0), ("--max-versions", "--max-staleness"), of_age):
-        limit = SCHEDULE_COUNT._replace(minimum=least)
-        add_number(parser, name, limit, metavar="N", help=f"the most {most}")
-    parser.add_argument(
-        "--certificate",
-        metavar="FILE",
-        help="check a certificate that search wrote, not a schedule",
-    )
+    held = "the most versions of its weights that a stage may hold"
+    add_number(parser, "--max-versions", SCHEDULE_COUNT, "N", held)
+    updates = "the most updates between F and the update with its gradient"
+    least = SCHEDULE_COUNT._replace(minimum=0)
+    add_number(parser, "--max-staleness", least, "N", updates)
+    written = "check a certificate that search wrote, not a schedule"
+    add_text(parser, "--certificate", "FILE", written)
     prove = "with --certificate: search this long for a proof of its bound"
-    add_number(parser, "--prove", _PROVE, metavar="SECONDS", help=prove)
+    add_number(parser, "--prove", _PROVE, "SECONDS", prove)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -79,10 +69,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
     n, memory = schedule.num_stages, memory_of(costs, schedule)
-    weights, keys_values = (
-        costs.weight_memory(n),
-        costs.sliced(schedule.num_slices).by_stage("keys_values", n),
-    )
+    weights = costs.weight_memory(n)
+    keys_values = costs.sliced(schedule.num_slices).by_stage("keys_values", n)
     ages = {
         "max_versions": options.max_versions,
         "max_staleness": options.max_staleness,
@@ -96,20 +84,17 @@ def run(options: argparse.Namespace) -> ExitStatus:
         **ages,
     )
     timeline = simulate(one_step, costs, options.steps)
-    remark = (
-        ""
-        if schedule.is_reproducible
-        else "; it accumulates gradients in another order than one process"
-    )
+    if schedule.is_reproducible:
+        remark = ""
+    else:
+        remark = "; it accumulates gradients in another order than one process"
     if schedule.is_forward_only:
         remark = "; forward only, so it does not train"
     found = _ages(schedule) if U in schedule.kinds else {}
     if found:
-        versions = (
-            f"versions of weights by rank {by_rank(found['versions'])} (without "
-            "copies: "
-            f"drift {found['drift']})"
-        )
+        by_ranks = by_rank(found["versions"])
+        change = f"drift {found['drift']}"
+        versions = f"versions of weights by rank {by_ranks} (without copies: {change})"
         remark += f"; {versions}; staleness {found['staleness']}"
     text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"
     return answer(options, {ANSWER: True, **figures(schedule, timeline), **found}, text)
@@ -160,15 +145,12 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     finding = check_claim(certificate.schedule, certificate.workload, claim)
     if not is_unchanged:
         raise changed()
-    proof = (
-        _proof(certificate, seconds)
-        if seconds is not None and not finding.is_proved
-        else None
-    )
-    facts, reason = (
-        _facts(certificate, finding, proof),
-        finding.formula.reason if proof is None else "",
-    )
+    if seconds is not None and not finding.is_proved:
+        proof = _proof(certificate, seconds)
+    else:
+        proof = None
+    facts = _facts(certificate, finding, proof)
+    reason = finding.formula.reason if proof is None else ""
     is_proved = claim.bound <= facts.bound * (1 + ROUNDING)
     data = fields(facts, "objective", "value", "bound", "bound_by", "gap")
     claimed = {
@@ -204,10 +186,8 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
     except ArgumentError:
         found = solve_by_branch_and_bound(workload, objective, seconds)
     if found.value < certificate.bound * (1 - ROUNDING):
-        message = (
-            f"The certificate says that no schedule is below {certificate.bound:.12g}; "
-            f"{found.found_by} found"
-        )
+        claim = f"no schedule is below {certificate.bound:.12g}"
+        message = f"The certificate says that {claim}; {found.found_by} found"
         raise ScheduleError.of(Code.MISMATCH, f"{message} one with {found.value:.12g}.")
     return found
 
@@ -226,11 +206,10 @@ def _about_the_bound(
 
 
 def _about_the_schedule(facts: Certificate) -> str:
-    gap = (
-        f"at most {100 * facts.gap:.2g} % above the best possible"
-        if facts.gap
-        else "which is optimal"
-    )
+    if facts.gap:
+        gap = f"at most {100 * facts.gap:.2g} % above the best possible"
+    else:
+        gap = "which is optimal"
     schedule = facts.schedule
     sizes = describe_sizes(
         schedule.num_ranks, schedule.num_stages, schedule.num_microbatches

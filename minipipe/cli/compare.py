@@ -7,21 +7,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 from typing import Any
 
+from minipipe.cli.declaring import add_ranks, add_text
 from minipipe.cli.numbers import add_number
-from minipipe.cli.options import NUM_RANKS, add_output
+from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.cli.progress import Progress, duration
 from minipipe.cli.ranks import (
     answer_of_ranks,
     asked_of_ranks,
+    errors_left,
     leave_answer,
-    leave_error,
     warn_if_busy,
 )
 from minipipe.cli.streams import put
@@ -29,7 +29,6 @@ from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.host import cores, launcher_of_ranks, memory_of_this_host
 from minipipe.comm.job.host import num_ranks as ranks_of_launcher
 from minipipe.errors import counted, misuse, quoted
-from minipipe.io import MOST_STAGES
 from minipipe.pipeline import Pipeline
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules.simulation.paper_scale import Link
@@ -38,32 +37,6 @@ from minipipe.tuning.grid_report import ETHERNET, GridReport
 from minipipe.tuning.grids import CLOSE, GridSizes, Task, compare_on_ranks
 from minipipe.tuning.race import silent, teller
 from minipipe.tuning.task_size import expected_seconds, least_bytes
-
-EPILOG = """compare trains one transformer on every device mesh (grid) of P ranks: each
-division into pipeline stages, data-parallel replicas (or fully sharded ones)
-and tensor-parallel ranks. All take the same training steps, and their losses
-must agree.
-
-columns:
-  ms           median time of a step, with the optimiser
-  idle         idle part of the ranks' time, without the optimiser; if ranks
-               share cores, an action takes longer while others compute
-  compiled     ms, of a pipeline with compile="where-possible"
-  simulated    the same, simulated from the measured times of the actions
-  hosts        the same, simulated on several hosts, with --hosts
-  sent bytes   of the rank that sends most; other: losses, checks, and
-               descriptions of messages
-  held bytes   of the rank that holds most; in flight: messages and parts of
-               all-reduces, as predicted
-
---hosts simulates the same steps on several hosts, from the measured times of
-actions, with one core per rank and one link from each host to the others.
-
-examples:
-  minipipe compare
-  minipipe compare --ranks 2 --width 128 --layers 8
-  minipipe compare --hosts 2 --links 5e-5,1e8 -o compare.svg
-  minipipe compare --format csv"""
 
 _MODEL = {
     "layers": "transformer blocks",
@@ -83,53 +56,25 @@ _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add = parser.add_argument
-    ranks = COUNT._replace(maximum=MOST_STAGES)
-    add_number(
-        parser,
-        "--ranks",
-        ranks,
-        default=NUM_RANKS,
-        metavar="P",
-        help="number of ranks (default: %(default)s)",
-    )
+    add_ranks(parser)
     for name, words in _MODEL.items():
         usual = f"{words} (default: %(default)s)"
-        add_number(
-            parser,
-            f"--{name}",
-            _COUNT,
-            default=getattr(Task, name),
-            metavar="N",
-            help=usual,
-        )
-    add(
-        "--dtype",
-        choices=CLOSE,
-        default=Task.dtype,
-        help="data type (default: %(default)s)",
-    )
+        default = getattr(Task, name)
+        add_number(parser, f"--{name}", _COUNT, "N", usual, default=default)
+    add = parser.add_argument
+    usual = "data type (default: %(default)s)"
+    add("--dtype", choices=CLOSE, default=Task.dtype, help=usual)
     rounds = "rounds of two steps for each mesh (default: %(default)s)"
-    add_number(parser, "--rounds", _COUNT, default=5, metavar="N", help=rounds)
-    add(
-        "--hosts",
-        type=int,
-        metavar="N",
-        help="simulate the ranks on N hosts (default: 2 with --links)",
+    add_number(parser, "--rounds", _COUNT, "N", rounds, default=5)
+    hosts = "simulate the ranks on N hosts (default: 2 with --links)"
+    add("--hosts", type=int, metavar="N", help=hosts)
+    links = (
+        "latency in seconds and bandwidth in bytes per second between hosts "
+        "(default: 5e-5,1.25e9, Ethernet)"
     )
-    add(
-        "--links",
-        metavar="S,BYTES",
-        help=(
-            "latency in seconds and bandwidth in bytes per second between hosts "
-            "(default: 5e-5,1.25e9, Ethernet)"
-        ),
-    )
-    add(
-        "--format",
-        choices=_ENDINGS.values(),
-        help="output format (default: from the ending of FILE, or text)",
-    )
+    add_text(parser, "--links", "S,BYTES", links)
+    form = "output format (default: from the ending of FILE, or text)"
+    add("--format", choices=_ENDINGS.values(), help=form)
     add_output(parser, "write to FILE: .txt, .csv, .json or .svg")
 
 
@@ -140,27 +85,21 @@ def run(options: argparse.Namespace) -> ExitStatus:
     grids, left_out = task.grids(num_ranks)
     if not grids:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise misuse(
-            f"No mesh of {counted(num_ranks, 'rank')} fits this model. {reasons}."
-        )
+        problem = f"No mesh of {counted(num_ranks, 'rank')} fits this model"
+        raise misuse(f"{problem}. {reasons}.")
     hosts, link = _hosts_of(options)
     rounds = options.rounds
     seconds = _checked_seconds(task, grids, num_ranks, rounds)
     if ranks_of_launcher(os.environ) != 1:
-        raise misuse(
-            "minipipe compare starts its ranks itself; run it without mpirun, as "
-            f"minipipe compare --ranks {num_ranks}."
-        )
+        problem = "minipipe compare starts its ranks itself; run it without mpirun"
+        raise misuse(f"{problem}, as minipipe compare --ranks {num_ranks}.")
     launcher = launcher_of_ranks()
-    on = (
-        counted(num_ranks, "thread rank")
-        if launcher is None
-        else f"{counted(num_ranks, 'rank')} under mpirun"
-    )
-    work = (
-        f"comparing {counted(len(grids), 'mesh')} on {on}, {counted(rounds, 'round')} "
-        "of steps in turns"
-    )
+    if launcher is None:
+        on = counted(num_ranks, "thread rank")
+    else:
+        on = f"{counted(num_ranks, 'rank')} under mpirun"
+    turns = f"{counted(rounds, 'round')} of steps in turns"
+    work = f"comparing {counted(len(grids), 'mesh')} on {on}, {turns}"
     warn_if_busy()
     with Progress(work, seconds) as progress:
         if launcher is None:
@@ -211,28 +150,20 @@ def _checked_seconds(
     """Return the approximate time of the comparison; refuse one that exceeds the
     memory, or takes days.
     """
-    own = (
-        f"--layers {task.layers}, --width {task.width}, --batch {task.batch}, --length "
-        f"{task.length}"
-    )
+    model = f"--layers {task.layers}, --width {task.width}"
+    own = f"{model}, --batch {task.batch}, --length {task.length}"
     needed, here = least_bytes(task, grids, num_ranks), memory_of_this_host()
     if needed > here:
         sizes = [format_memory(size, "bytes") for size in (needed, here)]
         held = f"the meshes of {counted(num_ranks, 'rank')} need at least {sizes[0]}"
-        raise misuse(
-            f"With {own}, {held}, and this machine has {sizes[1]}; choose a smaller "
-            "model, batch or --ranks."
-        )
+        reason = f"With {own}, {held}, and this machine has {sizes[1]}"
+        raise misuse(f"{reason}; choose a smaller model, batch or --ranks.")
     seconds = expected_seconds(task, len(grids), rounds, num_ranks, len(cores()))
     if seconds > _MOST_SECONDS:
-        given = (
-            f"With {own} and --rounds {rounds}, the comparison takes about "
-            f"{duration(seconds)}"
-        )
-        raise misuse(
-            f"{given}; expected at most {duration(_MOST_SECONDS)}: choose a smaller "
-            "model, batch or --rounds."
-        )
+        time = duration(seconds)
+        given = f"With {own} and --rounds {rounds}, the comparison takes about {time}"
+        reason = f"{given}; expected at most {duration(_MOST_SECONDS)}"
+        raise misuse(f"{reason}: choose a smaller model, batch or --rounds.")
     return seconds
 
 
@@ -263,10 +194,8 @@ def _form_of(options: argparse.Namespace) -> str:
     """
     # refuse now instead of after a minute
     if options.output is not None and not options.output.parent.is_dir():
-        raise misuse(
-            f"{quoted(str(options.output), 200)} cannot be written: its folder does "
-            "not exist."
-        )
+        problem = f"{quoted(str(options.output), 200)} cannot be written"
+        raise misuse(f"{problem}: its folder does not exist.")
     if options.output is not None and options.format is None:
         return _ENDINGS[ending_of(options.output, _ENDINGS)]
     return options.format or ("json" if options.json else "text")
@@ -309,14 +238,9 @@ def main() -> None:
     """Run the device meshes as one rank of a job."""
     asked = asked_of_ranks()
     with init_process_group() as group:
-        try:
-            tell = teller(group, progress=True)
-            rows = compare_on_ranks(
-                Task(**asked["task"]), group, Pipeline, asked["rounds"], tell
-            )
-        except Exception as error:
-            leave_error(group, error)
-            sys.exit(1)
+        with errors_left(group):
+            task, tell = Task(**asked["task"]), teller(group, progress=True)
+            rows = compare_on_ranks(task, group, Pipeline, asked["rounds"], tell)
         if group.rank == 0:
             leave_answer(rows)
 

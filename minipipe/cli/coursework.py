@@ -5,98 +5,60 @@ other graders.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from minipipe.cli.declaring import add_file, add_flag, add_text
 from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
-from minipipe.coursework.exercise import (
-    chosen_of,
-    exercises_in,
-    find_source,
-    write_coursework,
-)
+from minipipe.coursework.exercise import chosen_of, exercises_in, find_source
 from minipipe.coursework.handouts import as_html, as_pdf
+from minipipe.coursework.student_copy import write_coursework
 from minipipe.errors import counted, misuse
 
 SOURCE_HELP = "directory of exercises, with solutions and tests (default: minipipe's)"
-EPILOG = """TARGET depends on --as:
-  copy        a directory for a student, with stubs and visible tests (default)
-  handout     FILE.html or .pdf with statements, stubs and visible tests
-  solutions   FILE.html or .pdf with solutions, all tests and wrong answers; not
-              for students
-  autograder  FILE.zip for Gradescope or Docker, with minipipe and the exercises
-  classroom   FILE.yml, a workflow for GitHub Classroom; with --source it runs
-              the visible tests only
 
-examples:
-  minipipe coursework ada --student ada
-  minipipe coursework bubble.pdf --as handout --only 05_bubble
-  minipipe coursework autograder.zip --as autograder --late-factor 0.9"""
 _FORMS = ("copy", "handout", "solutions", "autograder", "classroom")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "target",
-        type=Path,
-        metavar="TARGET",
-        help="a new or empty directory, or a file; see below",
-    )
-    parser.add_argument(
-        "--as",
-        dest="form",
-        choices=_FORMS,
-        default="copy",
-        help="what to write (default: %(default)s)",
-    )
+    target = "a new or empty directory, or a file; see below"
+    add_file(parser, "target", target, metavar="TARGET")
+    add = parser.add_argument
+    form = "what to write (default: %(default)s)"
+    add("--as", dest="form", choices=_FORMS, default="copy", help=form)
     only = (
         "only this task, such as 05_bubble; repeat it for several; not with --as copy"
     )
-    parser.add_argument("--only", action="append", metavar="TASK", help=only)
-    parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
-    parser.add_argument(
-        "--student",
-        metavar="NAME",
-        help="draw the numbers of this student, as `minipipe grade --variants` does",
-    )
-    parser.add_argument(
-        "--variants",
-        action="store_true",
-        help="autograder: draw numbers from the student's e-mail address",
-    )
+    add("--only", action="append", metavar="TASK", help=only)
+    add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
+    own = "draw the numbers of this student, as `minipipe grade --variants` does"
+    add_text(parser, "--student", "NAME", own)
+    drawn = "autograder: draw numbers from the student's e-mail address"
+    add_flag(parser, "--variants", drawn)
     late = "autograder: multiply the points by F for each day of lateness; from 0 to 1"
-    add_number(parser, "--late-factor", FACTOR, metavar="F", help=late)
+    add_number(parser, "--late-factor", FACTOR, "F", late)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Write the student's copy of the exercises, or a file about them."""
     form, target = options.form, options.target
     if form != "autograder" and (options.variants or options.late_factor is not None):
-        raise misuse(
-            f"--variants and --late-factor need --as autograder; --as {form} has "
-            "neither."
-        )
+        problem = "--variants and --late-factor need --as autograder"
+        raise misuse(f"{problem}; --as {form} has neither.")
     if form == "copy":
         if options.only:
-            raise misuse(
-                "A copy has all tasks; --only needs --as handout, solutions, "
-                "autograder or classroom."
-            )
+            forms = "handout, solutions, autograder or classroom"
+            raise misuse(f"A copy has all tasks; --only needs --as {forms}.")
         if target.suffix.lower() in (".html", ".pdf", ".zip", ".yml"):
-            raise misuse(
-                f"A copy is a directory, and {target.name} is the name of a file; "
-                "choose what to write with --as."
-            )
+            problem = f"A copy is a directory, and {target.name} is the name of a file"
+            raise misuse(f"{problem}; choose what to write with --as.")
         written = write_coursework(
             target, source=options.source, student=options.student
         )
         tasks = sum(path.name.startswith("test_") for path in written)
-        text = (
-            f"wrote {counted(tasks, 'task')} to {target}; begin with "
-            f"{target / 'README.md'}"
-        )
+        first = target / "README.md"
+        text = f"wrote {counted(tasks, 'task')} to {target}; begin with {first}"
         return answer(
             options,
             {"directory": str(target), "files": [path.name for path in written]},
@@ -106,11 +68,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     chosen = chosen_of(exercises, options.only)
     if form == "autograder":
         ending_of(target, (".zip",))
-        late = (
-            ""
-            if options.late_factor is None
-            else f" --late-factor {options.late_factor}"
-        )
+        if options.late_factor is None:
+            late = ""
+        else:
+            late = f" --late-factor {options.late_factor}"
         return write_file(
             target, as_archive(chosen, late + " --variants" * options.variants), options
         )
@@ -119,8 +80,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return write_file(
             target, as_workflow(chosen, is_own=options.source is not None), options
         )
-    ending, page = (
-        ending_of(target, (".html", ".pdf")),
-        as_html(chosen, solutions=form == "solutions"),
-    )
+    ending = ending_of(target, (".html", ".pdf"))
+    page = as_html(chosen, solutions=form == "solutions")
     return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)

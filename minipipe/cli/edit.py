@@ -29,15 +29,6 @@ from minipipe.errors import misuse
 from minipipe.io import printable
 from minipipe.schedules.registry import REGISTRY, spelled
 
-EPILOG = """The editor runs until Ctrl-C. Its address has a random token and can be opened
-from this machine only. Only its button Save writes a file: the one of -o, or
-FILE.
-
-examples:
-  minipipe edit 1f1b --ranks 2 --microbatches 2 -o mine.csv
-  minipipe edit mine.csv --costs F=1,I=2,W=1,latency=0.5
-  mpirun -n 2 python tutorials/train.py --schedule mine.csv"""
-
 _MOST_DIGITS = 18  # of the length of a message
 # of a message: five times the text of the longest schedule that the editor accepts
 _MOST_BYTES = 2**20
@@ -99,10 +90,8 @@ def _file(options: argparse.Namespace) -> Path:
     is_name = name in REGISTRY
     file = options.output or Path(f"{name}.csv" if is_name else name)
     if is_name and options.output is None and os.path.exists(file):
-        raise misuse(
-            f"{file} exists: edit it with `minipipe edit {file}`, or save to "
-            "another file with -o FILE."
-        )
+        problem = f"{file} exists: edit it with `minipipe edit {file}`"
+        raise misuse(f"{problem}, or save to another file with -o FILE.")
     ending_of(file, (".csv", ".txt"))
     return file
 
@@ -172,10 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
         if len(content) < length:
             self._send(
                 400,
-                (
-                    f"Expected {length:,} bytes, as the request says; it has "
-                    f"{len(content):,}."
-                ),
+                f"Expected {length:,} bytes, as the request says; it has "
+                f"{len(content):,}.",
             )
             return
         with self.server.turn:
@@ -192,10 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         self._send(
             403,
-            (
-                "Only the user who started this page may use it: open the address that "
-                "minipipe edit printed."
-            ),
+            "Only the user who started this page may use it: open the address "
+            "that minipipe edit printed.",
         )
         return False
 

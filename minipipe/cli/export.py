@@ -7,80 +7,40 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from minipipe.cli.declaring import add_program, add_ranks
 from minipipe.cli.numbers import add_number
-from minipipe.cli.options import NUM_RANKS
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.errors import LaunchError, counted, misuse, quoted
-from minipipe.io import MOST_STAGES, printable
+from minipipe.io import printable
 from minipipe.specs import COUNT
 
 PASSES_ON = True
 """Whether arguments after ``--`` belong to a program."""
 
-EPILOG = """examples:
-  minipipe export tutorials/train.py --ranks 2 -o exported
-  minipipe export tutorials/train.py -o exported -- --schedule zb-h1
-  cd exported; mpirun -n 1 python rank0.py : -n 1 python rank1.py
-
-export runs the unchanged program, with compile=True, until its first compiled
-step. It records the next steps, and writes two files for each rank: rank0.py is
-the program of the rank in NumPy and mpi4py alone, and rank0.npz has its
-parameters and its part of the batches. The files leave the same bits as the
-program, and say so at their end.
-
-Arguments after -- are passed to the program.
-"""
-_MOST_STEPS = 1000
+_STEPS = COUNT._replace(maximum=1000)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    ranks = COUNT._replace(maximum=MOST_STAGES)
-    add_number(
-        parser,
-        "--ranks",
-        ranks,
-        default=NUM_RANKS,
-        metavar="P",
-        help="number of ranks (default: %(default)s)",
-    )
+    add_ranks(parser)
     steps = "compiled steps to record (default: %(default)s)"
-    add_number(
-        parser,
-        "--steps",
-        COUNT._replace(maximum=_MOST_STEPS),
-        default=3,
-        metavar="N",
-        help=steps,
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="the folder to write; it is made",
-    )
-    parser.add_argument(
-        "program",
-        nargs="?",
-        metavar="PROGRAM",
-        help="a Python program that trains with a Pipeline",
-    )
+    add_number(parser, "--steps", _STEPS, "N", steps, default=3)
+    folder = "the folder to write; it is made"
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=folder)
+    add_program(parser, "program", "a Python program that trains with a Pipeline")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Run the program, and write the files of its ranks."""
     if options.program is None:
         example = "minipipe export train.py --ranks 2 -o exported"
-        raise LaunchError(
-            "not-found", f"Expected a training program, as in: {example}."
-        )
+        problem = "Expected a training program, as in"
+        raise LaunchError("not-found", f"{problem}: {example}.")
     if options.output is None:
         raise misuse("Expected a folder to write to: -o DIR.")
     if options.output.exists() and not options.output.is_dir():
-        raise misuse(
-            f"{quoted(str(options.output), 200)} is a file; expected a folder."
-        )
+        problem = f"{quoted(str(options.output), 200)} is a file"
+        raise misuse(f"{problem}; expected a folder.")
     from minipipe.cli.export_program import exported
     from minipipe.cli.ranks import check_room
 
@@ -91,10 +51,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     folder = printable(str(options.output))
     parts = " : ".join(f"-n 1 python {name}" for name in files)
     command = f"mpirun {parts}" if len(files) > 1 else f"python {files[0]}"
-    text = (
-        f"wrote {', '.join(files)} to {folder}, {counted(options.steps, 'step')}; run "
-        f"them there: {command}"
-    )
+    steps = counted(options.steps, "step")
+    text = f"wrote {', '.join(files)} to {folder}, {steps}; run them there: {command}"
     data = {
         "wrote": [str(options.output / name) for name in files],
         "steps": options.steps,

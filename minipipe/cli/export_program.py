@@ -7,7 +7,6 @@ first step that need not be recorded.
 
 from __future__ import annotations
 
-import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -15,7 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minipipe.cli.advise_program import check_program
+from minipipe.cli.programs import (
+    check_num_ranks,
+    check_program,
+    ended_early,
+    run_program,
+)
 from minipipe.cli.progress import Progress
 from minipipe.cli.ranks import (
     answer_of_ranks,
@@ -27,10 +31,12 @@ from minipipe.comm import ProcessGroup
 from minipipe.comm.job.host import launcher_of_ranks
 from minipipe.compile.export.following import Follower, noting
 from minipipe.compile.export.rank_file import RankFile
-from minipipe.errors import ArgumentError, MinipipeError, counted, quoted
+from minipipe.errors import ArgumentError, MinipipeError, counted
 from minipipe.pipeline import Pipeline
 
 Tell = Callable[[ProcessGroup, Exception], None]
+_BEFORE = "before its steps were recorded"
+_HINT = "Write its own arguments after --."
 
 
 class _Left(SystemExit):
@@ -71,15 +77,10 @@ class Exporter:
         self.names: dict[int, str] = {}  # of files, by rank
 
     def begin(
-        self,
-        pipeline: Pipeline,
-        model: Any,
-        options: dict[str, Any],
-        run: dict[str, Any],
+        self, pipeline: Pipeline, model: Any, options: dict[str, Any]
     ) -> tuple[Any, dict]:
         """Let a pipeline of the program compile."""
-        run["compile"] = True
-        return model, options
+        return model, {**options, "compile": True}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
         """Look at a step before it begins, and leave the program behind the last
@@ -106,15 +107,7 @@ class Exporter:
                 "value", f"{message}: expected none of --tensor and --fully-sharded."
             )
         size = pipeline.group.size
-        if size != self._num_ranks:
-            given = (
-                f"{self._program} uses {counted(size, 'rank')} of the "
-                f"{self._num_ranks} "
-                "of --ranks"
-            )
-            raise ArgumentError(
-                "value", f"{given}; expected a program that calls init_process_group()."
-            )
+        check_num_ranks(self._program, size, self._num_ranks, "of --ranks")
         if id(pipeline) not in self.followers:
             self._pipelines[id(pipeline)] = pipeline
             follower = Follower(
@@ -188,7 +181,7 @@ def exported(
             "steps": num_steps,
             "folder_of_files": str(folder.resolve()),
         }
-        failed = f"{program} failed before its steps were recorded"
+        failed = f"{program} failed {_BEFORE}"
         answer_of_ranks(
             launcher,
             num_ranks,
@@ -209,38 +202,20 @@ def _run(program: str, arguments: Sequence[str], exporter: Exporter) -> None:
     ArgumentError
         Code ``value``: a program that fails, or ends before.
     """
-    argv, path = sys.argv, list(sys.path)
-    sys.argv, sys.path[:0] = (
-        [program, *arguments],
-        [str(Path(program).resolve().parent)],
-    )
-    Pipeline.watcher = exporter
     try:
         with noting(exporter.followers):
-            runpy.run_path(program, run_name="__main__")
+            run_program(program, arguments, exporter)
         exporter.finish()
     except _Left:
         pass
     except SystemExit as error:
         if error.code not in (None, 0):
-            message = (
-                f"{program} exited with {quoted(error.code)} before its steps were "
-                "recorded"
-            )
-            raise ArgumentError(
-                "value", f"{message}. Write its own arguments after --."
-            ) from None
+            raise ended_early(program, error, _BEFORE, _HINT) from None
         exporter.finish()
     except MinipipeError:
         raise
     except Exception as error:
-        message = (
-            f"{program} failed before its steps were recorded, with "
-            f"{type(error).__name__}: {error}"
-        )
-        raise ArgumentError("value", message) from error
-    finally:
-        sys.argv, sys.path[:], Pipeline.watcher = argv, path, None
+        raise ended_early(program, error, _BEFORE, _HINT) from error
 
 
 def main() -> None:

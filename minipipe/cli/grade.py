@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.cli.coursework import SOURCE_HELP
+from minipipe.cli.declaring import add_file, add_flag, add_text
 from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.cli.progress import Progress
@@ -30,84 +31,48 @@ from minipipe.errors import counted, misuse
 from minipipe.io import write_whole
 from minipipe.specs import COUNT
 
-EPILOG = """examples:
-  minipipe grade mine --only 05_bubble --only 14_puzzle
-  minipipe grade mine/05_bubble.py
-  minipipe grade class/ --csv grades.csv --junit grades.xml
-  minipipe grade class/ --csv grades.csv --late-factor 0.9 \\
-    --deadline 2026-11-30T23:59:00Z --times times.csv
-  minipipe grade ada --gradescope results.json --hide-hidden
-  minipipe grade class/ --only 14_puzzle --leaderboard board.json
-  minipipe grade --check --source exercises"""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     what = "a student's copy, a zip archive or one file of it, or a folder of several"
-    parser.add_argument(
-        "submissions", type=Path, nargs="*", metavar="SUBMISSION", help=what
-    )
+    add = parser.add_argument
+    add("submissions", type=Path, nargs="*", metavar="SUBMISSION", help=what)
     only = "only this task, such as 05_bubble; repeat it for several"
-    parser.add_argument("--only", action="append", metavar="TASK", help=only)
+    add("--only", action="append", metavar="TASK", help=only)
     limit = "time limit for all tests of a task (default: %(default)g)"
-    parser.add_argument(
-        "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit
-    )
-    parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
-    add_number(
-        parser,
-        "--jobs",
-        COUNT,
-        metavar="N",
-        help="submissions graded in parallel (default: one per core)",
-    )
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write one row per submission"
-    )
-    parser.add_argument(
-        "--junit", type=Path, metavar="FILE", help="write JUnit XML, one case per test"
-    )
-    parser.add_argument(
-        "--gradescope",
-        type=Path,
-        metavar="FILE",
-        help="write results.json for one submission",
-    )
+    seconds: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
+    add("--time-limit", **seconds, default=TIME_LIMIT, help=limit)
+    add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
+    jobs = "submissions graded in parallel (default: one per core)"
+    add_number(parser, "--jobs", COUNT, "N", jobs)
+    add_file(parser, "--csv", "write one row per submission")
+    add_file(parser, "--junit", "write JUnit XML, one case per test")
+    add_file(parser, "--gradescope", "write results.json for one submission")
     board = (
         "verify the schedules of a puzzle, add them to this file and print it; without "
         "submissions: print it"
     )
-    parser.add_argument("--leaderboard", type=Path, metavar="FILE", help=board)
+    add_file(parser, "--leaderboard", board)
     check = (
         "test the exercises: solutions must pass all tests, stubs none, wrong answers "
         "not all"
     )
-    parser.add_argument("--check", action="store_true", help=check)
-    parser.add_argument(
-        "--hide-hidden",
-        action="store_true",
-        help="report of hidden tests only whether they passed",
-    )
-    parser.add_argument(
-        "--variants",
-        action="store_true",
-        help="draw the numbers of each submission from its name",
-    )
-    parser.add_argument(
-        "--student",
-        metavar="NAME",
-        help="draw the numbers from this name, for one submission",
-    )
+    add_flag(parser, "--check", check)
+    hide = "report of hidden tests only whether they passed"
+    add_flag(parser, "--hide-hidden", hide)
+    drawn = "draw the numbers of each submission from its name"
+    add_flag(parser, "--variants", drawn)
+    own = "draw the numbers from this name, for one submission"
+    add_text(parser, "--student", "NAME", own)
     late = "multiply the points by F for each day of lateness; from 0 to 1"
-    add_number(parser, "--late-factor", FACTOR, metavar="F", help=late)
-    parser.add_argument(
-        "--deadline", metavar="TIME", help="deadline, such as 2026-11-30T23:59:00+01:00"
-    )
+    add_number(parser, "--late-factor", FACTOR, "F", late)
+    deadline = "deadline, such as 2026-11-30T23:59:00+01:00"
+    add_text(parser, "--deadline", "TIME", deadline)
     times = (
         "times of submissions: lines `submission,time`, or Gradescope's "
         "submission_metadata.json"
     )
-    parser.add_argument("--times", type=Path, metavar="FILE", help=times)
+    add_file(parser, "--times", times)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -168,10 +133,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         entries = board.add(
             (student or name, schedules_in(tasks)) for name, student, tasks in own
         )
-        data, text = (
-            {**data, "leaderboard": standings_as_json(entries)},
-            f"{text}\n\n{as_text(entries)}",
-        )
+        data = {**data, "leaderboard": standings_as_json(entries)}
+        text = f"{text}\n\n{as_text(entries)}"
     passed = all(report["passed"] for report in reports)
     return answer(options, data, text, ExitStatus.YES if passed else ExitStatus.NO)
 
@@ -179,21 +142,16 @@ def run(options: argparse.Namespace) -> ExitStatus:
 def _check(options: argparse.Namespace, count: int) -> None:
     """Refuse options that do not fit together, or a number of submissions."""
     if options.gradescope and count != 1:
-        raise misuse(
-            f"--gradescope writes the results of one submission, and there are {count}."
-        )
+        problem = "--gradescope writes the results of one submission"
+        raise misuse(f"{problem}, and there are {count}.")
     if options.student and count != 1:
-        raise misuse(
-            f"--student names the student of one submission, and there are {count}; "
-            "--variants uses the name of each."
-        )
+        given = f"--student names the student of one submission, and there are {count}"
+        raise misuse(f"{given}; --variants uses the name of each.")
 
 
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
-    chosen, is_drawn = (
-        chosen_of(exercises, options.only),
-        options.variants or bool(options.student),
-    )
+    chosen = chosen_of(exercises, options.only)
+    is_drawn = options.variants or bool(options.student)
     board = Leaderboard(options.leaderboard, chosen, is_drawn)
     if os.path.exists(options.leaderboard):
         board.read()  # its errors should be reported before a class is graded
@@ -202,10 +160,8 @@ def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Lead
 
 def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
     if options.submissions or options.student or options.leaderboard:
-        raise misuse(
-            "--check tests the exercises with all numbers; leave out submissions, "
-            "--student and --leaderboard."
-        )
+        problem = "--check tests the exercises with all numbers"
+        raise misuse(f"{problem}; leave out submissions, --student and --leaderboard.")
     with Progress("trying the exercises", is_long=False):
         tried = try_exercises(chosen_of(exercises, options.only), options.time_limit)
     is_so = not any(each.problem for each in tried)
@@ -217,10 +173,8 @@ def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
 
 def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
     if board is None or options.csv or options.junit or options.gradescope:
-        raise misuse(
-            "Expected a submission, such as `minipipe grade mine`; --leaderboard "
-            "FILE alone prints that file."
-        )
+        problem = "Expected a submission, such as `minipipe grade mine`"
+        raise misuse(f"{problem}; --leaderboard FILE alone prints that file.")
     entries = board.read()
     return answer(
         options, {"leaderboard": standings_as_json(entries)}, as_text(entries)
@@ -231,17 +185,13 @@ def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
     """Return a function that maps a submission's name to its own options."""
     handed = read_times(options.times) if options.times else None
     deadline = moment(options.deadline) if options.deadline else None
-    factor, student = (
-        options.late_factor,
-        options.student or (handed and handed.student),
-    )
+    factor = options.late_factor
+    student = options.student or (handed and handed.student)
     if factor is not None and handed is None:
         raise misuse("--late-factor needs the times of submissions: add --times FILE.")
     if factor is None and deadline is not None:
-        raise misuse(
-            "--deadline changes no points without --late-factor: add --late-factor "
-            "F, such as 0.9."
-        )
+        problem = "--deadline changes no points without --late-factor"
+        raise misuse(f"{problem}: add --late-factor F, such as 0.9.")
 
     def of_each(name: str) -> dict[str, Any]:
         found: dict[str, Any] = (

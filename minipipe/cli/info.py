@@ -73,10 +73,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     return answer(
         options,
         facts,
-        (
-            f"{table}\n\nEach rank computes with one BLAS thread while its process "
-            "group is open."
-        ),
+        f"{table}\n\nEach rank computes with one BLAS thread while its process "
+        "group is open.",
     )
 
 

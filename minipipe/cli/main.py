@@ -1,8 +1,8 @@
 """The command line: ``minipipe VERB``, with the verbs of ``VERBS``.
 
 A verb is a module of this package with the functions ``add_options(parser)`` and
-``run(options)``. Its ``EPILOG`` ends its help. A verb is imported only when it runs, so
-schedules and their pictures need neither NumPy nor MPI.
+``run(options)``. A file of the folder ``help`` ends its help. A verb is imported only
+when it runs, so schedules and their pictures need neither NumPy nor MPI.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
 from minipipe.cli.numbers import check_numbers, real, whole
-from minipipe.cli.output import ExitStatus, as_json, complain
+from minipipe.cli.output import ExitStatus, as_json, complain, help_text
 from minipipe.cli.streams import (
     Signalled,
     discard,
@@ -50,13 +50,6 @@ VERBS = {
     "grade": "run the tests of submissions, and print their points",
     "info": "print versions, MPI library, devices and BLAS threads",
 }
-STATUS = """`minipipe VERB --help` describes a verb and its options.
-Exit status: 0 success, 1 the answer is no (such as an illegal schedule),
-2 wrong usage. The verb run exits with the status of its job."""
-COMPLETION = """tab completion, after pip install -e '.[completion]' in minipipe's folder:
-  eval "$(register-python-argcomplete minipipe)"                  in bash, zsh
-  register-python-argcomplete --shell fish minipipe | source      in fish
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,9 +134,8 @@ class _Once(argparse.Action):
     ) -> None:
         assert isinstance(parser, _Parser)
         if option is not None and self.dest in parser.seen:
-            raise argparse.ArgumentError(
-                self, "this option was passed twice; pass it once"
-            )
+            problem = "this option was passed twice"
+            raise argparse.ArgumentError(self, f"{problem}; pass it once")
         parser.seen.add(self.dest)
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
@@ -211,9 +203,8 @@ def _explain_or_refuse(words: list[str]) -> NoReturn:
         parser.print_help(sys.stderr)
         parser.exit(ExitStatus.MISUSE)
     parser.parse_args(words)
-    raise AssertionError(
-        "without a verb, argparse prints the help, the version or the usage, and exits"
-    )
+    problem = "without a verb, argparse prints the help"
+    raise AssertionError(f"{problem}, the version or the usage, and exits")
 
 
 def _complete() -> NoReturn:
@@ -237,7 +228,7 @@ def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
         "allow_abbrev": False,
     }
     about = "Draw, check, time, search and teach pipeline-parallel schedules."
-    end = f"verbs:\n{listed}\n\n{STATUS}\n\n{COMPLETION}"
+    end = help_text("minipipe").replace("@verbs@", listed)
     usage = "%(prog)s [-h] [--version] VERB …"
     parser = _Parser(prog="minipipe", usage=usage, description=about, epilog=end, **raw)
     parser.add_argument(
@@ -261,7 +252,7 @@ def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"minipipe {name}",
         description=purpose[0].upper() + purpose[1:] + ".",
-        epilog=getattr(verb, "EPILOG", None),
+        epilog=getattr(verb, "EPILOG", "") or help_text(name),
         allow_abbrev=False,
         formatter_class=_Formatter,
     )
@@ -278,11 +269,10 @@ def _answer(
     except MinipipeError as error:
         status = ExitStatus.of(error)
         if options.json:
-            verdict = (
-                {verb.ANSWER: False}
-                if status is ExitStatus.NO and hasattr(verb, "ANSWER")
-                else {}
-            )
+            if status is ExitStatus.NO and hasattr(verb, "ANSWER"):
+                verdict = {verb.ANSWER: False}
+            else:
+                verdict = {}
             put(as_json({**verdict, **_as_data(error)}))
         complain(_complaint(error))
         return status
@@ -300,10 +290,9 @@ def _complaint(error: MinipipeError, shown: int = 5) -> str:
     if not isinstance(error, ScheduleError):
         return error.message
     first, *others = error.problems
-    lines = [
-        f"[{first.code}] {first.message}",
-        *([f"\n{error.grid}\n"] if error.grid else []),
-    ]
+    lines = [f"[{first.code}] {first.message}"]
+    if error.grid:
+        lines.append(f"\n{error.grid}\n")
     lines += [f"also: [{problem.code}] {problem.message}" for problem in others[:shown]]
     if len(others) > shown:
         lines.append(f"and {len(others) - shown} more")

@@ -27,12 +27,15 @@ def add_number(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
     name: str,
     spec: Spec,
+    metavar: str = "N",
+    words: str | None = None,
     **more: Any,
 ) -> None:
     """Declare an option that is a number; :func:`check_numbers` refuses one that is out
     of range.
     """
-    action = parser.add_argument(name, type=spec.kind, **more)
+    given = {"metavar": metavar, "help": words, **more}
+    action = parser.add_argument(name, type=spec.kind, **given)
     vars(action)["spec"] = spec
 
 
@@ -62,9 +65,8 @@ def whole(text: str) -> int:
     try:
         return parse_integer(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"cannot read {quoted(text)}; expected a whole number, such as 4"
-        ) from None
+        problem = f"cannot read {quoted(text)}; expected a whole number"
+        raise argparse.ArgumentTypeError(f"{problem}, such as 4") from None
 
 
 def real(text: str) -> float:
@@ -78,6 +80,5 @@ def real(text: str) -> float:
     try:
         return parse_real(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"cannot read {quoted(text)}; expected a number, such as 0.5"
-        ) from None
+        problem = f"cannot read {quoted(text)}; expected a number"
+        raise argparse.ArgumentTypeError(f"{problem}, such as 0.5") from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.streams import put
 from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, misuse, quoted
-from minipipe.io import MARK, printable, printable_lines, write_whole
+from minipipe.io import MARK, package_text, printable, printable_lines, write_whole
 from minipipe.schedules.action_table import ActionTable
 
 if TYPE_CHECKING:
@@ -100,11 +100,10 @@ def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
     if ending not in known:
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         *others, last = known
-        expected = (
-            f"{', '.join(others)} or {last}{otherwise}"
-            if others
-            else f"{last}{otherwise}"
-        )
+        if others:
+            expected = f"{', '.join(others)} or {last}{otherwise}"
+        else:
+            expected = f"{last}{otherwise}"
         raise misuse(f"{quoted(str(path), 200)} {given}; expected {expected}.")
     return ending
 
@@ -119,6 +118,17 @@ def check_picture(path: str | Path) -> str:
         return check_ending(path, PICTURES)
     except ArgumentError as error:
         raise misuse(str(error)) from None
+
+
+def help_text(name: str) -> str:
+    """Return a text of the folder ``help``, such as the end of a verb's help.
+
+    Examples
+    --------
+    >>> help_text("sweep").splitlines()[-3]
+    'examples:'
+    """
+    return package_text(f"cli/help/{name}.txt").rstrip("\n")
 
 
 def complain(message: str) -> None:

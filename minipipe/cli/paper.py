@@ -8,10 +8,12 @@ import argparse
 from collections.abc import Sequence
 from math import inf, nan
 from statistics import mean, median
+from string import Template
 from typing import Any
 
+from minipipe.cli.declaring import add_text
 from minipipe.cli.options import add_output
-from minipipe.cli.output import ExitStatus, answer
+from minipipe.cli.output import ExitStatus, answer, help_text
 from minipipe.cli.progress import Progress
 from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted
 from minipipe.io import parse_real, printable, read_text, text_table
@@ -30,60 +32,32 @@ from minipipe.schedules.simulation.paper_scale import (
 )
 from minipipe.specs import Spec
 
-_NOTE = """
-t, p, d: tensor-parallel GPUs, pipeline ranks, replicas. m: microbatches per
-replica. v: stages on each rank. seconds: predicted time of an iteration, beside
-the one in the paper. TF/s: rate of each GPU, including recomputation. error:
-predicted time relative to the published one.
-The same rates predict all rows; no rate was fitted to a row. Four choices were
-made after the errors were known: the rates of matrix products and of memory, the
-bytes of accumulation, and no chunks in table 2. Before these choices, the error
-of all 24 rows was 3.7 % (mean), 3.4 % (median) and 9.0 % (largest)."""
+_COLUMNS = (Run._fields[:8], Run._fields[8:])
+EPILOG = Template(help_text("paper")).substitute(
+    terms="\n".join(f"  {name:14}{words}" for name, words in TERMS.items()),
+    rates="\n".join(f"  {rate:36}{source}" for rate, source in SOURCES.items()),
+    columns=",\n".join(f"  {','.join(names)}" for names in _COLUMNS),
+)
 
-EPILOG = f"""terms to leave out:
-{chr(10).join(f"  {name:14}{words}" for name, words in TERMS.items())}
-
-rates of an A100, and their sources:
-{chr(10).join(f"  {rate:36}{source}" for rate, source in SOURCES.items())}
-
-The authors' scripts do not state t and p of megatron-table-2; minipipe uses
-8 and 12, and 8 and 35. A file of your own has the columns
-  {",".join(Run._fields[:8])},
-  {",".join(Run._fields[8:])}
-
-examples:
-  minipipe paper megatron-table-1
-  minipipe paper megatron-table-1 --without bubble
-  minipipe paper mine.csv --rates products=6e14,memory=2.5e12
-  minipipe paper megatron-table-1 --model 1008B -o 1008b.json
-  minipipe simulate 1f1b --ranks 64 --microbatches 512 --costs 1008b.json"""
+_HEAD = [
+    *("model", "GPUs", "t", "p", "d", "m", "v", "recompute"),
+    *("seconds", "paper", "TF/s", "paper", "error"),
+]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "table",
-        metavar="TABLE|FILE.csv",
-        help=f"one of {', '.join(TABLES)}, or your own file",
-    )
-    parser.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        metavar="TERM",
-        help="leave out a term of the model; see below; may be repeated",
-    )
+    tables = f"one of {', '.join(TABLES)}, or your own file"
+    add_text(parser, "table", "TABLE|FILE.csv", tables)
+    term = "leave out a term of the model; see below; may be repeated"
+    several: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument("--without", metavar="TERM", help=term, **several)
     parser.add_argument("--model", help="only rows of this model")
     names = ", ".join(_rates_of(A100))
-    parser.add_argument(
-        "--rates",
-        metavar="NAME=X,…",
-        help=f"rates of other GPUs, in seconds or per second: {names}",
-    )
-    add_output(
-        parser,
-        "write the costs of the first row to FILE.json, for --costs of other verbs",
-    )
+    rates = f"rates of other GPUs, in seconds or per second: {names}"
+    add_text(parser, "--rates", "NAME=X,…", rates)
+    costs = "write the costs of the first row to FILE.json, for --costs of other verbs"
+    add_output(parser, costs)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -113,25 +87,27 @@ def run(options: argparse.Namespace) -> ExitStatus:
         for run in runs:
             rows.append(_row(run, predict(run, hardware, options.without)))
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
-    summary = (
-        {"mean": mean(errors), "median": median(errors), "largest": max(errors)}
-        if errors
-        else {}
-    )
+    if errors:
+        summary = {
+            "mean": mean(errors),
+            "median": median(errors),
+            "largest": max(errors),
+        }
+    else:
+        summary = {}
     figures = ", ".join(
         f"{name} {100 * error:.1f} %" for name, error in summary.items()
     )
     left_out = f" without {', '.join(options.without)}" if options.without else ""
     below = f"\nerror{left_out}: {figures}\n" if errors else ""
+    note = f"\n{help_text('table_of_paper')}" if hardware == A100 else ""
     data = {
         "rows": rows,
         "error": summary,
         "without": options.without,
         "rates": _rates_of(hardware),
     }
-    return answer(
-        options, data, f"{_table(rows)}\n{below}{_NOTE if hardware == A100 else ''}"
-    )
+    return answer(options, data, f"{_table(rows)}\n{below}{note}")
 
 
 def _runs(given: str) -> list[Run]:
@@ -139,10 +115,8 @@ def _runs(given: str) -> list[Run]:
     if given in TABLES:
         return published_runs(given)
     if not given.lower().endswith(".csv"):
-        raise misuse(
-            f"There is no table {quoted(given)}; expected {', '.join(TABLES)}, or a "
-            "file that ends in .csv."
-        )
+        reason = f"There is no table {quoted(given)}; expected {', '.join(TABLES)}"
+        raise misuse(f"{reason}, or a file that ends in .csv.")
     try:
         return read_runs(read_text(given))
     except ArgumentError as error:
@@ -173,10 +147,8 @@ def _hardware(given: str | None) -> Hardware:
         except ArgumentError:
             rates[name] = nan
         if not (0 <= rates[name] < inf and (rates[name] or name.endswith("latency"))):
-            known = (
-                f"a number above 0 for any of {', '.join(_rates_of(A100))}, such as "
-                "products=6e14"
-            )
+            rate = f"any of {', '.join(_rates_of(A100))}"
+            known = f"a number above 0 for {rate}, such as products=6e14"
             raise misuse(f"--rates has {quoted(part)}; expected {known}.")
     products, memory, *links = rates.values()
     return Hardware(products, memory, Link(*links[:2]), Link(*links[2:]))
@@ -218,23 +190,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "chunks_per_rank",
         "recompute",
     )
-    cells = [
-        [
-            "model",
-            "GPUs",
-            "t",
-            "p",
-            "d",
-            "m",
-            "v",
-            "recompute",
-            "seconds",
-            "paper",
-            "TF/s",
-            "paper",
-            "error",
-        ]
-    ]
+    cells = [_HEAD]
     for row in rows:
         times = (f"{row['seconds']:.2f}", _or_dash(row["published_seconds"], "{:.2f}"))
         rates = (

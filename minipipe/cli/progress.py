@@ -55,11 +55,9 @@ class Progress:
     ) -> None:
         self.work, self.seconds = work, seconds
         self._stream = sys.stderr if stream is None else stream
-        self._clock, self._is_long, self._limit = (
-            clock,
-            is_long,
-            "at most" if is_at_most else "about",
-        )
+        self._clock = clock
+        self._is_long = is_long
+        self._limit = "at most" if is_at_most else "about"
         self._describe: Callable[[], str] = lambda: ""
         self._bar: Any = None
         self._ends = threading.Event()
@@ -115,11 +113,10 @@ class Progress:
         if is_terminal(self._stream):
             from tqdm import tqdm
 
-            form = (
-                "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
-                if self.seconds
-                else "{desc} {elapsed}"
-            )
+            if self.seconds:
+                form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
+            else:
+                form = "{desc} {elapsed}"
             look: dict[str, Any] = {
                 "bar_format": form,
                 "leave": False,

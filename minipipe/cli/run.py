@@ -8,14 +8,13 @@ import os
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
+from minipipe.cli.declaring import RANKS, add_arguments, add_file, add_program, add_text
 from minipipe.cli.numbers import add_number
 from minipipe.cli.output import complain
 from minipipe.cli.streams import put
 from minipipe.cli.supervision.launching import (
     PROBE,
-    RESTART,
     JobSpec,
     is_here,
     read_hosts,
@@ -24,82 +23,35 @@ from minipipe.cli.supervision.supervisor import supervise
 from minipipe.comm.job.guard import become_supervisor
 from minipipe.comm.job.host import find_mpirun
 from minipipe.errors import ArgumentError, LaunchError, quoted
-from minipipe.io import MOST_STAGES
 from minipipe.specs import COUNT, INDEX
-
-EPILOG = f"""examples:
-  minipipe run -n 4 --restarts 3 train.py --epochs 10
-  minipipe run --hostfile hosts.mpich --restarts 10 --min-ranks 4 train.py
-  minipipe run -n 4 --launcher "srun --kill-on-bad-exit=1" train.py
-
-Arguments after SCRIPT are passed to the script. Each attempt has the same
-command line; the environment variable {RESTART} holds the number of
-restarts. The script should save checkpoints, and resume from the last one.
-
-A job is restarted unless it succeeded, exited with code 2 (a wrong command
-line), or failed three times in a row within 5 s with the same exit code. Ctrl-C
-and SIGTERM end the job. The exit status is the one of the last attempt, 130
-after Ctrl-C, or 143 after SIGTERM.
-"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the script are passed to it."""
     ranks = "number of ranks (default: all slots of the hostfile)"
-    add_number(
-        parser,
-        "-n",
-        COUNT._replace(maximum=MOST_STAGES),
-        dest="ranks",
-        metavar="N",
-        help=ranks,
-    )
-    add_number(
-        parser,
-        "--restarts",
-        INDEX,
-        default=0,
-        metavar="K",
-        help="most restarts (default: %(default)s)",
-    )
+    add_number(parser, "-n", RANKS, "N", ranks, dest="ranks")
+    restarts = "most restarts (default: %(default)s)"
+    add_number(parser, "--restarts", INDEX, "K", restarts, default=0)
     hosts = (
         "hosts, in the format of the launcher; a restart leaves out hosts that do not "
         "answer"
     )
-    parser.add_argument("--hostfile", type=Path, metavar="FILE", help=hosts)
-    add_number(
-        parser,
-        "--min-ranks",
-        COUNT,
-        metavar="M",
-        help="fewest ranks of a restart (default: 1)",
-    )
+    add_file(parser, "--hostfile", hosts)
+    fewest = "fewest ranks of a restart (default: 1)"
+    add_number(parser, "--min-ranks", COUNT, "M", fewest)
     probe = f"command that succeeds if HOST answers (default: {shlex.join(PROBE)})"
-    parser.add_argument("--probe", metavar="COMMAND", help=probe)
-    parser.add_argument(
-        "--launcher",
-        metavar="COMMAND",
-        help="launcher, with its options (default: mpirun)",
-    )
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python program")
-    parser.add_argument(
-        "arguments",
-        nargs=argparse.REMAINDER,
-        metavar="ARGUMENTS",
-        help="arguments of the script",
-    )
+    add_text(parser, "--probe", "COMMAND", probe)
+    launcher = "launcher, with its options (default: mpirun)"
+    add_text(parser, "--launcher", "COMMAND", launcher)
+    add_program(parser, "script", "a Python program")
+    add_arguments(parser, "script")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the job, and return its exit code for the shell."""
     if sys.platform == "win32":
-        raise LaunchError(
-            "unavailable",
-            (
-                "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are "
-                "threads."
-            ),
-        )
+        problem = "minipipe has no MPI on Windows; use minipipe.spawn"
+        raise LaunchError("unavailable", f"{problem}, whose ranks are threads.")
     job = _job(options)
     code = become_supervisor()
     if code is not None:  # in the guarding process, after the supervisor has exited
@@ -125,33 +77,23 @@ def _job(options: argparse.Namespace) -> JobSpec:
         ("--probe", options.probe),
     ):
         if not hosts and given is not None:
-            raise ArgumentError(
-                "value", f"{option} needs --hostfile FILE, which lists the hosts."
-            )
+            reason = f"{option} needs --hostfile FILE"
+            raise ArgumentError("value", f"{reason}, which lists the hosts.")
     _check_script(options.script)
     slots = sum(host.slots for host in hosts)
     ranks = slots if options.ranks is None and hosts else options.ranks
     if ranks is None:
-        raise ArgumentError(
-            "value",
-            (
-                "-n is missing; expected the number of ranks before the script, as in "
-                "-n 4 train.py."
-            ),
-        )
+        reason = "-n is missing; expected the number of ranks before the script"
+        raise ArgumentError("value", f"{reason}, as in -n 4 train.py.")
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
     # also the slots of the hostfile
-    COUNT._replace(maximum=MOST_STAGES).check("-n", ranks)
+    RANKS.check("-n", ranks)
     COUNT._replace(maximum=ranks).check("--min-ranks", min_ranks)
     probe = PROBE if options.probe is None else _words("--probe", options.probe)
     if not any("HOST" in word for word in probe):
-        raise ArgumentError(
-            "value",
-            (
-                f"--probe is {quoted(options.probe)}; expected a command that contains "
-                "HOST, in place of the host name."
-            ),
-        )
+        reason = f"--probe is {quoted(options.probe)}"
+        how = "expected a command that contains HOST, in place of the host name"
+        raise ArgumentError("value", f"{reason}; {how}.")
     if not all(is_here(host.name) for host in hosts):
         _check_installed(probe[0], "install it, or choose another command with --probe")
     program = (options.script, *options.arguments)
@@ -168,15 +110,11 @@ def _job(options: argparse.Namespace) -> JobSpec:
 
 def _check_script(script: str | None) -> None:
     if script is None:
-        raise LaunchError(
-            "not-found",
-            "Expected a script after the options, as in: minipipe run -n 4 train.py.",
-        )
+        problem = "Expected a script after the options, as in"
+        raise LaunchError("not-found", f"{problem}: minipipe run -n 4 train.py.")
     if not os.path.isfile(script):
-        raise LaunchError(
-            "not-found",
-            f"There is no script {quoted(script, 200)}; expected a Python file.",
-        )
+        problem = f"There is no script {quoted(script, 200)}"
+        raise LaunchError("not-found", f"{problem}; expected a Python file.")
 
 
 def _words(option: str, command: str) -> tuple[str, ...]:
@@ -208,6 +146,5 @@ def _launcher(given: str | None) -> tuple[str, ...]:
 
 def _check_installed(command: str, remedy: str) -> None:
     if shutil.which(command) is None:
-        raise LaunchError(
-            "unavailable", f"There is no command {quoted(command, 200)} here; {remedy}."
-        )
+        problem = f"There is no command {quoted(command, 200)} here"
+        raise LaunchError("unavailable", f"{problem}; {remedy}.")

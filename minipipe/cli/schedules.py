@@ -7,9 +7,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
-from pathlib import Path
 from typing import Any
 
+from minipipe.cli.declaring import add_file
 from minipipe.cli.numbers import SECONDS, add_number
 from minipipe.cli.options import (
     NUM_RANKS,
@@ -19,7 +19,7 @@ from minipipe.cli.options import (
     costs_of,
     sizes_of,
 )
-from minipipe.cli.output import ExitStatus, answer, check_picture, write_file
+from minipipe.cli.output import ExitStatus, answer, check_picture, help_text, write_file
 from minipipe.cli.progress import Progress
 from minipipe.errors import counted, misuse
 from minipipe.io import printable, text_table
@@ -35,54 +35,17 @@ from minipipe.schedules.simulation.comparison import (
 )
 from minipipe.schedules.simulation.costs import Costs
 
-_NOTE = """
-v           stages per rank, which divide the work of the rank
-time        duration of a training step
-bubble      idle time of the ranks, in % of their total time
-gap         distance of time from a lower bound, in %: no schedule with these
-            stages and this peak is faster than the bound
-peak        most microbatches in memory on a rank; each stage counts 1/v
-chunk       one of several stages of a rank
-no pauses   a rank is idle only before its first and after its last action, if
-            there are at least 2p-1 microbatches for p ranks
-splits B    runs B in two halves: I (gradients of inputs) and W (of weights)
-plus 1      plus one microbatch. v-half and v-min need less memory than 1F1B from
-            3 ranks on, at most 2/3 of it from 5 on; v-min at most 1/2 from 6 on
-V           stages go down the ranks and back up, so that rank 0 has the first
-            and the last stage
-2x weights  each stage is on two ranks
-no flush    weights are updated without draining the pipeline, so that a long
-            run has no bubble
-stale       gradients belong to weights that were updated meanwhile
-version     a copy of the weights; drifts: backward runs with newer weights than
-            forward"""
-
-EPILOG = """With --json, peak and peak_activations are numbers of microbatches, each counted
-for all layers of its rank. `minipipe simulate --json` counts pairs of stage and
-microbatch: v times as many with v stages per rank. --plot leaves out schedules
-with 2x weights, because it shows activation memory only.
-
-examples:
-  minipipe schedules --ranks 8 --microbatches 32
-  minipipe schedules --memory-limit 3
-  minipipe schedules --microbatches 8,32 --plot tradeoff.svg"""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_sizes(parser, several_batches=True)
     add_costs(parser)
-    add_memory_limit(
-        parser, "microbatches, each counted for all layers of its rank, that"
-    )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw bubble over peak memory to FILE: .svg, .png or .pdf",
-    )
+    held = "microbatches, each counted for all layers of its rank, that"
+    add_memory_limit(parser, held)
+    drawn = "draw bubble over peak memory to FILE: .svg, .png or .pdf"
+    add_file(parser, "--plot", drawn)
     search = "with --plot: search for better schedules, about this long in all"
-    add_number(parser, "--search", SECONDS, metavar="SECONDS", help=search)
+    add_number(parser, "--search", SECONDS, "SECONDS", search)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -92,30 +55,24 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _plot(batches, options)
     if len(batches) > 1 or options.search is not None:
         given = "--search" if options.search is not None else "a list of --microbatches"
-        raise misuse(
-            f"{given} is for a picture, --plot FILE; `minipipe sweep` has tables."
-        )
+        reason = f"{given} is for a picture, --plot FILE"
+        raise misuse(f"{reason}; `minipipe sweep` has tables.")
     (options.microbatches,) = batches
     ranks, microbatches = sizes_of(options)
     rows = comparison.table(
         ranks, microbatches, costs_of(options), options.memory_limit
     )
     status = ExitStatus.YES if rows else ExitStatus.NO
-    limit = (
-        ""
-        if options.memory_limit is None
-        else f", at most {options.memory_limit:g} held"
-    )
-    head = (
-        f"{counted(ranks, 'rank')}, {counted(microbatches, 'microbatch')}, "
-        f"{_costs_in_words(options)}{limit}"
-    )
-    body = f"{_table(rows)}\n{_NOTE}"
+    if options.memory_limit is None:
+        limit = ""
+    else:
+        limit = f", at most {options.memory_limit:g} held"
+    sizes = [counted(ranks, "rank"), counted(microbatches, "microbatch")]
+    head = f"{', '.join(sizes)}, {_costs_in_words(options)}{limit}"
+    body = f"{_table(rows)}\n\n{help_text('table_of_schedules')}"
     if not rows:
-        body = (
-            "No named schedule holds at most "
-            f"{counted(options.memory_limit, 'microbatch')} on each rank."
-        )
+        most = counted(options.memory_limit, "microbatch")
+        body = f"No named schedule holds at most {most} on each rank."
     return answer(options, rows, f"{head}\n\n{body}", status)
 
 
@@ -153,19 +110,16 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     from minipipe.render.svg.tradeoff import draw_tradeoff
 
     if options.memory_limit is not None:
-        raise misuse(
-            "--memory-limit is for the table; a picture has all limits. Leave it out."
-        )
+        problem = "--memory-limit is for the table"
+        raise misuse(f"{problem}; a picture has all limits. Leave it out.")
     seconds, costs = options.search, costs_of(options)
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]
     if seconds is not None:
         count = sum(len(list(_questions(of_batch, costs))) for of_batch in drawn)
-        work = (
-            f"searching for better schedules, for each of {counted(count, 'limit')} of "
-            "memory"
-        )
+        limits = counted(count, "limit")
+        work = f"searching for better schedules, for each of {limits} of memory"
         with Progress(work, seconds) as progress:
             drawn = [
                 _with_searched(of_batch, costs, seconds / max(1, count), progress)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from minipipe.cli.declaring import add_flag
 from minipipe.cli.numbers import SECONDS, add_number
 from minipipe.cli.options import (
     add_costs,
@@ -25,20 +26,10 @@ from minipipe.schedules.placement import check_sizes, looped_placement, v_placem
 from minipipe.search.finding import usual_evaluations
 from minipipe.specs import SCHEDULE_COUNT
 
-# a search of a schedule with a few actions would take more than a year
-_MOST_EVALUATIONS = 10**12
+# A search of a schedule with a few actions would take more than a year.
+_EVALUATIONS = SCHEDULE_COUNT._replace(maximum=10**12)
 _SECONDS = 60.0  # the default time limit of a search
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
-EPILOG = """The memory limit has the unit of the cost activation, the memory that one
-microbatch needs on one stage from F until I (default: 1).
-
-A file .json is a certificate: the schedule, its costs and the lower bound.
-minipipe check --certificate FILE verifies it.
-
-examples:
-  minipipe search --ranks 4 --microbatches 8 --memory-limit 5
-  minipipe search --ranks 8 --microbatches 24 --memory-limit 8 -o mine.csv \\
-    --costs F=18.522,I=18.086,W=9.337,latency=0.601,weight_activation=0.366"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,41 +37,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_sizes(parser)
     add_costs(parser)
     add_memory_limit(parser, "activation memory")
-    parser.add_argument(
-        "--placement",
-        choices=PLACEMENTS,
-        default="straight",
-        help="one stage per rank (default), or two in a V",
+    add = parser.add_argument
+    stages = "one stage per rank (default), or two in a V"
+    add("--placement", choices=PLACEMENTS, default="straight", help=stages)
+    objective = (
+        "time to minimise: span, the longest time between the first start and last end "
+        "on one rank (default), or makespan, the same over all ranks"
     )
-    parser.add_argument(
-        "--objective",
-        choices=list(map(str, Objective)),
-        default=str(Objective.SPAN),
-        help="time to minimise: span, the longest time between the first start and "
-        "last "
-        "end on one rank (default), or "
-        "makespan, the same over all ranks",
-    )
-    evaluations = SCHEDULE_COUNT._replace(maximum=_MOST_EVALUATIONS)
+    names = list(map(str, Objective))
+    add("--objective", choices=names, default=str(Objective.SPAN), help=objective)
     tries = "schedules to try (default: 10,000,000 actions in all)"
-    add_number(parser, "--evaluations", evaluations, metavar="N", help=tries)
+    add_number(parser, "--evaluations", _EVALUATIONS, "N", tries)
     limit = f"time limit (default: {_SECONDS:g}, or none with --evaluations)"
-    add_number(parser, "--seconds", SECONDS, metavar="N", help=limit)
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random seed of the search (default: 0)",
-    )
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help="use the exact solver CP-SAT in the second half of the time",
-    )
-    add_output(
-        parser, "write the schedule (.csv or .txt) or its certificate (.json) to FILE"
-    )
+    add_number(parser, "--seconds", SECONDS, "N", limit)
+    seed = "random seed of the search (default: 0)"
+    add("--seed", type=int, default=0, metavar="N", help=seed)
+    exact = "use the exact solver CP-SAT in the second half of the time"
+    add_flag(parser, "--exact", exact)
+    written = "write the schedule (.csv or .txt) or its certificate (.json) to FILE"
+    add_output(parser, written)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -146,25 +121,21 @@ def _data(found: Certificate, timeline: Timeline, file: Path | None) -> dict[str
 def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
     peaks = ", ".join(f"{peak:g}" for peak in timeline.peak_memory or ())
     unit = timeline.unit
+    step = f"makespan {timeline.makespan:g} {unit}"
+    idle = f"bubble {100 * timeline.bubble_fraction:.2f} % of all time"
+    bound = f"{found.bound:.12g} {unit} ({found.bound_by})"
+    by = f"found by {found.found_by}, in {found.seconds:.1f} s"
+    span_idle = f"{100 * timeline.span_bubble_rate:.2f} %"
     lines = [
-        (
-            f"{found.schedule.describe(', ')}; found by {found.found_by}, in "
-            f"{found.seconds:.1f} s"
-        ),
-        (
-            f"makespan {timeline.makespan:g} {unit}, longest span of a rank "
-            f"{timeline.cost:g} {unit}"
-        ),
-        f"bubble {100 * timeline.bubble_fraction:.2f} % of all time, "
-        f"{100 * timeline.span_bubble_rate:.2f} % of the longest span of a rank",
+        f"{found.schedule.describe(', ')}; {by}",
+        f"{step}, longest span of a rank {timeline.cost:g} {unit}",
+        f"{idle}, {span_idle} of the longest span of a rank",
         f"peak memory by rank {peaks}",
-        (
-            f"lower bound of the {found.objective}: {found.bound:.12g} {unit} "
-            f"({found.bound_by})"
-        ),
-        *([str(found.schedule)] if file is None else [f"written to {file}"]),
-        f"{100 * found.gap:.3g} % above the bound"
-        if found.gap
-        else "optimal: equal to the bound",
+        f"lower bound of the {found.objective}: {bound}",
+        str(found.schedule) if file is None else f"written to {file}",
     ]
+    if found.gap:
+        lines.append(f"{100 * found.gap:.3g} % above the bound")
+    else:
+        lines.append("optimal: equal to the bound")
     return "\n".join(lines)

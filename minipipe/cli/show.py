@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minipipe.cli.declaring import add_flag, add_text
 from minipipe.cli.options import (
     add_output,
     add_schedule,
@@ -30,27 +31,6 @@ from minipipe.render.panel import chunks_of, shares
 from minipipe.schedules import Timeline, simulate, verify
 from minipipe.schedules.action_table import ActionTable
 from minipipe.specs import TEXT_WIDTH
-
-EPILOG = """in a drawing:
-  F3     forward of microbatch 3; on a rank with several stages 2F3 is on stage
-         2; if space is short, f3 is on the second of two stages
-  B3     backward, or its two halves: I input gradients, W weight gradients
-  R3:    recomputation of a forward
-  - = ~  F, B or I, and W continue
-  #      an update U
-  +      a send that blocks
-  ·      idle
-  %      below a rank: all-reduce of gradients, while the rank continues
-  > <    below a rank: copies of activations, O3> out and L3< back
-
-examples:
-  minipipe show 1f1b
-  minipipe show gpipe 1f1b zb-h1 -o compared.svg
-  minipipe show zb-v --ranks 2 --microbatches 6 -o mine.csv
-  minipipe show zb-v -o zb-v.html
-  minipipe show 1f1b --rows
-  minipipe show 1f1b --rows --costs latency=0.5 --format text"""
-
 
 _PICTURES = ("svg", "pdf", "png")
 _WRITTEN: dict[str, Callable[[ActionTable], str]] = {
@@ -82,33 +62,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, several=True)
     add_wait(parser)
-    parser.add_argument(
-        "--format",
-        choices=(*_DRAWN, *_WRITTEN),
-        help="a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), "
-        "or a "
-        "schedule file (rows, csv); "
-        "default: from the ending of FILE: .txt, .svg, .pdf, .png, .html, .json or "
-        ".csv",
-    )
     add = parser.add_argument
-    add(
-        "--messages",
-        action="store_true",
-        help="include SEND and RECV: cells of rows and csv, arrows of pictures",
+    form = (
+        "a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), or a "
+        "schedule file (rows, csv); default: from the ending of FILE: .txt, .svg, "
+        ".pdf, .png, .html, .json or .csv"
     )
+    add("--format", choices=(*_DRAWN, *_WRITTEN), help=form)
+    messages = "include SEND and RECV: cells of rows and csv, arrows of pictures"
+    add_flag(parser, "--messages", messages)
     width = "columns of text (default: terminal width), or pixels of a picture"
     add("--width", type=int, metavar="N", help=width)
-    add("--title", metavar="TEXT", help="title above the drawing")
-    add(
-        "--font-size", type=float, metavar="N", help="font size of a picture, in pixels"
-    )
-    add(
-        "--animated",
-        action="store_true",
-        help="let the actions of an SVG appear one after another",
-    )
-    add("--no-legend", action="store_true", help="leave out the legend of a picture")
+    add_text(parser, "--title", "TEXT", "title above the drawing")
+    size = "font size of a picture, in pixels"
+    add("--font-size", type=float, metavar="N", help=size)
+    animated = "let the actions of an SVG appear one after another"
+    add_flag(parser, "--animated", animated)
+    add_flag(parser, "--no-legend", "leave out the legend of a picture")
     add_output(parser, "write to FILE instead of standard output")
 
 
@@ -127,20 +97,15 @@ def run(options: argparse.Namespace) -> ExitStatus:
     else:
         for schedule in schedules:
             verify(all_steps(schedule, options))
+        cuts = map(chunks_of, schedules, shares(schedules))
         timelines = [
-            simulate(
-                schedule,
-                costs.cut(chunks_of(schedule, share)),
-                options.steps,
-                options.wait,
-            )
-            for schedule, share in zip(schedules, shares(schedules))
+            simulate(schedule, costs.cut(cut), options.steps, options.wait)
+            for schedule, cut in zip(schedules, cuts)
         ]
-        content = (
-            _text(timelines, options)
-            if options.format == "text"
-            else _drawing(timelines, options)
-        )
+        if options.format == "text":
+            content = _text(timelines, options)
+        else:
+            content = _drawing(timelines, options)
     if options.output is not None:
         return write_file(options.output, content, options)
     put(content, end="")
@@ -211,27 +176,21 @@ def _format(options: argparse.Namespace) -> str:
 def _check(options: argparse.Namespace) -> None:
     """Refuse options that have no effect together."""
     if options.json and options.format != "text":
-        raise misuse(
-            f"--json and --format {options.format} are different formats; choose one."
-        )
+        problem = f"--json and --format {options.format} are different formats"
+        raise misuse(f"{problem}; choose one.")
     wanted = "json" if options.json else options.format
     for option, formats in _FORMATS_OF_OPTION.items():
         if getattr(options, option) not in (None, False) and wanted not in formats:
-            name, how = (
-                option.replace("_", "-"),
-                "--json" if options.json else f"--format {wanted}",
-            )
+            name = option.replace("_", "-")
+            how = "--json" if options.json else f"--format {wanted}"
             expected = ", ".join(formats).replace(", json", ", or --json")
-            raise misuse(
-                f"--{name} has no effect with {how}; expected --format {expected}."
-            )
+            problem = f"--{name} has no effect with {how}"
+            raise misuse(f"{problem}; expected --format {expected}.")
     if options.width is not None and wanted == "text":
         TEXT_WIDTH._replace(error=ScheduleError.of).check("--width", options.width)
     if len(options.schedule) > 1 and wanted in _WRITTEN:
-        raise misuse(
-            f"--format {wanted} writes one schedule; {len(options.schedule)} were "
-            "given."
-        )
+        problem = f"--format {wanted} writes one schedule"
+        raise misuse(f"{problem}; {len(options.schedule)} were given.")
     if wanted in ("pdf", "png"):
         if options.output is None:
             raise misuse(f"--format {wanted} needs a file to write to: -o FILE.")

@@ -16,24 +16,6 @@ from minipipe.schedules.simulation.comparison import Gap, gaps
 from minipipe.schedules.simulation.timeline import ONE_UNIT
 from minipipe.search.gallery import GALLERY, known_bound
 
-EPILOG = """columns, one row per rank:
-  busy              time of its actions
-  warm-up           idle before its first action
-  waiting           idle until another rank or its message is ready
-  sending           blocked by a send (with --sends-block)
-  drain             idle after its last action
-  update            time between two training steps
-  overhead          time between two actions
-  peak activations  most microbatches held; each counts for all stages of a rank
-
-In JSON, peak_activations counts (stage, microbatch) pairs: v per microbatch for
-v stages on each rank.
-
-examples:
-  minipipe simulate 1f1b --costs F=1,I=1,W=1,latency=0.5
-  minipipe simulate 1f1b --costs cores=2
-  minipipe simulate mine.csv --costs F=1:2:1:1 --sends-block --json"""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -81,10 +63,8 @@ def _report(
     cells = [["rank", "busy", *causes, "peak activations", "peak memory"]]
     for rank in range(timeline.num_ranks):
         memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
-        numbers = [
-            timeline.busy(rank),
-            *(idle_by_cause[rank][cause] for cause in causes),
-        ]
+        idle = (idle_by_cause[rank][cause] for cause in causes)
+        numbers = [timeline.busy(rank), *idle]
         activations = timeline.peak_activations[rank] / (
             timeline.pairs_per_microbatch or 1
         )
@@ -121,16 +101,13 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
     if not found:
         return []
     makespan, span = found
-    either = (
-        ", whether backwards are split or not,"
-        if ActionKind.BACKWARD in schedule.kinds
-        else ""
-    )
+    if ActionKind.BACKWARD in schedule.kinds:
+        either = ", whether backwards are split or not,"
+    else:
+        either = ""
     memory = makespan.workload.memory_limit[0]
-    below = (
-        f"with memory {memory:g} per rank{either} no makespan is below "
-        f"{makespan.bound.value:.12g}"
-    )
+    limited = f"with memory {memory:g} per rank{either}"
+    below = f"{limited} no makespan is below {makespan.bound.value:.12g}"
     return [
         f"longest span of a rank: {_above(span)} the best possible for this memory",
         f"makespan: {_above(makespan)} the best possible for this memory",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+from minipipe.cli.declaring import add_flag
 from minipipe.cli.options import (
     PAIRS_OR_AMOUNT,
     add_memory_limit,
@@ -19,35 +21,16 @@ from minipipe.render.stepper.loop import screen_of_this_terminal, step_with_keys
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.render.terminal import has_colour
 
-EPILOG = """Keys in a terminal: n next, p previous, g go to a step or a time, r show one
-rank, ? help, q quit. With --all, or if the output is a pipe or a file, every
-step is printed; with --json each is one line. An illegal schedule runs until
-its deadlock, and each of its actions takes one round.
-
-examples:
-  minipipe step 1f1b --microbatches 4
-  minipipe step mine.csv --costs latency=0.5 --sends-block
-  minipipe step mine.csv --at -1"""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser)
-    parser.add_argument(
-        "--all", action="store_true", help="print every step, also in a terminal"
-    )
-    parser.add_argument(
-        "--from", dest="first", type=int, metavar="N", help="print the steps from N on"
-    )
-    parser.add_argument(
-        "--to", dest="last", type=int, metavar="N", help="print the steps up to N"
-    )
-    parser.add_argument(
-        "--at",
-        type=int,
-        metavar="N",
-        help="print step N only; -1 is the end, with the result",
-    )
+    add_flag(parser, "--all", "print every step, also in a terminal")
+    step: dict[str, Any] = {"type": int, "metavar": "N"}
+    add = parser.add_argument
+    add("--from", dest="first", **step, help="print the steps from N on")
+    add("--to", dest="last", **step, help="print the steps up to N")
+    add("--at", **step, help="print step N only; -1 is the end, with the result")
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
 
 
@@ -57,10 +40,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """
     _, schedule, costs = schedule_and_costs(options)
     if options.steps > 1 and costs.update != 0:
-        raise misuse(
-            "step does not model the time between training steps: leave update out "
-            "of --costs, or use simulate."
-        )
+        problem = "step does not model the time between training steps"
+        raise misuse(f"{problem}: leave update out of --costs, or use simulate.")
     walkthrough = Walkthrough(
         schedule, costs, options.memory_limit, memory_of(costs, schedule)
     )

@@ -21,39 +21,22 @@ from minipipe.errors import counted
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.schedules.simulation.comparison import sweep
 
-EPILOG = """The output has one row for each combination of costs, ranks, microbatches,
-chunks and schedule, with the figures of `minipipe schedules`. If a combination
-is impossible, the column "error" says why.
-
-examples:
-  minipipe sweep --ranks 2,4,8 --microbatches 8,16,32 -o sweep.csv
-  minipipe sweep --schedules 1f1b,zb-h1 --costs latency=0 latency=0.5 latency=1"""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    for option, letter, default in (
-        ("--ranks", "P", NUM_RANKS),
-        ("--microbatches", "M", NUM_MICROBATCHES),
+    several: dict[str, Any] = {"type": whole_numbers}
+    add = parser.add_argument
+    for option, metavar, default in (
+        ("--ranks", "P,…", NUM_RANKS),
+        ("--microbatches", "M,…", NUM_MICROBATCHES),
     ):
         usual = f"numbers of {option[2:]} (default: {default})"
-        parser.add_argument(
-            option,
-            type=whole_numbers,
-            default=[default],
-            metavar=f"{letter},…",
-            help=usual,
-        )
-    add, names = parser.add_argument, list(REGISTRY)
-    add(
-        "--schedules",
-        type=_names,
-        default=names,
-        metavar="NAME,…",
-        help="names of schedules (default: all)",
-    )
+        add(option, **several, default=[default], metavar=metavar, help=usual)
+    usual = "names of schedules (default: all)"
+    names: dict[str, Any] = {"type": _names, "default": list(REGISTRY)}
+    add("--schedules", **names, metavar="NAME,…", help=usual)
     usual = "stages per rank (default: the default of each schedule)"
-    add("--chunks", type=whole_numbers, default=[None], metavar="V,…", help=usual)
+    add("--chunks", **several, default=[None], metavar="V,…", help=usual)
     share = (
         "costs of all layers of a rank, divided among its stages; several lists, each "
         "as for `minipipe simulate`"
@@ -65,11 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the rows, or write them."""
-    written = (
-        csv_of
-        if options.output is None
-        else _WRITTEN[ending_of(options.output, _WRITTEN)]
-    )
+    if options.output is None:
+        written = csv_of
+    else:
+        written = _WRITTEN[ending_of(options.output, _WRITTEN)]
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
     sizes = options.ranks, options.microbatches, options.schedules, options.chunks
     with Progress("timing schedules", is_long=False) as progress:

@@ -63,15 +63,13 @@ def check_agreement(
         group, {key: digest(text) for key, text in descriptions.items()}, what
     ):
         messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
-        own, other = _first_difference(
-            *(messages[rank].tobytes().decode() for rank in (others[0], usual))
-        )
+        texts = [messages[rank].tobytes().decode() for rank in (others[0], usual)]
+        own, other = _first_difference(*texts)
         raise RankError(
             "disagreement",
             f"The {key} of rank {listed(others, group)} differs from that of rank "
-            f"{group.name(usual)}: "
-            f"there it is {own}, on rank {group.name(usual)} {other}. "
-            f"{ALIKE}{_way_out(own, other)}",
+            f"{group.name(usual)}: there it is {own}, on rank {group.name(usual)} "
+            f"{other}. {ALIKE}{_way_out(own, other)}",
         )
 
 
@@ -118,11 +116,9 @@ def _text_of(value: Any) -> str:
     """
     if isinstance(value, Integral):
         return str(value)
-    return (
-        repr(value)
-        if value is None or isinstance(value, str | float)
-        else f"a {type(value).__name__}"
-    )
+    if value is None or isinstance(value, str | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
 
 
 def digest(data: Any) -> int:

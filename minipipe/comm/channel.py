@@ -53,6 +53,8 @@ class SendChannel:
     array : array
         The payload: fill it before ``start``, and not again before ``wait`` has
         returned.
+    is_over : bool
+        Whether nothing is under way, as far as was asked.
     """
 
     def __init__(
@@ -71,6 +73,11 @@ class SendChannel:
             what,
         )
         self._request: Request | None = None
+        self.is_over = True
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to use it in line; nothing, if it cannot."""
+        return {}
 
     def start(self, step: int = 0) -> None:
         """Start to send the array; return at once. Local; the partner is the
@@ -82,9 +89,14 @@ class SendChannel:
             The number of the sender's call, which the receiver may compare with its
             own.
         """
+        self.is_over = False
         self._request = self._group.isend(
             self.array, self._destination, self._tag, step=step
         )
+
+    def use(self, array: Array) -> None:
+        """Use other memory of the same shape and dtype, while nothing is under way."""
+        self.array = array
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the array may be filled again: at once if nothing was started.
@@ -101,6 +113,8 @@ class SendChannel:
         """
         if self._request is not None:
             self._request.wait(timeout)
+            self.is_over = True
+            self._request = None  # which may hold a copy of the array
 
 
 class ReceiveChannel:
@@ -136,6 +150,10 @@ class ReceiveChannel:
         self.other: Array | None = None
         self._step = 0
 
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to use it in line; nothing, if it cannot."""
+        return {}
+
     def start(self, step: int = 0) -> None:
         """Start to receive the next message; return at once. Local; the partner is the
         source.
@@ -169,10 +187,19 @@ class ReceiveChannel:
         """
         array = self.take(timeout)
         if array is not self.array:
-            self.other = array
-            self._expectation().check(Header.of(array, self._step))
-            self.other = None
-            self.array[...] = array
+            self.take_over(array)
+
+    def take_over(self, array: Array) -> None:
+        """Copy another array that :meth:`take` has returned; raise if it differs."""
+        self.other = array
+        self._expectation().check(Header.of(array, self._step))
+        self.other = None
+        self.array[...] = array
+
+    def use(self, array: Array) -> None:
+        """Use other memory of the same shape and dtype from the next start on."""
+        self.array = array
+        self._allocate = partial(_allocated, array)
 
     def take(self, timeout: float | None = None) -> Array:
         """Wait until the message has arrived, of whatever shape and dtype; return its
@@ -189,7 +216,9 @@ class ReceiveChannel:
             As ``wait``, but not codes ``shape`` and ``dtype``.
         """
         assert self._request is not None, "start() comes before wait()"
-        return self._request.wait(timeout)
+        array = self._request.wait(timeout)
+        self._request = None
+        return array
 
     def _expectation(self) -> Expectation:
         group = self._group
@@ -281,7 +310,8 @@ class BroadcastChannel:
                 sending.array[...] = array
             sending.start()
         for sending in self._sending:
-            sending.wait()
+            if not sending.is_over:
+                sending.wait()
         return array
 
 
@@ -339,7 +369,8 @@ class ExchangeChannel:
             receiving.start(step)
         found = self._arrived()
         for sending in self._sending:
-            sending.wait()
+            if not sending.is_over:
+                sending.wait()
         self._is_open = False
         if self._is_sender:
             found[self._rank] = [*numbers]
@@ -348,7 +379,9 @@ class ExchangeChannel:
     def _arrived(self) -> dict[int, list[float]]:
         found = {}
         for source, receiving in self._receiving.items():
-            receiving.wait()
+            array = receiving.take()
+            if array is not receiving.array:
+                receiving.take_over(array)
             found[source] = receiving.array.tolist()
         return found
 

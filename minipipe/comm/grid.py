@@ -92,21 +92,18 @@ class Grid:
             COUNT.check(name, size)
         if pipeline * data * tensor != group.size:
             given = " x ".join(f"{name} {size}" for name, size in sizes.items())
-            message = (
-                f"{given} are {counted(pipeline * data * tensor, 'rank')}, but there "
-                f"are {group.size}"
-            )
             raise RankError(
-                "wrong-number", f"{message}; expected a product of {group.size}."
+                "wrong-number",
+                f"{given} are {counted(pipeline * data * tensor, 'rank')}, but there "
+                f"are {group.size}; expected a product of {group.size}.",
             )
         group = _by_host(group, hosts, tensor)
         self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)
         self.fully_sharded = fully_sharded
         self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
         # A pipeline has the ranks of its first replica first.
-        self.pipeline = cast(
-            ProcessGroup, group.split(part, key=replica * pipeline + stage)
-        )
+        place = replica * pipeline + stage
+        self.pipeline = cast(ProcessGroup, group.split(part, key=place))
         self.data = cast(ProcessGroup, group.split(stage * tensor + part))
         self.tensor = cast(ProcessGroup, group.split(stage * data + replica))
         self.pipeline.note = ". ".join(filter(None, [self.legend, group.note]))
@@ -123,10 +120,8 @@ class Grid:
     def roles(self) -> dict[int, str]:
         """The coordinates of each rank as a text, by its number in the world."""
         words = "pipeline rank {}, replica {}, part {}"
-        return {
-            name: words.format(*self.coordinates_of(rank))
-            for rank, name in enumerate(self.group.world_ranks)
-        }
+        ranks = enumerate(self.group.world_ranks)
+        return {name: words.format(*self.coordinates_of(rank)) for rank, name in ranks}
 
     @property
     def legend(self) -> str:
@@ -134,14 +129,14 @@ class Grid:
         tables have.
         """
         pipeline, _, tensor = self._sizes
-        place = f"rank r is pipeline rank r % {pipeline} of replica r // {pipeline}"
-        return f"{place}, with part {self.coordinates[2]} of {tensor} of each layer"
+        return (
+            f"rank r is pipeline rank r % {pipeline} of replica r // {pipeline}, with "
+            f"part {self.coordinates[2]} of {tensor} of each layer"
+        )
 
     def __repr__(self) -> str:
-        sizes = ", ".join(
-            f"{name}={size}"
-            for name, size in zip(("pipeline", "data", "tensor"), self._sizes)
-        )
+        pairs = zip(("pipeline", "data", "tensor"), self._sizes)
+        sizes = ", ".join(f"{name}={size}" for name, size in pairs)
         return f"Grid({sizes}; this is {self.roles[self.group.name()]})"
 
 

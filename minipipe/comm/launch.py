@@ -127,10 +127,8 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
     if sys.platform == "win32":
         raise LaunchError(
             "unavailable",
-            (
-                f"A launcher started {several}; on Windows use spawn, whose ranks are "
-                "threads."
-            ),
+            f"A launcher started {several}; on Windows use spawn, whose ranks are "
+            "threads.",
         )
     process = _this_process(started or 0)
     # not earlier: from now on one rank reports an error of all
@@ -143,18 +141,16 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
     except ImportError as error:
         raise LaunchError(
             "unavailable",
-            f"A launcher started {several}, but mpi4py cannot be imported "
-            f"({error}), so each would run alone. Install "
-            "it from minipipe's folder: pip install -e '.[mpi]' (on a cluster, its "
-            "MPI loaded: pip install mpi4py).",
+            f"A launcher started {several}, but mpi4py cannot be imported ({error}), "
+            "so each would run alone. Install it from minipipe's folder: pip install "
+            "-e '.[mpi]' (on a cluster, its MPI loaded: pip install mpi4py).",
         ) from None
     if started is not None and group.size != started:
         raise LaunchError(
             "unavailable",
-            f"A launcher started {several}, but mpi4py sees {group.size}: it "
-            "belongs to another MPI than this mpirun. "
-            "Use the mpirun of the same environment, or rebuild mpi4py: pip install "
-            "--no-binary mpi4py mpi4py.",
+            f"A launcher started {several}, but mpi4py sees {group.size}: it belongs "
+            "to another MPI than this mpirun. Use the mpirun of the same environment, "
+            "or rebuild mpi4py: pip install --no-binary mpi4py mpi4py.",
         )
     return group
 
@@ -226,9 +222,8 @@ def spawn(
     >>> spawn(ring, num_ranks=3)
     [2, 0, 1]
     """
-    num_ranks = Spec(int, minimum=1, error=RankError, code="wrong-number").check(
-        "num_ranks", num_ranks
-    )
+    spec = Spec(int, minimum=1, error=RankError, code="wrong-number")
+    num_ranks = spec.check("num_ranks", num_ranks)
     limit = chosen_timeout(timeout)
     keep_freed_memory()
     switchboard = Switchboard(num_ranks, take_turns)
@@ -264,10 +259,8 @@ def spawn(
     if switchboard.failure is not None:
         rank, error = switchboard.failure
         role = switchboard.activities[rank].roles.get(rank)
-        error.add_note(
-            f"raised on rank {rank} of {num_ranks} (a "
-            f"thread{f': {role}' if role else ''})"
-        )
+        which = f"a thread: {role}" if role else "a thread"
+        error.add_note(f"raised on rank {rank} of {num_ranks} ({which})")
         raise error
     return results
 

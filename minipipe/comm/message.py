@@ -108,16 +108,13 @@ def packed_form(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     True
     """
     if dtype.kind not in "biuc" and not is_floating(dtype):
-        raise MessageError(
-            "dtype", f"Numbers and booleans can be sent; this array is {dtype}."
-        )
+        message = f"Numbers and booleans can be sent; this array is {dtype}."
+        raise MessageError("dtype", message)
     if len(shape) > _MAX_AXES:
         raise MessageError(
             "shape",
-            (
-                f"An array to send has at most {_MAX_AXES} axes; this one has "
-                f"{len(shape)}."
-            ),
+            f"An array to send has at most {_MAX_AXES} axes; this one has "
+            f"{len(shape)}.",
         )
     lengths = *shape, *(0,) * (_MAX_AXES - len(shape))
     return _FORM.pack(dtype_name(dtype).encode(), len(shape), *lengths)
@@ -206,18 +203,16 @@ class Expectation(NamedTuple):
                     raise MessageError(
                         code,
                         f"Rank {self._name(self.source)} sent {header} to rank "
-                        f"{self._name(self.rank)}, which expects "
-                        f"{mine} ({self}). Both ranks must describe the same model "
-                        "and batch.",
+                        f"{self._name(self.rank)}, which expects {mine} ({self}). "
+                        "Both ranks must describe the same model and batch.",
                     )
         if self.step is not None and header.step != self.step:
             raise MessageError(
                 "disagreement",
                 f"Rank {self._name(self.source)} sent {self} in its step "
-                f"{header.step}, "
-                f"but rank {self._name(self.rank)} is in step {self.step}. "
-                "Every rank must call step, evaluate and predict equally often and "
-                "in the same order.",
+                f"{header.step}, but rank {self._name(self.rank)} is in step "
+                f"{self.step}. Every rank must call step, evaluate and predict "
+                "equally often and in the same order.",
             )
 
     def awaited(self) -> str:
@@ -357,11 +352,10 @@ def chosen_timeout(argument: float | None) -> float:
     ArgumentError
         Code ``value``: when it is not above 0.
     """
-    chosen = (
-        (os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT)
-        if argument is None
-        else argument
-    )
+    if argument is None:
+        chosen = os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT
+    else:
+        chosen = argument
     name = "MINIPIPE_TIMEOUT" if argument is None else "timeout"
     with suppress(TypeError, ValueError):
         return _SECONDS.check(name, as_float(chosen))

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from threading import get_ident
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -36,7 +37,7 @@ from minipipe.autograd import backend
 from minipipe.comm.job.host import LOCAL_RANK, launcher_number, yield_core
 from minipipe.comm.job.mpi_job import MPI, MPIJob, start_mpi, the_job
 from minipipe.comm.job.process import RankProcess
-from minipipe.comm.job.reports import Patience, exit_code_of
+from minipipe.comm.job.reports import Patience, Words, exit_code_of
 from minipipe.comm.job.verdict import titled, verdict
 from minipipe.comm.message import (
     HEADER_SIZE,
@@ -85,14 +86,12 @@ class MPIGroup(ProcessGroup):
         self._resources.callback(comm.Free)
         self._resources.callback(self.withdraw)
         self._resources.callback(job.groups.remove, self)
-        self.world_ranks = [
-            int(r)
-            for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)
-        ]
+        world = MPI.COMM_WORLD.group
+        translated = MPI.Group.Translate_ranks(comm.group, None, world)
+        self.world_ranks = list(map(int, translated))
         self.activity = job.activity
-        self.local_rank = launcher_number(
-            os.environ, LOCAL_RANK, default=job.world.rank
-        )
+        world_rank = job.world.rank
+        self.local_rank = launcher_number(os.environ, LOCAL_RANK, default=world_rank)
         self.takes_device_arrays = is_cuda_aware()
         # MPI promises 32767
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO
@@ -100,23 +99,18 @@ class MPIGroup(ProcessGroup):
     def _post_send(
         self, header: Header, array: np.ndarray, destination: int, tag: int
     ) -> Request:
-        mpi_tag, array = (
-            self.mpi_tag(tag),
-            as_buffer(array) if array.dtype.kind == "V" else array,
-        )
+        mpi_tag = self.mpi_tag(tag)
+        array = as_buffer(array) if array.dtype.kind == "V" else array
         if isinstance(array, np.ndarray) and array.nbytes <= LONGEST:
             buffers: list[Any] = [header.packed + array.tobytes()]
             parts = [self.comm.Isend(buffers[0], destination, mpi_tag)]
             if parts[0].Test():
                 return _DONE
         else:
-            buffers = [
-                header.packed,
-                *([[array, header.nbytes, MPI.BYTE]] if header.nbytes else []),
-            ]
-            parts = [
-                self.comm.Isend(buffer, destination, mpi_tag) for buffer in buffers
-            ]
+            buffers = [header.packed]
+            if header.nbytes:
+                buffers.append([array, header.nbytes, MPI.BYTE])
+            parts = [self.comm.Isend(each, destination, mpi_tag) for each in buffers]
 
         def words() -> str:
             peer = self.world_ranks[destination]
@@ -148,7 +142,7 @@ class MPIGroup(ProcessGroup):
         self,
         is_over: Callable[[], bool],
         destination: int,
-        words: Callable[[], str],
+        words: Words,
         timeout: float | None,
     ) -> None:
         """Wait until a send is over. Local."""
@@ -165,11 +159,10 @@ class MPIGroup(ProcessGroup):
         return expected
 
     def _post(self, key: tuple[int, int]) -> None:
-        posted = (
-            self._spare.pop()
-            if self._spare
-            else Posted(bytearray(HEADER_SIZE + LONGEST), is_spare=True)
-        )
+        if self._spare:
+            posted = self._spare.pop()
+        else:
+            posted = Posted(bytearray(HEADER_SIZE + LONGEST), is_spare=True)
         posted.request, posted.is_over = self.comm.Irecv(posted.memory, *key), False
         self.posted[key] = posted
 
@@ -179,7 +172,7 @@ class MPIGroup(ProcessGroup):
         return self.contents(expected, posted.memory, length, timeout)
 
     def arrival(
-        self, key: tuple[int, int], words: Callable[[], str], timeout: float | None
+        self, key: tuple[int, int], words: Words, timeout: float | None
     ) -> tuple[Posted, int]:
         """Wait for the next message of a source and a tag; return its receive, and how
         many bytes have arrived. Local.
@@ -192,7 +185,8 @@ class MPIGroup(ProcessGroup):
             Describes the message and its sender.
         timeout : float or None
         """
-        self.check_open()
+        if self.is_closed or self._parent or get_ident() != self.activity.thread:
+            self.check_open()
         if key not in self.posted:
             self._post(key)
         posted = self.posted.pop(key)
@@ -230,19 +224,15 @@ class MPIGroup(ProcessGroup):
             backend.synchronise(backend.array_module(array))
         if length > HEADER_SIZE:
             arrived = np.ndarray(header.shape, header.dtype, memory, HEADER_SIZE)
-            array[...] = (
-                arrived
-                if type(array) is np.ndarray
-                else backend.moved(arrived, backend.array_module(array))
-            )
+            if type(array) is not np.ndarray:
+                arrived = backend.moved(arrived, backend.array_module(array))
+            array[...] = arrived
         elif header.nbytes:
             key = expected.source, expected.tag + _TAGS_BELOW_ZERO
-            peer, words = (
-                self.world_ranks[expected.source],
-                lambda: f"the bytes of {expected.awaited()}",
-            )
+            limit = self._limit(timeout) + header.nbytes / _SLOWEST
+            peer = self.world_ranks[expected.source]
             with self.job.watching(
-                self._limit(timeout) + header.nbytes / _SLOWEST, peer, words
+                limit, peer, lambda: f"the bytes of {expected.awaited()}"
             ):
                 self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *key)
         if expected.like is not None or header.step != expected.step:
@@ -278,7 +268,7 @@ class MPIGroup(ProcessGroup):
         with suppress(MPI.Exception):
             self.comm.Revoke()
         self.withdraw()
-        self._under_way.clear()
+        self.under_way.clear()
         self.is_closed = True
 
     def on_close(self, act: Callable[[], object]) -> None:
@@ -288,9 +278,8 @@ class MPIGroup(ProcessGroup):
     def mpi_tag(self, tag: int) -> int:
         """Return the tag that MPI gets. Local."""
         if tag > self._largest_tag:
-            raise ArgumentError(
-                "value", f"tag is {tag}; this MPI allows at most {self._largest_tag}."
-            )
+            message = f"tag is {tag}; this MPI allows at most {self._largest_tag}."
+            raise ArgumentError("value", message)
         return tag + _TAGS_BELOW_ZERO
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
@@ -305,7 +294,7 @@ class MPIGroup(ProcessGroup):
         self,
         is_over: Callable[[], bool],
         peer: int,
-        words: Callable[[], str],
+        words: Words,
         timeout: float | None,
     ) -> None:
         """Poll politely; give up after the timeout, or when the peer has exited."""
@@ -314,17 +303,13 @@ class MPIGroup(ProcessGroup):
                 return
             if look >= self.job.spins:
                 yield_core()
-        began, patience, pause, next_look = (
-            time.localtime(),
-            Patience(self._limit(timeout)),
-            _SLEEPS[0],
-            0.0,
-        )
-        world_peer, peer_is_gone, roles = (
-            self.world_ranks[peer],
-            False,
-            self.activity.roles,
-        )
+        began = time.localtime()
+        patience = Patience(self._limit(timeout))
+        pause = _SLEEPS[0]
+        next_look = 0.0
+        world_peer = self.world_ranks[peer]
+        peer_is_gone = False
+        roles = self.activity.roles
 
         def waited() -> str:
             who, since = titled(self.name(), roles), time.strftime("%H:%M:%S", began)
@@ -365,9 +350,8 @@ class MPIGroup(ProcessGroup):
             raise MessageError("timeout", f"{waited}.")
         reports = self.job.judge(is_over)
         if reports is not None:
-            raise MessageError(
-                "timeout", f"{waited}.\n{verdict(reports, self.activity.roles)}"
-            )
+            message = f"{waited}.\n{verdict(reports, self.activity.roles)}"
+            raise MessageError("timeout", message)
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
         """Set the program's names for its ranks, for messages, also about a killed
@@ -396,7 +380,7 @@ class MPIGroup(ProcessGroup):
     def disown(self) -> None:
         """Stop using MPI, as a forked child must."""
         self.is_closed = True
-        self._under_way.clear()
+        self.under_way.clear()
         self.posted.clear()
         self._resources.pop_all()
 
@@ -426,15 +410,13 @@ class _Send(Request):
         parts: list[MPI.Request],
         buffers: list[Any],
         peer: int,
-        words: Callable[[], str],
+        words: Words,
     ) -> None:
-        self._group, self._parts, self._buffers, self._peer, self._words = (
-            group,
-            parts,
-            buffers,
-            peer,
-            words,
-        )
+        self._group = group
+        self._parts = parts
+        self._buffers = buffers
+        self._peer = peer
+        self._words = words
 
     def is_over(self) -> bool:
         """Return whether all pieces are sent, or the group has ended without them; then

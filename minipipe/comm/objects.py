@@ -67,9 +67,8 @@ def pack(tree: Any) -> np.ndarray:
     """
     arrays: list[np.ndarray] = []
     description = _described(tree, arrays)
-    return join(
-        json.dumps(description, default=lambda number: number.item()).encode(), arrays
-    )
+    text = json.dumps(description, default=lambda number: number.item())
+    return join(text.encode(), arrays)
 
 
 # Not inside pack and unpack: a function that calls itself is in a cycle with its
@@ -81,11 +80,9 @@ def _described(item: Any, arrays: list[np.ndarray]) -> Any:
         return {_ARRAY: [backend.dtype_name(arrays[-1].dtype), arrays[-1].shape]}
     if isinstance(item, Mapping):
         return {name: _described(part, arrays) for name, part in item.items()}
-    return (
-        [_described(part, arrays) for part in item]
-        if isinstance(item, list | tuple)
-        else item
-    )
+    if isinstance(item, list | tuple):
+        return [_described(part, arrays) for part in item]
+    return item
 
 
 def unpack(message: np.ndarray) -> Any:
@@ -131,21 +128,17 @@ def broadcast(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
     [{'rank': 0}, {'rank': 0}]
     """
     sent = pack({"call": call, "value": value}) if group.rank == root else None
-    return _value_of(
-        group, group.broadcast(sent, root, what=_part_of(call)), root, call
-    )
+    message = group.broadcast(sent, root, what=_part_of(call))
+    return _value_of(group, message, root, call)
 
 
 def gather(group: ProcessGroup, value: Any, call: str) -> list[Any]:
     """Return the values of all ranks, by rank, on every rank. Collective; as
     :func:`broadcast`.
     """
-    messages = group.all_gather(
-        pack({"call": call, "value": value}), what=_part_of(call)
-    )
-    return [
-        _value_of(group, message, rank, call) for rank, message in enumerate(messages)
-    ]
+    own = pack({"call": call, "value": value})
+    messages = enumerate(group.all_gather(own, what=_part_of(call)))
+    return [_value_of(group, message, rank, call) for rank, message in messages]
 
 
 def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) -> Any:
@@ -153,18 +146,14 @@ def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) ->
         found = unpack(message) if message.dtype == np.uint8 else {}
     except (ValueError, IndexError):  # another call's message
         found = {}
-    other = (
-        found["call"]
-        if isinstance(found, dict) and "call" in found
-        else "another collective call"
-    )
+    other = "another collective call"
+    if isinstance(found, dict) and "call" in found:
+        other = found["call"]
     if other != call:
-        words = (
-            f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in {other}."
-        )
         raise MessageError(
             "disagreement",
-            f"{words} Every rank must make the same calls in the same order.",
+            f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in "
+            f"{other}. Every rank must make the same calls in the same order.",
         )
     return found["value"]
 

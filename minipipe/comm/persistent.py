@@ -72,7 +72,8 @@ class Posted:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
             # longer than any message in one piece: none of ours
-            self.is_over, self.status = True, MPI.Status()
+            self.is_over = True
+            self.status.Set_elements(MPI.BYTE, 0)
         return self.is_over
 
 
@@ -120,11 +121,15 @@ class PersistentSend(SendChannel):
         self._header = Header.of(like)
         buffer.message[:HEADER_SIZE] = self._header.packed
         self._head = buffer.message[: len(packed_step(0))]
-        self._is_over = True
         self._persistent = group.comm.Send_init(
             buffer.message, destination, group.mpi_tag(tag)
         )
         group.persistent.add(self, self._persistent, self._persistent.Test)
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to start it in line."""
+        request = self._persistent
+        return {"head": self._head, "start": request.Start, "test": request.Test}
 
     def start(self, step: int = 0) -> None:
         """Start to send the array; return at once, or once the message before has been
@@ -137,26 +142,30 @@ class PersistentSend(SendChannel):
             or get_ident() != group.activity.thread
         ):
             group.check_open()
-        if not self._is_over:
+        if not self.is_over:
             self.wait()
         self._head[:] = packed_step(step)
         self._persistent.Start()
-        self._is_over = self._persistent.Test()
-        if not self._is_over:
-            group.give_time(
-                self._is_sent, self._destination, self._tag, self._header.nbytes
-            )
+        if not self._persistent.Test():
+            self.linger()
+
+    def linger(self) -> None:
+        """Give a send that was started, and is not over, some time."""
+        self.is_over = False
+        self._group.give_time(
+            self._is_sent, self._destination, self._tag, self._header.nbytes
+        )
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the array may be filled again: at once if nothing was started."""
-        if not self._is_over:
+        if not self.is_over:
             self._group.wait_until_sent(
                 self._is_sent, self._destination, self._awaited, timeout
             )
 
     def _is_sent(self) -> bool:
-        self._is_over = self._is_over or self._persistent.Test()
-        return self._is_over
+        self.is_over = self.is_over or self._persistent.Test()
+        return self.is_over
 
     def _awaited(self) -> str:
         told = self._what() if callable(self._what) else self._what or self._header
@@ -178,6 +187,12 @@ class PersistentReceive(ReceiveChannel):
     source, tag : int
     what : str or function
         A description of the message, for errors.
+
+    Attributes
+    ----------
+    key : (int, int)
+        The source and the tag, under which the group has its receive while it is
+        posted.
     """
 
     _group: MPIGroup
@@ -188,7 +203,7 @@ class PersistentReceive(ReceiveChannel):
         # An array of another shape arrives whole, and the error says which.
         buffer = _Buffer(like, capacity=LONGEST)
         super().__init__(group, buffer.array, source, tag, what)
-        self._posted, self._key = group.posted, (source, group.mpi_tag(tag))
+        self._posted, self.key = group.posted, (source, group.mpi_tag(tag))
         self._buffer = buffer
         self._form, self._length = (
             packed_form(like.dtype, like.shape),
@@ -196,9 +211,9 @@ class PersistentReceive(ReceiveChannel):
         )
         self._expected_header = b""
         self._own = Posted(buffer.message, is_spare=False)
-        self._own.request = group.comm.Recv_init(buffer.message, *self._key)
+        self._own.request = group.comm.Recv_init(buffer.message, *self.key)
         group.persistent.add(
-            self, self._own.request, _is_not_posted(group.posted, self._key, self._own)
+            self, self._own.request, _is_not_posted(group.posted, self.key, self._own)
         )
 
     def start(self, step: int = 0) -> None:
@@ -213,41 +228,53 @@ class PersistentReceive(ReceiveChannel):
         ):
             group.check_open()
         self._step, self._expected_header = step, packed_step(step) + self._form
-        if self._key not in self._posted:
+        if self.key not in self._posted:
             self._own.request.Start()
             self._own.is_over = False
-            self._posted[self._key] = self._own
+            self._posted[self.key] = self._own
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the message has arrived in ``array``."""
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to start and to finish it in line.
+
+        The receive must not be posted when it is started: see :attr:`key`.
+        """
         own = self._own
-        if (
-            self._posted.get(self._key) is own
-            and own.has_arrived()
-            and own.status.Get_count(MPI.BYTE) == self._length
-            and self._buffer.memory.startswith(
-                self._expected_header, self._buffer.start
-            )
-        ):
-            del self._posted[self._key]
-        else:
-            super().wait(timeout)
+        return {
+            "posted": self._posted,
+            "own": own,
+            "key": self.key,
+            "start": own.request.Start,
+            "test": own.request.Test,
+            "status": own.status,
+            "begins": self._buffer.memory.startswith,
+            "form": self._form,
+            "offset": self._buffer.start,
+        }
+
+    def wait_in(self, step: int) -> None:
+        """Wait for a message that a program has started to receive in a step."""
+        self._step, self._expected_header = step, packed_step(step) + self._form
+        array = self.take()
+        if array is not self.array:
+            self.take_over(array)
 
     def take(self, timeout: float | None = None) -> np.ndarray:
         """Wait until the message has arrived, of whatever shape and dtype, and return
         its array.
         """
-        posted, length = self._group.arrival(self._key, self._awaited, timeout)
-        if (
-            posted is self._own
-            and length == self._length
-            and self._buffer.memory.startswith(
-                self._expected_header, self._buffer.start
-            )
+        own, group, key = self._own, self._group, self.key
+        if self._posted.get(key) is own and own.has_arrived():
+            del self._posted[key]
+            posted, length = own, own.status.Get_count(MPI.BYTE)
+        else:
+            posted, length = group.arrival(key, self._awaited, timeout)
+        is_whole = posted is own and length == self._length
+        if is_whole and self._buffer.memory.startswith(
+            self._expected_header, self._buffer.start
         ):
             return self.array
         expected = self._expectation()._replace(like=None)
-        return self._group.contents(expected, posted.memory, length, timeout)
+        return group.contents(expected, posted.memory, length, timeout)
 
     def _awaited(self) -> str:
         return self._expectation().awaited()

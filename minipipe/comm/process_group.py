@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import IntEnum
+from functools import partial
 from threading import get_ident
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -51,10 +52,8 @@ Channel = TypeVar("Channel", "SendChannel", "ReceiveChannel")
 _COLOR = Spec(
     int,
     minimum=0,
-    expected=(
-        "a whole number, at least 0, or None; each rank gives its own: "
-        "group.split(group.rank % 2)"
-    ),
+    expected="a whole number, at least 0, or None; each rank gives its own: "
+    "group.split(group.rank % 2)",
 )
 
 
@@ -102,6 +101,8 @@ class ProcessGroup(Familiar, ABC):
         error messages use.
     world_size : int
         The size of the outermost group that this one was split from.
+    under_way : deque of Receive
+        The broadcasts that were started here and have not arrived, as far as was asked.
     activity : RankActivity
         What this rank is doing, for the report to ranks whose wait takes too long.
 
@@ -129,7 +130,7 @@ class ProcessGroup(Familiar, ABC):
         # the group that this one was split off from
         self._parent: ProcessGroup | None = None
         self._resources = ExitStack()
-        self._under_way: deque[Receive] = deque()  # of ibroadcast
+        self.under_way: deque[Receive] = deque()  # of ibroadcast
 
     # -- copies: a group is not a value, so copies of objects that refer to it, such as
     # a layer or a loss, share it
@@ -146,10 +147,8 @@ class ProcessGroup(Familiar, ABC):
         raise not_copyable(
             self,
             why,
-            (
-                "In another process call init_process_group(); state_dict() has the "
-                "values."
-            ),
+            "In another process call init_process_group(); state_dict() has the "
+            "values.",
         )
 
     # -- primitives of a kind of group -------------------------------------------------
@@ -254,9 +253,8 @@ class ProcessGroup(Familiar, ABC):
             array = backend.contiguous(array)
         elif not array.flags.c_contiguous:
             array = array.copy()
-        return self._post_send(
-            described(array.dtype, array.shape, step), array, destination, tag
-        )
+        header = described(array.dtype, array.shape, step)
+        return self._post_send(header, array, destination, tag)
 
     @with_hints
     def irecv(
@@ -452,9 +450,8 @@ class ProcessGroup(Familiar, ABC):
         from minipipe.comm.channel import SendChannel, empty
 
         self._check("destination", destination, tag)
-        return self._channel(
-            SendChannel, empty(shape, dtype, xp), destination, tag, what
-        )
+        array = empty(shape, dtype, xp)
+        return self._channel(SendChannel, array, destination, tag, what)
 
     def receive_channel(
         self,
@@ -535,13 +532,7 @@ class ProcessGroup(Familiar, ABC):
         if parent is not None:
             array = self.irecv(parent, OwnTag.BROADCAST, array, what=what).wait()
         elif array is None:
-            raise ArgumentError(
-                "value",
-                (
-                    f"broadcast: rank {self.name(root)} is the root and must give an "
-                    "array."
-                ),
-            )
+            raise self._no_array("broadcast")
         else:
             array = np.array(array)
         finish([self.isend(array, child, OwnTag.BROADCAST) for child in children])
@@ -615,52 +606,35 @@ class ProcessGroup(Familiar, ABC):
                 self.rank,
                 root,
                 OwnTag.IBROADCAST,
-                None,
-                step,
-                what,
-                np.empty,
-                self.world_ranks,
+                step=step,
+                what=what,
+                names=self.world_ranks,
             )
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
                 self.check_open()
-                while (first := self._under_way[0]) is not request:
+                while (first := self.under_way[0]) is not request:
                     try:
                         first.wait(timeout)
                     except MessageError:
                         # not arrived; any other error belongs to that message's wait()
-                        if self._under_way[0] is first:
+                        if self.under_way[0] is first:
                             raise
                 return self._take(expected, timeout)
 
-            request = Receive(
-                take, self._post_receive(expected), self._under_way.popleft
-            )
-            self._under_way.append(request)
+            posted = self._post_receive(expected)
+            request = Receive(take, posted, self.under_way.popleft)
+            self.under_way.append(request)
             return request
         if array is None:
-            raise ArgumentError(
-                "value",
-                (
-                    f"ibroadcast: rank {self.name(root)} is the root and must give an "
-                    "array."
-                ),
-            )
+            raise self._no_array("ibroadcast")
         others = [rank for rank in range(self.size) if rank != root]
-        return Given(
-            array,
-            [
-                self.isend(array, other, OwnTag.IBROADCAST, step=step)
-                for other in others
-            ],
-        )
+        start = partial(self.isend, array, tag=OwnTag.IBROADCAST, step=step)
+        return Given(array, list(map(start, others)))
 
-    @property
-    def num_under_way(self) -> int:
-        """How many broadcasts were started here and have not arrived, as far as was
-        asked.
-        """
-        return len(self._under_way)
+    def _no_array(self, call: str) -> ArgumentError:
+        message = f"{call}: rank {self.name()} is the root and must give an array."
+        return ArgumentError("value", message)
 
     def all_gather(
         self, array: np.ndarray, *, what: str = "its part of a gather"
@@ -732,10 +706,8 @@ class ProcessGroup(Familiar, ABC):
         from minipipe.parallel.reduction import all_reduce  # which sends over a group
 
         operations = {"sum": np.add, "max": np.maximum}
-        combine = operations[
-            Spec(str, choices=tuple(operations)).check("operation", operation)
-        ]
-        return all_reduce(self, array, combine)
+        Spec(str, choices=tuple(operations)).check("operation", operation)
+        return all_reduce(self, array, operations[operation])
 
     def barrier(self) -> None:
         """Return once every rank has called this.
@@ -799,11 +771,9 @@ class ProcessGroup(Familiar, ABC):
         members.sort(key=lambda rank: (given[rank][1], rank))
         group = self._subgroup(members, mine)
         if group is not None:
-            group._parent, group.clock_offset, group.world_size = (
-                self,
-                self.clock_offset,
-                self.world_size,
-            )
+            group._parent = self
+            group.clock_offset = self.clock_offset
+            group.world_size = self.world_size
         return group
 
     def name(self, rank: int | None = None) -> int:
@@ -898,9 +868,8 @@ class ProcessGroup(Familiar, ABC):
         if self.rank == 0:
             for rank in range(1, self.size):
                 for _ in range(rounds):
-                    self.irecv(
-                        rank, OwnTag.CLOCK, what="a question for the time"
-                    ).wait()
+                    asking = "a question for the time"
+                    self.irecv(rank, OwnTag.CLOCK, what=asking).wait()
                     self.isend(np.array(time.perf_counter()), rank, OwnTag.CLOCK).wait()
             return
         best = float("inf")
@@ -932,11 +901,8 @@ class ProcessGroup(Familiar, ABC):
         if not 0 <= rank < self.size:
             raise RankError(
                 "out-of-range",
-                (
-                    f"{name} is {rank}, but the group has "
-                    f"{counted(self.size, 'rank')}, "
-                    "counted from 0."
-                ),
+                f"{name} is {rank}, but the group has {counted(self.size, 'rank')}, "
+                "counted from 0.",
             )
         if tag < 0 and not isinstance(tag, OwnTag):
             raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
@@ -962,10 +928,8 @@ class ProcessGroup(Familiar, ABC):
         if self.is_closed:
             raise LaunchError(
                 "closed",
-                (
-                    "This group is closed: its with-block has ended, or a rank of it "
-                    "was lost."
-                ),
+                "This group is closed: its with-block has ended, or a rank of it was "
+                "lost.",
             )
 
     def abort(self, code: int = 1) -> NoReturn:
@@ -1012,7 +976,7 @@ class ProcessGroup(Familiar, ABC):
         try:
             is_over = error is not None or self.is_closed
             # their results may be read later
-            for request in () if is_over else tuple(self._under_way):
+            for request in () if is_over else tuple(self.under_way):
                 request.wait()
         finally:
             self.close()
@@ -1039,9 +1003,8 @@ def exchange(
         for number, distance in enumerate(distances, 1):
             group.activity.round = number
             sends.append(group.isend(array, (group.rank + distance) % group.size, tag))
-            received.append(
-                group.irecv((group.rank - distance) % group.size, tag, what=what).wait()
-            )
+            source = (group.rank - distance) % group.size
+            received.append(group.irecv(source, tag, what=what).wait())
         finish(sends)
     finally:
         group.activity.round = 0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm.job.reports import LONGEST_GAP, Patience, RankActivity
+from minipipe.comm.job.reports import LONGEST_GAP, Patience, RankActivity, Words
 from minipipe.comm.job.verdict import titled, verdict
 from minipipe.comm.message import Header
 from minipipe.errors import MessageError
@@ -28,7 +28,7 @@ class Wait(NamedTuple):
     """
 
     is_over: Callable[[], bool]
-    words: Callable[[], str]
+    words: Words
     peer: int | None = None
 
 
@@ -85,21 +85,17 @@ class Switchboard:
                     # With turns there is no limit: a rank may be in a debugger.
                     # Deadlocks are detected anyway.
                     if patience.look() and self.turn is None:
-                        began = time.strftime(
-                            "%H:%M:%S", time.localtime(time.time() - timeout)
-                        )
+                        start = time.localtime(time.time() - timeout)
+                        began = time.strftime("%H:%M:%S", start)
                         who = titled(rank, activity.roles)
                         sentence = (
                             f"Rank {who} has waited {timeout:g} s, since {began}, for "
                             f"{wait.words()}."
                         )
-                        reports = [
-                            other.report(number)
-                            for number, other in enumerate(self.activities)
-                        ]
-                        raise MessageError(
-                            "timeout", f"{sentence}\n{verdict(reports, activity.roles)}"
-                        )
+                        others = enumerate(self.activities)
+                        reports = [other.report(number) for number, other in others]
+                        message = f"{sentence}\n{verdict(reports, activity.roles)}"
+                        raise MessageError("timeout", message)
                     self.changed.wait(min(patience.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]
@@ -110,30 +106,23 @@ class Switchboard:
             wait.is_over() for wait in self.waits.values()
         ):
             return
-        waits = "; ".join(
-            f"rank {r} waits for {wait.words()}"
-            for r, wait in sorted(self.waits.items())
-        )
-        gone = "".join(
-            f"; rank {r} has returned" for r in self.everyone if r not in self.running
-        )
-        left = "".join(
-            (
-                f"; a message from rank {source} to rank {destination} with tag {tag} "
-                "is never received"
-            )
-            for (_, source, destination, tag), letters in sorted(self.mailboxes.items())
-            if letters and tag >= 0
-        )
+        in_order = sorted(self.waits.items())
+        waits = "; ".join(f"rank {r} waits for {wait.words()}" for r, wait in in_order)
+        returned = [r for r in self.everyone if r not in self.running]
+        gone = "".join(f"; rank {r} has returned" for r in returned)
+        left = ""
+        for (_, source, destination, tag), letters in sorted(self.mailboxes.items()):
+            if letters and tag >= 0:
+                message = f"a message from rank {source} to rank {destination}"
+                left += f"; {message} with tag {tag} is never received"
         raise MessageError("deadlock", f"All ranks are blocked: {waits}{gone}{left}.")
 
     def _pass_turn(self) -> None:
         """Give the turn to the next rank that can run."""
         assert self.turn is not None
         ranks = sorted(self.running)
-        later = [r for r in ranks if r > self.turn] + [
-            r for r in ranks if r <= self.turn
-        ]
+        turn = self.turn
+        later = sorted(ranks, key=lambda r: (r <= turn, r))
         able = (r for r in later if r not in self.waits or self.waits[r].is_over())
         self.turn = next(able, None if not ranks else ranks[0])
         self.changed.notify_all()

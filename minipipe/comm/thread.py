@@ -15,7 +15,7 @@ Read these two first. ``message.py`` has the ``Header`` of a message and the
 ``Expectation`` of its receiver; ``switchboard.py`` the mailboxes and the detection of
 deadlocks.
 
-File 12 of 12 on the first path through the code (README.md): after
+File 13 of 13 on the first path through the code (README.md): after
 ``autograd/split.py``.
 """
 
@@ -39,10 +39,8 @@ class ThreadGroup(ProcessGroup):
     ['<ThreadGroup: rank 0 of 2>', '<ThreadGroup: rank 1 of 2>']
     """
 
-    takes_device_arrays, note = (
-        True,
-        "thread ranks share one interpreter: times differ from real ranks",
-    )
+    takes_device_arrays = True
+    note = "thread ranks share one interpreter: times differ from real ranks"
 
     def __init__(
         self,

@@ -51,8 +51,6 @@ class OtherForm(MessageError):
         self.value, self.arrived = value, Arrived(message)
 
 
-def check_nothing_has_run(executor: Executor, error: OtherForm) -> None:
-    """Raise an error again, unless the schedule can begin once more."""
-    if executor.record.ran or executor.record.sent:
-        raise error
-    executor.group.activity.position = 0
+def has_run(executor: Executor) -> bool:
+    """Return whether something of the schedule has run: it cannot begin once more."""
+    return bool(executor.record.ran or executor.record.sent)

@@ -7,16 +7,16 @@ Dynamic variables that a later section reads are kept in lists of the same class
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from textwrap import fill
 
 import numpy as np
 
 from minipipe.compile.lines import Variable
 from minipipe.compile.places import Cell, Places, Step
+from minipipe.compile.statements import listed, written
+from minipipe.compile.wrapping import wrapped
 
-_WIDTH = 60
 SMALL = 1 << 16
 """Bytes of an array that may be twice in memory, or stay there for a while."""
 
@@ -265,28 +265,10 @@ class Layout:
         lines += [f"    {name} = {text}" for name, text in self._views(lifetime)]
         lines.append("    return {")
         for section, names in kept.items():
-            lines += [
-                f"        {line}" for line in wrapped(f'"{section}": ', names, ",")
-            ]
+            text = f'"{section}": ({written(listed(names))}),'
+            lines += wrapped(text, 8)
         lines.append("    }")
         return "".join(f"{line}\n" for line in lines)
-
-
-def wrapped(before: str, names: Sequence[str], after: str) -> list[str]:
-    """Return the lines of a tuple of names.
-
-    Examples
-    --------
-    >>> wrapped("return ", ["a"], "")
-    ['return (a,)']
-    """
-    inner = ", ".join(names) + "," * (len(names) == 1)
-    if not before and len(names) > 1 and len(inner) <= _WIDTH:
-        return [f"{inner}{after}"]
-    if len(inner) <= _WIDTH:
-        return [f"{before}({inner}){after}"]
-    lines = fill(inner, _WIDTH).splitlines()
-    return [f"{before}(", *(f"    {line}" for line in lines), f"){after}"]
 
 
 def _allocated(call: str, variable: Variable) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from textwrap import indent
+import re
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from minipipe.autograd.backend import is_half
-from minipipe.compile.layout import SMALL, Layout, Names, wrapped
-from minipipe.compile.outlining import Statement, conditional, merged, outlined
+from minipipe.compile.layout import SMALL, Layout, Names
+from minipipe.compile.outlining import conditional, indented, merged, outlined
 from minipipe.compile.places import Step, num_bytes
+from minipipe.compile.statements import Statement, listed, substituted, written
+from minipipe.compile.wrapping import wrapped
 
-_QUIETLY = '@errstate(over="ignore", invalid="ignore")\n'
+_LAYER = re.compile(r"\(layer=(\d+)")  # of random numbers
+_QUIETLY = '@errstate(over="ignore", invalid="ignore")'
 
 
 class Printer:
@@ -41,26 +44,27 @@ class Printer:
         self._number, self._is_static = number, is_static
         self._names = Names(layout, number)
         self._slots: set[int] = set()
-        self._parts: list[str] = []  # statements
+        self._parts: list[Statement] = []
         self._freed = self._last_reads()
         section = self._places.sections[number]
         views = dict.fromkeys(self._views_of_inputs())
-        head = [*self._unpacked(), *self._parameters_read(), *views]
+        head = [*self._unpacked(), *self._parameters_read()]
+        head += [Statement(text) for text in views]
         for step in self._places.steps[number]:
             self._write(step)
             if step.position in self._freed:
-                self._add(f"del {', '.join(self._freed[step.position])}")
-        end = "\n".join([*self._stashed(), *self._results()])
+                self._add(f"del {_shown(self._freed[step.position])}")
+        self._parts += [*self._stashed(), *self._results()]
         self.parameters = self._parameters()
         name = layout.function(section)
-        local = {slot.value for slot in Statement.of("\n".join(head)).slots}
-        local.update(self.parameters)
+        local = {*self.parameters, *(n for each in head for n in each.names)}
         self.block_name = f"{name}_block"
-        self.block, body = outlined([*self._parts, end], local, self.block_name)
-        lines = "\n".join(merged([*head, *body])) or "pass"
-        decorator = _QUIETLY if self._is_half() else ""
-        signature = f"def {name}({', '.join(self.parameters)}):"
-        self.source = f"{decorator}{signature}\n{indent(lines, '    ')}\n"
+        self.block, body = outlined(self._parts, local, self.block_name)
+        texts = merged([written(each.text) for each in [*head, *body]]) or ["pass"]
+        lines = wrapped(f"def {name}({', '.join(self.parameters)}):", 0)
+        lines += [line for text in texts for line in indented(text)]
+        decorator = [_QUIETLY] if self._is_half() else []
+        self.source = "".join(f"{line}\n" for line in [*decorator, *lines])
 
     def _is_half(self) -> bool:
         """Return whether gradients may overflow, which a loss scale expects."""
@@ -78,7 +82,7 @@ class Printer:
         found.sort(key=lambda name: ("xgy".index(name[0]), int(name[1:])))
         results = places.trace.results[places.sections[self._number]]
         outs = [f"out{i}" for i, name in enumerate(results) if self._is_array(name)]
-        has_conditions = any(part.startswith("if first:") for part in self._parts)
+        has_conditions = any("first" in part.names for part in self._parts)
         return (
             *(f"slot{i}" for i in sorted(self._slots)),
             *["first"] * has_conditions,
@@ -100,14 +104,14 @@ class Printer:
 
     # -- head and end ------------------------------------------------------------------
 
-    def _unpacked(self) -> Iterator[str]:
-        """Yield the lines that take kept arrays out of their lists."""
+    def _unpacked(self) -> Iterator[Statement]:
+        """Yield the statements that take kept arrays out of their lists."""
         layout, number = self._layout, self._number
         for i, kept in enumerate(layout.kept):
             if number in kept:
                 self._slots.add(i)
                 kept_list = f"{layout.list_of_kept(i, number)}[slot{i}]"
-                yield from wrapped("", kept[number], f" = {kept_list}")
+                yield Statement(f"{listed(kept[number])} = {kept_list}")
         needed = {self._names[name] for name in layout.needs[number]}
         for i, names in enumerate(layout.stashes):
             first, last = layout.lifetimes[i]
@@ -117,40 +121,39 @@ class Printer:
             if not needed.isdisjoint(names):
                 self._slots.add(i)
                 read = [name if name in needed else "_" for name in names]
-                yield from wrapped("", read, f" = {stash}")
+                yield Statement(f"{listed(read)} = {stash}")
             if number == last:
-                yield f"{stash} = None"
+                yield Statement(f"{stash} = None")
 
-    def _parameters_read(self) -> Iterator[str]:
-        """Yield the lines that take parameters from their owners, if they move."""
+    def _parameters_read(self) -> Iterator[Statement]:
+        """Yield the statements that take parameters from their owners, if they move."""
         if self._places.is_static("p0"):
             return
         for name in self._layout.needs[self._number]:
             if name[0] == "p":
-                yield f"{self._names[name]} = owner{name[1:]}.data"
+                yield Statement(f"{{{self._names[name]}}} = owner{name[1:]}.data")
 
     def _views_of_inputs(self) -> Iterator[str]:
-        """Yield the lines of views of arrays of the caller, in each section anew."""
+        """Yield views of arrays of the caller, which each section makes anew."""
         needed = self._layout.needs[self._number]
         for step in self._places.all_steps:
             if step.section > self._number:
                 return
             makes = step.line.makes
             if makes and makes[0] in needed and self._places.is_of_inputs(makes[0]):
-                yield step.line.written(self._names)
+                yield _named(step.line.left + step.line.form.text, self._names)
 
-    def _stashed(self) -> Iterator[str]:
-        """Yield the lines that keep dynamic variables for later sections."""
+    def _stashed(self) -> Iterator[Statement]:
+        """Yield the statements that keep dynamic variables for later sections."""
         layout = self._layout
         for i, names in enumerate(layout.stashes):
             if names and layout.lifetimes[i][0] == self._number:
                 self._slots.add(i)
-                yield from wrapped(
-                    f"{layout.list_of_stashes(i)}[slot{i}] = ", names, ""
-                )
+                stash = f"{layout.list_of_stashes(i)}[slot{i}]"
+                yield Statement(f"{stash} = {listed(names)}")
 
-    def _results(self) -> Iterator[str]:
-        """Yield the lines that copy results, and return those without axes."""
+    def _results(self) -> Iterator[Statement]:
+        """Yield the statements that copy results, and return those without axes."""
         places, returned = self._places, []
         for i, name in enumerate(places.trace.results[places.sections[self._number]]):
             if name == "None":
@@ -159,9 +162,9 @@ class Printer:
             if not self._is_array(name):
                 returned.append(self._names[name])
             elif cell is None or (cell.section, cell.result) != (self._number, i):
-                yield f"copyto(out{i}, {self._names[name]})"
+                yield Statement(f"{{out{i}}}[...] = {{{self._names[name]}}}")
         if returned:
-            yield f"return {', '.join(returned)}"
+            yield Statement(f"return {_shown(returned)}")
 
     def _last_reads(self) -> dict[int, list[str]]:
         """Return the large arrays of NumPy's, by the position of their last use."""
@@ -196,9 +199,10 @@ class Printer:
         elif line.makes_one and line.makes[0] in places.cells:
             self._add(self._into(step, self._names[line.makes[0]]))
         elif line.changes and line.form.into and self._is_global(line.changes[0]):
-            self._add(line.form.into.format_map(self._names))
+            self._add(_named(line.form.into, self._names))
         else:
-            self._add(line.written(self._names))
+            text = _named(line.left + line.form.text, self._names)
+            self._add(text, tuple(self._names[name] for name in line.makes))
 
     def _into(self, step: Step, target: str) -> str:
         """Return the call that writes a result into an array."""
@@ -207,7 +211,7 @@ class Printer:
         names = Names(self._layout, self._number, out=target)
         if form.is_exact:
             self._repeat_constants(step, names)
-        return form.into.format_map(names)
+        return _named(form.into, names)
 
     def _repeat_constants(self, step: Step, names: Names) -> None:
         made = self._places.trace.variables[step.line.makes[0]]
@@ -227,20 +231,20 @@ class Printer:
         """Write a contribution that nothing else reads."""
         own, scratch = self._names[f"d{leaf}"], self._layout.scratch(step)
         first, more = self._into(step, own), self._into(step, scratch)
-        later = f"add({own}, {more}, {own})"
-        if more.startswith("copyto"):  # which returns nothing
-            later = f"{more}\nadd({own}, {scratch}, {own})"
+        later = f"add({{{own}}}, {more}, {{{own}}})"
+        if "[...] = " in more or more.startswith("copyto"):  # which return nothing
+            later = f"{more}\nadd({{{own}}}, {{{scratch}}}, {{{own}}})"
         self._contribute(leaf, first, later, step)
 
     def _write_contribution(self, leaf: int, step: Step) -> None:
         (variable,) = step.line.reads
-        name = self._names[variable]
+        name = f"{{{self._names[variable]}}}"
         if self._is_static:
-            own = self._names[f"d{leaf}"]
-            first, later = f"copyto({own}, {name})", f"add({own}, {name}, {own})"
+            own = f"{{{self._names[f'd{leaf}']}}}"
+            first, later = f"{own}[...] = {name}", f"add({own}, {name}, {own})"
             self._contribute(leaf, first, later, step)
             return
-        own = f"{self._names[f'l{leaf}']}.grad"
+        own = f"{{{self._names[f'l{leaf}']}}}.grad"
         first, more = f"{name}.copy()", f"add({own}, {name}, {own})"
         if self._places.trace.variables[variable].is_number:
             first, more = f"asarray({name})", f"asarray({own} + {name})"
@@ -251,7 +255,18 @@ class Printer:
         if self._places.first_contribution(leaf) is not step:
             self._add(later)
             return
-        self._parts.append(conditional(first.splitlines(), later.splitlines()))
+        text = conditional(first.splitlines(), later.splitlines())
+        self._parts.append(Statement(text))
 
-    def _add(self, text: str) -> None:
-        self._parts += text.splitlines()
+    def _add(self, text: str, makes: tuple[str, ...] = ()) -> None:
+        self._parts += [Statement(line, makes) for line in text.splitlines()]
+
+
+def _named(template: str, names: Names) -> str:
+    """Return a template of a trace with the names of the program."""
+    text = substituted(template, lambda name: f"{{{names[name]}}}")
+    return _LAYER.sub(r"(layer={layer:\1}", text)
+
+
+def _shown(names: Iterable[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from inspect import unwrap
+from typing import Any
 
-from minipipe.comm import ProcessGroup
+from minipipe.compile.memory import Use, slots_of
 from minipipe.compile.recording import Recorded
-from minipipe.compile.value_form import Form
-from minipipe.execution.executor import HANDLERS, Binding, Route
-from minipipe.execution.offloading import recompute
+from minipipe.execution.executor import Binding
+from minipipe.execution.handlers import HANDLERS
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {
@@ -76,44 +76,15 @@ def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -
     places : mapping of (str, int) to int
         By section and microbatch, the position in the row.
     """
-    microbatches = sorted({k for _, k in places})
-    found: dict[int, list[int]] = {k: [] for k in microbatches}
+    found: dict[int, list[int]] = {k: [] for k in sorted({k for _, k in places})}
     program.num_slots = []
     for first, last in program.sections.lifetimes:
-        order = sorted(microbatches, key=lambda k: places[first, k])
-        ends: list[int] = []
-        for k in order:
-            free = (i for i, end in enumerate(ends) if end < places[first, k])
-            slot = next(free, len(ends))
-            ends[slot : slot + 1] = [places[last, k]]
-            found[k].append(slot)
-        program.num_slots.append(len(ends))
-    program.slots = {k: tuple(slots) for k, slots in found.items()}
-
-
-class Channel(NamedTuple):
-    """A message of every step.
-
-    Attributes
-    ----------
-    array : str
-        The name of its array.
-    is_send : bool
-    form : Form
-    route : Route
-    """
-
-    array: str
-    is_send: bool
-    form: Form
-    route: Route
-
-    def opened(self, group: ProcessGroup) -> Any:
-        """Return the channel itself."""
-        (shape,), (dtype,) = self.form.shapes, self.form.dtypes
-        assert shape is not None  # it is plain
-        make = group.send_channel if self.is_send else group.receive_channel
-        return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
+        slots = slots_of(Use(k, places[first, k], places[last, k]) for k in found)
+        for number, slot in enumerate(slots):
+            for use in slot:
+                found[use.name].append(number)
+        program.num_slots.append(len(slots))
+    program.slots = {k: tuple(numbers) for k, numbers in found.items()}
 
 
 _OF_MICROBATCHES = (F, B, I, W, R)
@@ -131,5 +102,4 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
 
 def is_plain(binding: Binding) -> bool:
     """Return whether a computation is run by the handler of all runs."""
-    handler = getattr(binding.handler, "__wrapped__", binding.handler)
-    return {**HANDLERS, R: recompute}.get(binding.action.kind) is handler
+    return HANDLERS.get(binding.action.kind) is unwrap(binding.handler)

@@ -87,6 +87,15 @@ class Flow:
         The overlapped forwards that have a backward of another microbatch behind them.
     names : list of str
         The names of the values that occur, in the order of their numbers.
+    kinds : frozenset of str
+        The kinds that stand in the table.
+    message_cuts : sequence of bool
+        By stage, whether values to the next stage travel by messages of the table.
+    tied : sequence of tuple of int
+        Stages that share a parameter, together.
+    positions : mapping
+        By kind and stage, the index in its row of the instruction of each microbatch;
+        empty if no declaration varies.
     rank_kinds : frozenset of str
         The kinds whose instructions belong to a rank, and to no stage.
     num_owners : int
@@ -116,12 +125,8 @@ class Flow:
         self.num_owners = self.num_stages
         if self.rank_kinds:
             self.num_owners = max(self.num_stages, self.num_ranks)
-        self.pairs = frozenset(
-            self.rows[rank][position]
-            for rank, row in enumerate(table.actions if table.overlaps else ())
-            for position, action in enumerate(row)
-            if action in table.overlaps and _is_pair(row, position)
-        )
+        pairs = ((stage, kind, table.number_of(k)) for stage, kind, k in table.joined)
+        self.pairs = frozenset(pairs)
         self._homes = [table.ranks_of(s) for s in range(table.num_stages)]
         self.positions: dict[tuple[str, int], dict[int, int]] = {}
         self._rows: dict[tuple[int, str, int], Sites] = {}
@@ -163,7 +168,12 @@ class Flow:
     def taken(
         self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
     ) -> Mapping[int, Sequence[int]]:
-        """Return the microbatches of what instructions take of a whole row."""
+        """Return the microbatches of what instructions take of a whole row.
+
+        By position, those are all that instructions of the kinds `given_by` give in the
+        row, up to its own microbatch, and that no earlier instruction of its kind took.
+        At position -1 are all that the row gives.
+        """
         key = rank, kind, stage, given_by
         if key not in self._taken:
             givers = [self.sites(rank, giver, stage) for giver in given_by]

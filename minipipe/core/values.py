@@ -29,13 +29,16 @@ Programs add kinds of their own (`schedules/declaring.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from minipipe.core.nouns import GRADIENTS as GRADIENTS
 from minipipe.core.nouns import NOUNS as NOUNS
 from minipipe.core.nouns import Noun as Noun
+
+if TYPE_CHECKING:
+    from minipipe.core.flow import Flow
 
 
 class Value(NamedTuple):
@@ -78,67 +81,13 @@ class Uses(NamedTuple):
     temporary: str = ""
 
 
-class Setting(Protocol):
-    """The properties of a table that declarations depend on (`core/flow.py`).
-
-    Attributes
-    ----------
-    message_cuts : sequence of bool
-        By stage, whether values to the next stage travel by messages of the table.
-    tied : sequence of tuple of int
-        Stages that share a parameter, together.
-    kinds : frozenset of str
-        The kinds that stand in the table.
-    positions : mapping
-        By kind and stage, the index in its row of the instruction of each microbatch;
-        empty if no declaration varies.
-    """
-
-    num_stages: int
-    num_slices: int
-    frozen: frozenset[int]
-    is_forward_only: bool
-    first_backward_stage: int
-    message_cuts: Sequence[bool]
-    tied: Sequence[tuple[int, ...]]
-    num_ranks: int
-    kinds: frozenset[str]
-    positions: dict[tuple[str, int], dict[int, int]]
-
-    def num_replicas(self, stage: int) -> int:
-        """Return how many ranks hold a stage."""
-        ...
-
-    def ranks_of(self, stage: int) -> Sequence[int]:
-        """Return the ranks that hold a stage."""
-        ...
-
-    def local_stages(self, rank: int) -> Sequence[int]:
-        """Return the stages that a rank holds, ascending."""
-        ...
-
-    def taken(
-        self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
-    ) -> Mapping[int, Sequence[int]]:
-        """Return the microbatches of what instructions take of a whole row.
-
-        By position, those are all that instructions of the kinds `given_by` give in the
-        row, up to its own microbatch, and that no earlier instruction of its kind took.
-        At position -1 are all that the row gives.
-        """
-        ...
-
-    def index(self, site: Site, kind: str) -> int:
-        """Return how many instructions of a kind and stage stand earlier in the row."""
-        ...
-
-
 class Site(NamedTuple):
     """An instruction in its table.
 
     Attributes
     ----------
-    setting : Setting
+    setting : Flow
+        The values of the whole table.
     rank, position : int
         The row, and the index in it.
     stage, microbatch : int
@@ -152,7 +101,7 @@ class Site(NamedTuple):
     Value(name='graph', stage=1, microbatch=2)
     """
 
-    setting: Setting
+    setting: Flow
     rank: int
     position: int
     stage: int
@@ -185,7 +134,7 @@ class Sites(NamedTuple):
 
     Attributes
     ----------
-    setting : Setting
+    setting : Flow
     rank : int
     kind : str
     stage : int
@@ -193,7 +142,7 @@ class Sites(NamedTuple):
         Those of each one, in the order of the row.
     """
 
-    setting: Setting
+    setting: Flow
     rank: int
     kind: str
     stage: int
@@ -228,7 +177,7 @@ class Meeting(NamedTuple):
     size: int
 
 
-def _never(setting: Setting) -> bool:
+def _never(setting: Flow) -> bool:
     return False
 
 
@@ -297,7 +246,7 @@ class Kind(NamedTuple):
     is_backward: bool = False
     sums_up: bool = False
     of_rank: bool = False
-    varies: Callable[[Setting], bool] = _never
+    varies: Callable[[Flow], bool] = _never
     cases: Callable[[Sites], Iterable[object]] = _places
 
 
@@ -427,34 +376,45 @@ def _backward_weight(site: Site) -> Uses | None:
 # -- messages --------------------------------------------------------------------------
 
 
-def _send_forward(site: Site) -> Uses | None:
-    is_inner = site.stage < site.setting.num_stages - 1
-    if not is_inner or not site.setting.message_cuts[site.stage]:
-        return None
-    return Uses((site.value("out"),), (site.value("sent", site.stage + 1),))
+def _comes_by_message(setting: Flow, name: str, stage: int) -> bool:
+    """Whether a stage receives its activation, or its gradient."""
+    cut = stage + NOUNS[name].cut
+    if cut not in range(setting.num_stages - 1) or not setting.message_cuts[cut]:
+        return False
+    has_gradient = stage >= setting.first_backward_stage and not setting.is_forward_only
+    return name == "x" or has_gradient
 
 
-def _receive_forward(site: Site) -> Uses | None:
-    if site.stage == 0 or not site.setting.message_cuts[site.stage - 1]:
-        return None
-    return Uses((site.value("sent"),), (site.value("x"),))
+def _message(
+    letter: str, name: str, out: str, sent: str, step: int
+) -> tuple[Kind, ...]:
+    """Return the kinds of both halves of a message to the next stage of its way."""
+    words = NOUNS[name].words
+    half = partial(Kind, lane="")
 
+    def send(site: Site) -> Uses | None:
+        to = site.stage + step
+        if not _comes_by_message(site.setting, name, to):
+            return None
+        return Uses((site.value(out),), (site.value(sent, to),))
 
-def _send_backward(site: Site) -> Uses | None:
-    setting, stage = site.setting, site.stage
-    has_gradient = site.goes_back and stage > setting.first_backward_stage
-    if not has_gradient or not setting.message_cuts[stage - 1]:
-        return None
-    return Uses((site.value("grad out"),), (site.value("grad sent", stage - 1),))
+    def receive(site: Site) -> Uses | None:
+        if not _comes_by_message(site.setting, name, site.stage):
+            return None
+        return Uses((site.value(sent),), (site.value(name),))
 
+    def received(site: Site) -> Meeting:
+        return Meeting((words, site.stage, site.microbatch), 2)
 
-def _receive_backward(site: Site) -> Uses | None:
-    is_inner = site.stage < site.setting.num_stages - 1
-    if not is_inner or not site.goes_back:
-        return None
-    if not site.setting.message_cuts[site.stage]:
-        return None
-    return Uses((site.value("grad sent"),), (site.value("g"),))
+    def is_sent(site: Site) -> Meeting:
+        return received(site._replace(stage=site.stage + step))
+
+    sends = half(f"SEND_{letter}", send, f"send of the {words}")
+    receives = half(f"RECV_{letter}", receive, f"receive of the {words}")
+    return (
+        sends._replace(message="send", meets=is_sent),
+        receives._replace(message="receive", meets=received),
+    )
 
 
 # -- gradients of weights --------------------------------------------------------------
@@ -496,22 +456,6 @@ def _taken(
 # -- meetings --------------------------------------------------------------------------
 
 
-def _activation_message(site: Site) -> Meeting:
-    return Meeting(("activation", site.stage, site.microbatch), 2)
-
-
-def _sent_activation(site: Site) -> Meeting:
-    return Meeting(("activation", site.stage + 1, site.microbatch), 2)
-
-
-def _gradient_message(site: Site) -> Meeting:
-    return Meeting(("gradient", site.stage, site.microbatch), 2)
-
-
-def _sent_gradient(site: Site) -> Meeting:
-    return Meeting(("gradient", site.stage - 1, site.microbatch), 2)
-
-
 def _replicas(site: Site) -> Meeting:
     """The first sums of all replicas of a stage meet, the second ones, and so on."""
     number = site.setting.index(site, "REDUCE_GRAD")
@@ -521,15 +465,15 @@ def _replicas(site: Site) -> Meeting:
 # -- the kinds -------------------------------------------------------------------------
 
 
-def _always(setting: Setting) -> bool:
+def _always(setting: Flow) -> bool:
     return True
 
 
-def _has_slices(setting: Setting) -> bool:
+def _has_slices(setting: Flow) -> bool:
     return setting.num_slices > 1
 
 
-def _has_states(setting: Setting) -> bool:
+def _has_states(setting: Flow) -> bool:
     return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
 
 
@@ -545,10 +489,10 @@ def _states_of(sites: Sites) -> Iterable[object]:
     states = [(k % n, k in again, k in loaded) for k in ks]
     if n == 1 or "O" not in kinds:
         return states
-    earlier = [
-        tuple([away.get(k - i, position) < position for i in range(1, k % n + 1)])
-        for position, k in sites.places
-    ]
+    earlier = []
+    for position, k in sites.places:
+        before = range(1, k % n + 1)
+        earlier.append(tuple([away.get(k - i, position) < position for i in before]))
     return zip(states, earlier)
 
 
@@ -562,48 +506,22 @@ def _gradients_of(sites: Sites) -> Iterator[object]:
 
 
 _computation = partial(Kind, is_of_slice=True, cases=_states_of)
-_whole_or_input = partial(
-    _computation, is_backward=True, is_second=True, varies=_has_states
-)
-_send = partial(Kind, lane="", message="send")
-_receive = partial(Kind, lane="", message="receive")
+_again = partial(_computation, varies=_always)
+_backward_kind = partial(_computation, is_backward=True)
+_whole_or_input = partial(_backward_kind, is_second=True, varies=_has_states)
 _summary = partial(Kind, sums_up=True, varies=_always, cases=_gradients_of)
+_sum = partial(_summary, lane="", time="sum", meets=_replicas)
 _copy = partial(Kind, time="copy", varies=_always, cases=_states_of)
 _KINDS = (
     _computation("F", _forward, "forward", time="F", varies=_has_slices),
     _whole_or_input("B", _backward, "backward", time="B"),
     _whole_or_input("I", _backward_input, "backward of the inputs", time="I"),
-    _computation(
-        "W", _backward_weight, "backward of the weights", time="W", is_backward=True
-    ),
-    _send("SEND_F", _send_forward, "send of the activation", meets=_sent_activation),
-    _receive(
-        "RECV_F",
-        _receive_forward,
-        "receive of the activation",
-        meets=_activation_message,
-    ),
-    _send("SEND_B", _send_backward, "send of the gradient", meets=_sent_gradient),
-    _receive(
-        "RECV_B", _receive_backward, "receive of the gradient", meets=_gradient_message
-    ),
-    _summary(
-        "REDUCE_GRAD",
-        _reduce_gradient,
-        "all-reduce of the gradients",
-        lane="",
-        time="sum",
-        meets=_replicas,
-    ),
-    _summary(
-        "U",
-        _update,
-        "update of the weights",
-        time="U",
-    ),
-    _computation(
-        "R", _recompute, "recomputation of the forward", time="R", varies=_always
-    ),
+    _backward_kind("W", _backward_weight, "backward of the weights", time="W"),
+    *_message("F", "x", "out", "sent", step=1),
+    *_message("B", "g", "grad out", "grad sent", step=-1),
+    _sum("REDUCE_GRAD", _reduce_gradient, "all-reduce of the gradients"),
+    _summary("U", _update, "update of the weights", time="U"),
+    _again("R", _recompute, "recomputation of the forward", time="R"),
     _copy("O", _offload, "offload of the activations", lane="copy out"),
     _copy("L", _load, "load of the offloaded activations", lane="copy in"),
 )

@@ -3,7 +3,6 @@
 from minipipe.coursework.checking import Task as Task
 from minipipe.coursework.checking import local_task as local_task
 from minipipe.coursework.checking import remote as remote
-from minipipe.coursework.exercise import write_coursework as write_coursework
 from minipipe.coursework.expectations import Unexpected as Unexpected
 from minipipe.coursework.expectations import expect_at_most as expect_at_most
 from minipipe.coursework.expectations import expect_bits as expect_bits
@@ -17,3 +16,4 @@ from minipipe.coursework.grading import Report as Report
 from minipipe.coursework.grading import TaskReport as TaskReport
 from minipipe.coursework.grading import grade as grade
 from minipipe.coursework.leaderboard import Level as Level
+from minipipe.coursework.student_copy import write_coursework as write_coursework

@@ -13,22 +13,14 @@ import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.resources import files
 from pathlib import Path
 
 from minipipe._lazy import __version__
 from minipipe.coursework.exercise import Exercise, total
+from minipipe.coursework.templating import template
 from minipipe.errors import CourseworkError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_STEP = """      - name: {name}
-        id: task-{number}
-        uses: classroom-resources/autograding-command-grader@v1
-        with:
-          test-name: {name}
-          command: {command}
-          timeout: 2
-          max-score: {points}"""
 
 
 def as_archive(exercises: Sequence[Exercise], options: str = "") -> bytes:
@@ -47,10 +39,8 @@ def as_archive(exercises: Sequence[Exercise], options: str = "") -> bytes:
         Code ``not-found``, if minipipe runs without being installed.
     """
     name, wheel = _wheel()
-    content = {each: _template(each).encode() for each in ("setup.sh", "Dockerfile")}
-    content["run_autograder"] = (
-        _template("run_autograder").replace("@options@", options).encode()
-    )
+    content = {each: template(each).encode() for each in ("setup.sh", "Dockerfile")}
+    content["run_autograder"] = template("run_autograder", options=options).encode()
     for exercise in exercises:
         content[f"exercises/{exercise.name}.py"] = exercise.solution.encode()
         content[f"exercises/checks/{exercise.name}.py"] = exercise.checks.encode()
@@ -63,39 +53,25 @@ def as_workflow(exercises: Sequence[Exercise], is_own: bool = False) -> str:
     The hidden tests run only for minipipe's exercises; for others a repository has only
     the visible tests.
     """
-    numbers = {exercise.name: exercise.name.partition("_")[0] for exercise in exercises}
-    command = (
-        "python -m pytest test_{}.py"
-        if is_own
-        else "minipipe grade . --hide-hidden --only {}"
+    grade = "minipipe grade . --hide-hidden --only {}"
+    command = "python -m pytest test_{}.py" if is_own else grade
+    steps, results, runners = [], [], []
+    for exercise in exercises:
+        name, number = exercise.name, exercise.name.partition("_")[0]
+        tests = [each for each in exercise.tests if not (is_own and each.is_hidden)]
+        step = {"name": name, "number": number, "command": command.format(name)}
+        points = total(test.weight for test in tests)
+        steps.append(template("classroom_step.yml", **step, points=str(points)))
+        result = f"${{{{ steps.task-{number}.outputs.result }}}}"
+        results.append(f"          TASK-{number}_RESULTS: {result}")
+        runners.append(f"task-{number}")
+    return template(
+        "classroom.yml",
+        version=__version__,
+        steps="".join(steps).rstrip("\n"),
+        results="\n".join(results),
+        runners=",".join(runners),
     )
-    points = {
-        each.name: total(
-            test.weight for test in each.tests if not (is_own and test.is_hidden)
-        )
-        for each in exercises
-    }
-    steps = (
-        _STEP.format(
-            name=name, number=number, command=command.format(name), points=points[name]
-        )
-        for name, number in numbers.items()
-    )
-    results = (
-        f"          TASK-{n}_RESULTS: ${{{{ steps.task-{n}.outputs.result }}}}"
-        for n in numbers.values()
-    )
-    text = (
-        _template("classroom.yml")
-        .replace("@version@", __version__)
-        .replace("@steps@", "\n".join(steps))
-    )
-    runners = ",".join(f"task-{number}" for number in numbers.values())
-    return text.replace("@results@", "\n".join(results)).replace("@runners@", runners)
-
-
-def _template(name: str) -> str:
-    return (files("minipipe.coursework") / "templates" / name).read_text("utf-8")
 
 
 def _wheel() -> tuple[str, bytes]:
@@ -105,13 +81,9 @@ def _wheel() -> tuple[str, bytes]:
     try:
         installed = distribution("minipipe-mpi")
     except PackageNotFoundError:
-        raise CourseworkError(
-            "not-found",
-            (
-                "minipipe is not installed here, so its metadata is missing; run pip "
-                "install -e . in its folder."
-            ),
-        ) from None
+        problem = "minipipe is not installed here, so its metadata is missing"
+        how = "run pip install -e . in its folder"
+        raise CourseworkError("not-found", f"{problem}; {how}.") from None
     stem = f"minipipe_mpi-{installed.version}"
     metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""
     content = {
@@ -153,9 +125,7 @@ def _zipped(content: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, each in content.items():
             member = zipfile.ZipInfo(name)
-            member.external_attr, member.compress_type = (
-                0o100755 << 16,
-                zipfile.ZIP_DEFLATED,
-            )
+            member.external_attr = 0o100755 << 16
+            member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, each)
     return stream.getvalue()

@@ -102,11 +102,9 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def asked(task: Any, *given: Any) -> Any:
-        return (
-            task._ask(asked, given)
-            if isinstance(task, Task)
-            else function(task, *given)
-        )
+        if isinstance(task, Task):
+            return task._ask(asked, given)
+        return function(task, *given)
 
     return asked
 
@@ -122,11 +120,11 @@ def local_task(module: ModuleType) -> Task:
     >>> local_task(module).rows(3)
     [0, 1, 2]
     """
-    return Task(
-        lambda function, given: unpacked(
-            packed_result(module, function, unpacked(packed(given)))
-        )
-    )
+
+    def ask(function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        return unpacked(packed_result(module, function, unpacked(packed(given))))
+
+    return Task(ask)
 
 
 def packed_result(
@@ -144,11 +142,10 @@ def packed_result(
         raise Unexpected(
             name, "a function of this name, as in the original file", f"none{guess}"
         )
-    called = (
-        getattr(module, name)
-        if isinstance(function, str)
-        else partial(function, module)
-    )
+    if isinstance(function, str):
+        called = getattr(module, name)
+    else:
+        called = partial(function, module)
     # before the student's code can change the arguments
     call = f"{name}({', '.join(map(shown, given))})"
     return packed(called(*given), call)
@@ -193,11 +190,9 @@ def unpacked(data: Any) -> Any:
         return [unpacked(item) for item in data]
     if not isinstance(data, dict):
         return data
-    return (
-        np.frombuffer(base64.b64decode(data["data"]), _DTYPES[data["dtype"]])
-        .reshape(data["shape"])
-        .copy()
-    )
+    content = base64.b64decode(data["data"])
+    array = np.frombuffer(content, _DTYPES[data["dtype"]])
+    return array.reshape(data["shape"]).copy()
 
 
 _LONGEST = 4000  # characters of each part of a result
@@ -359,11 +354,8 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
             False, f"not written yet: {_words(error)}", where=where, is_unwritten=True
         )
     if isinstance(error, SystemExit):
-        return CheckResult(
-            False,
-            f"it called sys.exit({shown(error.code)}); return a result instead",
-            where=where,
-        )
+        said = f"it called sys.exit({shown(error.code)}); return a result instead"
+        return CheckResult(False, said, where=where)
     if isinstance(error, MemoryError):
         return CheckResult(
             False, "it needed more memory than a task may use", where=where
@@ -371,11 +363,10 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
     if isinstance(error, AssertionError):
         return CheckResult(False, _words(error) or "an assertion failed", where=where)
     if isinstance(error, SyntaxError) and error.filename in (path, None):
-        line = (
-            f"line {error.lineno}: {(error.text or '').strip()[:_LONGEST_LINE]}"
-            if error.lineno
-            else ""
-        )
+        if error.lineno:
+            line = f"line {error.lineno}: {(error.text or '').strip()[:_LONGEST_LINE]}"
+        else:
+            line = ""
         return CheckResult(False, f"it is not valid Python: {error.msg}", where=line)
     return CheckResult(
         False, f"it raised {type(error).__name__}: {_words(error)}", where=where

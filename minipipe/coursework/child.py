@@ -78,10 +78,8 @@ def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     os.dup2(nothing, 0)  # input() raises at once instead of blocking
     checks = load(f"checks_of_{job['task']}", job["checks"])
     watch_everything()
-    content, given = (
-        base64.b64decode(job["content"]),
-        [(module, name) for module, name in job["given"]],
-    )
+    content = base64.b64decode(job["content"])
+    given = [(module, name) for module, name in job["given"]]
     file, flags = Path(f"{job['task']}.py"), list[str]()
     file.write_bytes(content)
     try:

@@ -48,11 +48,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from hashlib import blake2b
-from importlib.resources import files
 from itertools import count
 from math import inf
 from pathlib import Path
-from shlex import quote
 from typing import NamedTuple
 from unicodedata import normalize
 
@@ -187,10 +185,8 @@ class Exercise:
                 "write groups, each a list of two or more tuples with equally many "
                 "texts: [[('3',), ('5',)]]"
             )
-            raise self._broken(
-                f"VARIANTS of its checks, line {node.lineno}, are not lists of "
-                f"tuples of texts; {how}"
-            )
+            problem = f"VARIANTS of its checks, line {node.lineno}"
+            raise self._broken(f"{problem}, are not lists of tuples of texts; {how}")
         return groups
 
     @property
@@ -210,10 +206,8 @@ class Exercise:
         name = normalize("NFC", student.strip()).casefold()
         found = []
         for number, group in enumerate(self.variants):
-            drawn = blake2b(
-                f"{name}\0{self.name}\0{number}".encode("utf-8", "replace"),
-                digest_size=8,
-            ).digest()
+            seed = f"{name}\0{self.name}\0{number}".encode("utf-8", "replace")
+            drawn = blake2b(seed, digest_size=8).digest()
             found.append(int.from_bytes(drawn) % len(group))
         return found
 
@@ -288,20 +282,16 @@ class Exercise:
             try:
                 ast.parse(text)
             except SyntaxError as error:
-                raise self._broken(
-                    f"{what} is not valid Python: line {error.lineno}, {error.msg}"
-                ) from None
+                problem = f"{what} is not valid Python: line {error.lineno}"
+                raise self._broken(f"{problem}, {error.msg}") from None
             # a NUL, before Python 3.12; the parser's stack
             except (ValueError, RecursionError, MemoryError):
-                raise self._broken(
-                    f"{what} is not valid Python: it has a NUL, or is nested too deeply"
-                ) from None
+                problem = f"{what} is not valid Python: it has a NUL"
+                raise self._broken(f"{problem}, or is nested too deeply") from None
         number, first = self.name.partition("_")[0], self.statement.partition("\n")[0]
         if not re.match(rf"{number} [^:]+: .", first):
-            raise self._broken(
-                f"its docstring begins with {quoted(first)}; expected '{number} "
-                "title: its subject.'"
-            )
+            problem = f"its docstring begins with {quoted(first)}"
+            raise self._broken(f"{problem}; expected '{number} title: its subject.'")
         _ = self.lesson
         kept = [
             line
@@ -318,14 +308,11 @@ class Exercise:
         self._check_variants()
 
     def _check_tests(self) -> None:
-        last_visible, names = (
-            self.visible_checks.count("\n"),
-            [test.name for test in self.tests],
-        )
+        last_visible = self.visible_checks.count("\n")
+        names = [test.name for test in self.tests]
         if not names:
-            raise self._broken(
-                "its checks have no test; expected functions test_…(task)"
-            )
+            problem = "its checks have no test"
+            raise self._broken(f"{problem}; expected functions test_…(task)")
         for node in (
             node
             for node in ast.parse(self.checks).body
@@ -342,20 +329,15 @@ class Exercise:
             if node.name not in names:
                 continue
             if names.count(node.name) > 1:
-                raise self._broken(
-                    f"its checks have two tests {node.name}, of which Python keeps "
-                    "one; rename one"
-                )
+                problem = f"its checks have two tests {node.name}"
+                raise self._broken(f"{problem}, of which Python keeps one; rename one")
             if [each.arg for each in node.args.args] != ["task"]:
-                raise self._broken(
-                    f"{node.name}({ast.unparse(node.args)}) has the wrong "
-                    "arguments; expected task"
-                )
+                given = f"{node.name}({ast.unparse(node.args)}) has the wrong arguments"
+                raise self._broken(f"{given}; expected task")
             if not ast.get_docstring(node):
-                raise self._broken(
-                    f"{node.name} has no docstring; its first paragraph says what "
-                    "the test means"
-                )
+                problem = f"{node.name} has no docstring"
+                how = "its first paragraph says what the test means"
+                raise self._broken(f"{problem}; {how}")
 
     def _check_variants(self) -> None:
         """Refuse variants whose first alternative is not in the files: another would
@@ -367,19 +349,15 @@ class Exercise:
         files = "\n".join(
             [self.solution, *lines[: node.lineno - 1], *lines[node.end_lineno :]]
         )
-        wrong = next(
-            (text for group in self.variants for text in group[0] if text not in files),
-            None,
-        )
+        first = (text for group in self.variants for text in group[0])
+        wrong = next((text for text in first if text not in files), None)
         if wrong is not None:
             how = (
                 "the first alternative of a group has texts of the two files, letter "
                 "for letter"
             )
-            raise self._broken(
-                f"VARIANTS have {quoted(wrong)}, which does not occur in its files; "
-                f"{how}"
-            )
+            given = f"VARIANTS have {quoted(wrong)}, which does not occur in its files"
+            raise self._broken(f"{given}; {how}")
 
 
 def _said(docstring: str) -> tuple[str, str, float]:
@@ -394,14 +372,8 @@ def _said(docstring: str) -> tuple[str, str, float]:
     except ValueError:
         weight = inf
     if not 0 < weight < inf:
-        raise CourseworkError(
-            "damaged",
-            (
-                f"A test says 'Points: {points[0]}'; expected a number above 0, "
-                "such as "
-                "2.5."
-            ),
-        )
+        problem = f"A test says 'Points: {points[0]}'; expected a number above 0"
+        raise CourseworkError("damaged", f"{problem}, such as 2.5.")
     return paragraphs[0], " ".join(hints), weight
 
 
@@ -431,8 +403,7 @@ def find_source(given: str | Path | None = None) -> Path:
         raise CourseworkError(
             "not-found",
             f"There are no exercises in {quoted(str(source), 200)}; expected files "
-            "such as 05_bubble.py. Without "
-            "--source, minipipe's exercises are used.",
+            "such as 05_bubble.py. Without --source, minipipe's exercises are used.",
         )
     return source
 
@@ -456,17 +427,14 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
     for path in sorted(source.glob("[0-9][0-9]_*.py")):
         checks = source / "checks" / path.name
         if not checks.is_file():
-            raise CourseworkError(
-                "not-found", f"'{path}' has no tests: '{checks}' is missing."
-            )
+            problem = f"'{path}' has no tests"
+            raise CourseworkError("not-found", f"{problem}: '{checks}' is missing.")
         found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
         found.check()
         exercises.append(found)
-    return (
-        exercises
-        if student is None
-        else [exercise.for_student(student) for exercise in exercises]
-    )
+    if student is None:
+        return exercises
+    return [exercise.for_student(student) for exercise in exercises]
 
 
 def named(exercises: Iterable[Exercise], name: str) -> Exercise:
@@ -515,152 +483,3 @@ def chosen_of(
     names = [only] if isinstance(only, str) else only
     wanted = {named(exercises, name).name for name in names}
     return [exercise for exercise in exercises if exercise.name in wanted]
-
-
-# -- the student's copy ----------------------------------------------------------------
-
-_CONFTEST = '''"""Gives each test its task: `test_05_bubble.py` gets `05_bubble.py`, which `import` cannot name."""
-
-from importlib import import_module
-
-import pytest
-
-from minipipe.coursework import local_task
-
-
-@pytest.fixture
-def task(request):
-    return local_task(import_module(request.path.stem.removeprefix("test_")))
-'''
-
-# With a configuration file, pytest takes this directory as the root, independent of the
-# current directory.
-_PYTEST_INI = """[pytest]
-pythonpath = .
-addopts = --tb=short
-"""
-
-
-def write_coursework(
-    directory: str | Path,
-    *,
-    source: str | Path | None = None,
-    student: str | None = None,
-) -> list[Path]:
-    """Write the student's copy of the exercises; the same exercises give the same
-    bytes.
-
-    Parameters
-    ----------
-    directory : str or Path
-        A new or empty directory.
-    source : str or Path, optional
-        The directory with solutions and tests; by default minipipe's own.
-    student : str, optional
-        A name that draws the numbers of exercises with ``VARIANTS``.
-
-    Returns
-    -------
-    list of Path
-        The written files.
-
-    Raises
-    ------
-    CourseworkError
-        Codes ``not-found`` and ``unwritable``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in write_coursework(folder)][:4]
-    ['README.md', 'conftest.py', 'pytest.ini', '01_multiply.py']
-    """
-    copies = _copies(
-        exercises_in(find_source(source), student), student, is_own=source is not None
-    )
-    directory = Path(directory)
-    try:
-        _check_is_empty(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in copies.items():
-            (directory / name).write_bytes(text.encode())
-    except CourseworkError:
-        raise
-    except (OSError, ValueError) as error:  # such as a name with a NUL
-        reason = getattr(error, "strerror", None) or str(error)
-        message = f"{quoted(str(directory), 200)} cannot be written: {reason}."
-        raise CourseworkError("not-found", message) from None
-    return [directory / name for name in copies]
-
-
-def _check_is_empty(directory: Path) -> None:
-    found = (
-        sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    )
-    if found:
-        raise CourseworkError(
-            "unwritable",
-            f"'{directory}' is not empty "
-            f"({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no "
-            "file is "
-            "overwritten. Give a new directory; to restart one task, copy its file "
-            "from there.",
-        )
-
-
-def _copies(
-    exercises: Sequence[Exercise], student: str | None, is_own: bool
-) -> dict[str, str]:
-    """Return the text of each file of the student's copy, by its name."""
-    copies = {
-        "README.md": _readme(exercises, student, is_own),
-        "conftest.py": _CONFTEST,
-        "pytest.ini": _PYTEST_INI,
-    }
-    for exercise in exercises:
-        copies[f"{exercise.name}.py"] = exercise.stub
-        copies[f"test_{exercise.name}.py"] = exercise.visible_checks
-    return copies
-
-
-_WITH_SOURCE = "Your instructor runs the hidden tests and counts the points."
-_WITHOUT = """`minipipe grade` stops endless loops, and does not change your files. Its hidden tests come with minipipe;
-your instructor may have others."""
-
-
-def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) -> str:
-    rows = []
-    for exercise in exercises:
-        hidden = total(test.weight for test in exercise.tests if test.is_hidden)
-        rows.append(
-            f"| {exercise.name} | {exercise.points} | {hidden} | {exercise.lesson} "
-            f"| {exercise.subject} |"
-        )
-    first, own = (
-        exercises[0].name,
-        "" if student is None else f" --student {quote(student)}",
-    )
-    commands = {
-        "pip install pytest": "once: the next two need it",
-        "python -m pytest .": "all visible tests",
-        f"python -m pytest test_{first}.py": "visible tests of one task",
-    }
-    if not is_own:  # a student has no others
-        commands |= {
-            f"minipipe grade .{own}": "all tests, also hidden ones, and points"
-        }
-        commands |= {f"minipipe grade .{own} --only {first}": "all tests of one task"}
-    width, graded = max(map(len, commands)), _WITH_SOURCE if is_own else _WITHOUT
-    if own and not is_own:
-        graded = f"With `--student`, some tasks have their own numbers. {graded}"
-    text = (files("minipipe.coursework") / "student.md").read_text("utf-8")
-    return text.format(
-        first=first,
-        commands="\n".join(
-            f"    {command:{width}}    {what}" for command, what in commands.items()
-        ),
-        graded=graded,
-        rows="\n".join(rows),
-        points=total(exercise.points for exercise in exercises),
-    )

@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from textwrap import indent
 
 from minipipe.coursework.exercise import Exercise, Test, total
+from minipipe.coursework.templating import template
 from minipipe.coursework.trial import wrong_answers
 from minipipe.errors import CourseworkError, counted
 from minipipe.io import escaped, read_bytes
@@ -40,18 +40,13 @@ def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
     body = "\n".join(
         line for exercise in exercises for line in _section(exercise, solutions)
     )
-    page = (files("minipipe.coursework") / "templates" / "handout.html").read_text(
-        "utf-8"
-    )
-    return page.replace("@title@", escaped(title)).replace("@body@", body)
+    return template("handout.html", title=escaped(title), body=body)
 
 
 def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
     hidden = total(test.weight for test in exercise.tests if test.is_hidden)
-    about = (
-        f"{exercise.name}.py · lesson {exercise.lesson} · "
-        f"{counted(exercise.points, 'point')}, {hidden} of them hidden"
-    )
+    points = f"{counted(exercise.points, 'point')}, {hidden} of them hidden"
+    about = f"{exercise.name}.py · lesson {exercise.lesson} · {points}"
     yield (
         f"<section><h2>{escaped(exercise.title)}</h2><p "
         f'class="about">{escaped(about)}</p>'
@@ -102,16 +97,13 @@ def _after_docstring(text: str) -> str:
 
 def _test(test: Test, solutions: bool) -> str:
     points = "" if test.weight == 1 else f" {counted(total([test.weight]), 'point')}."
-    hint = (
-        f' <span class="hint">Hint: {_inline(test.hint)}</span>'
-        if solutions and test.hint
-        else ""
-    )
+    if solutions and test.hint:
+        hint = f' <span class="hint">Hint: {_inline(test.hint)}</span>'
+    else:
+        hint = ""
     hidden = " (hidden)" if test.is_hidden else ""
-    return (
-        f"<li><code>{escaped(test.name)}</code>{hidden}: "
-        f"{_inline(test.meaning)}{points}{hint}</li>"
-    )
+    meaning = f"{_inline(test.meaning)}{points}{hint}"
+    return f"<li><code>{escaped(test.name)}</code>{hidden}: {meaning}</li>"
 
 
 def as_pdf(page: str) -> bytes:
@@ -127,10 +119,8 @@ def as_pdf(page: str) -> bytes:
         how = "install it, or write a .html file and print that from any browser"
         raise CourseworkError(
             "not-found",
-            (
-                f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is "
-                f"here; {how}."
-            ),
+            f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is "
+            f"here; {how}.",
         )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, printed = Path(folder, "page.html"), Path(folder, "page.pdf")
@@ -152,7 +142,6 @@ def as_pdf(page: str) -> bytes:
         )
         if done.returncode or not printed.exists():
             last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise CourseworkError(
-                "not-found", f"{browser} printed no PDF: {last[:500]}"
-            )
+            problem = f"{browser} printed no PDF"
+            raise CourseworkError("not-found", f"{problem}: {last[:500]}")
         return read_bytes(printed)

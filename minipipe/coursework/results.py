@@ -56,11 +56,10 @@ def as_table(reports: Sequence[Data]) -> str:
         done = sum(task["passed"] for task in tasks)
         remarks = _remarks(tasks)
         is_long |= len(remarks) > _LONGEST_REMARK
-        said = (
-            remarks
-            if len(remarks) <= _LONGEST_REMARK
-            else f"{remarks[: _LONGEST_REMARK - 2]} …"
-        )
+        if len(remarks) <= _LONGEST_REMARK:
+            said = remarks
+        else:
+            said = f"{remarks[: _LONGEST_REMARK - 2]} …"
         rows.append(
             (printable(report["submission"]), *map(str, figures), str(done), said)
         )
@@ -127,14 +126,9 @@ def as_csv(reports: Sequence[Data]) -> str:
     for report in reports:
         points = [task["points"] for task in report["tasks"]]
         figures = [report[key] for key in ("points", "possible", "days_late", "score")]
-        writer.writerow(
-            [
-                _cell(report["submission"]),
-                *points,
-                *figures,
-                _cell(_remarks(report["tasks"])),
-            ]
-        )
+        name = _cell(report["submission"])
+        remarks = _cell(_remarks(report["tasks"]))
+        writer.writerow([name, *points, *figures, remarks])
     return stream.getvalue()
 
 
@@ -159,19 +153,13 @@ def as_junit(reports: Sequence[Data]) -> str:
         tests = [(task, test) for task in report["tasks"] for test in task["tests"]]
         failed = sum(not test["passed"] for _, test in tests)
         name = escaped(report["submission"])
-        lines.append(
-            f'  <testsuite name="{name}" tests="{len(tests)}" failures="{failed}" '
-            'errors="0" skipped="0">'
-        )
+        counts = f'tests="{len(tests)}" failures="{failed}" errors="0" skipped="0"'
+        lines.append(f'  <testsuite name="{name}" {counts}>')
         for task, test in tests:
-            case = (
-                f'    <testcase classname="{escaped(task["task"])}" '
-                f'name="{escaped(test["test"])}"'
-            )
-            failure = (
-                "<failure "
-                f'message="{escaped(test["reason"])}">{_xml(_words(test))}</failure>'
-            )
+            name = f'name="{escaped(test["test"])}"'
+            case = f'    <testcase classname="{escaped(task["task"])}" {name}'
+            reason = escaped(test["reason"])
+            failure = f'<failure message="{reason}">{_xml(_words(test))}</failure>'
             lines.append(
                 f"{case}/>" if test["passed"] else f"{case}>{failure}</testcase>"
             )
@@ -217,11 +205,10 @@ def as_gradescope(report: Data) -> str:
     ... )
     {'score': 0, 'output': '0 of 1 point', 'stdout_visibility': 'hidden', 'tests': []}
     """
-    late = (
-        f"; days late: {report['days_late']}, so {report['score']} count"
-        if report["days_late"]
-        else ""
-    )
+    if report["days_late"]:
+        late = f"; days late: {report['days_late']}, so {report['score']} count"
+    else:
+        late = ""
     following = f"\nnext: {report['next']}" if report["next"] else ""
     data = {
         "score": report["score"],

@@ -62,8 +62,11 @@ def split_examples(
     ((7, 2), (7,), (3, 2), (3,))
     """
     if len(inputs) != len(targets) or not len(inputs):
-        found = f"There are {len(inputs)} inputs and {len(targets)} targets"
-        raise ArgumentError("value", f"{found}; expected one for each, at least one.")
+        raise ArgumentError(
+            "value",
+            f"There are {len(inputs)} inputs and {len(targets)} targets; expected one "
+            "for each, at least one.",
+        )
     Spec(float, minimum=0, maximum=1).check("test_fraction", test_fraction)
     INDEX.check("split_examples: seed", seed)
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
@@ -146,21 +149,18 @@ def batches(
     for name, value in (("seed", seed), ("epoch", epoch), ("start", start)):
         INDEX.check(f"batches: {name}", value)
     given = [flattened(part) for part in (inputs, targets) if part is not None]
-    lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [
-        num_samples or 0
-    ]
+    lengths = [len(leaf) for leaves, _ in given for leaf in leaves]
+    lengths = lengths or [num_samples or 0]
     if not given and num_samples is None:
         raise ArgumentError(
             "value",
             "batches: there are neither inputs nor targets here; give num_samples.",
         )
     if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
-        message = (
-            f"The inputs and targets have {lengths} samples, and num_samples is "
-            f"{num_samples}"
-        )
         raise ArgumentError(
-            "value", f"batches: {message}; expected one number, at least 1."
+            "value",
+            f"batches: The inputs and targets have {lengths} samples, and num_samples "
+            f"is {num_samples}; expected one number, at least 1.",
         )
     order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
     parts = np.array_split(order, num_batches(lengths[0], batch_size))
@@ -176,13 +176,8 @@ def batches(
 def _rows(given: Any, part: np.ndarray, rows: slice | None) -> Any:
     leaves, form = flattened(given)
     own = part if rows is None else part[rows]
-    found = rebuilt(
-        form,
-        [
-            np.asarray(leaf)[own] if isinstance(leaf, list) else leaf[own]
-            for leaf in leaves
-        ],
-    )
+    arrays = [np.asarray(leaf) if isinstance(leaf, list) else leaf for leaf in leaves]
+    found = rebuilt(form, [array[own] for array in arrays])
     return found if rows is None else Share(found, rows, len(part))
 
 
@@ -228,10 +223,8 @@ class Share:
             raise ArgumentError("value", message)
 
     def __repr__(self) -> str:
-        return (
-            f"Share(rows {self.rows.start} to {self.rows.stop - 1} of "
-            f"{self.num_samples})"
-        )
+        which = f"rows {self.rows.start} to {self.rows.stop - 1}"
+        return f"Share({which} of {self.num_samples})"
 
 
 # -- digits: digits.md names the source and the licence --------------------------------
@@ -268,9 +261,8 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     ((1797, 8, 8), 0)
     """
     table = _table((files("minipipe.data") / "digits.csv.gz").read_bytes())
-    return (table[:, :64] / 16).astype(np.float32).reshape(-1, 8, 8), table[
-        :, 64
-    ].copy()
+    images = (table[:, :64] / 16).astype(np.float32).reshape(-1, 8, 8)
+    return images, table[:, 64].copy()
 
 
 def _table(content: bytes) -> np.ndarray:
@@ -281,14 +273,12 @@ def _table(content: bytes) -> np.ndarray:
     with suppress(zlib.error, ValueError):
         text = gzip.decompress(content, _MOST + 1).decode("ascii")
         if text and gzip.eof:  # zlib compares the checksum at the end
-            table = np.loadtxt(
-                text.splitlines(), delimiter=",", dtype=np.int64, ndmin=2
-            )
+            lines = text.splitlines()
+            table = np.loadtxt(lines, delimiter=",", dtype=np.int64, ndmin=2)
             if table.shape == _SHAPE:
                 return table
-    raise FileError(
-        "damaged", "digits.csv.gz of this package is damaged; install minipipe again."
-    )
+    message = "digits.csv.gz of this package is damaged; install minipipe again."
+    raise FileError("damaged", message)
 
 
 # -- text ------------------------------------------------------------------------------
@@ -327,9 +317,7 @@ class Alphabet:
 
     def __init__(self, text: str) -> None:
         self.characters = "".join(sorted(set(text)))
-        self._numbers = {
-            character: number for number, character in enumerate(self.characters)
-        }
+        self._numbers = dict(zip(self.characters, range(len(self.characters))))
 
     def __len__(self) -> int:
         return len(self.characters)
@@ -346,14 +334,10 @@ class Alphabet:
         if unknown:
             raise ArgumentError(
                 "value",
-                (
-                    f"{unknown[0]!r} is not in this alphabet of {len(self)}: "
-                    f"{self.characters!r}."
-                ),
+                f"{unknown[0]!r} is not in this alphabet of {len(self)}: "
+                f"{self.characters!r}.",
             )
-        return np.array(
-            [self._numbers[character] for character in text], dtype=np.int64
-        )
+        return np.array([self._numbers[one] for one in text], dtype=np.int64)
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Return the text of these numbers."""

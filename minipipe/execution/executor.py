@@ -1,13 +1,12 @@
-"""The executor: runs one rank's row on real tensors and real messages. It decides no
-order.
+"""The executor: runs one rank's row, instruction by instruction. It decides no order.
 
-File 5 of 12 on the first path through the code (README.md): after
-``schedules/analysis/lowering.py``, before ``execution/stage.py``. Begin at ``forward``,
-then return to ``run``. Not on the path: a ``Batch`` has this rank's inputs and targets,
-and the ``objective``, which is the loss with the weight of each microbatch; a
-``Payload`` has the arrays of a value, which of them require a gradient, and the
-structure of their pytree (None for one array); a ``Record`` is the result of a run, and
-``activity`` the position of the rank, for error messages.
+File 5 of 13 on the first path through the code (README.md): after
+``schedules/analysis/lowering.py``, before ``execution/handlers.py``. Begin at ``run``,
+then see how ``_bound`` and ``_step`` make a function of each instruction. Not on the
+path: a ``Record`` is the result of a run, and ``activity`` the position of the rank,
+for error messages.
+
+It knows no kind of instruction by its name: handlers, stages and the group are given.
 """
 
 from __future__ import annotations
@@ -18,22 +17,24 @@ from functools import partial, wraps
 from threading import get_ident
 from time import perf_counter
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.modes import RandomKey, at, enable_grad, no_grad
-from minipipe.comm import ProcessGroup, Request
+from minipipe.core.balance import is_balanced
 from minipipe.core.flow import flow_of
 from minipipe.core.values import NOUNS
 from minipipe.errors import Code, ScheduleError
-from minipipe.execution.payload import Payload
-from minipipe.execution.record import Receipt, Record
-from minipipe.execution.stage import Stage
-from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W
-from minipipe.schedules.action_table import Program
+from minipipe.execution.record import Record
+from minipipe.schedules.action import SEND_B, SEND_F, Action
 from minipipe.schedules.analysis.dependencies import Direction, Value
+
+if TYPE_CHECKING:
+    from minipipe.comm import ProcessGroup, Request
+    from minipipe.execution.stage import Stage
+    from minipipe.schedules.action_table import Program
 
 Handler = Callable[..., Any]
 """Runs the actions of a kind. Its parameters are the executor, the action, and the
@@ -56,6 +57,14 @@ class Pending:
 
     def wait(self) -> Any:
         """Return the value, as soon as it has come."""
+        raise NotImplementedError
+
+
+class Resource:
+    """A value that has to be released, by the action that takes it or after an error."""
+
+    def release(self) -> None:
+        """Release what it holds."""
         raise NotImplementedError
 
 
@@ -106,8 +115,8 @@ class Executor:
     group : ProcessGroup
     xp : module
         The array module to compute with.
-    handlers : mapping of str to function, optional
-        By kind; by default ``HANDLERS``, for forwards, backwards and messages.
+    handlers : mapping of str to function
+        By kind of instruction, such as ``execution/handlers.py`` has them.
     observers : sequence of Observer
         Of every run.
     run_schedule : function, optional
@@ -126,6 +135,8 @@ class Executor:
     early : dict of Value to Request
         Messages that have come before their RECV: an earlier attempt to run the row
         took them.
+    sends : list of Request
+        Not finished.
     bindings : list of Binding
         The row, with handlers and values.
     actions : sequence of Action
@@ -138,7 +149,9 @@ class Executor:
     Raises
     ------
     ScheduleError
-        Code ``name``: an action without a handler.
+        Code ``name``: an action without a handler. Any code of
+        :func:`minipipe.verify`, such as ``missing``: a program whose values do not fit,
+        for want of an action.
     """
 
     call: Any
@@ -150,10 +163,11 @@ class Executor:
         stages: Mapping[int, Stage],
         group: ProcessGroup,
         xp: ModuleType,
-        handlers: Handlers | None = None,
+        handlers: Handlers,
         observers: Sequence[Observer] = (),
         run_schedule: Callable[[Executor, Sequence[Step]], None] | None = None,
     ) -> None:
+        _check_values(program)
         self.program = program
         self.stages = stages
         self.group = group
@@ -177,7 +191,6 @@ class Executor:
         messages = (action for action in self.actions if action.kind.is_communication)
         self.routes = {action: Route.of(program, action) for action in messages}
         self._observers, self._run_schedule = observers, run_schedule
-        handlers = HANDLERS if handlers is None else handlers
         self._parameters = {
             handler: [*inspect.signature(handler).parameters][2:]
             for handler in {*handlers.values()}
@@ -196,9 +209,9 @@ class Executor:
             steps[begin:end],
             steps[end:],
         )
-        self._sends: list[Request] = []  # not finished
+        self.sends: list[Request] = []  # not finished
         self._thread = get_ident()  # of the current run
-        self._forget()
+        self.forget()
 
     def run(
         self, call: Any, *observers: Observer, finishes_sends: bool = True
@@ -247,26 +260,20 @@ class Executor:
                 self.finish_sends(finishes_sends)
                 for step in self._after:
                     step(self)
-            return self.record  # before _forget makes a new one
+            return self.record  # before forget makes a new one
         finally:
-            self._forget()
+            self.forget()
 
-    def repeat(self, batch: Any, compute: Callable[[Executor], None]) -> Record:
-        """Run a batch by a function that needs no modes, and whose handshake is over.
-        Collective like a run.
+    def begin_again(self, batch: Any) -> None:
+        """Begin the schedule of a batch whose handshake is over, and which sets no
+        modes: :meth:`forget` ends it.
         """
+        self._num_earlier = len(self.sends)
+        activity = self.group.activity
+        activity.begin(self._name, self._row, batch.step, self._sent_at)
         self.call = self.batch = batch
         self._thread = get_ident()
-        try:
-            self.begin_schedule()
-            try:
-                compute(self)
-            except BaseException as error:
-                self.fail(error)
-                raise
-            return self.record
-        finally:
-            self._forget()
+        self.place.seed, self.place.step = batch.seed, batch.training_step
 
     def run_eagerly(self, steps: Sequence[Step]) -> None:
         """Run the actions of the schedule, one after the other."""
@@ -289,7 +296,7 @@ class Executor:
 
     def begin_schedule(self) -> RandomKey:
         """Begin the schedule of a batch; return the key of its random numbers."""
-        self._num_earlier = len(self._sends)
+        self._num_earlier = len(self.sends)
         self.group.activity.begin(self._name, self._row, self.batch.step, self._sent_at)
         self.place = RandomKey(self.batch.seed, self.batch.training_step)
         return self.place
@@ -298,7 +305,7 @@ class Executor:
         """Give an error a note of the place, and leave no half of a gradient."""
         for stage in () if self.program.is_forward_only else self.stages.values():
             stage.begin()
-        del self._sends[self._num_earlier :]
+        del self.sends[self._num_earlier :]
         if (action := self.group.activity.current) is not None:
             error.add_note(
                 f"on rank {self.group.name()}, stage {action.stage}, microbatch "
@@ -314,22 +321,26 @@ class Executor:
 
     def finish_sends(self, are_all: bool = True) -> None:
         """Wait until messages are sent: all, or the ones of earlier runs."""
-        done = len(self._sends) if are_all else self._num_earlier
-        for send in self._sends[:done]:
+        done = len(self.sends) if are_all else self._num_earlier
+        for send in self.sends[:done]:
             send.wait()
-        del self._sends[:done]
+        del self.sends[:done]
         self._num_earlier = max(0, self._num_earlier - done)
 
     def send(self, array: Any, destination: int, tag: int) -> None:
         """Send a message, to be finished at the end of a run."""
-        self._sends.append(
+        self.sends.append(
             self.group.isend(array, destination, tag, step=self.batch.step)
         )
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """End a run."""
         self.record = Record()
         self.call = self.batch = None
         self.background.clear()
+        for value in self._values.values():  # of a run that has failed
+            if isinstance(value, Resource):
+                value.release()
         for kept in (self._values, self.early, *self.graphs.values()):
             kept.clear()
 
@@ -518,77 +529,6 @@ def _observed(step: Step, action: Action, observers: Sequence[Observer]) -> Step
     return run
 
 
-# -- computing -------------------------------------------------------------------------
-
-
-@gives("x", "graph")
-def forward(
-    executor: Executor, action: Action, x: Payload | None = None
-) -> tuple[Payload | None, Any]:
-    """Run an F; on the last stage, with its loss."""
-    stage, k = executor.stages[action.stage], action.microbatch
-    received = executor.batch.input(k) if x is None else x
-    executor.place.begin(k)
-    if stage.is_last:
-        return None, stage.forward_with_loss(k, received, executor.batch.objective)
-    return stage.forward(k, received)
-
-
-@gives("g")
-def backward(
-    executor: Executor, action: Action, graph: Any, g: Payload | None = None
-) -> Payload:
-    """Run a B."""
-    stage, k = executor.stages[action.stage], action.microbatch
-    gradient = stage.backward(k, graph, g)
-    if stage.is_first:
-        executor.record.input_gradients[k] = gradient
-    return gradient
-
-
-@gives("g", "rest")
-def backward_input(
-    executor: Executor, action: Action, graph: Any, g: Payload | None = None
-) -> tuple[Payload, Any]:
-    """Run an I."""
-    stage, k = executor.stages[action.stage], action.microbatch
-    gradient, rest = stage.backward_input(k, graph, g)
-    if stage.is_first:
-        executor.record.input_gradients[k] = gradient
-    return gradient, rest
-
-
-def backward_weight(executor: Executor, action: Action, rest: Any) -> None:
-    """Run a W."""
-    executor.stages[action.stage].backward_weight(action.microbatch, rest)
-
-
-# -- messages --------------------------------------------------------------------------
-
-
-class Received(Pending):
-    """A message from a neighbouring stage, which may still be under way."""
-
-    def __init__(self, executor: Executor, route: Route) -> None:
-        self._value, self._record, self._xp = route.value, executor.record, executor.xp
-        self.request = executor.early.pop(route.value, None) or executor.group.irecv(
-            route.peer,
-            route.tag,
-            step=executor.batch.step,
-            what=route.words,
-            allocate=executor.allocate,
-        )
-
-    def wait(self) -> Payload:
-        """Return the value, and note the times of the message."""
-        awaited_from = perf_counter()
-        message = self.request.wait()
-        self._record.received[self._value] = Receipt(
-            awaited_from, perf_counter(), backend.num_bytes(message)
-        )
-        return Payload.from_message(message, self._xp)
-
-
 class Route(NamedTuple):
     """The value of a message, the other rank, the tag, and words for errors."""
 
@@ -612,44 +552,12 @@ class Route(NamedTuple):
         return cls(value, program.rank_of(stage, value.microbatch), tag, words)
 
 
-def send_activation(executor: Executor, action: Action, x: Payload) -> None:
-    """Run a SEND_F."""
-    route = executor.routes[action]
-    message = x.to_message(executor.group.takes_device_arrays)
-    executor.record.sent[route.value] = perf_counter()
-    executor.send(message, route.peer, route.tag)  # [2]
+def _check_values(program: Program) -> None:
+    """Refuse a program in which a value is not given, or not taken by what should."""
+    if not is_balanced(flow_of(program)):
+        from minipipe.schedules import verify  # says what is missing, and where
 
-
-def send_gradient(executor: Executor, action: Action, g: Payload) -> None:
-    """Run a SEND_B."""
-    send_activation(executor, action, g)
-
-
-@gives("x")
-def receive_activation(executor: Executor, action: Action) -> Pending:
-    """Run a RECV_F, which waits for nothing."""
-    return Received(executor, executor.routes[action])  # [3]
-
-
-@gives("g")
-def receive_gradient(executor: Executor, action: Action) -> Pending:
-    """Run a RECV_B, which waits for nothing."""
-    return Received(executor, executor.routes[action])  # [3]
-
-
-HANDLERS: Handlers = {
-    F: forward,
-    B: backward,
-    I: backward_input,
-    W: backward_weight,
-    SEND_F: send_activation,
-    SEND_B: send_gradient,
-    RECV_F: receive_activation,
-    RECV_B: receive_gradient,
-}
-"""The handlers that any run needs. Others are in ``sums.py``, ``offloading.py`` and
-``versions.py``.
-"""
+        verify(program)
 
 
 def _schedule_of(row: Sequence[Action]) -> Sequence[Action]:

@@ -59,7 +59,10 @@ class BatchObjective:
 
     Attributes
     ----------
+    loss : function or None
     scale : float
+    shares : list of float
+        The weight of each microbatch in the loss of the batch.
     losses : dict of int to float
         By microbatch.
     outputs : dict of int to Payload
@@ -84,7 +87,7 @@ class BatchObjective:
     ) -> None:
         if metrics is not None or outputs is not False or type(scale) is not float:
             _check_asked(metrics, outputs, scale)
-        self._loss, self._loss_weight, self.scale = loss, loss_weight, float(scale)
+        self.loss, self._loss_weight, self.scale = loss, loss_weight, float(scale)
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
         self._division = division
@@ -96,23 +99,13 @@ class BatchObjective:
     @property
     def has_loss(self) -> bool:
         """Whether there is a loss, or only the outputs are of interest."""
-        return self._loss is not None
-
-    @property
-    def loss(self) -> Loss | None:
-        """The loss function."""
-        return self._loss
-
-    @property
-    def shares(self) -> list[float]:
-        """The weight of each microbatch in the loss of the batch."""
-        return self._shares
+        return self.loss is not None
 
     @property
     def is_for_outputs(self) -> bool:
         """Whether the outputs alone are of interest."""
         return (
-            self._loss is None
+            self.loss is None
             and bool(self.where)
             and not self.metrics
             and self.is_whole
@@ -130,13 +123,13 @@ class BatchObjective:
         """Whether the gradient of the outputs is an argument. Then the loss itself has
         no meaning.
         """
-        return isinstance(self._loss, GivenGradient)
+        return isinstance(self.loss, GivenGradient)
 
     @property
     def needs_targets(self) -> bool:
         """Whether targets are required."""
         return self.has_loss and not (
-            isinstance(self._loss, GivenGradient) and self._loss.is_function
+            isinstance(self.loss, GivenGradient) and self.loss.is_function
         )
 
     @property
@@ -175,11 +168,9 @@ class BatchObjective:
         function.
         """
         self.targets, self._num_samples = targets, sum(sizes)
-        self._shares = []
-        if self._loss is not None:
-            self._shares = shares(
-                sizes, self._loss, self._loss_weight, targets, exchange
-            )
+        self.shares = []
+        if self.loss is not None:
+            self.shares = shares(sizes, self.loss, self._loss_weight, targets, exchange)
 
     def __call__(
         self, microbatch: int, outputs: Bundle | WithLosses
@@ -203,7 +194,7 @@ class BatchObjective:
             targets = targets._replace(arrays=arrays)
         if self.where or self.metrics:
             self._note(microbatch, outputs, targets)
-        if self._loss is None:
+        if self.loss is None:
             return None, 0.0
         given = (
             None
@@ -213,7 +204,7 @@ class BatchObjective:
         if self._division is not None:
             self._division.check_whole(outputs)
             outputs = self._division.marked(outputs)
-        loss = self._loss(outputs, given)
+        loss = self.loss(outputs, given)
         if not isinstance(loss, Tensor) or loss.size != 1:
             found = (
                 f"a tensor of shape {loss.shape}"
@@ -228,7 +219,7 @@ class BatchObjective:
             self._division.check_loss(backend.to_numpy(loss.data).item())
         if auxiliary is not None:
             # a sum; an auxiliary loss is a mean over the batch all the same
-            if isinstance(self._loss, GivenGradient):
+            if isinstance(self.loss, GivenGradient):
                 auxiliary = auxiliary * (
                     tensors_in(outputs)[0].shape[0] / self._num_samples
                 )
@@ -241,7 +232,7 @@ class BatchObjective:
         begins.
         """
         self.losses[microbatch] = loss
-        return self._shares[microbatch] * self.scale
+        return self.shares[microbatch] * self.scale
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Payload | None) -> None:
         if self._division is None:
@@ -306,12 +297,12 @@ class BatchObjective:
             losses.append(self.losses[k])
             # A microbatch that does not count may have a loss that is not a number,
             # such as a mean over nothing.
-            if self._shares[k]:
-                total += self._shares[k] * self.losses[k]
+            if self.shares[k]:
+                total += self.shares[k] * self.losses[k]
         metrics = []
         for i in range(len(self.metrics)):
             metrics.append(
-                self._mean([(*self._measured[k][i], self._shares[k]) for k in order])
+                self._mean([(*self._measured[k][i], self.shares[k]) for k in order])
             )
         return [total, *losses, *metrics, *others]
 

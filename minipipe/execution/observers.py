@@ -1,76 +1,17 @@
-"""Neighbouring W computed together; and observers of an executor: a journal on standard
-error, a meter of bytes.
-"""
+"""Observers of an executor that the environment asks for: a journal."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
-from minipipe.autograd.backend import Array
-from minipipe.autograd.memory import held_bytes, observe_recomputation
-from minipipe.comm import ProcessGroup
-from minipipe.core.values import Value
-from minipipe.execution.executor import HANDLERS, Executor, Handlers, Observer
-from minipipe.execution.offloading import Offloading
-from minipipe.execution.stage import Stage
-from minipipe.functional.over_rows import stacked
-from minipipe.nn.fully_sharded import persistent_arrays
-from minipipe.schedules.action import Action, ActionKind, L, O, R, W
-from minipipe.schedules.transforms import neighbouring_weights
-
-_WITHOUT_TIME = (ActionKind.REDUCE_GRAD, ActionKind.OFFLOAD, ActionKind.LOAD)
-_BACKWARD = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
-Graphs = list[Any]  # Node or WeightWork: the roots of graphs
-
-
-class StackedWeights:
-    """Lets the last of several neighbouring W of a stage compute the weight gradients
-    of all of them.
-
-    Parameters
-    ----------
-    row : sequence of Action
-        The actions of this rank.
-    """
-
-    def __init__(self, row: Sequence[Action]) -> None:
-        self._together = neighbouring_weights(row)
-
-    def handlers(self, handlers: Handlers) -> Handlers:
-        """Return handlers whose last W of several neighbours computes all of them."""
-        return {**handlers, W: self._run}
-
-    def begin(self, executor: Executor, action: Action) -> None:
-        """Observe nothing."""
-
-    def end(self, executor: Executor, action: Action) -> None:
-        """Divide the time of the last W among all."""
-        microbatches = self._together.get(action, ())
-        if len(microbatches) > 1:
-            executor.record.share_time_of_last(len(microbatches))
-
-    def _run(self, executor: Executor, action: Action, rest: Any) -> None:
-        stage, k = action.stage, action.microbatch
-        microbatches = self._together.get(action, [k])
-        waiting = executor.graphs[stage]
-        waiting[Value("rest", stage, k)] = rest
-        if microbatches:
-            works = [waiting.pop(Value("rest", stage, other)) for other in microbatches]
-            executor.stages[stage].backward_weight(k, stacked(works))
-
-
-def handlers_of(row: Sequence[Action]) -> Handlers:
-    """Return the handlers of a training row, which may recompute and offload."""
-    return (
-        Offloading().handlers(HANDLERS)
-        if any(kind in (R, O, L) for _, kind, _ in row)
-        else HANDLERS
-    )
+if TYPE_CHECKING:
+    from minipipe.comm import ProcessGroup
+    from minipipe.execution.executor import Executor, Observer
+    from minipipe.schedules.action import Action
 
 
 def journal() -> tuple[Observer, ...]:
@@ -94,102 +35,3 @@ class Journal:
 
     def end(self, executor: Executor, action: Action) -> None:
         """Write nothing."""
-
-
-class MemoryMeter:
-    """Measures the bytes held by this rank's stages during one run. Slow: it walks
-    through every graph.
-
-    Parameters
-    ----------
-    not_counted : sequence of array, optional
-        Arrays that belong to no stage; by default the batch of the executor.
-
-    Attributes
-    ----------
-    held_bytes : dict of Action to (int, int)
-        By computation, the bytes that its stage held after it, and the most during a
-        recomputation (0 if it did not recompute).
-    """
-
-    def __init__(self, not_counted: Sequence[Array] | None = None) -> None:
-        self.held_bytes: dict[Action, tuple[int, int]] = {}
-        self._not_counted = not_counted
-        self._held: dict[int, int] = {}  # bytes, by stage
-        # the most bytes that the current action's stage held while it recomputed
-        # something
-        self._recomputed = 0
-
-    def begin(self, executor: Executor, action: Action) -> None:
-        """Observe what a backward recomputes."""
-        if self._not_counted is None:
-            self._not_counted = executor.batch.arrays
-        if action.kind in _BACKWARD:
-            stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
-            own = next(
-                held
-                for value, held in graphs.items()
-                if value.microbatch == action.microbatch
-            )
-            self.observe(stage, own.graph, lambda: roots_of(graphs.values()))
-
-    def end(self, executor: Executor, action: Action) -> None:
-        """Measure the bytes after a computation; the record gets them as well."""
-        if not action.kind.is_communication and action.kind not in _WITHOUT_TIME:
-            stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
-            self.held_bytes[action], of_rank = self.measure(
-                action, stage, roots_of(graphs.values())
-            )
-            executor.record.memory.append(of_rank)
-
-    def observe(
-        self, stage: Stage, graph: Graphs, others: Callable[[], Graphs]
-    ) -> None:
-        """Note the bytes held by a stage whenever the backward of a graph recomputes a
-        part of it.
-
-        Parameters
-        ----------
-        stage : Stage
-        graph : list of Node
-            The roots of the graph.
-        others : function
-            Returns the roots of all other graphs that the stage holds then.
-        """
-
-        def note(recomputed: Graphs) -> None:
-            held = self._bytes_of([*others(), *graph, *recomputed], stage)
-            self._recomputed = max(self._recomputed, held)
-
-        observe_recomputation(graph, note)
-
-    def measure(
-        self, action: Action, stage: Stage, held: Graphs
-    ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the bytes held after an action, and at most while it ran: by its
-        stage, and by all stages.
-
-        For its stage, the second is 0 if nothing was recomputed. An array that two
-        stages hold counts for both.
-        """
-        before = self._held.get(action.stage, 0)
-        after = self._held[action.stage] = self._bytes_of(held, stage)
-        recomputed, self._recomputed = self._recomputed, 0
-        others = sum(self._held.values()) - after
-        return (after, recomputed), (
-            others + after,
-            others + max(before, after, recomputed),
-        )
-
-    def _bytes_of(self, graphs: Iterable[Any], stage: Stage) -> int:
-        """Return the bytes that graphs of a stage hold, without parameters and the
-        batch itself.
-        """
-        return held_bytes(
-            graphs, [*persistent_arrays(stage.module), *(self._not_counted or ())]
-        )
-
-
-def roots_of(held: Iterable[Any]) -> Graphs:
-    """Return the roots of the graphs that microbatches hold."""
-    return [root for each in held if each is not None for root in each.graph]

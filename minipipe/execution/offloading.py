@@ -29,33 +29,9 @@ import numpy as np
 
 from minipipe.autograd import Node
 from minipipe.autograd.memory import behind, buffer_of, inputs_again, saved_by
-from minipipe.autograd.modes import current_place
 from minipipe.execution.executor import Executor, Handlers, Pending, gives
-from minipipe.nn import Module, Recompute
-from minipipe.nn.fully_sharded import persistent_arrays
-from minipipe.schedules.action import Action, L, O, R
-
-
-def recomputing(
-    module: Module, row: Iterable[Action], stage: int
-) -> Callable[[Any], Any]:
-    """Return a forward that keeps only the inputs of the microbatches that have an R in
-    a row; else the module.
-    """
-    again = {k for s, kind, k in row if s == stage and kind is R}
-    dropping = Recompute(module)
-    return (
-        (lambda x: (dropping if current_place().microbatch in again else module)(x))
-        if again
-        else module
-    )
-
-
-@gives("graph")
-def recompute(executor: Executor, action: Action, graph: Any) -> Any:
-    """Run an R: compute the graph whose inputs its forward has kept."""
-    executor.stages[action.stage].recompute(action.microbatch, graph)
-    return graph
+from minipipe.execution.meter import persistent_arrays
+from minipipe.schedules.action import Action, L, O
 
 
 class Offloading:
@@ -65,8 +41,8 @@ class Offloading:
         self._threads = ThreadPoolExecutor(1)  # which begins with the first O
 
     def handlers(self, handlers: Handlers) -> Handlers:
-        """Return handlers that also run R, O and L."""
-        return {**handlers, R: recompute, O: self._offload, L: self._load}
+        """Return handlers that also run O and L."""
+        return {**handlers, O: self._offload, L: self._load}
 
     @gives("away")
     def _offload(

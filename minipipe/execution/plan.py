@@ -8,7 +8,7 @@ is a plan, a group and stages.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
+from minipipe.autograd.modes import current_place
 from minipipe.errors import ArgumentError, ModelError, TensorError, counted
 from minipipe.execution.choosing import (
     checked_blocks,
@@ -25,9 +26,7 @@ from minipipe.execution.choosing import (
     replicated,
     schedule_of_modules,
 )
-from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
-from minipipe.execution.sliced import SlicedStage, check_sliceable
 from minipipe.execution.stage import Stage
 from minipipe.io import html_table, text_table
 from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
@@ -36,6 +35,7 @@ from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
 from minipipe.schedules import REGISTRY, Program, Schedule, freeze_stages, lower, verify
+from minipipe.schedules.action import Action, R
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
 
@@ -426,6 +426,20 @@ class Plan:
             else dtypes[-1],
         }
 
+    @cached_property
+    def sharded_stages(self) -> frozenset[int]:
+        """The stages with fully sharded layers."""
+        found = set()
+        for stage in range(self.program.num_stages):
+            if any(parameter.is_summed for parameter in self.part(stage).parameters()):
+                found.add(stage)
+        return frozenset(found)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether some parameters are in half precision: their gradients may overflow."""
+        return any(backend.is_half(one.dtype) for one in self.model.parameters())
+
     def memory(
         self,
         layers: Any,
@@ -562,10 +576,9 @@ def check_model(model: Any) -> None:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
             "type",
-            "A pipeline partitions an nn.Sequential between its layers; this model "
-            f"is {type(model).__name__}{own}. "
-            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], "
-            "group, …).",
+            "A pipeline partitions an nn.Sequential between its layers; this model is "
+            f"{type(model).__name__}{own}. Write nn.Sequential(*layers), or "
+            "Pipeline.from_modules([part, …], group, …).",
         )
 
 
@@ -584,15 +597,12 @@ def _check_in_layers(model: Sequential, tied: Sequential) -> None:
         if id(parameter.owner) not in in_layers
     ]
     if beside:
-        message = (
+        raise ModelError(
+            "unsupported",
             f"{', '.join(beside)} of {type(model).__name__} belongs to none of its "
-            "layers, which are all that a"
+            "layers, which are all that a pipeline computes. Make it an attribute of a "
+            "layer with a forward that uses it.",
         )
-        message += (
-            " pipeline computes. Make it an attribute of a layer with a forward that "
-            "uses it."
-        )
-        raise ModelError("unsupported", message)
 
 
 def _check_frozen(
@@ -608,31 +618,19 @@ def _check_frozen(
         if is_trained[stage]:
             raise ModelError(
                 "frozen",
-                f"The schedule has stage {stage} frozen, but parameters of its "
-                "layers are trained. Freeze them: "
-                f"model[{parts[stage].start}].freeze() and so on; or give a "
-                "schedule without freeze_stages.",
+                f"The schedule has stage {stage} frozen, but parameters of its layers "
+                f"are trained. Freeze them: model[{parts[stage].start}].freeze() and "
+                "so on; or give a schedule without freeze_stages.",
             )
     if inputs_require_grad and given.frozen and given.first_backward_stage > 0:
         raise ModelError(
             "frozen",
-            "inputs_require_grad=True needs a backward on every stage, but the "
-            "first stages of the schedule are "
-            "frozen. Give it without freeze_stages.",
+            "inputs_require_grad=True needs a backward on every stage, but the first "
+            "stages of the schedule are frozen. Give it without freeze_stages.",
         )
 
 
 # -- its stages on a rank --------------------------------------------------------------
-
-
-class HalfStage(Stage):
-    """A stage of a model in half precision, whose gradients may overflow: a loss scale
-    notices, NumPy does not warn.
-    """
-
-    backward = backend.quietly(Stage.backward)
-    backward_input = backend.quietly(Stage.backward_input)
-    backward_weight = backend.quietly(Stage.backward_weight)
 
 
 def build_stages(
@@ -663,13 +661,8 @@ def build_stages(
         isinstance(module, AuxiliaryLoss) for module in plan.model.modules()
     )
     copies: dict = {}  # of everything that was copied, by the identity of the original
-    is_half = any(
-        backend.is_half(parameter.dtype) for parameter in plan.model.parameters()
-    )
-    kind, stages = HalfStage if is_half else Stage, {}
-    if plan.schedule.num_slices > 1:
-        check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)
-        kind = SlicedStage
+    kind = _kind_of_stages(plan, recompute)
+    stages: dict[int, Stage] = {}
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)
         try:
@@ -679,9 +672,10 @@ def build_stages(
                 "not-copyable", f"A layer of stage {index} cannot be copied: {error}"
             ) from None
         except TypeError as error:  # an open file, a lock
-            what = f"A layer of stage {index} cannot be copied: {error}"
             raise ModelError(
-                "not-copyable", f"{what}. Open files and the like when they are used."
+                "not-copyable",
+                f"A layer of stage {index} cannot be copied: {error}"
+                ". Open files and the like when they are used.",
             ) from None
         module._note_filled()
         parameters: dict[str, Parameter] = {
@@ -691,13 +685,41 @@ def build_stages(
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
-        row = plan.schedule.numbered[rank]
-        forward: Callable = (
-            Recompute(module) if recompute else recomputing(module, row, index)
-        )
+        forward: Callable = Recompute(module)
+        if not recompute:
+            forward = _recomputing(module, plan.schedule.numbered[rank], index)
         if has_losses:
             forward = carrying_losses(
                 forward, index == 0, index == plan.schedule.num_stages - 1
             )
         stages[index] = kind(module, index, plan.schedule, parameters, forward)
     return stages
+
+
+def _kind_of_stages(plan: Plan, recompute: bool) -> type[Stage]:
+    """Return the class of the stages, after checking that their layers fit it."""
+    if plan.schedule.num_slices == 1:
+        return Stage
+    from minipipe.execution.sliced import SlicedStage, check_sliceable
+
+    check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)
+    return SlicedStage
+
+
+def _recomputing(
+    module: Module, row: Iterable[Action], stage: int
+) -> Callable[[Any], Any]:
+    """Return a forward that keeps only the inputs of microbatches with an R in a row.
+
+    Without such microbatches it is the module itself.
+    """
+    again = {k for s, kind, k in row if s == stage and kind is R}
+    if not again:
+        return module
+    dropping = Recompute(module)
+
+    def forward(x: Any) -> Any:
+        is_again = current_place().microbatch in again
+        return dropping(x) if is_again else module(x)
+
+    return forward

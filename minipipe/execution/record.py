@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from minipipe.execution.payload import Payload
-from minipipe.schedules.action import Action
-from minipipe.schedules.analysis.dependencies import Value
+if TYPE_CHECKING:
+    from minipipe.execution.payload import Payload
+    from minipipe.schedules.action import Action
+    from minipipe.schedules.analysis.dependencies import Value
 
 
 class Receipt(NamedTuple):

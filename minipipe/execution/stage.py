@@ -1,10 +1,10 @@
 """A stage: neighbouring layers on one rank, and the graphs they hold between a forward
 and its backward.
 
-File 6 of 12 on the first path through the code (README.md): after
-``execution/executor.py``, before ``functional/linear.py``. You will meet its nodes,
+File 7 of 13 on the first path through the code (README.md): after
+``execution/handlers.py``, before ``functional/linear.py``. You will meet its nodes,
 ``Node`` and ``StageInput``, in file 9, and ``WeightWork``, the part that I leaves for
-W, in file 11.
+W, in file 12.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.autograd.modes import next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.elementwise import check_probability, dropped
@@ -35,7 +35,6 @@ from minipipe.tensor import Operand, Tensor, op
 _BASE = Spec(
     float, above=0, expected="a number above 0", error=TensorError, code="out-of-range"
 )
-Shape = tuple[int, ...]
 
 
 @op(takes=one_real, attributes="positions base", saves="rotation")
@@ -123,20 +122,17 @@ class Rotation(NamedTuple):
         _BASE.check(f"{name}: the base", base)
         xp, d = array_module(like), like.shape[-1]
         speeds = float(base) ** (xp.arange(d // 2, dtype=xp.float64) * (-2 / max(d, 1)))
-        angles = (
-            xp.astype(_positions(name, like, positions)[..., None], xp.float64) * speeds
-        )
-        return cls(
-            xp.astype(xp.cos(angles), like.dtype), xp.astype(xp.sin(angles), like.dtype)
-        )
+        places = _positions(name, like, positions)[..., None]
+        angles = xp.astype(places, xp.float64) * speeds
+        cosine = xp.astype(xp.cos(angles), like.dtype)
+        return cls(cosine, xp.astype(xp.sin(angles), like.dtype))
 
     def turned(self, x: Array) -> Array:
         """Return vectors turned by their angles."""
         half, xp = x.shape[-1] // 2, array_module(x)
         a, b = x[..., :half], x[..., half:]
-        return xp.concat(
-            [a * self.cosine - b * self.sine, b * self.cosine + a * self.sine], axis=-1
-        )
+        first = a * self.cosine - b * self.sine
+        return xp.concat([first, b * self.cosine + a * self.sine], axis=-1)
 
     def turned_back(self, x: Array) -> Array:
         """Return vectors turned the other way: the inverse, and the gradient."""
@@ -152,10 +148,8 @@ def _positions(name: str, like: Array, positions: Operand | None) -> Array:
         return array_module(like).arange(t)
     values = data_of(positions, like)
     if not backend.is_integer(values.dtype):
-        raise TensorError(
-            "dtype",
-            f"{name}: positions must be whole numbers; these are {values.dtype}.",
-        )
+        message = f"{name}: positions must be whole numbers; these are {values.dtype}."
+        raise TensorError("dtype", message)
     if values.shape == (t,):
         return values
     if like.ndim < 3 or values.shape != (n, t):
@@ -173,9 +167,8 @@ def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
             "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may "
             "have a multiple of heads"
         )
-        raise shape_error(
-            "attention", expected, **dict(zip(("query", "key", "value"), shapes))
-        )
+        names = ("query", "key", "value")
+        raise shape_error("attention", expected, **dict(zip(names, shapes)))
     return given
 
 
@@ -190,12 +183,9 @@ def _fit(query: Shape, key: Shape, value: Shape) -> bool:
     heads, shared = query[:-2], key[:-2]
     if heads == shared:
         return True
-    return (
-        len(heads) == len(shared)
-        and heads[:-1] == shared[:-1]
-        and shared[-1] > 0
-        and heads[-1] % shared[-1] == 0
-    )
+    if len(heads) != len(shared) or heads[:-1] != shared[:-1]:
+        return False
+    return shared[-1] > 0 and heads[-1] % shared[-1] == 0
 
 
 @op(
@@ -212,7 +202,7 @@ def attention(
     mask: Operand | None = None,
     dropout: float = 0.0,
     part: tuple[int, int] = (0, 1),
-) -> tuple[Array, Array, Array, Array]:
+) -> Arrays:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
 
     A query that sees no key gets zeros, and all gradients through it are 0. Heads of
@@ -278,7 +268,8 @@ def attention(
     ... ).numpy().tolist()
     [[[15.0]], [[10.0]]]
     """
-    return _attended("attention", query, key, value, is_causal, mask, dropout, part)
+    options = is_causal, mask, dropout, part
+    return _attended("attention", query, key, value, options)
 
 
 def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> Array:
@@ -373,16 +364,14 @@ def self_attention(
     """
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     query, key, value = _heads_of(projections, num_heads, shared)
-    rotation = (
-        None
-        if rotary_base is None
-        else Rotation.of("self_attention", query, None, rotary_base)
-    )
+    if rotary_base is None:
+        rotation = None
+    else:
+        rotation = Rotation.of("self_attention", query, None, rotary_base)
     if rotation is not None:
         query, key = rotation.turned(query), rotation.turned(key)
-    result, *saved = _attended(
-        "self_attention", query, key, value, is_causal, mask, dropout, part
-    )
+    options = is_causal, mask, dropout, part
+    result, *saved = _attended("self_attention", query, key, value, options)
     return _merged(result), key, value, *saved, rotation
 
 
@@ -421,24 +410,17 @@ def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
         or shape[2] % num_parts
         or 0 in shape[1:]
     ):
-        parts = (
-            f"{num_heads} heads of queries, {shared} of keys, {shared} of values; "
-            f"{shared} must divide {num_heads}"
-        )
         raise shape_error(
             "self_attention",
-            f"(n, t, k), k a multiple of {num_parts}: {parts}",
+            f"(n, t, k), k a multiple of {num_parts}: {num_heads} heads of queries, "
+            f"{shared} of keys, {shared} of values; {shared} must divide {num_heads}",
             projections=shape,
         )
     n, t, width = shape[0], shape[1], shape[2] // num_parts
     by_position = backend.reshape(projections, (n, t, num_parts, width))
     by_head = backend.permuted(by_position, (0, 2, 1, 3))
-    ends = num_heads, num_heads + shared
-    return [
-        by_head[:, : ends[0], ...],
-        by_head[:, ends[0] : ends[1], ...],
-        by_head[:, ends[1] :, ...],
-    ]
+    query, rest = by_head[:, :num_heads, ...], by_head[:, num_heads:, ...]
+    return [query, rest[:, :shared, ...], rest[:, shared:, ...]]
 
 
 def _merged(heads: Array) -> Array:
@@ -452,26 +434,23 @@ def _merged(heads: Array) -> Array:
 # -- weights ---------------------------------------------------------------------------
 
 
+_Options = tuple[bool, Operand | None, float, tuple[int, int]]
+"""``is_causal``, ``mask``, ``dropout`` and ``part`` of :func:`attention`."""
+
+
 def _attended(
-    name: str,
-    query: Array,
-    key: Array,
-    value: Array,
-    is_causal: bool,
-    mask: Operand | None,
-    dropout: float,
-    part: tuple[int, int],
-) -> tuple[Array, Array, Array, Array]:
+    name: str, query: Array, key: Array, value: Array, options: _Options
+) -> Arrays:
     """Return the result, the scaled queries, and the weights, of shape (..., s, t),
     before and after dropout.
 
     Queries of heads that share keys and values are stored one after the other, as if
     they belonged to one head.
     """
+    is_causal, mask, dropout, part = options
     shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
-    queries = _beside(
-        query * backend.scalars(query, 1 / math.sqrt(shape[-1]))[0], key.shape
-    )
+    (factor,) = backend.scalars(query, 1 / math.sqrt(shape[-1]))
+    queries = _beside(query * factor, key.shape)
     scores = key @ queries.mT
     if is_causal or visible is not None:
         scores = _hidden(scores, shape[-2], is_causal, visible)
@@ -543,16 +522,11 @@ def _visible(
         or values.shape[:1] not in ((n,), (1,))
         or values.shape[1:] not in ((num_keys,), (t, num_keys))
     ):
-        expected = (
-            f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
-            if n is not None
-            else "a query of three axes or more"
-        )
-        raise shape_error(
-            name,
-            f"{expected}; the first axis may be 1, for all samples alike",
-            mask=values.shape,
-        )
+        expected = "a query of three axes or more"
+        if n is not None:
+            expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
+        expected = f"{expected}; the first axis may be 1, for all samples alike"
+        raise shape_error(name, expected, mask=values.shape)
     return values.mT if values.ndim == 3 else values[:, :, None]
 
 
@@ -562,18 +536,15 @@ def _truth_values(name: str, mask: Array) -> Array:
     if not backend.is_integer(mask.dtype):
         message = (
             f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for "
-            "visible "
-            "keys and 0 for others."
+            "visible keys and 0 for others."
         )
         raise TensorError("dtype", message)
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):
         raise TensorError(
             "out-of-range",
-            (
-                f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
-                "mask > 0."
-            ),
+            f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
+            "mask > 0.",
         )
     return is_seen
 

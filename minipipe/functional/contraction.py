@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, Shape
 from minipipe.errors import ArgumentError, counted, shape_error
 from minipipe.functional.elementwise import multiply
 from minipipe.functional.operands import operands
@@ -29,7 +29,6 @@ from minipipe.functional.shape import contiguous, reshape, transpose
 from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, as_tensor, op
 
-Shape = tuple[int, ...]
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
 _ELLIPSIS = "..."
 _SIGN = re.compile(r"\.\.\.|\S")
@@ -78,9 +77,8 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     >>> functional.einsum("i,ij,j", b, a, b).item()
     451.0
     """
-    Spec(str, expected="subscripts first, such as 'ij,jk->ik'").of_class(
-        "einsum", subscripts
-    )
+    spec = Spec(str, expected="subscripts first, such as 'ij,jk->ik'")
+    spec.of_class("einsum", subscripts)
     known = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
     given = [
         as_tensor(tensor) if known is None else operands(tensor, known)[0]
@@ -88,19 +86,12 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     ]
     terms, output = _parsed(subscripts, [tensor.shape for tensor in given])
     lengths = _lengths(subscripts, terms, [tensor.shape for tensor in given])
-    rest = [
-        _Term(tensor, indices).broadcast(lengths)
-        for tensor, indices in zip(given, terms)
-    ]
+    rest = [_Term(*pair).broadcast(lengths) for pair in zip(given, terms)]
     result = rest.pop(0)
     while rest:
         other = rest.pop(0)
-        result = _product(
-            result,
-            other,
-            lengths,
-            {*output, *(index for term in rest for index in term.indices)},
-        )
+        later = {index for term in rest for index in term.indices}
+        result = _product(result, other, lengths, later | {*output})
     result = result.summed(output)
     return transpose(result.tensor, [result.indices.index(index) for index in output])
 
@@ -110,9 +101,8 @@ def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     a, b = operands(a, b)
     left, right = a.data.shape, b.data.shape
     if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
-        raise shape_error(
-            "matmul", "(..., n, k) and (..., k, m), or (k,)", left=left, right=right
-        )
+        expected = "(..., n, k) and (..., k, m), or (k,)"
+        raise shape_error("matmul", expected, left=left, right=right)
     for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
         if one != other and one != 1 and other != 1:
             expected = "equal lengths, or a length of 1, before the last two axes"
@@ -150,9 +140,8 @@ def matmul(a: Array, b: Array) -> tuple[Array, Shape]:
     """
     product = backend.matmul(_as_row(a), _as_column(b))
     full = product.shape
-    return backend.reshape(
-        product, full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
-    ), full
+    shape = full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
+    return backend.reshape(product, shape), full
 
 
 def _as_row(a: Array) -> Array:
@@ -188,17 +177,14 @@ class _Term(NamedTuple):
         """
         axes = list(zip(self.indices, self.tensor.shape))
         kept = [index for index, length in axes if length == lengths[index]]
-        return (
-            self
-            if len(kept) == len(axes)
-            else _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
-        )
+        if len(kept) == len(axes):
+            return self
+        return _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
 
     def summed(self, needed: Collection[Index]) -> _Term:
         """Return the term summed over every index but the needed ones."""
-        axes = tuple(
-            axis for axis, index in enumerate(self.indices) if index not in needed
-        )
+        places = enumerate(self.indices)
+        axes = tuple(axis for axis, index in places if index not in needed)
         kept = [index for index in self.indices if index in needed]
         return _Term(total(self.tensor, axes), kept) if axes else self
 
@@ -224,7 +210,7 @@ def _product(
     left = [index for index in a.indices if index not in common]
     right = [index for index in b.indices if index not in common]
 
-    def shape(*parts: list[Index]) -> tuple[int, ...]:
+    def shape(*parts: list[Index]) -> Shape:
         return tuple(lengths[index] for part in parts for index in part)
 
     indices = [*batch, *left, *right]
@@ -250,7 +236,7 @@ def _product(
 
 
 def _parsed(
-    subscripts: str, shapes: list[tuple[int, ...]]
+    subscripts: str, shapes: list[Shape]
 ) -> tuple[list[list[Index]], list[Index]]:
     """Return the indices of each operand and of the result."""
     arrow = subscripts.find("->")
@@ -263,43 +249,40 @@ def _parsed(
     if len(parts) != len(shapes):
         raise ArgumentError(
             "value",
-            (
-                f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
-                "operands; expected one for each."
-            ),
+            f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
+            "operands; expected one for each.",
         )
     terms = [
         _indices(subscripts, number, part, shape)
         for number, (part, shape) in enumerate(zip(parts, shapes))
     ]
-    num_axes = max(
-        (sum(isinstance(index, int) for index in term) for term in terms), default=0
-    )
+    counts = [sum(isinstance(index, int) for index in term) for term in terms]
+    num_axes = max(counts, default=0)
     dots: list[Index] = list(range(-num_axes, 0))
     if arrow < 0:
         letters = [letter for part in parts for letter in part if letter != _ELLIPSIS]
-        return terms, dots + sorted(
-            letter for letter in letters if letters.count(letter) == 1
-        )
+        once = [letter for letter in letters if letters.count(letter) == 1]
+        return terms, dots + sorted(once)
     output = _letters(subscripts, arrow + 2, len(subscripts))
     for letter in output:
         if letter != _ELLIPSIS and not any(letter in part for part in parts):
-            raise _wrong(
-                subscripts,
-                subscripts.rindex(letter),
-                f"{letter!r} is in no operand, so it has no length",
-            )
+            message = f"{letter!r} is in no operand, so it has no length"
+            raise _wrong(subscripts, subscripts.rindex(letter), message)
     if dots and _ELLIPSIS not in output:
         raise _wrong(
             subscripts,
             arrow,
             "the result lacks the axes of '...'; write '...' there, or sum over them",
         )
-    return terms, [
-        index
-        for letter in output
-        for index in (dots if letter == _ELLIPSIS else [letter])
-    ]
+    return terms, _expanded(output, dots)
+
+
+def _expanded(letters: list[str], dots: list[Index]) -> list[Index]:
+    """Return the indices that letters stand for, ``...`` for those of its axes."""
+    found: list[Index] = []
+    for letter in letters:
+        found += dots if letter == _ELLIPSIS else [letter]
+    return found
 
 
 def _letters(subscripts: str, start: int, stop: int) -> list[str]:
@@ -308,24 +291,20 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
     for match in _SIGN.finditer(subscripts, start, stop):
         sign, position = match[0], match.start()
         if sign != _ELLIPSIS and not (sign.isascii() and sign.isalpha()):
-            raise _wrong(
-                subscripts, position, f"{sign!r} is neither a letter nor '...'"
-            )
+            message = f"{sign!r} is neither a letter nor '...'"
+            raise _wrong(subscripts, position, message)
         if sign in found:
-            kind = (
-                "a diagonal, which is not supported"
-                if sign != _ELLIPSIS
-                else "two of them"
-            )
-            raise _wrong(
-                subscripts, position, f"{sign!r} occurs twice in one term ({kind})"
-            )
+            kind = "two of them"
+            if sign != _ELLIPSIS:
+                kind = "a diagonal, which is not supported"
+            message = f"{sign!r} occurs twice in one term ({kind})"
+            raise _wrong(subscripts, position, message)
         found.append(sign)
     return found
 
 
 def _indices(
-    subscripts: str, number: int, letters: list[str], shape: tuple[int, ...]
+    subscripts: str, number: int, letters: list[str], shape: Shape
 ) -> list[Index]:
     """Return the index of each axis of an operand; numbers stand for the axes of
     ``...``.
@@ -338,15 +317,11 @@ def _indices(
         )
         raise shape_error("einsum", expected, **{f"operand {number}": shape})
     dots: list[Index] = list(range(-covered, 0))
-    return [
-        index
-        for letter in letters
-        for index in (dots if letter == _ELLIPSIS else [letter])
-    ]
+    return _expanded(letters, dots)
 
 
 def _lengths(
-    subscripts: str, terms: list[list[Index]], shapes: list[tuple[int, ...]]
+    subscripts: str, terms: list[list[Index]], shapes: list[Shape]
 ) -> dict[Index, int]:
     """Return the length of each index; only the axes of ``...`` may be 1 in one operand
     and longer in another.
@@ -358,11 +333,10 @@ def _lengths(
             if isinstance(index, int) and 1 in (known, length):
                 lengths[index] = length if known == 1 else known
             elif known != length:
-                name = (
-                    f"index {index!r}"
-                    if isinstance(index, str)
-                    else f"axis {index} of '...'"
-                )
+                if isinstance(index, str):
+                    name = f"index {index!r}"
+                else:
+                    name = f"axis {index} of '...'"
                 expected = (
                     f"length {known} for {name} of {subscripts!r}, as in an operand "
                     "before it"
@@ -374,8 +348,6 @@ def _lengths(
 def _wrong(subscripts: str, position: int, what: str) -> ArgumentError:
     return ArgumentError(
         "value",
-        (
-            f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
-            "'ij,jk->ik' or so."
-        ),
+        f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
+        "'ij,jk->ik' or so.",
     )

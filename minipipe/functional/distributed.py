@@ -56,12 +56,10 @@ def marked(tensor: Tensor, group: ProcessGroup, is_whole: bool) -> Tensor:
     if group.size == 1:
         return tensor
     own = DistributedTensor.__new__(DistributedTensor)
-    own.data, own.node, own.group, own.is_whole = (
-        tensor.data,
-        tensor.node,
-        group,
-        is_whole,
-    )
+    own.data = tensor.data
+    own.node = tensor.node
+    own.group = group
+    own.is_whole = is_whole
     return own
 
 
@@ -75,15 +73,13 @@ def check_whole(operation: str, *tensors: Any) -> None:
     """
     for tensor in tensors:
         if isinstance(tensor, DistributedTensor) and not tensor.is_whole:
-            message = (
+            raise TensorError(
+                "divided",
                 f"{operation}: this rank has one of {tensor.group.size} parts of the "
-                "scores, of shape"
+                f"scores, of shape {tensor.shape}, and each rank would get another "
+                "loss. Give the last layer gather=True, or take "
+                "ParallelCrossEntropyLoss.",
             )
-            message = (
-                f"{message} {tensor.shape}, and each rank would get another loss. Give "
-                "the last layer gather=True,"
-            )
-            raise TensorError("divided", f"{message} or take ParallelCrossEntropyLoss.")
 
 
 def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
@@ -100,13 +96,11 @@ def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
     if tensor.is_whole:
         raise _all_have_all(operation, tensor, group)
     if list(tensor.group.world_ranks) != list(group.world_ranks):
-        message = (
-            f"{operation}: the scores are divided among ranks "
-            f"{list(tensor.group.world_ranks)}, and the loss"
-        )
         raise TensorError(
             "divided",
-            f"{message} among {list(group.world_ranks)}; give both the same group.",
+            f"{operation}: the scores are divided among ranks "
+            f"{list(tensor.group.world_ranks)}, and the loss among "
+            f"{list(group.world_ranks)}; give both the same group.",
         )
 
 
@@ -170,18 +164,15 @@ def are_same(array: Array, group: ProcessGroup) -> bool:
 
 
 def _are_close(own: np.ndarray, other: np.ndarray) -> bool:
-    return own.shape == other.shape and np.allclose(
-        own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True
-    )
+    if own.shape != other.shape:
+        return False
+    return np.allclose(own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True)
 
 
 def _all_have_all(operation: str, tensor: Any, group: ProcessGroup) -> TensorError:
     message = (
         f"{operation}: every rank has all scores, of shape {tensor.shape}, and "
-        f"{group.size} ranks would each"
-    )
-    message = (
-        f"{message} count them. Take CrossEntropyLoss, or a ColumnParallelLinear "
-        "without gather as last layer."
+        f"{group.size} ranks would each count them. Take CrossEntropyLoss, or a "
+        "ColumnParallelLinear without gather as last layer."
     )
     return TensorError("divided", message)

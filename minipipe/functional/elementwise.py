@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, array_module
 from minipipe.autograd.modes import Key, next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
@@ -66,12 +66,8 @@ def check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
     """
     for left, right in zip(reversed(a.shape), reversed(b.shape)):
         if left != right and left != 1 and right != 1:
-            raise shape_error(
-                name,
-                "equal lengths or 1, counted from the last axis",
-                left=a.shape,
-                right=b.shape,
-            )
+            expected = "equal lengths or 1, counted from the last axis"
+            raise shape_error(name, expected, left=a.shape, right=b.shape)
 
 
 @op(takes=partial(_broadcast, "add"), is_broadcast=True)
@@ -334,7 +330,7 @@ relu.gradients(a=lambda g, result: backend.masked_like(g, result))
 
 
 @op(takes=one_real, saves="gate")
-def silu(a: Array) -> tuple[Array, Array]:
+def silu(a: Array) -> Arrays:
     """Return a times the sigmoid of a, also called swish.
 
     References
@@ -404,13 +400,13 @@ def check_probability(name: str, probability: float) -> None:
 
 
 @op(saves="keep", in_float32=True)
-def _dropout(a: Array, *, probability: float, key: Key) -> tuple[Array, Array]:
+def _dropout(a: Array, *, probability: float, key: Key) -> Arrays:
     return dropped(a, probability, key)
 
 
 def dropped(
     array: Array, probability: float, key: Key, part: tuple[int, int] = (0, 1)
-) -> tuple[Array, Array]:
+) -> Arrays:
     """Return an array after dropout, and which elements are kept.
 
     With ``part`` (i, count) the array is part i of all heads, the last axis but two,

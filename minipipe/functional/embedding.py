@@ -10,18 +10,14 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
     """Return the weight, and the ids as a tensor of numbers of its rows."""
-    ids = (
-        ids
-        if isinstance(ids, Tensor)
-        else as_tensor(backend.as_array(ids, like=weight.data))
-    )
+    if not isinstance(ids, Tensor):
+        ids = as_tensor(backend.as_array(ids, like=weight.data))
     shape, numbers = weight.data.shape, ids.data
     if len(shape) != 2:
         raise shape_error("embedding", "(num_embeddings, width)", weight=shape)
     if not backend.is_integer(numbers.dtype):
-        raise TensorError(
-            "dtype", f"embedding: ids must be whole numbers; these are {numbers.dtype}."
-        )
+        message = f"embedding: ids must be whole numbers; these are {numbers.dtype}."
+        raise TensorError("dtype", message)
     if backend.prod(numbers.shape):
         _check_range(numbers, shape[0])
     return weight, ids
@@ -32,10 +28,8 @@ def _check_range(ids: Array, count: int) -> None:
     xp = array_module(ids)
     low, high = int(xp.min(ids)), int(xp.max(ids))
     if low < 0 or high >= count:
-        raise TensorError(
-            "out-of-range",
-            f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.",
-        )
+        message = f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}."
+        raise TensorError("out-of-range", message)
 
 
 @op(takes=_fitting)
@@ -71,9 +65,8 @@ def embedding(weight: Array, ids: Array) -> Array:
 
 
 def _gradient_of_weight(g: Array, ids: Array, shape: tuple[int, int]) -> Array:
-    return add_rows(
-        shape, backend.reshape(ids, (-1,)), backend.reshape(g, (-1, shape[1]))
-    )
+    rows = backend.reshape(g, (-1, shape[1]))
+    return add_rows(shape, backend.reshape(ids, (-1,)), rows)
 
 
 def _no_gradient(g: Array) -> Array:
@@ -98,13 +91,11 @@ def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
     """
     xp = array_module(values)
     if backend.is_half(values.dtype):
-        return backend.as_array(
-            add_rows(shape, ids, backend.as_array(values, xp.float32)), values.dtype
-        )
+        total = add_rows(shape, ids, backend.as_array(values, xp.float32))
+        return backend.as_array(total, values.dtype)
     if not hasattr(values, "flags"):  # the array API standard writes to no list of rows
-        return xp.asarray(
-            add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values))
-        )
+        total = add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values))
+        return xp.asarray(total)
     order = xp.argsort(ids, kind="stable")
     ids, values = ids[order], values[order]
     is_first = xp.ones(ids.shape, dtype=bool)

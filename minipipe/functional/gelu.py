@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, array_module
 from minipipe.functional.operands import one_real
 from minipipe.tensor import op
 
@@ -113,9 +113,8 @@ def _erf_double(x: Array) -> Array:
     small, large = xp.clip(size, 0.0, border), xp.clip(size, border, 6.0)
     square = small * small
     near = small * _polynomial(square, _NEAR_TOP) / _polynomial(square, _NEAR_BOTTOM)
-    far = 1 - xp.exp(-large * large) * _polynomial(large, _FAR_TOP) / _polynomial(
-        large, _FAR_BOTTOM
-    )
+    top, bottom = _polynomial(large, _FAR_TOP), _polynomial(large, _FAR_BOTTOM)
+    far = 1 - xp.exp(-large * large) * top / bottom
     return xp.copysign(xp.where(size <= border, near, far), x)
 
 
@@ -133,7 +132,7 @@ def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
 
 
 @op(takes=one_real, attributes="approximate", saves="slope", in_float32=True)
-def gelu(a: Array, approximate: bool = False) -> tuple[Array, Array]:
+def gelu(a: Array, approximate: bool = False) -> Arrays:
     """Return a times the probability that a standard normal number is smaller than a.
 
     Parameters
@@ -165,7 +164,7 @@ def gelu(a: Array, approximate: bool = False) -> tuple[Array, Array]:
 gelu.gradients(a=lambda g, slope: g * slope)
 
 
-def _gelu_with_erf(x: Array) -> tuple[Array, Array]:
+def _gelu_with_erf(x: Array) -> Arrays:
     """Return x P(x) and its slope P(x) + x p(x); P is the distribution function of a
     normal number, p its density.
     """
@@ -189,7 +188,7 @@ _SCALE = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715 * _SCALE
 
 
-def _gelu_with_tanh(x: Array) -> tuple[Array, Array]:
+def _gelu_with_tanh(x: Array) -> Arrays:
     """Return x P(x) and its slope P(x) + x P'(x), where P(x) = (1 + tanh(c (x +
     0.044715 x^3))) / 2.
     """

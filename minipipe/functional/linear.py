@@ -1,6 +1,6 @@
 """The product of a linear layer: the result and its gradients.
 
-File 7 of 12 on the first path through the code (README.md): after
+File 8 of 13 on the first path through the code (README.md): after
 ``execution/stage.py``, before ``autograd/graph.py``. Each operation is a function of
 arrays; called with tensors, it notes itself in the graph (``tensor.py``). It has a
 gradient for each input, computed from the gradient g of the result and the values that
@@ -29,9 +29,8 @@ def _fitting(
     shape = x.data.shape
     of_weight = weight.data.shape
     if not shape or len(of_weight) != 2 or shape[-1] != of_weight[0]:
-        raise shape_error(
-            "linear", "(..., k) and (k, n)", input=shape, weight=of_weight
-        )
+        expected = "(..., k) and (k, n)"
+        raise shape_error("linear", expected, input=shape, weight=of_weight)
     if bias is not None:
         if not isinstance(bias, Tensor) or bias.data.dtype is not x.data.dtype:
             _, bias = operands(x, bias)

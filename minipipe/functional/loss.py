@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import ArgumentError, TensorError, shape_error
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.errors import ArgumentError, MinipipeError, TensorError, shape_error
 from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import (
     as_real,
@@ -99,7 +99,7 @@ def log_softmax(a: Array, axis: int = -1) -> Array:
 log_softmax.gradients(
     a=lambda g, result, axis: (
         g - array_module(g).exp(result) * backend.reduce_sum(g, axis, True)
-    ),
+    )
 )
 
 
@@ -109,9 +109,7 @@ log_softmax.gradients(
     saves="exponentials sums",
     in_float32=True,
 )
-def logsumexp(
-    a: Array, axis: Axis = None, keepdims: bool = False
-) -> tuple[Array, Array, Array]:
+def logsumexp(a: Array, axis: Axis = None, keepdims: bool = False) -> Arrays:
     """Return the logarithm of the sum of e^a over some axes, by default all.
 
     Shifted by the largest element, so that nothing overflows. If all elements are -inf,
@@ -144,7 +142,7 @@ def logsumexp(
 logsumexp.gradients(
     a=lambda g, exponentials, sums: (
         exponentials * (backend.reshape(g, sums.shape) / sums)
-    ),
+    )
 )
 
 
@@ -159,12 +157,8 @@ def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
             "equal shapes, such as target.reshape(prediction.shape) if only an axis of "
             "length 1 is missing"
         )
-        raise shape_error(
-            "mean_squared_error",
-            expected,
-            prediction=prediction.shape,
-            target=target.shape,
-        )
+        shapes = {"prediction": prediction.shape, "target": target.shape}
+        raise shape_error("mean_squared_error", expected, **shapes)
     return prediction, target
 
 
@@ -247,24 +241,20 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     xp = array_module(like)
     given = data_of(weights, like)
     # With fewer axes they might fit by chance.
-    fits = given.ndim in (0, like.ndim) and all(
-        one in (1, length) for one, length in zip(given.shape, like.shape)
-    )
+    pairs = zip(given.shape, like.shape)
+    fits = given.ndim in (0, like.ndim) and all(n in (1, m) for n, m in pairs)
     if not fits:
-        message = (
-            f"Weights of shape {given.shape} do not fit a target of shape {like.shape}"
-        )
         raise TensorError(
-            "shape", f"{message}; expected one for each element, or axes of length 1."
+            "shape",
+            f"Weights of shape {given.shape} do not fit a target of shape "
+            f"{like.shape}; expected one for each element, or axes of length 1.",
         )
     each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     if each.size and not float(xp.min(each)) >= 0:
         raise ArgumentError(
             "value",
-            (
-                "Weights of a loss are at least 0; some of these are less, or not a "
-                "number."
-            ),
+            "Weights of a loss are at least 0; some of these are less, or not a "
+            "number.",
         )
     return each
 
@@ -383,7 +373,7 @@ def _of_logits(
     wanted: Array,
     total: Any,
     counts_all: bool,
-    shape: tuple[int, ...],
+    shape: Shape,
 ) -> Array:
     xp = array_module(log_probabilities)
     probabilities = xp.exp(log_probabilities)
@@ -450,11 +440,9 @@ def _distribution(
     weights = (1 - smoothing) * chosen + smoothing / k
     if class_weights is not None:
         weights = weights * xp.asarray(class_weights, dtype=like.dtype)
-    return (
-        weights
-        if ignore_index is None
-        else weights * xp.astype(columns != ignore_index, like.dtype)[:, None]
-    )
+    if ignore_index is None:
+        return weights
+    return weights * xp.astype(columns != ignore_index, like.dtype)[:, None]
 
 
 def _check_options(
@@ -468,10 +456,8 @@ def _check_options(
     if len(class_weights) != k:
         raise ArgumentError(
             "value",
-            (
-                f"cross_entropy: class_weights has length {len(class_weights)}; "
-                f"expected {k}."
-            ),
+            f"cross_entropy: class_weights has length {len(class_weights)}; expected "
+            f"{k}.",
         )
     # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
     spec = _SMOOTHED_WEIGHT if label_smoothing else _WEIGHT
@@ -481,47 +467,44 @@ def _check_options(
 
 def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> None:
     if not backend.is_integer(labels.dtype):
-        message = (
-            f"cross_entropy: the labels are {labels.dtype}; expected whole "
-            "numbers, the "
-            "indices of classes."
-        )
-        raise TensorError(
-            "dtype",
-            f"{message} One-hot labels become indices by labels.argmax(axis=-1).",
-        )
+        raise not_labels("cross_entropy", labels)
     if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
-        raise shape_error(
-            "cross_entropy",
-            "(..., k) and (...), not empty",
-            scores=logits.shape,
-            labels=labels.shape,
-        )
-    _check_range_of_labels(labels, logits.shape[-1], ignore_index)
+        expected = "(..., k) and (...), not empty"
+        shapes = {"scores": logits.shape, "labels": labels.shape}
+        raise shape_error("cross_entropy", expected, **shapes)
+    check_range_of_labels("cross_entropy", labels, logits.shape[-1], ignore_index)
+
+
+def not_labels(name: str, labels: Array) -> MinipipeError:
+    """Return the error for labels that are no whole numbers."""
+    return TensorError(
+        "dtype",
+        f"{name}: the labels are {labels.dtype}; expected whole numbers, the indices "
+        "of classes. One-hot labels become indices by labels.argmax(axis=-1).",
+    )
 
 
 @backend.one_line
-def _check_range_of_labels(labels: Array, count: int, ignore_index: int | None) -> None:
+def check_range_of_labels(
+    name: str, labels: Array, count: int, ignore_index: int | None
+) -> None:
+    """Refuse labels that are not 0 to ``count - 1``, but for those that are ignored."""
     if ignore_index is not None:
         labels = labels[labels != ignore_index]
         if labels.shape[0] == 0:
             return
     xp = array_module(labels)
-    bounds = (
-        (labels.min(), labels.max())
-        if hasattr(labels, "min")
-        else (xp.min(labels), xp.max(labels))
-    )
+    if hasattr(labels, "min"):
+        bounds = (labels.min(), labels.max())
+    else:
+        bounds = (xp.min(labels), xp.max(labels))
     # the methods take a third of the time of np.min and np.max
     low, high = map(int, bounds)
     if low < 0 or high >= count:
-        hint = (
-            f" To leave out the label {low}: ignore_index={low}."
-            if low < 0 and ignore_index is None
-            else ""
-        )
+        hint = ""
+        if low < 0 and ignore_index is None:
+            hint = f" To leave out the label {low}: ignore_index={low}."
         message = (
-            f"cross_entropy: labels run from {low} to {high}; expected 0 to "
-            f"{count - 1}.{hint}"
+            f"{name}: labels run from {low} to {high}; expected 0 to {count - 1}.{hint}"
         )
         raise TensorError("out-of-range", message)

@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import TensorError, counted, shape_error
 from minipipe.functional.operands import real_operands
 from minipipe.hints import with_hints
 from minipipe.specs import divisor
 from minipipe.tensor import Operand, Tensor, op
-
-Shape = tuple[int, ...]
 
 
 def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
@@ -32,9 +30,8 @@ def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
     for vector in given[1:]:
         fits = fits and vector.data.shape == width
     if not fits:
-        shapes = {
-            what: each.shape for what, each in zip(("input", "weight", "bias"), given)
-        }
+        names = ("input", "weight", "bias")
+        shapes = {what: each.shape for what, each in zip(names, given)}
         raise shape_error(name, "(..., k) and (k,), k above 0", **shapes)
     return given
 
@@ -45,9 +42,7 @@ def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
     saves="normalised scale",
     in_float32=True,
 )
-def layer_norm(
-    x: Array, weight: Array, bias: Array, epsilon: float = 1e-5
-) -> tuple[Array, Array, Array]:
+def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> Arrays:
     """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance
     over the last axis.
 
@@ -120,9 +115,7 @@ layer_norm.gradients(
     saves="normalised scale",
     in_float32=True,
 )
-def rms_norm(
-    x: Array, weight: Array, epsilon: float = 1e-5
-) -> tuple[Array, Array, Array]:
+def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> Arrays:
     """Return x / sqrt(mean of x^2 + epsilon) * weight, the mean over the last axis.
 
     Parameters
@@ -154,11 +147,8 @@ def rms_norm(
     array([[0.2, 1.4]], dtype=float32)
     """
     rows = backend.rows_of(x)
-    scale = _inverse_root(
-        rows,
-        backend.ones_of_row(rows),
-        *backend.scalars(rows, rows.shape[1], epsilon, 1),
-    )
+    count, least, one = backend.scalars(rows, rows.shape[1], epsilon, 1)
+    scale = _inverse_root(rows, backend.ones_of_row(rows), count, least, one)
     normalised = rows * scale
     return backend.reshape(normalised * weight, x.shape), normalised, scale
 
@@ -220,7 +210,7 @@ def group_norm(
 @op(takes=real_operands, saves="normalised scale", in_float32=True)
 def _group_norm(
     x: Array, weight: Array, bias: Array, *, num_groups: int, epsilon: float
-) -> tuple[Array, Array, Array]:
+) -> Arrays:
     _check_groups(x.shape, num_groups, weight.shape, bias.shape)
     by_channel = _by_channel(x)
     n, c, positions = by_channel.shape
@@ -281,7 +271,7 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
     )
 
 
-def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
+def _normalised(rows: Array, epsilon: float) -> Arrays:
     """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n,
     1).
     """

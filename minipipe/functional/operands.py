@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, Shape
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_tensor, cast
 
@@ -44,9 +44,8 @@ def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
             raise TensorError(
                 "dtype",
                 f"A tensor of {left.dtype} meets one of {right.dtype}; expected one "
-                "dtype. Make the input with "
-                "Tensor(values, dtype=numpy.float32), or layers with Linear(…, "
-                "dtype=numpy.float64).",
+                "dtype. Make the input with Tensor(values, dtype=numpy.float32), or "
+                "layers with Linear(…, dtype=numpy.float64).",
             )
     return left, right
 
@@ -80,10 +79,8 @@ def constant(array: Array) -> Tensor:
     the checks of ``Tensor(…)``.
     """
     tensor = object.__new__(Tensor)
-    tensor.data, tensor.node = (
-        np.asarray(array) if isinstance(array, np.generic) else array,
-        None,
-    )
+    tensor.data = np.asarray(array) if isinstance(array, np.generic) else array
+    tensor.node = None
     return tensor
 
 
@@ -91,9 +88,9 @@ def data_of(value: Operand, like: Array) -> Array:
     """Return the array of an operand without gradient, such as a mask; other values go
     to the module of ``like``.
     """
-    return (
-        value.data if isinstance(value, Tensor) else backend.as_array(value, like=like)
-    )
+    if isinstance(value, Tensor):
+        return value.data
+    return backend.as_array(value, like=like)
 
 
 def as_real(value: Operand) -> Tensor:
@@ -148,12 +145,11 @@ def one_real(value: Operand) -> tuple[Tensor]:
     return (as_real(value),)
 
 
-def axis_of(axis: int, shape: tuple[int, ...]) -> int:
+def axis_of(axis: int, shape: Shape) -> int:
     """Return the number of an axis, counted from 0."""
     if not -len(shape) <= axis < len(shape):
-        raise TensorError(
-            "shape", f"There is no axis {axis} in a tensor of shape {shape}."
-        )
+        message = f"There is no axis {axis} in a tensor of shape {shape}."
+        raise TensorError("shape", message)
     return axis % len(shape)
 
 
@@ -191,15 +187,13 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     if not backend.is_floating(dtype):
         raise TensorError(
             "dtype",
-            (
-                f"astype: the dtype is {dtype}; expected one of real numbers, such as "
-                "float32."
-            ),
+            f"astype: the dtype is {dtype}; expected one of real numbers, such as "
+            "float32.",
         )
     return cast(a, dtype)
 
 
-def in_full(a: Operand) -> Operand:
+def in_full(a: Operand) -> Any:
     """Return the operand of a loss: a tensor of float16 or bfloat16 in float32,
     anything else unchanged.
 
@@ -213,11 +207,9 @@ def in_full(a: Operand) -> Operand:
     ... )
     (dtype('float32'), dtype('float64'), 2.0)
     """
-    return (
-        astype(a, "float32")
-        if isinstance(a, Tensor) and backend.is_half(a.data.dtype)
-        else a
-    )
+    if isinstance(a, Tensor) and backend.is_half(a.data.dtype):
+        return astype(a, "float32")
+    return a
 
 
 def in_float32(

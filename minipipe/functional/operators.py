@@ -39,41 +39,32 @@ def _comparison(
     """Compare values, element by element; the result is a constant."""
 
     def compared(self: Tensor, other: Operand) -> Tensor:
-        return operands.constant(
-            compare(self.data, other.data if isinstance(other, Tensor) else other)
-        )
+        values = other.data if isinstance(other, Tensor) else other
+        return operands.constant(compare(self.data, values))
 
     return compared
 
 
 def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
     """Allow both ``reshape(2, 3)`` and ``reshape((2, 3))``."""
-    return (
-        numbers[0]
-        if len(numbers) == 1 and not isinstance(numbers[0], Integral)
-        else numbers
-    )
+    if len(numbers) == 1 and not isinstance(numbers[0], Integral):
+        return numbers[0]
+    return numbers
 
 
 _REFLECTED = {  # NumPy's name of an operator, and the method of a tensor on its right
-    **{
-        "add": "__radd__",
-        "subtract": "__rsub__",
-        "multiply": "__rmul__",
-        "divide": "__rtruediv__",
-    },
-    **{
-        "power": "__rpow__",
-        "matmul": "__rmatmul__",
-        "equal": "__eq__",
-        "not_equal": "__ne__",
-    },
-    **{
-        "less": "__gt__",
-        "less_equal": "__ge__",
-        "greater": "__lt__",
-        "greater_equal": "__le__",
-    },
+    "add": "__radd__",
+    "subtract": "__rsub__",
+    "multiply": "__rmul__",
+    "divide": "__rtruediv__",
+    "power": "__rpow__",
+    "matmul": "__rmatmul__",
+    "equal": "__eq__",
+    "not_equal": "__ne__",
+    "less": "__gt__",
+    "less_equal": "__ge__",
+    "greater": "__lt__",
+    "greater_equal": "__le__",
 }
 
 
@@ -92,9 +83,8 @@ def _without(name: str, written: str) -> Callable[..., NoReturn]:
     """
 
     def refuse(self: Tensor, *others: Any) -> NoReturn:
-        raise ArgumentError(
-            "name", f"A tensor has no {written}; instead: {instead_of('Tensor')[name]}."
-        )
+        message = f"A tensor has no {written}; instead: {instead_of('Tensor')[name]}."
+        raise ArgumentError("name", message)
 
     return refuse
 
@@ -223,19 +213,16 @@ class TensorMethods:
             Code ``not-copyable``, for a result: it belongs to its graph.
         """
         if self.node is not None and not isinstance(self.node, Leaf):
-            message = (
-                "This tensor is the result of a computation, and a copy would not "
-                "belong to its graph."
-            )
             raise TensorError(
                 "not-copyable",
-                f"{message} Copy the values, x.detach(); x * 1 also has the graph.",
+                "This tensor is the result of a computation, and a copy would not "
+                "belong to its graph. Copy the values, x.detach(); x * 1 also has the "
+                "graph.",
             )
-        data = (
-            backend.values(self.data)
-            if isinstance(self.data, np.ndarray)
-            else self.data
-        )
+        if isinstance(self.data, np.ndarray):
+            data = backend.values(self.data)
+        else:
+            data = self.data
         return _restored, (type(self), data, self.requires_grad, self.grad)
 
     # -- protocols of Python and NumPy -------------------------------------------------
@@ -268,10 +255,8 @@ class TensorMethods:
         return format(self.item(), spec) if spec else str(self)
 
     def __repr__(self: Any) -> str:
-        name, grad = (
-            type(self).__name__,
-            ", requires_grad=True" if self.requires_grad else "",
-        )
+        name = type(self).__name__
+        grad = ", requires_grad=True" if self.requires_grad else ""
         return f"{name}({np.array2string(self.numpy(), separator=', ', prefix=f'{name}(')}{grad})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

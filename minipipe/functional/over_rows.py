@@ -51,18 +51,17 @@ def stacked(works: list[WeightWork]) -> WeightWork:
     for node, gradient in (item for work in works for item in work.postponed.items()):
         if node.plan is not None and gradient.ndim > 1 and _sums_over_rows(node.plan):
             shapes = [array.shape[1:] for array in (gradient, *saved_by(node))]
-            alike.setdefault((node.plan, *node.inputs, *shapes), []).append(
-                (node, gradient)
-            )
+            kind = (node.plan, *node.inputs, *shapes)
+            alike.setdefault(kind, []).append((node, gradient))
         else:
             together.postponed[node] = gradient
     for (plan, *_), nodes in alike.items():
         rows = [(gradient, *saved_by(node)) for node, gradient in nodes]
         vjps = tuple([partial(_of_all, plan, value, rows) for *_, value in plan.steps])
         order = min(node.order for node, _ in nodes)
-        together.postponed[Node(CUSTOM[len(vjps)], nodes[0][0].inputs, vjps, order)] = (
-            nodes[0][1]
-        )
+        first, gradient = nodes[0]
+        node = Node(CUSTOM[len(vjps)], first.inputs, vjps, order)
+        together.postponed[node] = gradient
     return together
 
 

@@ -18,12 +18,11 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Shape, array_module
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import TensorError
 from minipipe.functional.distributed import check_part, check_scores, marked
-from minipipe.functional.loss import weight_of_labels
-from minipipe.functional.operands import as_real, astype, data_of
+from minipipe.functional.loss import check_range_of_labels, not_labels, weight_of_labels
+from minipipe.functional.operands import as_real, data_of, in_full
 from minipipe.tensor import Operand, Tensor, op, record
 
 
@@ -117,7 +116,7 @@ def _gather_from(x: Array, *, group: ProcessGroup) -> tuple[Array, int]:
 
 
 _gather_from.gradients(
-    x=lambda g, first, shape: backend.contiguous(g[..., first : first + shape[-1]]),
+    x=lambda g, first, shape: backend.contiguous(g[..., first : first + shape[-1]])
 )
 
 
@@ -181,33 +180,25 @@ def parallel_cross_entropy(
     [1.3863, 1.3863]
     """
     check_scores("parallel_cross_entropy", logits, group)
-    logits = as_real(logits)
-    if backend.is_half(logits.dtype):
-        logits = astype(logits, "float32")
+    logits = in_full(as_real(logits))
     columns = backend.reshape(data_of(labels, logits.data), (-1,))
-    xp, num_classes = array_module(columns), logits.shape[-1] * group.size
-    counts = (
-        xp.ones_like(columns, dtype=xp.bool)
-        if ignore_index is None
-        else columns != ignore_index
-    )
-    _check_labels(columns, counts, num_classes)
-    ignored = {"ignore_index": ignore_index, "is_mean": reduction == "mean"}
+    if not backend.is_integer(columns.dtype):
+        raise not_labels("parallel_cross_entropy", columns)
+    num_classes = logits.shape[-1] * group.size
+    check_range_of_labels("parallel_cross_entropy", columns, num_classes, ignore_index)
+    if ignore_index is None:
+        xp = array_module(columns)
+        counts = xp.ones_like(columns, dtype=xp.bool)
+    else:
+        counts = columns != ignore_index
     return _parallel_cross_entropy(
-        logits, record(columns), record(counts), group=group, **ignored
+        logits,
+        record(columns),
+        record(counts),
+        group=group,
+        ignore_index=ignore_index,
+        is_mean=reduction == "mean",
     )
-
-
-@backend.one_line
-def _check_labels(columns: Array, counts: Array, num_classes: int) -> None:
-    is_wrong = not backend.is_integer(columns.dtype)
-    if is_wrong or bool(
-        array_module(columns).any(counts & ((columns < 0) | (columns >= num_classes)))
-    ):
-        raise TensorError(
-            "out-of-range",
-            f"parallel_cross_entropy: expected labels from 0 to {num_classes - 1}.",
-        )
 
 
 @op(saves="powers sums is_wanted total")
@@ -241,7 +232,7 @@ def _of_logits(
     is_wanted: Array,
     counts: Array,
     total: Any,
-    shape: tuple[int, ...],
+    shape: Shape,
 ) -> Array:
     probabilities = backend.masked(powers / sums, counts[:, None])
     wanted = array_module(powers).astype(is_wanted, powers.dtype)

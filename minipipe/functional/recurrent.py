@@ -18,7 +18,7 @@ gradient is one product over all times:
 from __future__ import annotations
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, array_module
 from minipipe.errors import shape_error
 from minipipe.functional.operands import as_real, operands
 from minipipe.tensor import Operand, Tensor, op
@@ -30,11 +30,9 @@ def _fitting(
     """Return the operands as tensors of one real dtype, whose shapes fit."""
     x, input_weight = operands(x, input_weight)
     x, hidden_weight = operands(x, hidden_weight)
-    x, input_weight, hidden_weight = (
-        as_real(x),
-        as_real(input_weight),
-        as_real(hidden_weight),
-    )
+    x = as_real(x)
+    input_weight = as_real(input_weight)
+    hidden_weight = as_real(hidden_weight)
     k, h = x.shape[-1:], hidden_weight.shape[:1]
     wide = tuple(4 * length for length in h)
     if (
@@ -59,7 +57,7 @@ def _fitting(
 @op(takes=_fitting, saves="cells gates", in_float32=True)  # the cell adds up over time
 def lstm(
     x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None = None
-) -> tuple[Array, Array, Array]:
+) -> Arrays:
     """Return the hidden states of a long short-term memory at all times.
 
     Parameters
@@ -108,9 +106,8 @@ def lstm(
     gates = backend.product(backend.rows_of(x), input_weight)
     if bias is not None:
         gates += bias
-    return _through_time(
-        backend.reshape(gates, (*x.shape[:2], 4, hidden_weight.shape[0])), hidden_weight
-    )
+    by_gate = (*x.shape[:2], 4, hidden_weight.shape[0])
+    return _through_time(backend.reshape(gates, by_gate), hidden_weight)
 
 
 def _of_hidden_weight(g: Array, dz: Array, result: Array) -> Array:
@@ -118,9 +115,8 @@ def _of_hidden_weight(g: Array, dz: Array, result: Array) -> Array:
     behind it.
     """
     dz = backend.reshape(dz, (*result.shape[:2], dz.shape[1]))
-    return backend.product(
-        backend.rows_of(result[:, :-1, :]).T, backend.rows_of(dz[:, 1:, :])
-    )
+    before = backend.rows_of(result[:, :-1, :])
+    return backend.product(before.T, backend.rows_of(dz[:, 1:, :]))
 
 
 lstm.shared(
@@ -139,7 +135,7 @@ lstm.gradients(
 
 
 @backend.one_line
-def _through_time(inputs: Array, u: Array) -> tuple[Array, Array, Array]:
+def _through_time(inputs: Array, u: Array) -> Arrays:
     """Return hidden states and cells, (n, t, h), and the open gates, (n, t, 4, h), from
     x W + b of that shape.
 
@@ -186,10 +182,8 @@ def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
     dz[:, :, 2, :] = i * (1 - candidate * candidate)
     dz[:, :, 3, :] = squashed * o * (1 - o)
     # from the time behind
-    of_cell, of_hidden = (
-        xp.zeros((n, h), dtype=g.dtype),
-        xp.zeros((n, h), dtype=g.dtype),
-    )
+    of_cell = xp.zeros((n, h), dtype=g.dtype)
+    of_hidden = xp.zeros((n, h), dtype=g.dtype)
     for s in reversed(range(t)):
         of_hidden = of_hidden + g[:, s, :]
         of_cell = of_cell + of_hidden * to_cell[:, s, :]

@@ -8,16 +8,17 @@ The functions ``total``, ``amax``, ``amin`` and ``variance`` do not hide Python'
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.operands import axis_of, one_real
 from minipipe.tensor import op
 
-Axis = int | tuple[int, ...] | None
+Axis = int | Shape | None
 
 
 class Reduced(NamedTuple):
@@ -33,26 +34,22 @@ class Reduced(NamedTuple):
         How many elements are reduced to one.
     """
 
-    axes: tuple[int, ...]
-    kept: tuple[int, ...]
+    axes: Shape
+    kept: Shape
     size: int
 
 
 @lru_cache(maxsize=256)
-def _reduced(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> Reduced:
-    given = (
-        range(len(shape))
-        if axis is None
-        else axis
-        if isinstance(axis, tuple)
-        else (axis,)
-    )
+def _reduced(shape: Shape, axis: int | Shape | None) -> Reduced:
+    given: Iterable[int] = range(len(shape))
+    if axis is not None:
+        given = axis if isinstance(axis, tuple) else (axis,)
     axes = tuple(axis_of(i, shape) for i in given)
     kept = tuple(1 if i in axes else length for i, length in enumerate(shape))
     return Reduced(axes, kept, backend.prod(tuple(shape[i] for i in axes)))
 
 
-def reduced(shape: tuple[int, ...], axis: Axis) -> Reduced:
+def reduced(shape: Shape, axis: Axis) -> Reduced:
     """Return the axes of a reduction of some shape: those given, or all for None.
 
     Examples
@@ -63,7 +60,7 @@ def reduced(shape: tuple[int, ...], axis: Axis) -> Reduced:
     return _reduced(shape, tuple(axis) if isinstance(axis, list) else axis)
 
 
-def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
+def largest_of(x: Array, axes: int | Shape) -> Array:
     """Return the largest elements over axes that stay with length 1, and -inf over an
     empty axis.
 
@@ -77,20 +74,19 @@ def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
         return backend.reduce_sum(x, axes, True) - math.inf
     # The method takes a third of the time of np.max; arrays of the array API standard
     # have none.
-    return (
-        x.max(axis=axes, keepdims=True)
-        if hasattr(x, "max")
-        else array_module(x).max(x, axis=axes, keepdims=True)
-    )
+    if hasattr(x, "max"):
+        return x.max(axis=axes, keepdims=True)
+    return array_module(x).max(x, axis=axes, keepdims=True)
 
 
-def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+def without_axes(array: Array, axes: Shape, keepdims: bool) -> Array:
     """Return an array of length 1 along some axes without these, unless they are
     kept.
     """
-    shape = tuple(
-        length for i, length in enumerate(array.shape) if keepdims or i not in axes
-    )
+    if keepdims:
+        return array
+    lengths = enumerate(array.shape)
+    shape = tuple(length for i, length in lengths if i not in axes)
     return backend.reshape(array, shape)
 
 
@@ -124,10 +120,9 @@ def total(a: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     return backend.reduce_sum(a, reduced(a.shape, axis).axes, keepdims)
 
 
-def _spread(g: Array, axis: Axis, shape: tuple[int, ...]) -> Array:
-    return array_module(g).broadcast_to(
-        backend.reshape(g, reduced(shape, axis).kept), shape
-    )
+def _spread(g: Array, axis: Axis, shape: Shape) -> Array:
+    with_axes = backend.reshape(g, reduced(shape, axis).kept)
+    return array_module(g).broadcast_to(with_axes, shape)
 
 
 total.gradients(a=_spread)
@@ -163,7 +158,7 @@ mean.gradients(
 )
 def variance(
     a: Array, axis: Axis = None, keepdims: bool = False, correction: int = 0
-) -> tuple[Array, Array]:
+) -> Arrays:
     """Return the mean square distance from the mean over some axes, by default all. As
     a method: ``var``.
 
@@ -198,9 +193,8 @@ def variance(
         )
         raise TensorError("out-of-range", message)
     centred = a - backend.reduce_sum(a, over.axes, True) / over.size
-    return backend.reduce_sum(centred * centred, over.axes, keepdims) / (
-        over.size - correction
-    ), centred
+    squares = backend.reduce_sum(centred * centred, over.axes, keepdims)
+    return squares / (over.size - correction), centred
 
 
 def _of_variance(g: Array, centred: Array, axis: Axis, correction: int) -> Array:
@@ -212,7 +206,7 @@ variance.gradients(a=_of_variance)
 
 
 @op(attributes="axis keepdims", saves="extreme")
-def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array]:
+def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> Arrays:
     """Return the largest element over some axes, by default all. As a method:
     ``tensor.max(axis)``.
 
@@ -233,7 +227,7 @@ def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Ar
 
 
 @op(attributes="axis keepdims", saves="extreme")
-def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array]:
+def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> Arrays:
     """Return the smallest element over some axes, by default all. As a method:
     ``tensor.min(axis)``.
 
@@ -251,16 +245,14 @@ def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Ar
     return _extreme("min", a, axis, keepdims)
 
 
-def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> tuple[Array, Array]:
+def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> Arrays:
     """Return the extreme elements, and these with length 1 along the axes."""
     axes, _, size = reduced(a.shape, axis)
     if size == 0:
         raise TensorError(
             "shape",
-            (
-                f"a{name}: axes {axes} of shape {a.shape} have no elements; expected "
-                "one at least."
-            ),
+            f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one "
+            "at least.",
         )
     extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
     return without_axes(extreme, axes, keepdims), extreme

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from minipipe.autograd import Leaf, backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.autograd.graph import unchanged
 from minipipe.errors import TensorError, quoted
 from minipipe.functional.elementwise import check_broadcast
@@ -18,7 +18,7 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op, record
 
 
 @op(attributes="shape", saves="before")
-def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
+def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, Shape]:
     """Return the same elements in another shape; one length may be -1, to be worked
     out.
 
@@ -43,19 +43,16 @@ def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     (4, 1)
     """
     if not all(isinstance(length, Integral) for length in shape):
-        raise TensorError(
-            "shape", f"reshape: the shape is {shape!r:.60}; expected whole numbers."
-        )
+        message = f"reshape: the shape is {shape!r:.60}; expected whole numbers."
+        raise TensorError("shape", message)
     shape = tuple(shape)
     product = backend.prod(shape)
     fits = product == a.size and (not shape or min(shape) >= 0)
     if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
         raise TensorError(
             "shape",
-            (
-                f"reshape: {a.size} elements of shape {a.shape} do not fit the shape "
-                f"{shape}."
-            ),
+            f"reshape: {a.size} elements of shape {a.shape} do not fit the shape "
+            f"{shape}.",
         )
     return backend.reshape(a, shape), a.shape
 
@@ -64,9 +61,7 @@ reshape.gradients(a=lambda g, before: backend.reshape(g, before))
 
 
 @op(attributes="axes", saves="order")
-def transpose(
-    a: Array, axes: Sequence[int] | None = None
-) -> tuple[Array, tuple[int, ...]]:
+def transpose(a: Array, axes: Sequence[int] | None = None) -> tuple[Array, Shape]:
     """Return the axes in another order, by default reversed. No element moves: the
     result is a view.
 
@@ -145,7 +140,7 @@ def index(a: Array, key: Any) -> tuple[Array, Any]:
 
 
 @backend.one_line
-def _scattered(g: Array, plain: Any, shape: tuple[int, ...]) -> Array:
+def _scattered(g: Array, plain: Any, shape: Shape) -> Array:
     """Return zeros of a shape with a gradient added at an index."""
     result = array_module(g).zeros(shape, dtype=g.dtype)
     backend.index_add(result, plain, g)
@@ -299,9 +294,8 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def _stack(*parts: Array, axis: int) -> tuple[Array, int]:
     if len({part.shape for part in parts}) > 1:
         shapes = ", ".join(str(part.shape) for part in parts)
-        raise TensorError(
-            "shape", f"stack: shapes {shapes} differ; expected one shape for all."
-        )
+        message = f"stack: shapes {shapes} differ; expected one shape for all."
+        raise TensorError("shape", message)
     place = axis_of(axis, (*parts[0].shape, len(parts)))
     return array_module(parts[0]).stack(parts, axis=place), place
 
@@ -344,10 +338,8 @@ def split(
     else:
         raise TensorError(
             "shape",
-            (
-                f"split: axis {axis} of shape {a.shape} does not fall into {sections} "
-                "equal parts."
-            ),
+            f"split: axis {axis} of shape {a.shape} does not fall into {sections} "
+            "equal parts.",
         )
     if any(size < 0 for size in sizes) or sum(sizes) != length:
         raise TensorError(
@@ -360,9 +352,8 @@ def split(
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     tensors = [as_tensor(tensor) for tensor in tensors]
     if not tensors:
-        raise TensorError(
-            "shape", f"{name}: no tensor was given; expected at least one."
-        )
+        message = f"{name}: no tensor was given; expected at least one."
+        raise TensorError("shape", message)
     if len({str(tensor.dtype) for tensor in tensors}) > 1:
         given = ", ".join(str(tensor.dtype) for tensor in tensors)
         raise TensorError("dtype", f"{name}: the dtypes differ: {given}.")
@@ -416,7 +407,7 @@ where.gradients(
     in_float32=True,
     is_broadcast=True,
 )
-def masked_fill(a: Array, mask: Operand, value: float) -> tuple[Array, Array]:
+def masked_fill(a: Array, mask: Operand, value: float) -> Arrays:
     """Return a with one number, for instance ``-math.inf``, wherever the mask is true;
     both are broadcast.
 
@@ -440,12 +431,10 @@ def masked_fill(a: Array, mask: Operand, value: float) -> tuple[Array, Array]:
     """
     filled = _mask("masked_fill", mask, a)
     if not isinstance(value, Real):
-        message = (
-            f"masked_fill: value is {quoted(value)}; expected a number without a "
-            "gradient."
-        )
         raise TensorError(
-            "dtype", f"{message} where(mask, value, a) fills with a tensor."
+            "dtype",
+            f"masked_fill: value is {quoted(value)}; expected a number without a "
+            "gradient. where(mask, value, a) fills with a tensor.",
         )
     check_broadcast("masked_fill", a, filled)
     return array_module(a).where(filled, float(value), a), filled
@@ -460,18 +449,14 @@ def _mask(name: str, mask: Operand, like: Array) -> Array:
     if not backend.is_boolean(values.dtype):
         raise TensorError(
             "dtype",
-            (
-                f"{name}: the mask must hold truth values (bool); this one is "
-                f"{values.dtype}."
-            ),
+            f"{name}: the mask must hold truth values (bool); this one is "
+            f"{values.dtype}.",
         )
     return values
 
 
 @op(takes=one_real, attributes="low high", saves="is_kept", in_float32=True)
-def clip(
-    a: Array, low: float | None = None, high: float | None = None
-) -> tuple[Array, Array]:
+def clip(a: Array, low: float | None = None, high: float | None = None) -> Arrays:
     """Return a with smaller elements raised to ``low`` and larger ones lowered to
     ``high``; None sets no bound.
 
@@ -499,14 +484,11 @@ def clip(
     Tensor([0. , 0.5, 1. ])
     """
     if low is None and high is None:
-        raise TensorError(
-            "out-of-range",
-            "clip: neither low nor high was given; expected one bound at least.",
-        )
+        message = "clip: neither low nor high was given; expected one bound at least."
+        raise TensorError("out-of-range", message)
     if low is not None and high is not None and low > high:
-        raise TensorError(
-            "out-of-range", f"clip: low is {low}, which lies above high, {high}."
-        )
+        message = f"clip: low is {low}, which lies above high, {high}."
+        raise TensorError("out-of-range", message)
     bounds = [None if bound is None else float(bound) for bound in (low, high)]
     result = array_module(a).clip(a, *bounds)
     return result, result == a

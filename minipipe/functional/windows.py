@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import TensorError, counted, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
 from minipipe.functional.reduction import mean
@@ -29,7 +29,8 @@ from minipipe.hints import with_hints
 from minipipe.specs import Spec, divisor
 from minipipe.tensor import Operand, Tensor, as_tensor, op
 
-Shape = tuple[int, ...]
+Setting = int | Shape
+"""A number for all axes, or one for each."""
 AXES = {1: ("length",), 2: ("height", "width")}
 
 
@@ -80,16 +81,14 @@ class Windows:
         """How many elements the kernel spans along each axis; below 1 for an empty
         one.
         """
-        return tuple(
-            step * (size - 1) + 1 for size, step in zip(self.kernel, self.dilations)
-        )
+        pairs = zip(self.kernel, self.dilations)
+        return tuple(step * (size - 1) + 1 for size, step in pairs)
 
     @cached_property
     def padded(self) -> Shape:
         """The shape of the input with padding."""
-        return *self.shape[:2], *(
-            length + sum(zeros) for length, zeros in zip(self.shape[2:], self.paddings)
-        )
+        pairs = zip(self.shape[2:], self.paddings)
+        return *self.shape[:2], *(length + sum(zeros) for length, zeros in pairs)
 
     @cached_property
     def number(self) -> Shape:
@@ -112,16 +111,11 @@ class Windows:
         """
         for offsets in itertools.product(*map(range, self.kernel)):
             each = zip(offsets, self.dilations, self.strides, self.number)
-            starts = (
-                (offset * step, stride, count) for offset, step, stride, count in each
-            )
-            yield (
-                ...,
-                *(
-                    slice(start, start + stride * (count - 1) + 1, stride)
-                    for start, stride, count in starts
-                ),
-            )
+            index: list[Any] = [...]
+            for offset, step, stride, count in each:
+                start = offset * step
+                index.append(slice(start, start + stride * (count - 1) + 1, stride))
+            yield tuple(index)
 
     @backend.one_line
     def columns(self, x: Array) -> Array:
@@ -145,9 +139,8 @@ class Windows:
         """
         n, c, size = *self.shape[:2], backend.prod(self.kernel)
         parts = backend.reshape(columns, (c, size, n, *self.number))
-        padded = self.added(
-            (c, n, *self.padded[2:]), (parts[:, k, ...] for k in range(size)), columns
-        )
+        by_place = (parts[:, k, ...] for k in range(size))
+        padded = self.added((c, n, *self.padded[2:]), by_place, columns)
         return swapped(padded[self.inside])
 
     def added(self, shape: Shape, parts: Iterable[Array], like: Array) -> Array:
@@ -170,9 +163,9 @@ def conv1d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Shape = 1,
-    padding: int | Shape | str = 0,
-    dilation: int | Shape = 1,
+    stride: Setting = 1,
+    padding: Setting | str = 0,
+    dilation: Setting = 1,
     groups: int = 1,
 ) -> Tensor:
     """Return the cross-correlation of series with kernels, plus the bias of each output
@@ -211,7 +204,8 @@ def conv1d(
     >>> functional.conv1d(x, differences, dilation=2)
     Tensor([[[3., 6.]]])
     """
-    return _convolved("conv1d", 1, x, weight, bias, (stride, padding, dilation), groups)
+    settings = (stride, padding, dilation, groups)
+    return _convolved("conv1d", 1, (x, weight, bias), settings)
 
 
 @with_hints
@@ -219,9 +213,9 @@ def conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Shape = 1,
-    padding: int | Shape | str = 0,
-    dilation: int | Shape = 1,
+    stride: Setting = 1,
+    padding: Setting | str = 0,
+    dilation: Setting = 1,
     groups: int = 1,
 ) -> Tensor:
     """Return the cross-correlation of images with kernels, plus the bias of each output
@@ -279,7 +273,8 @@ def conv2d(
     >>> functional.conv2d(images, sums, padding="same").numpy().tolist()
     [[[[4.0, 4.0, 4.0, 2.0], [4.0, 4.0, 4.0, 2.0], [2.0, 2.0, 2.0, 1.0]]]]
     """
-    return _convolved("conv2d", 2, x, weight, bias, (stride, padding, dilation), groups)
+    settings = (stride, padding, dilation, groups)
+    return _convolved("conv2d", 2, (x, weight, bias), settings)
 
 
 def check_padding(name: str, padding: Any, strides: Shape) -> Any:
@@ -310,19 +305,14 @@ def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) ->
     )
 
 
-def _convolved(
-    name: str,
-    num_axes: int,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    settings: tuple[Any, ...],
-    groups: Any,
-) -> Tensor:
-    x, weight = operands(x, weight)
-    bias = None if bias is None else operands(x, bias)[1]
-    groups = _check(name, num_axes, x, weight, bias, groups)
-    windows = _windows(name, x.shape, weight.shape[2:], *settings)
+def _convolved(name: str, num_axes: int, given: Any, settings: tuple) -> Tensor:
+    x, weight = operands(given[0], given[1])
+    bias = None if given[2] is None else operands(x, given[2])[1]
+    *of_windows, groups = settings
+    groups = _check(name, num_axes, x.shape, weight.shape, groups)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise shape_error(name, str(weight.shape[:1]), bias=bias.shape)
+    windows = _windows(name, x.shape, weight.shape[2:], *of_windows)
     return _convolution(x, weight, bias, windows=windows, groups=groups)
 
 
@@ -330,9 +320,8 @@ def _convolved(
 def _convolution(
     x: Array, weight: Array, bias: Array | None = None, *, windows: Windows, groups: int
 ) -> Array:
-    result = backend.matmul(
-        _by_group(weight, groups), _by_group(windows.columns(x), groups)
-    )
+    kernels = _by_group(weight, groups)
+    result = backend.matmul(kernels, _by_group(windows.columns(x), groups))
     if bias is not None:
         result += _by_group(bias, groups)
     by_channel = backend.reshape(result, (weight.shape[0], x.shape[0], *windows.number))
@@ -341,9 +330,8 @@ def _convolution(
 
 def _by_group(rows: Array, groups: int) -> Array:
     """Return a matrix for each group: its part of the first axis by all other axes."""
-    return backend.reshape(
-        rows, (groups, rows.shape[0] // groups, backend.prod(rows.shape[1:]))
-    )
+    shape = (groups, rows.shape[0] // groups, backend.prod(rows.shape[1:]))
+    return backend.reshape(rows, shape)
 
 
 def _of_input(g: Array, weight: Array, windows: Windows, groups: int) -> Array:
@@ -356,9 +344,8 @@ def _of_weight(
     g: Array, x: Array, windows: Windows, groups: int, shape: Shape
 ) -> Array:
     columns = _by_group(windows.columns(x), groups)
-    return backend.reshape(
-        backend.matmul(_by_group(swapped(g), groups), columns.mT), shape
-    )
+    gradient = backend.matmul(_by_group(swapped(g), groups), columns.mT)
+    return backend.reshape(gradient, shape)
 
 
 _convolution.gradients(
@@ -368,14 +355,8 @@ _convolution.gradients(
 )
 
 
-def _windows(
-    name: str,
-    image: Shape,
-    kernel: Shape,
-    stride: Any,
-    padding: Any = 0,
-    dilation: Any = 1,
-) -> Windows:
+def _windows(name: str, image: Shape, kernel: Shape, *settings: Any) -> Windows:
+    stride, padding, dilation = settings
     strides = per_axis(name, "stride", stride, len(kernel))
     dilations = per_axis(name, "dilation", dilation, len(kernel))
     padding = check_padding(name, padding, strides)
@@ -385,10 +366,8 @@ def _windows(
     else:
         zeros = tuple((each, each) for each in padding)
     windows = Windows(image, kernel, strides, zeros, dilations)
-    if any(
-        not 1 <= extent <= length
-        for extent, length in zip(windows.extent, windows.padded[2:])
-    ):
+    pairs = zip(windows.extent, windows.padded[2:])
+    if not all(1 <= extent <= length for extent, length in pairs):
         expected = (
             f"a kernel that fits into {windows.padded[2:]}, the last axes with padding"
         )
@@ -397,49 +376,30 @@ def _windows(
     return windows
 
 
-def _check(
-    name: str,
-    num_axes: int,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    groups: Any,
-) -> int:
+def _check(name: str, num_axes: int, x: Shape, weight: Shape, groups: Any) -> int:
     """Check the shapes of all operands, and return the number of groups."""
     axes = ", ".join(AXES[num_axes])
-    if x.ndim != 2 + num_axes or weight.ndim != 2 + num_axes:
+    if len(x) != 2 + num_axes or len(weight) != 2 + num_axes:
         expected = (
             f"(n, in_channels, {axes}) and (out_channels, in_channels / groups, {axes} "
             "of the kernel)"
         )
-        hint = (
-            "; images of one channel have that axis as well: images[:, None]"
-            if x.ndim == 1 + num_axes
-            else ""
-        )
-        raise shape_error(name, expected + hint, input=x.shape, weight=weight.shape)
-    groups = check_groups(name, groups, x.shape[1], weight.shape[0])
-    if x.shape[1] != groups * weight.shape[1]:
-        expected = (
-            f"{groups} * {counted(weight.shape[1], 'channel')}"
-            if groups > 1
-            else f"{counted(weight.shape[1], 'channel')}"
-        )
-        raise shape_error(
-            name,
-            f"{expected}, the second axis of the weight",
-            input=x.shape,
-            weight=weight.shape,
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise shape_error(name, str(weight.shape[:1]), bias=bias.shape)
+        hint = ""
+        if len(x) == 1 + num_axes:
+            hint = "; images of one channel have that axis as well: images[:, None]"
+        raise shape_error(name, expected + hint, input=x, weight=weight)
+    groups = check_groups(name, groups, x[1], weight[0])
+    if x[1] != groups * weight[1]:
+        expected = counted(weight[1], "channel")
+        if groups > 1:
+            expected = f"{groups} * {expected}"
+        expected = f"{expected}, the second axis of the weight"
+        raise shape_error(name, expected, input=x, weight=weight)
     return groups
 
 
 @with_hints
-def max_pool1d(
-    x: Operand, kernel: int | Shape, stride: int | Shape | None = None
-) -> Tensor:
+def max_pool1d(x: Operand, kernel: Setting, stride: Setting | None = None) -> Tensor:
     """Return the largest element of each window of a series; the rules are as in
     :func:`max_pool2d`.
 
@@ -470,9 +430,7 @@ def max_pool1d(
 
 
 @with_hints
-def max_pool2d(
-    x: Operand, kernel: int | Shape, stride: int | Shape | None = None
-) -> Tensor:
+def max_pool2d(x: Operand, kernel: Setting, stride: Setting | None = None) -> Tensor:
     """Return the largest element of each window.
 
     Where several are largest, the first of them (row by row) takes the gradient, as in
@@ -510,9 +468,7 @@ def max_pool2d(
 
 
 @with_hints
-def avg_pool1d(
-    x: Operand, kernel: int | Shape, stride: int | Shape | None = None
-) -> Tensor:
+def avg_pool1d(x: Operand, kernel: Setting, stride: Setting | None = None) -> Tensor:
     """Return the mean of each window of a series; the rules are as in
     :func:`avg_pool2d`.
 
@@ -543,9 +499,7 @@ def avg_pool1d(
 
 
 @with_hints
-def avg_pool2d(
-    x: Operand, kernel: int | Shape, stride: int | Shape | None = None
-) -> Tensor:
+def avg_pool2d(x: Operand, kernel: Setting, stride: Setting | None = None) -> Tensor:
     """Return the mean of each window. Rows and columns at the end that fill no window
     are dropped.
 
@@ -610,9 +564,8 @@ def global_avg_pool(x: Operand) -> Tensor:
     """
     x = as_real(x)
     if x.ndim < 3 or 0 in x.shape[2:]:
-        raise shape_error(
-            "global_avg_pool", "(n, channels, *spatial), with positions", input=x.shape
-        )
+        expected = "(n, channels, *spatial), with positions"
+        raise shape_error("global_avg_pool", expected, input=x.shape)
     return mean(x, tuple(range(2, x.ndim)))
 
 
@@ -621,16 +574,14 @@ def _pooled(
 ) -> Tensor:
     x, kernel = as_tensor(x), per_axis(name, "kernel", kernel, num_axes)
     if x.ndim != 2 + num_axes:
-        raise shape_error(
-            name, f"(n, channels, {', '.join(AXES[num_axes])})", input=x.shape
-        )
-    return pool(
-        x, windows=_windows(name, x.shape, kernel, kernel if stride is None else stride)
-    )
+        expected = f"(n, channels, {', '.join(AXES[num_axes])})"
+        raise shape_error(name, expected, input=x.shape)
+    stride = kernel if stride is None else stride
+    return pool(x, windows=_windows(name, x.shape, kernel, stride, 0, 1))
 
 
 @op(saves="winner")
-def _max_pool(x: Array, *, windows: Windows) -> tuple[Array, Array]:
+def _max_pool(x: Array, *, windows: Windows) -> Arrays:
     xp, (best, *candidates) = array_module(x), [x[place] for place in windows.places()]
     # Which place of its window won: one byte for each result is all that the gradient
     # needs.
@@ -649,11 +600,8 @@ def _to_winners(g: Array, winner: Array, windows: Windows) -> Array:
     """Return the gradient of the input: the gradient of each window, at the place of
     its largest element.
     """
-    return windows.added(
-        windows.shape,
-        (backend.masked(g, winner == number) for number in itertools.count()),
-        g,
-    )
+    parts = (backend.masked(g, winner == number) for number in itertools.count())
+    return windows.added(windows.shape, parts, g)
 
 
 _max_pool.gradients(x=_to_winners)
@@ -679,9 +627,8 @@ def _to_all(g: Array, windows: Windows) -> Array:
     """Return the gradient of the input: an equal part of the gradient of each window,
     at all of its places.
     """
-    return windows.added(
-        windows.shape, itertools.repeat(g / backend.prod(windows.kernel)), g
-    )
+    parts = itertools.repeat(g / backend.prod(windows.kernel))
+    return windows.added(windows.shape, parts, g)
 
 
 _avg_pool.gradients(x=_to_all)

@@ -11,8 +11,7 @@ weight of the microbatch, which only the last stage knows::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -87,13 +86,13 @@ class AuxiliaryLoss(Module):
     """
 
     def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
-        Spec(Callable, expected="a function of its input").of_class(
-            "AuxiliaryLoss", function
-        )
+        spec = Spec(Callable, expected="a function of its input")
+        spec.of_class("AuxiliaryLoss", function)
         self.function, self.weight = function, weight
-        self._described = (
-            function.brief() if isinstance(function, Module) else text_of(function)
-        )
+        if isinstance(function, Module):
+            self._described = function.brief()
+        else:
+            self._described = text_of(function)
 
     def forward(self, x: Any) -> Any:
         """Return the argument itself, a tensor or a pytree."""
@@ -101,25 +100,21 @@ class AuxiliaryLoss(Module):
         if self.is_training and losses is not None:
             value = self.function(x)
             if not isinstance(value, Tensor) or value.size != 1:
-                found = (
-                    f"a tensor of shape {value.shape}"
-                    if isinstance(value, Tensor)
-                    else type(value).__name__
-                )
+                if isinstance(value, Tensor):
+                    found = f"a tensor of shape {value.shape}"
+                else:
+                    found = type(value).__name__
                 raise TensorError(
                     "shape",
-                    (
-                        "An AuxiliaryLoss must be a tensor with one element; it is "
-                        f"{found}."
-                    ),
+                    "An AuxiliaryLoss must be a tensor with one element; it is "
+                    f"{found}.",
                 )
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.
-            losses.append(
-                value * self.weight
-                if self.weight
-                else record(backend.filled((), 0.0, value.data))
-            )
+            if self.weight:
+                losses.append(value * self.weight)
+            else:
+                losses.append(record(backend.filled((), 0.0, value.data)))
         return x
 
     def describe(self) -> str:
@@ -129,8 +124,7 @@ class AuxiliaryLoss(Module):
         return f"{self._described}, weight={self.weight}"
 
 
-@contextmanager
-def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
+def auxiliary_losses() -> setting:
     """Collect the auxiliary losses of layers computed inside this block, in this
     thread.
 
@@ -146,9 +140,7 @@ def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
     >>> found.added_to(loss)
     Tensor(18.)
     """
-    losses = AuxiliaryLosses()
-    with setting(_here, losses):
-        yield losses
+    return setting(_here, AuxiliaryLosses())
 
 
 def losses_so_far() -> list[Tensor]:
@@ -171,11 +163,9 @@ def _nothing(like: Tensor) -> Tensor:
     tensor.
     """
     data = like.data
-    return record(
-        backend.reshape(data[:0, ...], (0,))
-        if data.ndim
-        else backend.filled((0,), 0.0, data)
-    )
+    if data.ndim:
+        return record(backend.reshape(data[:0, ...], (0,)))
+    return record(backend.filled((0,), 0.0, data))
 
 
 def carrying_losses(

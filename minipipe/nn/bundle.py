@@ -67,15 +67,14 @@ class On(Module):
         layer: Module,
         to: Entry | None = None,
     ) -> None:
-        Spec(
-            Module, expected='entries and a module, such as On("x", nn.Tanh())'
-        ).of_class("On", layer)
-        self.parameter_names = (
-            list(map(str, entries)) if isinstance(entries, Mapping) else None
-        )
-        self.entries = _listed(
-            "On", list(entries.values()) if isinstance(entries, Mapping) else entries
-        )
+        expected = 'entries and a module, such as On("x", nn.Tanh())'
+        Spec(Module, expected=expected).of_class("On", layer)
+        self.parameter_names = None
+        places: Any = entries
+        if isinstance(entries, Mapping):
+            self.parameter_names = list(map(str, entries))
+            places = list(entries.values())
+        self.entries = _listed("On", places)
         self.destination = self.entries[0] if to is None else _listed("On", [to])[0]
         self.layer = layer
         try:
@@ -84,10 +83,8 @@ class On(Module):
             taken = ", ".join(signature(layer.forward).parameters)
             raise ArgumentError(
                 "name",
-                (
-                    f"On: {type(layer).__name__} is called with ({taken}); the entries "
-                    f"are {entries!r}: {error}."
-                ),
+                f"On: {type(layer).__name__} is called with ({taken}); the entries "
+                f"are {entries!r}: {error}.",
             ) from None
 
     def forward(self, bundle: Bundle) -> Bundle:
@@ -116,9 +113,10 @@ class On(Module):
         )
         if self.parameter_names is not None:
             entries = dict(zip(self.parameter_names, self.entries))
-        return f"{entries!r}, {layer}" + (
-            f", to={self.destination!r}" if self.destination != self.entries[0] else ""
-        )
+        shown = f"{entries!r}, {layer}"
+        if self.destination == self.entries[0]:
+            return shown
+        return f"{shown}, to={self.destination!r}"
 
     def __repr__(self) -> str:
         return f"On({self._shown(repr(self.layer))})"
@@ -180,17 +178,16 @@ class Take(Module):
 
 def _listed(layer: str, entries: Any) -> list[Entry]:
     """Return entries as a list, after checking that they are names or positions."""
-    names = (
-        [entries]
-        if isinstance(entries, str | int)
-        else list(entries)
-        if isinstance(entries, Sequence)
-        else []
-    )
+    names: list[Any] = []
+    if isinstance(entries, str | int):
+        names = [entries]
+    elif isinstance(entries, Sequence):
+        names = list(entries)
     if not names or not all(type(name) in (str, int) for name in names):
-        expected = "a name or a position, or several of them: ('x', 'mask')"
         raise ArgumentError(
-            "type", f"{layer}: the entries are {entries!r}; expected {expected}."
+            "type",
+            f"{layer}: the entries are {entries!r}; expected a name or a position, or "
+            "several of them: ('x', 'mask').",
         )
     return names
 
@@ -198,22 +195,21 @@ def _listed(layer: str, entries: Any) -> list[Entry]:
 def _entry(layer: str, bundle: Any, name: Entry) -> Any:
     kind = type(bundle)
     if kind not in (tuple, list) and not isinstance(bundle, dict):
-        message = f"{layer}: the entry {name!r} is read from a {kind.__name__}"
         raise ArgumentError(
-            "type", f"{message}; expected a dict, tuple or list of tensors."
+            "type",
+            f"{layer}: the entry {name!r} is read from a {kind.__name__}; expected a "
+            "dict, tuple or list of tensors.",
         )
     try:
         return bundle[name]
     except (KeyError, IndexError, TypeError):  # TypeError: a name instead of a position
         is_named = isinstance(bundle, dict)
-        there = (
-            f"names are {', '.join(map(repr, bundle))}"
-            if is_named
-            else f"positions are 0 to {len(bundle) - 1}"
-        )
-        message = (
-            f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
-        )
+        if is_named:
+            there = f"names are {', '.join(map(repr, bundle))}"
+        else:
+            there = f"positions are 0 to {len(bundle) - 1}"
+        missing = f"there is no entry {name!r} in the {kind.__name__}"
+        message = f"{layer}: {missing}; the {there}."
         raise ArgumentError("name", message) from None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from minipipe.comm.process_group import ProcessGroup
@@ -38,7 +38,7 @@ from minipipe.nn.parallel import (
 )
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
-from minipipe.nn.sequential import Sequential, parameters_of
+from minipipe.nn.sequential import Sequential, parameters_of, with_parts
 from minipipe.nn.transformer import (
     DecoderBlock,
     MultiHeadAttention,
@@ -97,9 +97,8 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
     [460, 460]
     """
-    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class(
-        "parallelise", module
-    )
+    spec = Spec(Module, expected="a model, such as nn.Sequential(…)")
+    spec.of_class("parallelise", module)
     Spec(ProcessGroup, expected="a group of ranks, such as grid.tensor").of_class(
         "parallelise", group
     )
@@ -117,9 +116,8 @@ def check_not_sharded(module: Module) -> None:
     >>> check_not_sharded(nn.Linear(2, 2))
     """
     if any(parameter.is_summed for parameter in module.parameters()):
-        raise ArgumentError(
-            "value", "Fully sharded layers cannot be divided; pass the plain model."
-        )
+        message = "Fully sharded layers cannot be divided; pass the plain model."
+        raise ArgumentError("value", message)
 
 
 def is_container(module: Module) -> bool:
@@ -151,12 +149,7 @@ class _Division:
         self._model, self._group = model, group
         self._made: dict[int, Module] = {}  # by the layer that it replaces
         self._containers, self._layers = self._known(model)
-        self._heads = [
-            layer for layer in self._layers if is_exactly(layer, Unembedding)
-        ]
-        self._heads = [
-            head for head in self._heads if isinstance(head.weight, Parameter)
-        ]
+        self._heads = [layer for layer in self._layers if _is_head(layer)]
         heads = Counter(id(head.weight.owner) for head in self._heads)
         every = {id(part): part for part in model.modules()}.values()
         uses = Counter(
@@ -173,78 +166,63 @@ class _Division:
     @staticmethod
     def _known(model: Module) -> tuple[list[Module], list[Any]]:
         """Return the containers, and the layers that containers alone hold."""
-        containers, layers, opaque, coming = (
-            dict[int, Module](),
-            dict[int, Module](),
-            set[int](),
-            [model],
-        )
+        held = dict[int, Module]()
+        opaque = set[int]()
+        coming = [model]
         while coming:
             module = coming.pop(0)
-            if id(module) in containers or id(module) in layers:
+            if id(module) in held:
                 continue
+            held[id(module)] = module
             if is_container(module):
-                containers[id(module)] = module
                 coming += [
                     part for _, part in module._parts() if isinstance(part, Module)
                 ]
             else:
-                layers[id(module)] = module
                 opaque |= {id(part) for part in module.modules() if part is not module}
-        return (
-            [module for key, module in containers.items() if key not in opaque],
-            [module for key, module in layers.items() if key not in opaque],
-        )
+        known = [module for key, module in held.items() if key not in opaque]
+        containers = list(filter(is_container, known))
+        return containers, [module for module in known if not is_container(module)]
 
     def divided(self) -> Module:
         """Return the model, divided."""
         self._divide_embeddings()
         for layer in self._layers:
-            if self._is_plain(layer, MultiHeadAttention) and self._are_plain(
-                layer.projections, layer.output
-            ):
+            if not self._is_plain(layer, MultiHeadAttention):
+                continue
+            if self._are_plain(layer.projections, layer.output):
                 self._made[id(layer)] = ParallelAttention(layer, self._group)
         for container in self._containers:
             if isinstance(container, Sequential):
                 self._divide_pairs(container.layers)
         for container in self._containers:
-            vars(container).update(
-                {name: self._replaced(value) for name, value in vars(container).items()}
-            )
+            for name, value in vars(container).items():
+                vars(container)[name] = with_parts(value, self._replaced)
         return self._replaced(self._model)
+
+    def _replaced(self, part: Any) -> Any:
+        return self._made.get(id(part), part)
 
     def _divide_embeddings(self) -> None:
         # by the parameter that was divided
         embeddings: dict[int, ParallelEmbedding] = {}
         for layer in self._layers:
-            if (
-                self._is_plain(layer, Embedding)
-                and len(layer.weight) % self._group.size == 0
-            ):
+            is_plain = self._is_plain(layer, Embedding)
+            if is_plain and len(layer.weight) % self._group.size == 0:
                 layer.weight.owner.num_uses = 1  # the other uses follow
                 divided = ParallelEmbedding(layer, self._group)
                 self._made[id(layer)] = embeddings[id(layer.weight.owner)] = divided
         for head in self._heads:
-            if id(head.weight.owner) in embeddings:
-                self._made[id(head)] = ParallelUnembedding(
-                    embeddings[id(head.weight.owner)], head
-                )
+            embedding = embeddings.get(id(head.weight.owner))
+            if embedding is not None:
+                self._made[id(head)] = ParallelUnembedding(embedding, head)
 
     def _divide_pairs(self, layers: list[Any]) -> None:
         """Divide pairs of linear layers with elementwise functions between them."""
-        for first, layer in enumerate(layers):
-            behind = next(
-                (
-                    i
-                    for i in range(first + 1, len(layers))
-                    if not is_exactly(layers[i], *ELEMENTWISE)
-                ),
-                first,
-            )
-            other = layers[behind]
-            is_pair = (
-                behind > first and self._are_plain(layer, other) and layer is not other
-            )
+        # The layers on which no elementwise function is applied, each with the next.
+        others = [layer for layer in layers if not is_exactly(layer, *ELEMENTWISE)]
+        for layer, other in pairwise(others):
+            is_pair = layer is not other and self._are_plain(layer, other)
             if is_pair and not {id(layer), id(other)} & self._made.keys():
                 self._made[id(layer)] = ColumnParallelLinear(layer, self._group)
                 self._made[id(other)] = RowParallelLinear(other, self._group)
@@ -261,33 +239,12 @@ class _Division:
         other layer uses.
         """
         held = [vars(layer).get(name) for name in ("weight", "bias")]
-        owners: Iterable[Parameter] = [
-            parameter.owner for parameter in parameters_of(layer)
-        ]
-        is_whole = all(
-            type(owner) is Parameter and id(owner) not in self._shared
-            for owner in owners
-        )
-        are_parameters = all(
-            value is None or isinstance(value, Parameter) for value in held
-        )
+        are_parameters = all(isinstance(each, Parameter | None) for each in held)
+        owners = [parameter.owner for parameter in parameters_of(layer)]
+        is_whole = all(type(owner) is Parameter for owner in owners)
+        is_whole = is_whole and self._shared.isdisjoint(map(id, owners))
         return is_exactly(layer, kind) and is_whole and are_parameters
 
-    def _replaced(self, value: Any) -> Any:
-        """Return an attribute of a container, with divided layers in place of whole
-        ones.
-        """
-        if isinstance(value, Module):
-            return self._made.get(id(value), value)
-        if isinstance(value, dict):
-            value.update({key: self._replaced(item) for key, item in value.items()})
-        elif isinstance(value, list):
-            value[:] = [self._replaced(item) for item in value]
-        elif isinstance(value, tuple) and any(
-            isinstance(item, Module) for item in value
-        ):
-            items = [self._replaced(item) for item in value]
-            return (
-                type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-            )
-        return value
+
+def _is_head(layer: Any) -> bool:
+    return is_exactly(layer, Unembedding) and isinstance(layer.weight, Parameter)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,14 @@ from minipipe.autograd.graph import (
     Saved,
     unchanged,
 )
-from minipipe.autograd.memory import arrays_in, buffer_of, saved_by
-from minipipe.autograd.modes import current_mode, mode, next_order, setting
+from minipipe.autograd.memory import buffer_of, saved_by
+from minipipe.autograd.modes import (
+    current_mode,
+    is_grad_enabled,
+    mode,
+    next_order,
+    setting,
+)
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError
@@ -132,8 +138,7 @@ class FullySharded(Module):
         self._shown, self.layer, self.workspace = repr(layer), layer, workspace
         self.is_training = layer.is_training
         self.places = _Places(_places_in(layer))
-        # the whole parameters, inside of `kept_whole`
-        self.kept: dict[Any, Array] | None = None
+        self.kept: WholeLayers | None = None  # while its parameters stay whole
         group = workspace.group
         # by parameter: dtype, first element, shape
         self.offsets: list[tuple[Any, int, tuple[int, ...]]] = []
@@ -178,6 +183,13 @@ class FullySharded(Module):
         return f"FullySharded({self._shown})"
 
     @property
+    def whole_arrays(self) -> list[Array]:
+        """The memory in which its parameters are whole."""
+        kept = self.kept
+        arrays = self.workspace.arrays if kept is None else kept.arrays[id(self)]
+        return list(arrays.values())
+
+    @property
     def shares(self) -> list[Any]:
         """The parameters of this rank."""
         return [_holder(places[0])[places[0][1]] for places in self.places.all]
@@ -217,7 +229,7 @@ class FullySharded(Module):
 
     def gather(self, into: dict[Any, Array]) -> None:
         """Write the whole parameters into arrays, by dtype. Collective."""
-        _gather([self], [into])
+        _finished(_begun([self], [into], OwnTag.GATHER))
 
     def scatter(
         self, gradients: dict[int, Array], first: Array
@@ -247,9 +259,12 @@ class FullySharded(Module):
         ]
 
 
-def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) -> None:
-    """Write the whole parameters of some layers into arrays, by dtype, with one message
-    for all. Collective.
+def _begun(
+    layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]], tag: OwnTag
+) -> AllGather | None:
+    """Begin to write the whole parameters of some layers into arrays, by dtype.
+
+    Collective, with one message for all layers. None if there is nothing to wait for.
     """
     shares, wholes = list[Any](), list[Array]()
     for layer, arrays in zip(layers, into):
@@ -257,15 +272,18 @@ def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) ->
             shares.append(share)
             wholes.append(arrays[dtype][first : first + prod(shape)])
             wholes[-1][share.shard.pieces[share.shard.group.rank]] = share.data
-    if shares:
-        group = layers[0].workspace.group
-        channel, words = (
-            Channel(group, OwnTag.GATHER, xp=shares[0].xp),
-            "a shard of the parameters of a layer",
-        )
-        gathering = AllGather(
-            channel, range(group.size), wholes, _parts(shares, group), words
-        )
+    if not shares:
+        return None
+    group = layers[0].workspace.group
+    channel = Channel(group, tag, xp=shares[0].xp)
+    words = "a shard of the parameters of a layer"
+    parts = _parts(shares, group)
+    return AllGather(channel, range(group.size), wholes, parts, words)
+
+
+def _finished(gathering: AllGather | None) -> None:
+    """Wait until the parameters are whole, and the shards of this rank are sent."""
+    if gathering is not None:
         gathering.wait()
         finish(gathering.exchange.sends)
 
@@ -277,10 +295,13 @@ def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) ->
 @backend.collective
 def _gathered(layer: FullySharded, *shares: Array) -> tuple[Array, ...]:
     """Return the whole parameters of a layer, gathered unless they are kept whole."""
-    space, arrays = layer.workspace, layer.kept
-    if arrays is None:
+    space, kept = layer.workspace, layer.kept
+    if kept is None:
         arrays = space.arrays = space.arrays or layer.arrays_of(space.sizes)
         layer.gather(arrays)
+    else:
+        kept.wait()
+        arrays = kept.arrays[id(layer)]
     wholes = [
         arrays[dtype][first : first + prod(shape)]
         for dtype, first, shape in layer.offsets
@@ -292,7 +313,7 @@ def _gathered(layer: FullySharded, *shares: Array) -> tuple[Array, ...]:
     for whole in found:
         if isinstance(whole, np.ndarray):
             whole.flags.writeable = False  # in the forward of the layer
-    if layer.kept is None:
+    if kept is None:
         space.holder = found[0]
     return tuple(found)
 
@@ -341,7 +362,7 @@ class _Call:
     """One computation of a layer."""
 
     def __init__(self, layer: FullySharded) -> None:
-        self._layer, self._is_kept, self._is_back = layer, layer.kept is not None, False
+        self._layer, self._kept, self._is_back = layer, layer.kept, False
         self._gradients: dict[int, Array] = {}
         self._joint = _Shares(self, next_order())
 
@@ -397,15 +418,19 @@ class _Call:
         used other parameters. A returned input stays as it is otherwise: the gradients
         of its uses would be added up in another order.
         """
-        if self._is_kept:
+        kept = self._kept
+        if kept is not None and (kept.is_alone or not is_grad_enabled()):
             return results
         inside = self._inside(
             [result.node for result in results if result.node is not None]
         )
-        self._look_after(inside)
         is_reached = self._joint in inside or not any(
             share.requires_grad for share in self._layer.shares
         )
+        if kept is None:
+            self._look_after(inside)
+        elif is_reached:
+            return results
         found = {id(tensor): tensor for tensor in given} if is_reached else {}
         shares = Tensor.__new__(Tensor)
         shares.data, shares.node = _NOTHING, None if is_reached else self._joint
@@ -419,19 +444,18 @@ class _Call:
         return [found[id(result)] for result in results]
 
     def scattered(self) -> list[tuple[Leaf, Array]]:
-        """Return the sums of gradients. Collective, unless the parameters are kept
-        whole and have no gradients.
-        """
-        return (
-            [] if self._is_kept else self._layer.scatter(self._gradients, self._first)
-        )
+        """Return the sums of gradients. Collective, unless this rank computes alone."""
+        if self._kept is not None and self._kept.is_alone:
+            return []
+        return self._layer.scatter(self._gradients, self._first)
 
     def _filled(self, gradient: Array) -> Array:
         """Return the gradient of a result. The first one finds the parameters of a
         later layer in the workspace.
         """
         is_certain, self._is_back = not self._is_back, True
-        _restored(self._layer, self._first, is_certain)
+        if self._kept is None:
+            _restored(self._layer, self._first, is_certain)
         return gradient
 
     def _apart(self, data: Array) -> Array:
@@ -704,41 +728,41 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
     return FullySharded(module, workspace) if _places_in(module) else module
 
 
-def persistent_arrays(module: Module) -> list[Array]:
-    """Return the arrays of a model that graphs refer to but that are not activations,
-    nor are their views.
+class WholeLayers:
+    """The fully sharded layers of a module, whole until they are released.
 
-    They are parameters, the memory that holds fully sharded parameters whole, and
-    arrays that layers keep as attributes. Measuring and offloading leave them out.
+    Collective when it is made, which waits for nothing: a layer waits for its
+    parameters when it computes.
+
+    Parameters
+    ----------
+    module : Module
+    is_alone : bool
+        Whether this rank computes alone, and adds up no gradients of its layers.
+
+    Attributes
+    ----------
+    arrays : dict of int to dict
+        By the identity of a layer, the memory of its parameters by dtype.
     """
-    parts = list(module.modules())
-    found = [parameter.data for parameter in module.parameters()]
-    found += [array for part in parts for array in arrays_in(vars(part))]
-    for layer in parts:
-        if isinstance(layer, FullySharded):
-            found += (layer.kept or layer.workspace.arrays).values()
-    return found
 
+    def __init__(self, module: Module, is_alone: bool = False) -> None:
+        parts = module.modules()
+        self._layers = [part for part in parts if isinstance(part, FullySharded)]
+        self.is_alone = is_alone
+        self.arrays = {id(each): each.arrays_of(each.sizes) for each in self._layers}
+        into = [*self.arrays.values()]
+        # Layers may exchange gradients before: another tag keeps their messages apart.
+        self._gathering = _begun(self._layers, into, OwnTag.COPY)
+        for layer in self._layers:
+            layer.kept = self
 
-@contextmanager
-def kept_whole(*modules: Module) -> Iterator[None]:
-    """Keep the parameters of models whole inside this block, in which ranks compute
-    alone. Collective at its beginning.
+    def wait(self) -> None:
+        """Wait until the parameters are whole."""
+        gathering, self._gathering = self._gathering, None
+        _finished(gathering)
 
-    Their gradients are not computed there.
-    """
-    layers = [
-        part
-        for module in modules
-        for part in module.modules()
-        if isinstance(part, FullySharded)
-    ]
-    try:
-        kept = [layer.arrays_of(layer.sizes) for layer in layers]
-        _gather(layers, kept)
-        for layer, arrays in zip(layers, kept):
-            layer.kept = arrays
-        yield
-    finally:
-        for layer in layers:
+    def release(self) -> None:
+        """Leave this rank its shards. Local."""
+        for layer in self._layers:
             layer.kept = None

@@ -59,14 +59,11 @@ class Function(Module):
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        Spec(Callable, expected="a function, such as functional.relu").of_class(
-            "Function", function
-        )
+        spec = Spec(Callable, expected="a function, such as functional.relu")
+        spec.of_class("Function", function)
         if isinstance(function, Module):
-            raise ArgumentError(
-                "type",
-                f"{type(function).__name__} is a layer already: use it as it is.",
-            )
+            message = f"{type(function).__name__} is a layer already: use it as it is."
+            raise ArgumentError("type", message)
         self._described = text_of(function)
         self.function = function
 
@@ -106,19 +103,17 @@ def text_of(value: Any, *outer: Any) -> str:
         names = value.co_names, value.co_varnames, value.co_argcount
         return text_of((value.co_code, names, value.co_consts), *outer)
     if isinstance(value, tuple | list | set | frozenset | dict):
-        texts = [
-            text_of(item, *outer)
-            for item in (value.items() if isinstance(value, dict) else value)
-        ]
+        items = value.items() if isinstance(value, dict) else value
+        texts = [text_of(item, *outer) for item in items]
         return f"({', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)})"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
     data = value.data if isinstance(value, Tensor) else value
     if backend.is_array(data):
         return f"{data.dtype}{data.shape} {_digest(backend.to_numpy(data).tobytes())}"
-    return (
-        name_of(value) if hasattr(value, "__name__") else _text_of_object(value, outer)
-    )
+    if hasattr(value, "__name__"):
+        return name_of(value)
+    return _text_of_object(value, outer)
 
 
 def _check_trains_nothing(value: Any) -> None:
@@ -128,9 +123,8 @@ def _check_trains_nothing(value: Any) -> None:
         raise ArgumentError(
             "type",
             f"The function refers to a {type(value).__name__}, which neither a "
-            "pipeline nor an optimiser "
-            "would find there. Make it an attribute of a custom module, or a "
-            "separate layer.",
+            "pipeline nor an optimiser would find there. Make it an attribute of a "
+            "custom module, or a separate layer.",
         )
 
 
@@ -156,9 +150,9 @@ def parts_of(function: FunctionType) -> dict[str, Any]:
     Its plans are left out: they depend on the calls so far, which differ between ranks.
     """
     operation = getattr(function, "operation", None)
-    return (
-        {**vars(operation), "plans": None} if isinstance(operation, Operation) else {}
-    )
+    if isinstance(operation, Operation):
+        return {**vars(operation), "plans": None}
+    return {}
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:
@@ -205,14 +199,12 @@ def globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_in(code: CodeType) -> set[str]:
-    names = {
-        step.argval
-        for step in dis.get_instructions(code)
-        if step.opname == "LOAD_GLOBAL"
-    }
-    return names.union(
-        *(_globals_in(part) for part in code.co_consts if isinstance(part, CodeType))
-    )
+    steps = dis.get_instructions(code)
+    names = {step.argval for step in steps if step.opname == "LOAD_GLOBAL"}
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            names |= _globals_in(part)
+    return names
 
 
 def _digest(data: bytes) -> str:

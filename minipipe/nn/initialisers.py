@@ -10,7 +10,9 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from numpy.random import Generator
 
+from minipipe.autograd.backend import Shape
 from minipipe.hints import names_of
 from minipipe.specs import INDEX
 
@@ -29,7 +31,7 @@ __all__ = [
 ]
 __getattr__ = names_of(__name__, __all__)
 
-Initialiser = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+Initialiser = Callable[[Generator, Shape], np.ndarray]
 
 
 def constant(value: float) -> Initialiser:
@@ -188,7 +190,7 @@ def lecun_normal(fan_in: int) -> Initialiser:
     return normal(math.sqrt(1 / max(1, fan_in)))
 
 
-def generator_for(seed: int, name: str) -> np.random.Generator:
+def generator_for(seed: int, name: str) -> Generator:
     """Return a separate generator for each (seed, parameter name), so that no partition
     changes first values.
 
@@ -203,7 +205,7 @@ def generator_for(seed: int, name: str) -> np.random.Generator:
     """
     INDEX.check("seed", seed)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
-    return np.random.Generator(
+    return Generator(
         np.random.Philox(key=np.frombuffer(key, dtype="<u8").astype(np.uint64))
     )
 
@@ -211,26 +213,22 @@ def generator_for(seed: int, name: str) -> np.random.Generator:
 # -- functions of this module rather than closures, so that a parameter can be pickled -
 
 
-def _filled(
-    value: float, generator: np.random.Generator, shape: tuple[int, ...]
-) -> np.ndarray:
+def _filled(value: float, generator: Generator, shape: Shape) -> np.ndarray:
     return np.full(shape, value)
 
 
-def _drawn_normal(
-    std: float, generator: np.random.Generator, shape: tuple[int, ...]
-) -> np.ndarray:
+def _drawn_normal(std: float, generator: Generator, shape: Shape) -> np.ndarray:
     return generator.normal(0.0, std, shape)
 
 
 def _drawn_uniform(
-    low: float, high: float, generator: np.random.Generator, shape: tuple[int, ...]
+    low: float, high: float, generator: Generator, shape: Shape
 ) -> np.ndarray:
     return generator.uniform(low, high, shape)
 
 
 def _drawn_within(
-    std: float, bound: float, generator: np.random.Generator, shape: tuple[int, ...]
+    std: float, bound: float, generator: Generator, shape: Shape
 ) -> np.ndarray:
     values = np.asarray(generator.normal(0.0, std, shape))
     while (outside := np.abs(values) > bound * std).any():

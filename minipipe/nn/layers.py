@@ -59,9 +59,8 @@ class Linear(Module):
         dtype: Any = None,
     ) -> None:
         check_lengths("Linear", in_features=in_features, out_features=out_features)
-        self.weight = Parameter(
-            (in_features, out_features), initialiser or he_uniform(in_features), dtype
-        )
+        initialiser = initialiser or he_uniform(in_features)
+        self.weight = Parameter((in_features, out_features), initialiser, dtype)
         self.bias = Parameter((out_features,), constant(0.0), dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,9 +69,8 @@ class Linear(Module):
 
     def describe(self) -> str:
         """Name both lengths."""
-        return ", ".join(map(str, self.weight.shape)) + (
-            "" if self.bias is not None else ", bias=False"
-        )
+        lengths = ", ".join(map(str, self.weight.shape))
+        return lengths if self.bias is not None else f"{lengths}, bias=False"
 
 
 class Identity(Module):
@@ -344,12 +342,8 @@ class GroupNorm(Module):
         dtype: Any = None,
     ) -> None:
         check_lengths("GroupNorm", num_groups=num_groups, num_channels=num_channels)
-        divisor(
-            "GroupNorm: num_groups",
-            num_groups,
-            num_channels,
-            of=f"the {counted(num_channels, 'channel')}",
-        )
+        of = f"the {counted(num_channels, 'channel')}"
+        divisor("GroupNorm: num_groups", num_groups, num_channels, of=of)
         self._described = f"{num_groups}, {num_channels}"
         self.num_groups = num_groups
         self.epsilon = epsilon
@@ -440,9 +434,8 @@ class Embedding(Module):
     ) -> None:
         check_lengths("Embedding", num_embeddings=num_embeddings, width=width)
         self._described = f"{num_embeddings}, {width}"
-        self.weight = Parameter(
-            (num_embeddings, width), initialiser or normal(0.02), dtype
-        )
+        initialiser = initialiser or normal(0.02)
+        self.weight = Parameter((num_embeddings, width), initialiser, dtype)
 
     def forward(self, ids: Operand) -> Tensor:
         """Map whole numbers of shape (...) to vectors, (..., width)."""
@@ -502,17 +495,14 @@ class PositionalEmbedding(Module):
         part = current_slice()
         first = 0 if part is None else part.first
         if first + x.shape[1] > length:
-            message = (
-                f"PositionalEmbedding: the sequence has {first + x.shape[1]} "
-                "positions; "
-                f"expected at most {length}."
-            )
             raise TensorError(
-                "out-of-range", f"{message} Cut the sequence, or make the layer longer."
+                "out-of-range",
+                f"PositionalEmbedding: the sequence has {first + x.shape[1]} "
+                f"positions; expected at most {length}. Cut the sequence, or make the "
+                "layer longer.",
             )
-        return functional.add(
-            x, functional.index(self.weight, (slice(first, first + x.shape[1]), ...))
-        )
+        places = slice(first, first + x.shape[1])
+        return functional.add(x, functional.index(self.weight, (places, ...)))
 
 
 class Unembedding(Module):
@@ -541,9 +531,8 @@ class Unembedding(Module):
     """
 
     def __init__(self, embedding: Embedding) -> None:
-        Spec(Embedding, expected="the nn.Embedding to share").of_class(
-            "Unembedding", embedding
-        )
+        spec = Spec(Embedding, expected="the nn.Embedding to share")
+        spec.of_class("Unembedding", embedding)
         self.weight = embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:

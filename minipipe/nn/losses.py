@@ -122,9 +122,8 @@ class MSELoss(Module):
         """
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
         if weights is None:
-            return math.prod(
-                target.shape if hasattr(target, "shape") else as_tensor(target).shape
-            )
+            target = target if hasattr(target, "shape") else as_tensor(target)
+            return math.prod(target.shape)
         return total_weight(broadcast_weights(weights, as_tensor(in_full(target)).data))
 
     vars()["weight"].weighs_items = True  # of an array, the number of elements

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import ModuleType
@@ -65,9 +65,8 @@ class Module(Familiar):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result; subclasses define how."""
-        raise ArgumentError(
-            "type", f"{type(self).__name__} does not define forward(self, x)."
-        )
+        message = f"{type(self).__name__} does not define forward(self, x)."
+        raise ArgumentError("type", message)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result. Parameters without values are filled with seed 0
@@ -90,12 +89,11 @@ class Module(Familiar):
         attribute becomes an alias of it.
         """
         if name == "requires_grad":
-            message = (
-                f"{type(self).__name__} is a module and has no requires_grad of its "
-                "own: freeze() trains none"
-            )
             raise ArgumentError(
-                "name", f"{message} of its parameters, freeze(False) all of them."
+                "name",
+                f"{type(self).__name__} is a module and has no requires_grad of its "
+                "own: freeze() trains none of its parameters, freeze(False) all of "
+                "them.",
             )
         if (
             isinstance(value, Parameter)
@@ -153,21 +151,17 @@ class Module(Familiar):
         seen: set[int] = set()
         names: set[str] = set()
         for name, part in self._parts():
-            inside = (
-                [("", part)] if isinstance(part, Parameter) else part.named_parameters()
-            )
+            is_one = isinstance(part, Parameter)
+            inside = [("", part)] if is_one else part.named_parameters()
             for inner, parameter in inside:
                 if id(parameter.owner) not in seen:
                     seen.add(id(parameter.owner))
                     qualified = ".".join(filter(None, (name, inner)))
                     if qualified in names:
-                        message = (
-                            f"{type(self).__name__} has two parameters named "
-                            f"{qualified}"
-                        )
                         raise ArgumentError(
                             "name",
-                            f"{message}; give one of the attributes another name.",
+                            f"{type(self).__name__} has two parameters named "
+                            f"{qualified}; give one of the attributes another name.",
                         )
                     names.add(qualified)
                     yield qualified, parameter
@@ -299,9 +293,8 @@ class Module(Familiar):
         if is_outermost:
             del memo[id(rebound)]
             for each in copies:
-                vars(each).update(
-                    {name: rebound(value, memo) for name, value in vars(each).items()}
-                )
+                for name, value in vars(each).items():
+                    vars(each)[name] = rebound(value, memo)
         return twin
 
     # -- representation ----------------------------------------------------------------
@@ -315,16 +308,12 @@ class Module(Familiar):
         characters.
         """
         whole = " ".join(repr(self).split())
-        return (
-            whole
-            if len(whole) <= 48
-            else f"{type(self).__name__}({self.describe() or '…'})"
-        )
+        if len(whole) <= 48:
+            return whole
+        return f"{type(self).__name__}({self.describe() or '…'})"
 
     def __repr__(self) -> str:
-        modules = [
-            (name, part) for name, part in self._parts() if isinstance(part, Module)
-        ]
+        modules = [part for part in self._parts() if isinstance(part[1], Module)]
         if not modules:
             return f"{type(self).__name__}({self.describe()})"
         # options of this module itself
@@ -365,12 +354,8 @@ def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
     if not isinstance(module, kind):
         return False
     above = type(module).__mro__[: type(module).__mro__.index(kind)]
-    replaced = {
-        name
-        for each in (*map(vars, above), vars(module))
-        for name, value in each.items()
-        if value is not None
-    }
+    held = [item for each in (*above, module) for item in vars(each).items()]
+    replaced = {name for name, value in held if value is not None}
     any_kind: Any = kind
     return replaced.isdisjoint(_code_of(any_kind))
 
@@ -383,11 +368,8 @@ def _code_of(kind: type[Module]) -> frozenset[str]:
     names = set(dir(kind)) - set(dir(Module))
     # Attributes that Python and copy leave in a class, such as __slotnames__, are not
     # code.
-    is_code = {
-        name
-        for name in names
-        if not name.startswith("__") or callable(getattr(kind, name))
-    }
+    hidden = {name for name in names if name.startswith("__")}
+    is_code = names - {name for name in hidden if not callable(getattr(kind, name))}
     return frozenset(is_code | {"forward", "__call__"})
 
 
@@ -442,9 +424,8 @@ def modes_of(*modules: Module, is_training: bool) -> AbstractContextManager[None
     >>> layer.is_training
     True
     """
-    return in_modes(
-        (part, is_training) for module in modules for part in module.modules()
-    )
+    parts = (part for module in modules for part in module.modules())
+    return in_modes((part, is_training) for part in parts)
 
 
 def check_lengths(layer: str, **lengths: Any) -> None:
@@ -492,34 +473,31 @@ def check_state(
     if not isinstance(state, Mapping):
         raise ArgumentError(
             "type",
-            (
-                f"The state is a {type(state).__name__}; expected the result of "
-                "state_dict()."
-            ),
+            f"The state is a {type(state).__name__}; expected the result of "
+            "state_dict().",
         )
-    missing, unexpected = (
-        parameters.keys() - state.keys(),
-        state.keys() - parameters.keys(),
-    )
-    for code, names in (("missing", missing), ("unexpected", unexpected)):
-        if names:
-            listed = ", ".join(sorted(names))
-            raise ParameterError(
-                code, f"The state does not fit the model; {code}: {listed}."
-            )
+    missing = parameters.keys() - state.keys()
+    unexpected = state.keys() - parameters.keys()
+    check_names(sorted(missing), unexpected)
     for name, parameter in parameters.items():
         given = backend.as_array(state[name])
         if given.shape != parameter.whole_shape:
             raise ParameterError(
                 "shape",
-                (
-                    f"{name} has shape {parameter.whole_shape}; the state holds "
-                    f"{given.shape}."
-                ),
+                f"{name} has shape {parameter.whole_shape}; the state holds "
+                f"{given.shape}.",
             )
-        _check_same_numbers(
-            name, backend.to_numpy(given), backend.numpy_dtype(parameter.dtype)
-        )
+        own = backend.numpy_dtype(parameter.dtype)
+        _check_same_numbers(name, backend.to_numpy(given), own)
+
+
+def check_names(missing: Sequence[str], unexpected: Iterable[str]) -> None:
+    """Refuse a state that lacks parameters, or holds others."""
+    for code, names in (("missing", missing), ("unexpected", sorted(unexpected))):
+        if names:
+            listed = ", ".join(names)
+            message = f"The state does not fit the model; {code}: {listed}."
+            raise ParameterError(code, message)
 
 
 def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
@@ -528,19 +506,14 @@ def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
         return
     is_real = backend.is_floating(given.dtype)
     with np.errstate(over="ignore"):
-        is_same = is_real and np.array_equal(
-            given.astype(own).astype(given.dtype), given, equal_nan=True
-        )
+        again = given.astype(own).astype(given.dtype)
+        is_same = is_real and np.array_equal(again, given, equal_nan=True)
     if not is_same:
-        why = (
-            "which it would round; give the layer that dtype, or"
-            if is_real
-            else "which are not real numbers; if meant,"
-        )
-        here = (
-            f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, "
-            f"{why}"
-        )
+        why = "which are not real numbers; if meant,"
+        if is_real:
+            why = "which it would round; give the layer that dtype, or"
         raise ParameterError(
-            "dtype", f"{here} convert the array: .astype({own.name!r})."
+            "dtype",
+            f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, "
+            f"{why} convert the array: .astype({own.name!r}).",
         )

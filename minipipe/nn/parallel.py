@@ -47,12 +47,11 @@ def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:
     """
     Spec(kind, expected=f"an nn.{kind.__name__}").of_class(taker, layer)
     if not is_exactly(layer, kind):
-        message = (
-            f"{taker} computes what nn.{kind.__name__} does, and this "
-            f"{type(layer).__name__} has code of its own"
-        )
         raise ArgumentError(
-            "type", f"{message}; leave it whole, or divide the layers inside it."
+            "type",
+            f"{taker} computes what nn.{kind.__name__} does, and this "
+            f"{type(layer).__name__} has code of its own; leave it whole, or divide "
+            "the layers inside it.",
         )
 
 
@@ -76,23 +75,15 @@ def _divided(
     """
     kind = type(parameter.owner if isinstance(parameter, Parameter) else parameter)
     if kind is not Parameter:
-        raise ArgumentError(
-            "type",
-            f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter.",
-        )
+        message = f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter."
+        raise ArgumentError("type", message)
     if parameter.num_uses > 1:
-        raise ArgumentError(
-            "value",
-            "A parameter that several layers share cannot be divided; untie them.",
-        )
+        message = "A parameter that several layers share cannot be divided; untie them."
+        raise ArgumentError("value", message)
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
-        divisor(
-            "The size of the group",
-            group.size,
-            length,
-            of=f"the {length} features or heads that its ranks share",
-        )
+        of = f"the {length} features or heads that its ranks share"
+        divisor("The size of the group", group.size, length, of=of)
     return ShardedParameter.of(parameter, shard)
 
 
@@ -137,9 +128,8 @@ class ColumnParallelLinear(Module):
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight = _divided(linear.weight, group, 1, blocks)
         self.shard: Any = self.weight.shard
-        self.bias = (
-            None if linear.bias is None else _divided(linear.bias, group, 0, blocks)
-        )
+        bias = linear.bias
+        self.bias = None if bias is None else _divided(bias, group, 0, blocks)
         self.gather = gather
         _take_over(self, linear)
 
@@ -149,11 +139,9 @@ class ColumnParallelLinear(Module):
         """
         group = self.shard.group
         result = functional.linear(copy_to(x, group=group), self.weight, self.bias)
-        return (
-            gather_from(result, group)
-            if self.gather
-            else marked(result, group, is_whole=False)
-        )
+        if self.gather:
+            return gather_from(result, group)
+        return marked(result, group, is_whole=False)
 
 
 class RowParallelLinear(Module):
@@ -215,32 +203,18 @@ class ParallelAttention(MultiHeadAttention):
 
     def __init__(self, attention: MultiHeadAttention, group: ProcessGroup) -> None:
         _check_plain("ParallelAttention", attention, MultiHeadAttention)
-        heads, shared = (
-            attention.num_heads,
-            attention.num_key_value_heads or attention.num_heads,
-        )
-        divisor(
-            "The size of the group",
-            group.size,
-            heads,
-            shared,
-            of=f"{heads} heads, {shared} of keys and values",
-        )
+        heads = attention.num_heads
+        shared = attention.num_key_value_heads or attention.num_heads
+        of = f"{heads} heads, {shared} of keys and values"
+        divisor("The size of the group", group.size, heads, shared, of=of)
         width = attention.output.weight.shape[0]
         keys = width // heads * shared
         self.projections: Any = ColumnParallelLinear(
             attention.projections, group, blocks=(width, keys, keys)
         )
         self.output: Any = RowParallelLinear(attention.output, group)
-        self.num_heads, self.num_key_value_heads = (
-            heads // group.size,
-            shared // group.size,
-        )
-        self.is_causal, self.dropout, self.rotary_base = (
-            attention.is_causal,
-            attention.dropout,
-            attention.rotary_base,
-        )
+        self.num_heads = heads // group.size
+        self.num_key_value_heads = shared // group.size
         _take_over(self, attention)
 
     @property
@@ -279,13 +253,11 @@ class ParallelEmbedding(Module):
         """Map whole numbers of shape (...) to vectors, (..., width), on every rank."""
         group, count = self.shard.group, self.weight.shape[0]
         given = as_tensor(ids)
-        rows, is_own = _own_rows(
-            given.data, group.rank * count, count, count * group.size
-        )
+        first, total = group.rank * count, group.size * count
+        rows, is_own = _own_rows(given.data, first, count, total)
         vectors = functional.embedding(self.weight, rows)
-        return reduce_from(
-            functional.where(is_own[..., None], vectors, 0.0), group=group
-        )
+        own = functional.where(is_own[..., None], vectors, 0.0)
+        return reduce_from(own, group=group)
 
 
 @backend.one_line
@@ -298,9 +270,9 @@ def _own_rows(ids: Array, first: int, count: int, total: int) -> tuple[Array, Ar
     xp, own = array_module(ids), ids - first
     is_own = (own >= 0) & (own < count)
     is_known = bool(xp.all((ids >= 0) & (ids < total)))
-    return own * xp.astype(is_own, own.dtype) if is_known else xp.asarray(
-        ids, copy=True
-    ), is_own
+    if is_known:
+        return own * xp.astype(is_own, own.dtype), is_own
+    return xp.asarray(ids, copy=True), is_own
 
 
 class ParallelUnembedding(Module):
@@ -339,12 +311,9 @@ class ParallelUnembedding(Module):
         rank.
         """
         group = self.shard.group
-        return gather_from(
-            functional.linear(
-                copy_to(x, group=group), functional.transpose(self.weight)
-            ),
-            group,
-        )
+        vectors = functional.transpose(self.weight)
+        scores = functional.linear(copy_to(x, group=group), vectors)
+        return gather_from(scores, group)
 
 
 class ParallelCrossEntropyLoss(CrossEntropyLoss):
@@ -397,6 +366,9 @@ class ParallelCrossEntropyLoss(CrossEntropyLoss):
         )
 
 
+_WITH_SUMS = (ColumnParallelLinear, RowParallelLinear, ParallelEmbedding)
+
+
 def sums_in(module: Module) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return the elements of each tensor-parallel all-reduce in a module, and the bytes
     of an element. Local.
@@ -413,13 +385,11 @@ def sums_in(module: Module) -> tuple[list[tuple[int, int]], list[tuple[int, int]
     """
     forward, backward = [], []
     for part in module.modules():
+        if not isinstance(part, _WITH_SUMS):
+            continue
+        itemsize = backend.numpy_dtype(part.weight.dtype).itemsize
         if isinstance(part, ColumnParallelLinear):  # copy_to(its inputs)
-            backward.append(
-                (part.weight.shape[0], backend.numpy_dtype(part.weight.dtype).itemsize)
-            )
-        # reduce_from(its outputs)
-        elif isinstance(part, RowParallelLinear | ParallelEmbedding):
-            forward.append(
-                (part.weight.shape[1], backend.numpy_dtype(part.weight.dtype).itemsize)
-            )
+            backward.append((part.weight.shape[0], itemsize))
+        else:  # reduce_from(its outputs)
+            forward.append((part.weight.shape[1], itemsize))
     return forward, backward

@@ -15,7 +15,7 @@ from weakref import ReferenceType, WeakValueDictionary
 import numpy as np
 
 from minipipe.autograd import Leaf, backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, Shape
 from minipipe.autograd.graph import BackwardWalk
 from minipipe.autograd.modes import next_order
 from minipipe.errors import ParameterError, TensorError
@@ -36,13 +36,11 @@ class HalfLeaf(Leaf):
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution, as float32."""
-        super().add(
-            backend.as_array(contribution, backend.array_module(contribution).float32),
-            walk,
-        )
+        float32 = backend.array_module(contribution).float32
+        super().add(backend.as_array(contribution, float32), walk)
 
 
-def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
+def _leaf(shape: Shape, dtype: Any) -> Leaf:
     return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
 
@@ -106,7 +104,7 @@ class Parameter(Tensor):
     @with_hints
     def __init__(
         self,
-        shape: tuple[int, ...] | Array,
+        shape: Shape | Array,
         initialiser: Initialiser | None = None,
         dtype: Any = None,
     ) -> None:
@@ -115,27 +113,22 @@ class Parameter(Tensor):
         ):
             raise ParameterError(
                 "shape",
-                (
-                    f"The shape is {shape}; expected whole numbers, or values "
-                    "as a list "
-                    "or array."
-                ),
+                f"The shape is {shape}; expected whole numbers, or values as a list "
+                "or array.",
             )
         if isinstance(shape, tuple) and initialiser is None:
             raise ParameterError(
                 "missing",
-                f"nn.Parameter({shape}) has no initialiser, and zeros may never "
-                "learn (both factors of a product). "
-                f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); "
-                "for a bias, constant(0.0).",
+                f"nn.Parameter({shape}) has no initialiser, and zeros may never learn "
+                f"(both factors of a product). Give one: nn.Parameter({shape}, "
+                "nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
-        values = (
-            None
-            if isinstance(shape, tuple)
-            else Tensor(shape, requires_grad=True, dtype=dtype).data
-        )
+        if isinstance(shape, tuple):
+            values = None
+        else:
+            values = Tensor(shape, requires_grad=True, dtype=dtype).data
         # Known before there are values, unlike the shape and dtype of other tensors.
-        self.shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
+        self.shape: Shape = tuple(shape) if values is None else values.shape
         self.dtype: Any = (
             np.dtype(dtype or np.float32) if values is None else values.dtype
         )
@@ -159,9 +152,8 @@ class Parameter(Tensor):
             raise ParameterError(
                 "missing",
                 f"This parameter of shape {self.shape} has no values yet. Call "
-                "model.initialise(seed), "
-                "call the model once, or give the model to a Pipeline and read "
-                "pipeline.parameters().",
+                "model.initialise(seed), call the model once, or give the model to a "
+                "Pipeline and read pipeline.parameters().",
             )
         return super().__getattr__(name)  # type: ignore[misc]
 
@@ -240,19 +232,16 @@ class Parameter(Tensor):
         """
         if len(self.leaves) == 1:
             return self.node.grad
-        return backend.sum_of_gradients(
-            self.leaves[use].grad for use in sorted(self.leaves)
-        )
+        uses = sorted(self.leaves)
+        return backend.sum_of_gradients(self.leaves[use].grad for use in uses)
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:
         if gradient is not None and gradient.shape != self.shape:
             raise TensorError(
                 "shape",
-                (
-                    f"The gradient has shape {gradient.shape}; the parameter has "
-                    f"{self.shape}."
-                ),
+                f"The gradient has shape {gradient.shape}; the parameter has "
+                f"{self.shape}.",
             )
         if gradient is None:
             self.zero_grad()
@@ -301,18 +290,14 @@ class Parameter(Tensor):
         """Tell parameters apart by identity, as in ``parameter in some_list``; compare
         values with anything else.
         """
-        return (
-            self is other
-            if isinstance(other, Parameter) or other is None
-            else super().__eq__(other)
-        )
+        if isinstance(other, Parameter) or other is None:
+            return self is other
+        return super().__eq__(other)
 
     def __ne__(self, other: object) -> Any:
-        return (
-            self is not other
-            if isinstance(other, Parameter) or other is None
-            else super().__ne__(other)
-        )
+        if isinstance(other, Parameter) or other is None:
+            return self is not other
+        return super().__ne__(other)
 
     __hash__ = Tensor.__hash__
 
@@ -323,12 +308,8 @@ class Parameter(Tensor):
         existing values.
         """
         if self.initialiser is not None:
-            self.load(
-                backend.as_array(
-                    self.initialiser(generator_for(seed, name), self.whole_shape)
-                ),
-                name,
-            )
+            values = self.initialiser(generator_for(seed, name), self.whole_shape)
+            self.load(backend.as_array(values), name)
 
     def load(self, values: Array, name: str) -> None:
         """Take a copy of values of the same shape, in this parameter's dtype; the
@@ -383,11 +364,8 @@ class Parameter(Tensor):
         state["xp"] = self.xp.__name__
         state["attributes"] = dict(getattr(self, "__dict__", {}))  # of a subclass
         if self.is_filled:
-            state["data"] = (
-                backend.values(self.data)
-                if isinstance(self.data, np.ndarray)
-                else self.data
-            )
+            is_numpy = isinstance(self.data, np.ndarray)
+            state["data"] = backend.values(self.data) if is_numpy else self.data
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -446,10 +424,10 @@ class Alias(Parameter):
 
 
 def _of_owner(name: str) -> property:
-    return property(
-        attrgetter(f"owner.{name}"),
-        lambda self, value: setattr(self.owner, name, value),
-    )
+    def assign(alias: Alias, value: Any) -> None:
+        setattr(alias.owner, name, value)
+
+    return property(attrgetter(f"owner.{name}"), assign)
 
 
 for _name in (

@@ -31,22 +31,18 @@ def rebound(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, MethodType):
-        return (
-            MethodType(value.__func__, memo[id(value.__self__)])
-            if id(value.__self__) in memo
-            else value
-        )
+        if id(value.__self__) in memo:
+            return MethodType(value.__func__, memo[id(value.__self__)])
+        return value
     if not isinstance(value, FunctionType):
         return value
     before, names = value.__closure__ or (), value.__kwdefaults__ or {}
     # other cells are shared: their names may get other values
     is_new = [_may_change(cell, memo) for cell in before]
-    cells = tuple(
-        CellType() if new_one else cell for new_one, cell in zip(is_new, before)
-    )
-    twin = FunctionType(
-        value.__code__, value.__globals__, value.__name__, closure=cells or None
-    )
+    pairs = zip(is_new, before)
+    cells = tuple(CellType() if is_other else cell for is_other, cell in pairs)
+    names_of_module = value.__globals__
+    twin = FunctionType(value.__code__, names_of_module, value.__name__, None, cells)
     memo[id(value)] = twin  # now, for a function that refers to itself
     changes = []
 

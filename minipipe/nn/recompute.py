@@ -74,9 +74,8 @@ class Recompute(Module):
     _inlined = "module"
 
     def __init__(self, module: Module) -> None:
-        Spec(Module, expected="a module, such as nn.Linear(4, 4)").of_class(
-            "Recompute", module
-        )
+        spec = Spec(Module, expected="a module, such as nn.Linear(4, 4)")
+        spec.of_class("Recompute", module)
         self.module = module
 
     def __repr__(self) -> str:
@@ -119,18 +118,15 @@ class Recompute(Module):
                 )
                 # nothing will be computed again, so nothing is kept for it
                 if not wants:
-                    result.node = Node(
-                        CUSTOM[0], (), (), order, wants, result.node.is_activation
-                    )
+                    is_activation = result.node.is_activation
+                    result.node = Node(CUSTOM[0], (), (), order, wants, is_activation)
                 if here.watch is not None:
-                    result.node.saved = here.watch(
-                        (), [one.data for one in (tensor, *parameters, *inputs)]
-                    )
+                    watched = [one.data for one in (tensor, *parameters, *inputs)]
+                    result.node.saved = here.watch((), watched)
             results[id(tensor)] = result
         losses_so_far().extend(results[id(loss)] for loss in losses)
-        return rebuilt(
-            computed, [results[id(tensor)] for tensor in tensors_in(computed)]
-        )
+        found = [results[id(tensor)] for tensor in tensors_in(computed)]
+        return rebuilt(computed, found)
 
     def _again(
         self, function: Callable[[Any], Any], form: Any, first: int
@@ -153,11 +149,10 @@ class Recompute(Module):
             if _look(results, is_watched) != look:
                 raise TensorError(
                     "not-repeatable",
-                    f"Recompute({self.module.brief()}): computed again in backward "
-                    "it gives other values, so the "
-                    "gradient would be another function's. Let it depend on its "
-                    "input and parameters alone: no "
-                    "counter, and random numbers as functional.dropout draws them.",
+                    f"Recompute({self.module.brief()}): computed again in backward it "
+                    "gives other values, so the gradient would be another function's. "
+                    "Let it depend on its input and parameters alone: no counter, and "
+                    "random numbers as functional.dropout draws them.",
                 )
             return [tensor.node for tensor in results]
 
@@ -171,11 +166,7 @@ def _look(results: list[Tensor], is_whole: bool) -> list[tuple[Any, ...]]:
     looks = []
     for data in (backend.plain(result.data) for result in results):
         step = 1 if is_whole else max(1, backend.prod(data.shape) // _COMPARED) | 1
-        looks.append(
-            (
-                data.shape,
-                data.dtype,
-                data.flat[::step].tobytes() if isinstance(data, np.ndarray) else b"",
-            )
-        )
+        is_numpy = isinstance(data, np.ndarray)
+        bits = data.flat[::step].tobytes() if is_numpy else b""
+        looks.append((data.shape, data.dtype, bits))
     return looks

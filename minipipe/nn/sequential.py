@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeGuard, overload
 
 from minipipe import functional
@@ -65,9 +66,8 @@ class Sequential(Module):
                 "Write Sequential(*layers) to give a list, nn.Function(f) to give a "
                 "function."
             )
-            Spec(Module, expected="a module", advice=advice).of_class(
-                f"Sequential, as argument {i},", layer
-            )
+            spec = Spec(Module, expected="a module", advice=advice)
+            spec.of_class(f"Sequential, as argument {i},", layer)
         self.layers = _tied(layers)
         # Of a part of a longer sequence: the number of its first layer there, for
         # messages, and that layer's place, for random numbers. They differ after a
@@ -221,13 +221,8 @@ def boundary(x: Any) -> Any:
     """
     if isinstance(x, Tensor):
         return functional.contiguous(x)
-    return rebuilt(
-        x,
-        [
-            functional.contiguous(functional.identity(tensor))
-            for tensor in tensors_in(x)
-        ],
-    )
+    separate = map(functional.identity, tensors_in(x))
+    return rebuilt(x, list(map(functional.contiguous, separate)))
 
 
 def _tied(layers: Iterable[Module]) -> list[Module]:
@@ -268,19 +263,30 @@ def _twin(part: Any, seen: set[int]) -> Any:
     """
     if isinstance(part, Parameter):
         return part.alias() if id(part) in seen else part
-    if isinstance(part, list | tuple):
-        items = [_twin(item, seen) for item in part]
-        if all(map(operator.is_, items, part)):
-            return part
-        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
-    if not isinstance(part, dict | Module):
-        return part
-    held = part if isinstance(part, dict) else vars(part)
-    changed = {
-        name: twin
-        for name, value in held.items()
-        if (twin := _twin(value, seen)) is not value
-    }
-    twin = copy.copy(part) if changed else part
-    (twin if isinstance(twin, dict) else vars(twin)).update(changed)
+    return _changed(part, vars(part), partial(_twin, seen=seen))
+
+
+def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an attribute of a module with each parameter and module in it changed;
+    the attribute itself if none of them is.
+    """
+    if isinstance(value, Parameter | Module):
+        return change(value)
+    if isinstance(value, dict):
+        return _changed(value, value, change)
+    if not isinstance(value, list | tuple):
+        return value
+    items = [with_parts(item, change) for item in value]
+    if all(map(operator.is_, items, value)):
+        return value
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _changed(owner: Any, held: dict[str, Any], change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a module or a dict with its parts changed, or it itself."""
+    parts = {name: with_parts(value, change) for name, value in held.items()}
+    if all(map(operator.is_, parts.values(), held.values())):
+        return owner
+    twin = copy.copy(owner)
+    (twin if isinstance(twin, dict) else vars(twin)).update(parts)
     return twin

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array, Shape, array_module
 from minipipe.comm.agreement import digest
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.nn.initialisers import Initialiser, constant
@@ -40,9 +40,9 @@ class Shard:
     """
 
     group: ProcessGroup
-    shape: tuple[int, ...]
+    shape: Shape
     axis: int
-    blocks: tuple[int, ...]
+    blocks: Shape
     is_summed = False
 
     @property
@@ -51,7 +51,7 @@ class Shard:
         return (self.group,)
 
     @property
-    def own_shape(self) -> tuple[int, ...]:
+    def own_shape(self) -> Shape:
         """The shape of a part."""
         shape = list(self.shape)
         shape[self.axis] //= self.group.size
@@ -60,33 +60,26 @@ class Shard:
     def cut(self, values: Array) -> Array:
         """Return this rank's part of the whole values."""
         xp, rank, size = array_module(values), self.group.rank, self.group.size
-        equal = [
-            self._split(block, [block.shape[self.axis] // size] * size)
-            for block in self._split(values, self.blocks)
-        ]
-        return xp.concat([parts[rank] for parts in equal], axis=self.axis)
+        own = []
+        for block in self._split(values, self.blocks):
+            lengths = [block.shape[self.axis] // size] * size
+            own.append(self._split(block, lengths)[rank])
+        return xp.concat(own, axis=self.axis)
 
     def joined(self, values: Array) -> Array:
         """Return the whole values from the part of each rank. Collective."""
-        xp, own = (
-            array_module(values),
-            [block // self.group.size for block in self.blocks],
-        )
-        parts = [
-            self._split(backend.moved(part, xp), own)
-            for part in self.group.all_gather(backend.to_numpy(values))
-        ]
-        return xp.concat(
-            [part for block in zip(*parts) for part in block], axis=self.axis
-        )
+        xp = array_module(values)
+        own = [block // self.group.size for block in self.blocks]
+        gathered = self.group.all_gather(backend.to_numpy(values))
+        parts = [self._split(backend.moved(part, xp), own) for part in gathered]
+        by_block = [part for block in zip(*parts) for part in block]
+        return xp.concat(by_block, axis=self.axis)
 
     def _split(self, values: Array, lengths: Any) -> list[Array]:
         ends = np.cumsum(lengths).tolist()
         before = (slice(None),) * self.axis
-        return [
-            values[(*before, slice(end - length, end), ...)]
-            for end, length in zip(ends, lengths)
-        ]
+        places = [slice(end - length, end) for end, length in zip(ends, lengths)]
+        return [values[(*before, place, ...)] for place in places]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
         return self  # a group is not a value: copies of a layer share it
@@ -111,18 +104,18 @@ class FlatShard:
     """
 
     group: ProcessGroup
-    inner_shape: tuple[int, ...]
+    inner_shape: Shape
     pieces: tuple[slice, ...]
     inner: Shard | None
     is_summed = True
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """The shape of the whole parameter."""
         return self.inner.shape if self.inner else self.inner_shape
 
     @property
-    def own_shape(self) -> tuple[int, ...]:
+    def own_shape(self) -> Shape:
         """The shape of this rank's shard."""
         piece = self.pieces[self.group.rank]
         return (piece.stop - piece.start,)
@@ -139,13 +132,10 @@ class FlatShard:
 
     def joined(self, values: Array) -> Array:
         """Return the whole values from the shard of each rank. Collective."""
-        xp, shares = (
-            array_module(values),
-            self.group.all_gather(backend.to_numpy(values)),
-        )
-        part = backend.reshape(
-            xp.concat([backend.moved(share, xp) for share in shares]), self.inner_shape
-        )
+        xp = array_module(values)
+        shares = self.group.all_gather(backend.to_numpy(values))
+        flat = xp.concat([backend.moved(share, xp) for share in shares])
+        part = backend.reshape(flat, self.inner_shape)
         return self.inner.joined(part) if self.inner else part
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatShard:
@@ -222,11 +212,8 @@ class ShardedParameter(Parameter):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "shard": self.shard,
-            "whole_digest": self.whole_digest,
-        }
+        own = {"shard": self.shard, "whole_digest": self.whole_digest}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.shard, self.whole_digest = state["shard"], state["whole_digest"]
@@ -243,17 +230,15 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
     >>> over_parts([nn.Parameter([1.0, 2.0])], [5.0])
     [5.0]
     """
-    shards = {
-        i: each.owner.shard
-        for i, each in enumerate(parameters)
-        if isinstance(each.owner, ShardedParameter)
-    }
+    shards = dict[int, Shard | FlatShard]()
+    for i, each in enumerate(parameters):
+        if isinstance(each.owner, ShardedParameter):
+            shards[i] = each.owner.shard
     found = dict(enumerate(numbers))
     for group in dict.fromkeys(
         group for shard in shards.values() for group in shard.groups
     ):
         places = [i for i, shard in shards.items() if group in shard.groups]
-        found.update(
-            zip(places, group.all_reduce(np.array([found[i] for i in places])).tolist())
-        )
+        sums = group.all_reduce(np.array([found[i] for i in places]))
+        found.update(zip(places, sums.tolist()))
     return list(found.values())

@@ -7,10 +7,10 @@ a positional embedding the number of positions before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 
+from minipipe.autograd.modes import setting
 from minipipe.functional import contiguous
 from minipipe.tensor import Tensor
 
@@ -61,11 +61,6 @@ current_slice = _current.get
 """Return the slice that is computed here; None for a whole sequence."""
 
 
-@contextmanager
-def computing(part: SequenceSlice) -> Iterator[SequenceSlice]:
+def computing(part: SequenceSlice) -> setting:
     """Let layers compute a slice inside this block."""
-    token = _current.set(part)
-    try:
-        yield part
-    finally:
-        _current.reset(token)
+    return setting(_current, part)

@@ -7,7 +7,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.autograd.backend import prod
-from minipipe.functional.windows import check_groups, check_padding, per_axis
+from minipipe.functional.windows import Setting, check_groups, check_padding, per_axis
 from minipipe.hints import with_hints
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform
 from minipipe.nn.module import Module
@@ -28,10 +28,10 @@ class _Convolution(Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | tuple[int, ...],
-        stride: int | tuple[int, ...] = 1,
-        padding: int | tuple[int, ...] | str = 0,
-        dilation: int | tuple[int, ...] = 1,
+        kernel_size: Setting,
+        stride: Setting = 1,
+        padding: Setting | str = 0,
+        dilation: Setting = 1,
         groups: int = 1,
         bias: bool = True,
         initialiser: Initialiser | None = None,
@@ -46,9 +46,8 @@ class _Convolution(Module):
         self.dilation: Any = per_axis(name, "dilation", dilation, axes)
         self.groups = check_groups(name, groups, ins, outs)
         met = (ins // self.groups, *kernel)  # inputs of each output at each position
-        self.weight = Parameter(
-            (outs, *met), initialiser or he_uniform(prod(met)), dtype
-        )
+        initialiser = initialiser or he_uniform(prod(met))
+        self.weight = Parameter((outs, *met), initialiser, dtype)
         self.bias = Parameter((outs,), constant(0.0), dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,11 +62,10 @@ class _Convolution(Module):
         out_channels, ins, *kernel = self.weight.shape
         parts = [str(ins * self.groups), str(out_channels), written(tuple(kernel))]
         parts += [f"stride={written(self.stride)}"] * (set(self.stride) != {1})
-        padding = (
-            repr(self.padding)
-            if isinstance(self.padding, str)
-            else written(self.padding)
-        )
+        if isinstance(self.padding, str):
+            padding = repr(self.padding)
+        else:
+            padding = written(self.padding)
         parts += [f"padding={padding}"] * (padding != "0")
         parts += [f"dilation={written(self.dilation)}"] * (set(self.dilation) != {1})
         parts += [f"groups={self.groups}"] * (self.groups != 1)
@@ -188,11 +186,7 @@ class _Pool(Module):
     operation: Callable[..., Tensor]
 
     @with_hints
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, ...],
-        stride: int | tuple[int, ...] | None = None,
-    ) -> None:
+    def __init__(self, kernel_size: Setting, stride: Setting | None = None) -> None:
         name, axes = type(self).__name__, self.num_axes
         self.kernel_size: Any = per_axis(name, "kernel_size", kernel_size, axes)
         self.stride: Any = (
@@ -209,11 +203,9 @@ class _Pool(Module):
 
     def describe(self) -> str:
         """Name the kernel, and the stride if it is different."""
-        stride = (
-            f", stride={written(self.stride)}"
-            if self.stride != self.kernel_size
-            else ""
-        )
+        stride = ""
+        if self.stride != self.kernel_size:
+            stride = f", stride={written(self.stride)}"
         return written(self.kernel_size) + stride
 
 

@@ -29,66 +29,44 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.nn.layers import (
-    LSTM,
-    Embedding,
-    GroupNorm,
-    LayerNorm,
-    Linear,
-    PositionalEmbedding,
-    RMSNorm,
-    Unembedding,
-)
-from minipipe.nn.module import Module
-from minipipe.nn.parallel import (
-    ColumnParallelLinear,
-    ParallelEmbedding,
-    ParallelUnembedding,
-    RowParallelLinear,
-)
+from minipipe.nn import layers, parallel, transformer
+from minipipe.nn.module import Module, check_names
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.spatial import Conv1d, Conv2d
-from minipipe.nn.transformer import (
-    CrossAttention,
-    DecoderBlock,
-    MultiHeadAttention,
-    TransformerBlock,
+
+_TRANSPOSED = (layers.Linear, parallel.ColumnParallelLinear, parallel.RowParallelLinear)
+_ALIKE = (
+    layers.Embedding,
+    layers.PositionalEmbedding,
+    layers.Unembedding,
+    parallel.ParallelEmbedding,
+    parallel.ParallelUnembedding,
+    layers.LayerNorm,
+    layers.GroupNorm,
+    layers.RMSNorm,
+    Conv1d,
+    Conv2d,
 )
 
-_TRANSPOSED = (Linear, ColumnParallelLinear, RowParallelLinear)
-_ALIKE = (
-    *(
-        Embedding,
-        PositionalEmbedding,
-        Unembedding,
-        ParallelEmbedding,
-        ParallelUnembedding,
-    ),
-    *(LayerNorm, GroupNorm, RMSNorm, Conv1d, Conv2d),
-)
-_BLOCK = {"attention.layers.0": "norm1", "attention.layers.1": "self_attn"}
+
+def _names_of_block(*norms: str) -> dict[str, str]:
+    """Return PyTorch's names for the parts of a block, of which these hold norms."""
+    attentions = {"attention": "self_attn", "cross_attention": "multihead_attn"}
+    names = {"network.layers.1": "linear1", "network.layers.3": "linear2"}
+    for number, part in enumerate(norms, 1):
+        names[f"{part}.layers.0"] = f"norm{number}"
+        if part in attentions:
+            names[f"{part}.layers.1"] = attentions[part]
+    return names
+
+
 _BLOCKS: dict[type[Module], dict[str, str]] = {
-    TransformerBlock: {
-        **_BLOCK,
-        **{
-            "network.layers.0": "norm2",
-            "network.layers.1": "linear1",
-            "network.layers.3": "linear2",
-        },
-    },
-    DecoderBlock: {
-        **_BLOCK,
-        **{
-            "cross_attention.layers.0": "norm2",
-            "cross_attention.layers.1": "multihead_attn",
-        },
-        **{
-            "network.layers.0": "norm3",
-            "network.layers.1": "linear1",
-            "network.layers.3": "linear2",
-        },
-    },
+    transformer.TransformerBlock: _names_of_block("attention", "network"),
+    transformer.DecoderBlock: _names_of_block(
+        "attention", "cross_attention", "network"
+    ),
 }
+_Attention = transformer.MultiHeadAttention | transformer.CrossAttention
 
 
 class _Piece(NamedTuple):
@@ -165,33 +143,24 @@ class _Walk:
                 end = "." if name else ""
                 self.visit(part, f"{path}{end}", f"{place}{end}")
             else:
-                self._take(
-                    part,
-                    path,
-                    self._pieces.get(path) or self._piece(module, part, path, place),
-                )
+                piece = self._pieces.get(path)
+                self._take(part, path, piece or self._piece(module, part, path, place))
 
     def _note_names(self, module: Module, ours: str, theirs: str) -> None:
         """Record PyTorch's names for the parts of attention, blocks and LSTM, if the
         state has these names.
         """
-        kinds = [kind for kind in _BLOCKS if isinstance(module, kind)]
-        if kinds and f"{theirs}norm1.weight" in self._state:
-            self._modules |= {
-                f"{ours}{name}": f"{theirs}{place}"
-                for name, place in _BLOCKS[kinds[0]].items()
-            }
+        for kind, names_of_parts in _BLOCKS.items():
+            if isinstance(module, kind) and f"{theirs}norm1.weight" in self._state:
+                for name, place in names_of_parts.items():
+                    self._modules[f"{ours}{name}"] = f"{theirs}{place}"
         pieces: dict[str, _Piece] = {}
-        if isinstance(module, LSTM):
+        if isinstance(module, layers.LSTM):
             pieces = _OF_LSTM
-        elif (
-            isinstance(module, MultiHeadAttention | CrossAttention)
-            and f"{theirs}in_proj_bias" in self._state
-        ):
+        elif isinstance(module, _Attention) and f"{theirs}in_proj_bias" in self._state:
             self._modules[f"{ours}output"] = f"{theirs}out_proj"
-            pieces = _of_attention(
-                module, is_joined=f"{theirs}in_proj_weight" in self._state
-            )
+            is_joined = f"{theirs}in_proj_weight" in self._state
+            pieces = _of_attention(module, is_joined)
         for name, piece in pieces.items():
             names = tuple(f"{theirs}{each}" for each in piece.names)
             self._pieces[f"{ours}{name}"] = _Piece(names, piece.make)
@@ -203,16 +172,13 @@ class _Walk:
             return _Piece((place,), np.transpose)
         is_known = isinstance(module, _ALIKE) or len(parameter.whole_shape) < 2
         if self._is_strict and not is_known:
-            message = (
-                f"{path} belongs to {type(module).__name__}, whose counterpart in "
-                "PyTorch is not known"
+            raise ArgumentError(
+                "type",
+                f"layout='torch': {path} belongs to {type(module).__name__}, whose "
+                "counterpart in PyTorch is not known. Bring its axes into minipipe's "
+                "order, and give all arrays to model.load_state_dict.",
             )
-            advice = (
-                "Bring its axes into minipipe's order, and give all arrays to "
-                "model.load_state_dict."
-            )
-            raise ArgumentError("type", f"layout='torch': {message}. {advice}")
-        return _Piece((place,), _as_it_is)
+        return _Piece((place,), np.asarray)
 
     def _take(self, parameter: Parameter, path: str, piece: _Piece) -> None:
         first = self._first_names.setdefault(id(parameter.owner), path)
@@ -224,13 +190,10 @@ class _Walk:
         if first in self.taken and not np.array_equal(
             self.taken[first], array, equal_nan=True
         ):
-            message = (
-                f"{first} and {path} are one parameter in this model, but the "
-                "state has "
-                "two"
-            )
             raise ParameterError(
-                "shape", f"{message}: {', '.join(piece.names)} holds other numbers."
+                "shape",
+                f"{first} and {path} are one parameter in this model, but the state "
+                f"has two: {', '.join(piece.names)} holds other numbers.",
             )
         self.taken.setdefault(first, array)
 
@@ -241,19 +204,7 @@ class _Walk:
             for name, names in self._lacking.items()
             if name not in self.taken
         ]
-        for code, names in (
-            ("missing", missing),
-            ("unexpected", sorted(state.keys() - self._used)),
-        ):
-            if names:
-                raise ParameterError(
-                    code,
-                    f"The state does not fit the model; {code}: {', '.join(names)}.",
-                )
-
-
-def _as_it_is(array: Array) -> Array:
-    return array
+        check_names(missing, state.keys() - self._used)
 
 
 _OF_LSTM = {
@@ -263,39 +214,29 @@ _OF_LSTM = {
 }
 
 
-def _of_attention(
-    attention: MultiHeadAttention | CrossAttention, is_joined: bool
-) -> dict[str, _Piece]:
+def _of_attention(attention: _Attention, is_joined: bool) -> dict[str, _Piece]:
     """Return the arrays of the projections of an attention, from one matrix or from one
     for each of q, k and v.
     """
-    if isinstance(attention, MultiHeadAttention):
+    weight, bias = ("in_proj_weight",), ("in_proj_bias",)
+    if isinstance(attention, transformer.MultiHeadAttention):
         return {
-            "projections.weight": _Piece(("in_proj_weight",), np.transpose),
-            "projections.bias": _Piece(("in_proj_bias",), _as_it_is),
+            "projections.weight": _Piece(weight, np.transpose),
+            "projections.bias": _Piece(bias, np.asarray),
         }
     width = attention.queries.weight.whole_shape[1]
     found = {
-        "queries.bias": _Piece(("in_proj_bias",), lambda bias: bias[:width]),
-        "projections.bias": _Piece(("in_proj_bias",), lambda bias: bias[width:]),
+        "queries.bias": _Piece(bias, lambda vector: vector[:width]),
+        "projections.bias": _Piece(bias, lambda vector: vector[width:]),
     }
     if is_joined:
-        found["queries.weight"] = _Piece(
-            ("in_proj_weight",), lambda matrix: matrix[:width].T
-        )
-        found["projections.weight"] = _Piece(
-            ("in_proj_weight",), lambda matrix: matrix[width:].T
-        )
+        found["queries.weight"] = _Piece(weight, lambda matrix: matrix[:width].T)
+        found["projections.weight"] = _Piece(weight, lambda matrix: matrix[width:].T)
     else:
+        both = "k_proj_weight", "v_proj_weight"
         found["queries.weight"] = _Piece(("q_proj_weight",), np.transpose)
-        found["projections.weight"] = _Piece(
-            ("k_proj_weight", "v_proj_weight"), _side_by_side
-        )
+        found["projections.weight"] = _Piece(both, lambda *both: np.concatenate(both).T)
     return found
-
-
-def _side_by_side(keys: Array, values: Array) -> Array:
-    return np.concatenate([keys, values]).T
 
 
 def undecided(model: Module, state: Mapping[str, Any]) -> list[str]:

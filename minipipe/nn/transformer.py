@@ -4,7 +4,6 @@ transformers are stacked from.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,14 +87,13 @@ class MultiHeadAttention(Module):
         rotary_base: float | None = None,
     ) -> None:
         check_probability("MultiHeadAttention", dropout=dropout)
-        width_of_keys = _width_of_keys(
+        of_keys = _width_of_keys(
             "MultiHeadAttention", width, num_heads, num_key_value_heads
         )
         _check_rotary("MultiHeadAttention", width // num_heads, rotary_base)
         glorot = glorot_uniform(width, width)
-        self.projections = Linear(
-            width, width + 2 * width_of_keys, initialiser=glorot, dtype=dtype
-        )
+        outputs = width + 2 * of_keys
+        self.projections = Linear(width, outputs, initialiser=glorot, dtype=dtype)
         self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
         self.num_heads = num_heads
         self.is_causal = is_causal
@@ -144,47 +142,30 @@ class MultiHeadAttention(Module):
         and their own slice.
         """
         if not self.is_causal or mask is not None:
-            message = (
-                f"{self.brief()} sees later positions, or takes a mask"
-                if mask is None
-                else "A mask is given"
-            )
+            message = "A mask is given"
+            if mask is None:
+                message = f"{self.brief()} sees later positions, or takes a mask"
             raise ModelError(
                 "unsupported",
                 f"{message}; slices of a sequence need is_causal=True and no mask.",
             )
         shared, t = self.num_key_value_heads or self.num_heads, x.shape[1]
         heads = _by_head(self.projections(x), self.num_heads + 2 * shared)
-        query, key, value = (
-            functional.index(heads, (slice(None), slice(a, b), ...))
-            for a, b in pairwise(
-                (
-                    0,
-                    self.num_heads,
-                    self.num_heads + shared,
-                    self.num_heads + 2 * shared,
-                )
-            )
-        )
+        sizes = [self.num_heads, shared, shared]
+        query, key, value = functional.split(heads, sizes, axis=1)
         if self.rotary_base is not None:
             positions = np.arange(part.first, part.first + t)
-            query, key = (
-                functional.rotary(each, positions, self.rotary_base)
-                for each in (query, key)
-            )
-        key, value = (
-            functional.concatenate(each, axis=2) for each in part.carried(key, value)
-        )
-        seen = backend.moved(
-            np.tri(t, part.first + t, part.first, dtype=bool)[None],
-            backend.array_module(x.data),
-        )
+            query = functional.rotary(query, positions, self.rotary_base)
+            key = functional.rotary(key, positions, self.rotary_base)
+        keys, values = part.carried(key, value)
+        key = functional.concatenate(keys, axis=2)
+        value = functional.concatenate(values, axis=2)
+        seen = np.tri(t, part.first + t, part.first, dtype=bool)[None]
+        seen = backend.moved(seen, backend.array_module(x.data))
         gathered = functional.attention(
             query, key, value, mask=seen, dropout=dropout, part=self._part
         )
-        return functional.reshape(
-            functional.transpose(gathered, (0, 2, 1, 3)), (*x.shape[:2], -1)
-        )
+        return _side_by_side(gathered)
 
     @property
     def _part(self) -> tuple[int, int]:
@@ -194,10 +175,8 @@ class MultiHeadAttention(Module):
     def describe(self) -> str:
         """Name width, heads and options."""
         names = ("is_causal", "dropout", "num_key_value_heads", "rotary_base")
-        width = self.output.weight.shape[1]
-        return described(
-            width, self.num_heads, **{name: getattr(self, name) for name in names}
-        )
+        options = {name: getattr(self, name) for name in names}
+        return described(self.output.weight.shape[1], self.num_heads, **options)
 
 
 class CrossAttention(Module):
@@ -256,14 +235,14 @@ class CrossAttention(Module):
         memory_width = width if memory_width is None else memory_width
         check_lengths("CrossAttention", memory_width=memory_width)
         check_probability("CrossAttention", dropout=dropout)
-        width_of_keys = _width_of_keys(
+        of_keys = _width_of_keys(
             "CrossAttention", width, num_heads, num_key_value_heads
         )
         glorot = glorot_uniform(width, width)
         self.queries = Linear(width, width, initialiser=glorot, dtype=dtype)
-        of_memory = glorot_uniform(memory_width, width)
+        glorot_of_memory = glorot_uniform(memory_width, width)
         self.projections = Linear(
-            memory_width, 2 * width_of_keys, initialiser=of_memory, dtype=dtype
+            memory_width, 2 * of_keys, initialiser=glorot_of_memory, dtype=dtype
         )
         self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
         self.num_heads = num_heads
@@ -286,44 +265,29 @@ class CrossAttention(Module):
         TensorError
             Codes ``shape``, ``dtype`` and ``out-of-range``.
         """
-        width, memory_width = (
-            self.output.weight.shape[0],
-            self.projections.weight.shape[0],
-        )
+        width = self.output.weight.shape[0]
+        memory_width = self.projections.weight.shape[0]
         n = x.shape[0] if x.ndim else 0
-        fits = (
-            x.ndim == memory.ndim == 3
-            and x.shape[2] == width
-            and memory.shape[::2] == (n, memory_width)
-        )
+        fits = x.ndim == memory.ndim == 3 and x.shape[2] == width
+        fits = fits and memory.shape[::2] == (n, memory_width)
         if not fits or 0 in memory.shape[1:]:
             expected = f"(n, t, {width}) and (n, s, {memory_width}), s at least 1"
-            raise shape_error(
-                "CrossAttention", expected, input=x.shape, memory=memory.shape
-            )
+            shapes = {"input": x.shape, "memory": memory.shape}
+            raise shape_error("CrossAttention", expected, **shapes)
         shared = self.num_key_value_heads or self.num_heads
-        key, value = functional.split(
-            _by_head(self.projections(memory), 2 * shared), 2, axis=1
-        )
-        query, dropout = (
-            _by_head(self.queries(x), self.num_heads),
-            self.dropout if self.is_training else 0.0,
-        )
+        of_memory = _by_head(self.projections(memory), 2 * shared)
+        key, value = functional.split(of_memory, 2, axis=1)
+        query = _by_head(self.queries(x), self.num_heads)
+        dropout = self.dropout if self.is_training else 0.0
         gathered = functional.attention(query, key, value, mask=mask, dropout=dropout)
-        return self.output(
-            functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape)
-        )
+        return self.output(_side_by_side(gathered))
 
     def describe(self) -> str:
         """Name width, heads and options."""
-        width, memory_width = (
-            self.output.weight.shape[0],
-            self.projections.weight.shape[0],
-        )
-        options = {
-            "dropout": self.dropout,
-            "num_key_value_heads": self.num_key_value_heads,
-        }
+        width = self.output.weight.shape[0]
+        memory_width = self.projections.weight.shape[0]
+        names = ("dropout", "num_key_value_heads")
+        options = {name: getattr(self, name) for name in names}
         other_width = memory_width if memory_width != width else None
         return described(width, self.num_heads, memory_width=other_width, **options)
 
@@ -331,9 +295,15 @@ class CrossAttention(Module):
 def _by_head(x: Tensor, num_heads: int) -> Tensor:
     """Return a tensor of shape (n, t, num_heads * d) as (n, num_heads, t, d)."""
     n, t, width = x.shape
-    return functional.transpose(
-        functional.reshape(x, (n, t, num_heads, width // num_heads)), (0, 2, 1, 3)
-    )
+    by_position = functional.reshape(x, (n, t, num_heads, width // num_heads))
+    return functional.transpose(by_position, (0, 2, 1, 3))
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    """Return a tensor of shape (n, num_heads, t, d) as (n, t, num_heads * d)."""
+    n, num_heads, t, width = heads.shape
+    by_position = functional.transpose(heads, (0, 2, 1, 3))
+    return functional.reshape(by_position, (n, t, num_heads * width))
 
 
 def _width_of_keys(
@@ -346,26 +316,20 @@ def _width_of_keys(
     divisor(f"{layer}: num_heads", num_heads, width, of=f"the width, {width}")
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     of = f"the {counted(num_heads, 'head')} of queries"
-    return (
-        width
-        // num_heads
-        * divisor(f"{layer}: num_key_value_heads", shared, num_heads, of=of)
-    )
+    shared = divisor(f"{layer}: num_key_value_heads", shared, num_heads, of=of)
+    return width // num_heads * shared
 
 
 def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> None:
     if rotary_base is None:
         return
-    Spec(float, above=0, advice="It is often 10000.").check(
-        f"{layer}: rotary_base", rotary_base
-    )
+    spec = Spec(float, above=0, advice="It is often 10000.")
+    spec.check(f"{layer}: rotary_base", rotary_base)
     if width_of_head % 2:
         raise ArgumentError(
             "value",
-            (
-                f"{layer}: heads {width_of_head} wide cannot be turned, two by two; "
-                "expected an even width."
-            ),
+            f"{layer}: heads {width_of_head} wide cannot be turned, two by two; "
+            "expected an even width.",
         )
 
 
@@ -377,9 +341,8 @@ def described(width: int, num_heads: int, **options: Any) -> str:
     >>> described(4, 2, is_causal=True, dropout=0.0, hidden=8)
     '4, num_heads=2, is_causal=True, hidden=8'
     """
-    return f"{width}, num_heads={num_heads}" + "".join(
-        f", {k}={value!r}" for k, value in options.items() if value
-    )
+    chosen = [f"{name}={value!r}" for name, value in options.items() if value]
+    return ", ".join([str(width), f"num_heads={num_heads}", *chosen])
 
 
 class ResidualAttention(Residual):
@@ -483,9 +446,8 @@ class TransformerBlock(Module):
         )
         options = {"dropout": dropout, "attention_dropout": attention_dropout, **shared}
         self._described = described(width, num_heads, is_causal=is_causal, **options)
-        self.attention = ResidualAttention(
-            LayerNorm(width, dtype=dtype), attention, *after
-        )
+        norm = LayerNorm(width, dtype=dtype)
+        self.attention = ResidualAttention(norm, attention, *after)
         self.network = _network(width, hidden, approximate_gelu, dtype, after)
 
     def forward(self, x: Tensor, mask: Operand | None = None) -> Tensor:
@@ -582,12 +544,10 @@ class DecoderBlock(Module):
             "rotary_base": rotary_base,
         }
         self._described = described(width, num_heads, **options)
-        self.attention = ResidualAttention(
-            LayerNorm(width, dtype=dtype), attention, *after
-        )
-        self.cross_attention = ResidualAttention(
-            LayerNorm(width, dtype=dtype), of_memory, *after
-        )
+        norm = LayerNorm(width, dtype=dtype)
+        self.attention = ResidualAttention(norm, attention, *after)
+        norm = LayerNorm(width, dtype=dtype)
+        self.cross_attention = ResidualAttention(norm, of_memory, *after)
         self.network = _network(width, hidden, approximate_gelu, dtype, after)
 
     def forward(

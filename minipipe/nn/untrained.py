@@ -50,17 +50,13 @@ def warn_of_untrained(modules: Iterable[Any]) -> None:
     Scale.scale holds real numbers that are not trained: it is not a parameter. A weight is an nn.Parameter(values), ...
     """
     distinct = {id(module): module for module in modules}.values()
-    found = dict.fromkeys(
-        f"{type(module).__name__}.{name}"
-        for module in distinct
-        for name in _untrained_in(module)
-    )
+    pairs = [(module, name) for module in distinct for name in _untrained_in(module)]
+    found = dict.fromkeys(f"{type(module).__name__}.{name}" for module, name in pairs)
     if found:
         names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
         message = (
             f"{names} {holds} real numbers that are not trained: it is not a "
-            "parameter. "
-            "A weight is an"
+            "parameter. A weight is an"
         )
         message += (
             " nn.Parameter(values), in an attribute or in a list, tuple or dict of "
@@ -84,18 +80,14 @@ def names_of(given: str | Iterable[str]) -> tuple[str, ...]:
 
 def _untrained_in(module: Any) -> Iterator[str]:
     """Yield the names of a module's attributes that may be weights."""
-    is_own = type(module).__module__.partition(".")[
-        0
-    ] == "minipipe" and "forward" not in vars(module)
+    package = type(module).__module__.partition(".")[0]
+    is_own = package == "minipipe" and "forward" not in vars(module)
     read = type(module).forward.__code__.co_names if is_own else None
     given = [getattr(module, name, ()) for name in ("not_trained", "not_compared")]
     declared = {name for names in given for name in names_of(names)}
     for name, value in vars(module).items():
-        is_looked_at = (
-            not name.startswith("_")
-            and name not in declared
-            and (read is None or name in read)
-        )
+        is_hidden = name.startswith("_") or name in declared
+        is_looked_at = not is_hidden and (read is None or name in read)
         if is_looked_at and any(_are_weights(value)):
             yield name
     for kind in type(module).__mro__:
@@ -128,11 +120,9 @@ def _has_parameters(value: Any) -> bool:
         return True
     if isinstance(value, list | tuple | dict | set | frozenset):
         return any(map(_has_parameters, _items_of(value)))
-    return (
-        bool(getattr(value, "num_parameters", 0))
-        if hasattr(value, "named_parameters")
-        else False
-    )
+    if hasattr(value, "named_parameters"):
+        return bool(getattr(value, "num_parameters", 0))
+    return False
 
 
 def _items_of(value: Any) -> Iterable[Any]:

@@ -66,11 +66,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.hyper_parameters:
             known = ", ".join(self.hyper_parameters)
-            hint = (
-                f"; instead: {instead}"
-                if (instead := instead_of("ParameterGroup").get(name))
-                else ""
-            )
+            hint = ""
+            if instead := instead_of("ParameterGroup").get(name):
+                hint = f"; instead: {instead}"
             raise AttributeError(
                 f"{name} cannot be set in this group of parameters{hint}; expected "
                 f"one of {known}."
@@ -78,13 +76,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
         super().__setattr__(name, checked(name, value))
 
     def __getitem__(self, name: str) -> NoReturn:
-        raise ArgumentError(
-            "name",
-            (
-                "A group of parameters is not a dict; instead: "
-                f"{instead_of('ParameterGroup')['__getitem__']}."
-            ),
-        )
+        instead = instead_of("ParameterGroup")["__getitem__"]
+        message = f"A group of parameters is not a dict; instead: {instead}."
+        raise ArgumentError("name", message)
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
@@ -97,12 +91,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
         return type(self), (self.parameters, self.hyper_parameters)
 
     def __repr__(self) -> str:
-        numbers = ", ".join(
-            f"{name}={value}" for name, value in self.hyper_parameters.items()
-        )
-        return (
-            f"ParameterGroup({counted(len(self.parameters), 'parameter')}, {numbers})"
-        )
+        numbers = [f"{name}={value}" for name, value in self.hyper_parameters.items()]
+        count = counted(len(self.parameters), "parameter")
+        return f"ParameterGroup({', '.join([count, *numbers])})"
 
 
 HYPER_PARAMETERS = {
@@ -116,8 +107,7 @@ HYPER_PARAMETERS = {
 
 _EXPECTED = (
     "Give model.parameters() or pipeline.parameters(), a list: [model.weight], or a "
-    "list of groups: "
-    '[{"parameters": [model.weight]}].'
+    'list of groups: [{"parameters": [model.weight]}].'
 )
 
 
@@ -130,11 +120,12 @@ def checked(name: str, value: Any) -> Any:
 
 
 def _as_parameter(item: Any) -> Parameter:
-    Spec(Parameter, expected="parameters", advice=_EXPECTED).of_class(
-        "An optimiser", item
-    )
-    return item
+    spec = Spec(Parameter, expected="parameters", advice=_EXPECTED)
+    return spec.of_class("An optimiser", item)
 
+
+# Of a parameter in half precision: its values in float32, beside what its rule keeps.
+_MASTER = "master"
 
 _steps_over_nothing: ContextVar[int] = ContextVar("steps_over_nothing", default=0)
 num_steps_over_nothing = _steps_over_nothing.get
@@ -222,17 +213,16 @@ class Optimiser(Familiar, ABC):
     """
 
     __slots__ = (
-        *(
-            "__weakref__",
-            "_defaults",
-            "_followers",
-            "_is_one_group",
-            "_masters",
-            "_states",
-            "groups",
-            "history",
-        ),
-        *("_walks", "first", "rate_factor"),
+        "__weakref__",
+        "_defaults",
+        "_followers",
+        "_is_one_group",
+        "_states",
+        "_walks",
+        "first",
+        "groups",
+        "history",
+        "rate_factor",
     )
     kept: ClassVar[Mapping[str, float] | None] = None
     is_elementwise: ClassVar[bool] = False
@@ -252,20 +242,13 @@ class Optimiser(Familiar, ABC):
         groups = _as_groups(parameters)
         self.groups = [self._group(given, defaults) for given in groups]
         _check_each_stands_once(self.groups)
-        if any(parameter.is_divided for parameter in self.parameters) and not vars(
-            type(self)
-        ).get("is_elementwise"):
-            message = (
-                f"{type(self).__name__} may read a parameter as a whole, but "
-                "ranks keep "
-                "parts of these"
-            )
+        is_divided = any(parameter.is_divided for parameter in self.parameters)
+        if is_divided and not vars(type(self)).get("is_elementwise"):
             raise ArgumentError(
                 "value",
-                (
-                    f"{message}; if it does not, write is_elementwise = True into the "
-                    "class."
-                ),
+                f"{type(self).__name__} may read a parameter as a whole, but ranks "
+                "keep parts of these; if it does not, write is_elementwise = True "
+                "into the class.",
             )
         self._defaults = dict(defaults)
         self._is_one_group = len(groups) == 1 and groups[0].keys() == {"parameters"}
@@ -273,7 +256,6 @@ class Optimiser(Familiar, ABC):
         self._states: dict[int, dict[str, Any]] = {
             id(parameter): {} for parameter in self.parameters
         }
-        self._masters: dict[int, Array] = {}  # of parameters in half precision
         self._walks: dict[int, Walk] = {}  # by group
         self.first: list[dict[str, Any]] = []
         self.history, self.rate_factor = (0, 0), 1.0
@@ -356,13 +338,8 @@ class Optimiser(Familiar, ABC):
         """The bytes of the arrays that this rank keeps in addition to the parameters,
         including master values.
         """
-        kept = [
-            *self._masters.values(),
-            *(value for state in self._states.values() for value in state.values()),
-        ]
-        return sum(
-            backend.num_bytes(array) for array in kept if backend.is_array(array)
-        )
+        kept = [value for state in self._states.values() for value in state.values()]
+        return sum(map(backend.num_bytes, filter(backend.is_array, kept)))
 
     @with_hints
     def step(self) -> None:
@@ -378,8 +355,10 @@ class Optimiser(Familiar, ABC):
         """
         for follower in self._followers:
             follower.note(self)
-        self.first = self.first or [group.hyper_parameters for group in self.groups]
-        self.history = (self.history[0] + 1, self.history[1])
+        if not self.first:
+            self.first = [group.hyper_parameters for group in self.groups]
+        num_steps, num_loads = self.history
+        self.history = (num_steps + 1, num_loads)
         if not self.apply():
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
@@ -391,7 +370,11 @@ class Optimiser(Familiar, ABC):
         """
         now, has_changed = next_order(), False
         for group in self.groups:
-            for one in self._units_of(group.parameters):
+            walk = self._walks.get(id(group.parameters))
+            units = None if walk is None else walk.units(group.parameters)
+            if units is None:
+                units = self._new_units(group.parameters)
+            for one in units:
                 gradient = one.grad
                 if gradient is not None:
                     self._change(one, gradient, group)
@@ -399,57 +382,56 @@ class Optimiser(Familiar, ABC):
                     has_changed = True
         return has_changed
 
-    def _units_of(self, parameters: tuple[Parameter, ...]) -> Sequence[Parameter | Run]:
-        """Return what this step changes as one array each: a parameter, or a run of
-        them.
+    def _new_units(
+        self, parameters: tuple[Parameter, ...]
+    ) -> Sequence[Parameter | Run]:
+        """Return what this step changes as one array each, by a new walk: a parameter,
+        or a run of them.
         """
         if not vars(type(self)).get("is_elementwise"):
             return parameters
-        walk = self._walks.get(id(parameters))
-        units = None if walk is None else walk.units(parameters)
-        if units is None:
-            walk = Walk(parameters, self._states, self._masters)
-            # It may join states anew that a walk over a group of earlier steps has
-            # joined.
-            kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
-            self._walks = {key: self._walks[key] for key in kept} | {
-                id(parameters): walk
-            }
-            units = walk.units(parameters)
+        walk = Walk(parameters, self._states)
+        # It may join states anew that a walk over a group of earlier steps has joined.
+        kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
+        self._walks = {key: self._walks[key] for key in kept} | {id(parameters): walk}
+        units = walk.units(parameters)
         assert units is not None  # of a new walk
         return units
 
     def _change(
         self, one: Parameter | Run, gradient: Array, group: ParameterGroup
     ) -> None:
+        state = one.state if isinstance(one, Run) else self._states[id(one)]
         if isinstance(one.node, HalfLeaf):
-            self._update_half(one, gradient, group)
+            self._update_half(one, gradient, state, group)
         else:
-            state = one.state if isinstance(one, Run) else self._states[id(one)]
             self._update(one.data, gradient, state, group)
 
     def _update_half(
-        self, one: Parameter | Run, gradient: Array, group: ParameterGroup
+        self,
+        one: Parameter | Run,
+        gradient: Array,
+        state: dict[str, Any],
+        group: ParameterGroup,
     ) -> None:
         """Change the master values, and round them into the parameter."""
         data = one.data
         xp = backend.array_module(data)
-        master = one.master if isinstance(one, Run) else self._masters.get(id(one))
+        master = state.get(_MASTER)
         is_known = master is not None and xp.all(xp.astype(master, data.dtype) == data)
         # of some parameters only
         if not is_known and isinstance(one, Run) and master is not None:
             one.is_divided = True
             for parameter in one.parameters:
-                self._update_half(parameter, cast(Array, parameter.grad), group)
+                self._change(parameter, cast(Array, parameter.grad), group)
             return
         if not is_known:  # loaded, or changed by hand
             master = xp.astype(data, xp.float32)
-            if isinstance(one, Run):
-                one.set_master(master)
-            else:
-                self._masters[id(one)] = master
-        state = one.state if isinstance(one, Run) else self._states[id(one)]
-        self._update(master, backend.as_array(gradient, xp.float32), state, group)
+        state.pop(_MASTER, None)  # a rule sees only what it keeps itself
+        try:
+            self._update(master, backend.as_array(gradient, xp.float32), state, group)
+        finally:
+            state[_MASTER] = master
         data[...] = master
 
     @abstractmethod
@@ -495,12 +477,10 @@ class Optimiser(Familiar, ABC):
         >>> optimiser.state_dict()["states"]
         [{'velocity': array([ 4., -4.])}]
         """
-        states = []
-        for parameter in self.parameters:
-            kept = dict(self._states[id(parameter)])
-            if id(parameter) in self._masters:
-                kept["master"] = self._masters[id(parameter)]
-            states.append({name: _copied(value) for name, value in kept.items()})
+        states = [
+            {name: _copied(value) for name, value in self._states[id(each)].items()}
+            for each in self.parameters
+        ]
         groups = [group.hyper_parameters for group in self.groups]
         return {
             "num_steps": self.history[0],
@@ -519,9 +499,8 @@ class Optimiser(Familiar, ABC):
             Code ``value``, as in :meth:`check_state`; then nothing has changed.
         """
         self.check_state(state)
-        first = state.get(
-            "first", self.first or [group.hyper_parameters for group in self.groups]
-        )
+        now = [group.hyper_parameters for group in self.groups]
+        first = state.get("first", self.first or now)
         self.first = [ParameterGroup((), numbers).hyper_parameters for numbers in first]
         for group, numbers in zip(self.groups, state["groups"]):
             for name, value in numbers.items():
@@ -532,9 +511,6 @@ class Optimiser(Familiar, ABC):
                 k: backend.copy(backend.moved(v, xp)) if backend.is_array(v) else v
                 for k, v in given.items()
             }
-            self._masters.pop(id(parameter), None)
-            if "master" in kept:
-                self._masters[id(parameter)] = kept.pop("master")
             self._states[id(parameter)] = kept
         self._walks.clear()
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
@@ -558,15 +534,13 @@ class Optimiser(Familiar, ABC):
         there is no error.
         """
         if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
-            found = (
-                ", ".join(map(str, state))
-                if isinstance(state, Mapping)
-                else f"a {type(state).__name__}"
-            )
+            if isinstance(state, Mapping):
+                found = ", ".join(map(str, state))
+            else:
+                found = f"a {type(state).__name__}"
             return (
                 f"the state is {found or 'empty'}; expected the result of "
-                "state_dict(), "
-                'with "groups" and "states"'
+                'state_dict(), with "groups" and "states"'
             )
         known = [sorted(group.hyper_parameters) for group in self.groups]
         for groups in (state["groups"], state.get("first") or state["groups"]):
@@ -575,27 +549,24 @@ class Optimiser(Familiar, ABC):
         if len(state["states"]) != len(self.parameters):
             size = counted(len(state["states"]), "parameter")
             return f"the state is of {size}; this optimiser has {len(self.parameters)}"
-        for number, (parameter, kept) in enumerate(
-            zip(self.parameters, state["states"])
-        ):
-            is_half = backend.is_half(parameter.dtype)
-            dtype = (
-                np.dtype(np.float32)
-                if is_half
-                else backend.numpy_dtype(parameter.dtype)
-            )
-            least = {**({"master": -inf} if is_half else {}), **(self.kept or {})}
-            own = kept.keys() - ({"master"} if is_half else set())
+        kept_by_all = self.kept or {}
+        pairs = zip(self.parameters, state["states"])
+        for number, (parameter, kept) in enumerate(pairs):
+            least, own = {**kept_by_all}, {*kept}
+            dtype = backend.numpy_dtype(parameter.dtype)
+            if backend.is_half(parameter.dtype):
+                least = {_MASTER: -inf, **kept_by_all}
+                own.discard(_MASTER)
+                dtype = np.dtype(np.float32)
             start = f"for parameter {number}, the state keeps"
             if self.kept is not None and own and own != self.kept.keys():
                 return (
                     f"{start} {', '.join(sorted(map(repr, own)))}; expected "
                     f"{', '.join(self.kept)}"
                 )
-            for name in least:
-                if name in kept and (
-                    problem := _problem(kept[name], least[name], parameter.shape, dtype)
-                ):
+            for name in least.keys() & kept.keys():
+                problem = _problem(kept[name], least[name], parameter.shape, dtype)
+                if problem is not None:
                     return f"{start} {name} = {problem}"
         return None
 
@@ -605,46 +576,28 @@ class Optimiser(Familiar, ABC):
         """Refuse a copy that shares the parameters: each of two optimisers would keep a
         part of one state.
         """
-        message = (
-            f"copy.copy would make a second {type(self).__name__} over the same "
-            "parameters and some of its state"
-        )
         raise ModelError(
             "not-copyable",
-            (
-                f"{message}. Copy both: model, optimiser = copy.deepcopy((model, "
-                "optimiser))."
-            ),
+            f"copy.copy would make a second {type(self).__name__} over the same "
+            "parameters and some of its state. Copy both: model, optimiser = "
+            "copy.deepcopy((model, optimiser)).",
         )
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the state of a deep copy or a pickle: the parameters and, in their
         order, the optimiser state.
         """
-        attributes, slots = cast(
-            tuple[dict[str, Any] | None, dict[str, Any]], super().__getstate__()
-        )
-        state = {
-            name: value
-            for name, value in slots.items()
-            if name not in ("_followers", "_walks")
-        }
-        state["_states"] = [
-            self._states[id(parameter)] for parameter in self.parameters
-        ]
-        state["_masters"] = [
-            self._masters.get(id(parameter)) for parameter in self.parameters
-        ]
+        attributes, slots = cast(Any, super().__getstate__())
+        state = dict(slots)
+        del state["_followers"], state["_walks"]
+        state["_states"] = [self._states[id(each)] for each in self.parameters]
         return dict(attributes or {}), state
 
     def __setstate__(self, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
         for part in state:
             for name, value in part.items():
                 setattr(self, name, value)
-        names = [id(parameter) for parameter in self.parameters]
-        masters = zip(names, state[1]["_masters"])
-        self._states = dict(zip(names, state[1]["_states"]))
-        self._masters = {name: array for name, array in masters if array is not None}
+        self._states = dict(zip(map(id, self.parameters), state[1]["_states"]))
         self._followers = _followers_of(self.parameters)
         self._walks = {}
 
@@ -661,9 +614,8 @@ def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
     """Return the groups of the argument; parameters without groups, and an empty
     argument, are one group.
     """
-    if isinstance(parameters, (Module, Parameter, Mapping)) or not isinstance(
-        parameters, Iterable
-    ):
+    is_one = isinstance(parameters, (Module, Parameter, Mapping))
+    if is_one or not isinstance(parameters, Iterable):
         message = (
             f"An optimiser takes parameters; this is one {type(parameters).__name__}. "
             f"{_EXPECTED}"
@@ -674,9 +626,8 @@ def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
     if 0 < num_groups < len(items):
         raise ArgumentError(
             "type",
-            f"{num_groups} of {len(items)} items are groups; expected parameters "
-            "only or groups only. "
-            'Put the others into a group: {"parameters": [...]}.',
+            f"{num_groups} of {len(items)} items are groups; expected parameters only "
+            'or groups only. Put the others into a group: {"parameters": [...]}.',
         )
     return items if num_groups else [{"parameters": items}]
 
@@ -693,16 +644,11 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
         for parameter in group.parameters:
             owner = id(parameter.owner)
             if owner in first_group:
-                message = (
-                    f"A parameter of shape {parameter.shape} is in group "
-                    f"{first_group[owner]} and again in"
-                )
                 raise ArgumentError(
                     "value",
-                    (
-                        f"{message} group {i}; each step would change it twice. Leave "
-                        "one out."
-                    ),
+                    f"A parameter of shape {parameter.shape} is in group "
+                    f"{first_group[owner]} and again in group {i}; each step would "
+                    "change it twice. Leave one out.",
                 )
             first_group[owner] = i
 
@@ -719,20 +665,17 @@ def _problem(
     """
     if isinstance(least, int):
         is_right = type(value) is int and least <= value < 2**63
-        return (
-            None
-            if is_right
-            else f"{value!r:.40}; expected a whole number, at least {least}"
-        )
+        if is_right:
+            return None
+        return f"{value!r:.40}; expected a whole number, at least {least}"
     if not backend.is_array(value) or (
         value.shape,
         backend.numpy_dtype(value.dtype),
     ) != (shape, dtype):
-        looks = (
-            f"an array of shape {value.shape} and dtype {value.dtype}"
-            if backend.is_array(value)
-            else f"{value!r:.40}"
-        )
+        if backend.is_array(value):
+            looks = f"an array of shape {value.shape} and dtype {value.dtype}"
+        else:
+            looks = f"{value!r:.40}"
         return f"{looks}; expected an array of shape {shape} and dtype {dtype}"
     is_right = least == -inf or not backend.array_module(value).any(value < least)
     return None if is_right else f"an array with elements below {least}"
@@ -745,9 +688,8 @@ def _check_and_warn(parameters: list[Parameter]) -> None:
     if any(parameter.is_filled for parameter in parameters):
         warnings.warn(
             f"optimiser.step() changed nothing: none of its {len(parameters)} "
-            "parameters has a gradient. Call "
-            "backward() or pipeline.step() first. A pipeline trains copies: give "
-            "pipeline.parameters(), not "
+            "parameters has a gradient. Call backward() or pipeline.step() first. A "
+            "pipeline trains copies: give pipeline.parameters(), not "
             "model.parameters().",
             stacklevel=4,
         )

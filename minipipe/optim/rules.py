@@ -198,9 +198,8 @@ class Adam(Optimiser):
     ) -> None:
         xp = array_module(data)
         if not state:
-            state.update(
-                num_steps=0, mean=xp.zeros_like(data), mean_square=xp.zeros_like(data)
-            )
+            state.update(num_steps=0, mean=xp.zeros_like(data))
+            state["mean_square"] = xp.zeros_like(data)
         num_steps = state["num_steps"] = state["num_steps"] + 1
         beta1, beta2 = group.betas
         root = sqrt(1 - beta2**num_steps)
@@ -213,9 +212,8 @@ class Adam(Optimiser):
             v *= beta2
             v += (1 - beta2) * (g * g)
             if group.nesterov:
-                ahead = (
-                    group.learning_rate * root * beta1 / (1 - beta1 ** (num_steps + 1))
-                )
+                divisor = 1 - beta1 ** (num_steps + 1)
+                ahead = group.learning_rate * root * beta1 / divisor
                 step = ahead * m + rate * (1 - beta1) * g
             else:
                 step = rate * m
@@ -263,9 +261,8 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         nesterov: bool = False,
     ) -> None:
-        super().__init__(
-            parameters, learning_rate, betas, epsilon, weight_decay, nesterov
-        )
+        numbers = (learning_rate, betas, epsilon, weight_decay, nesterov)
+        super().__init__(parameters, *numbers)
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
         if group.weight_decay:
@@ -305,7 +302,5 @@ def blocks(*arrays: Array) -> Iterable[tuple[Array, ...]]:
     if not all(isinstance(a, np.ndarray) and a.flags.c_contiguous for a in arrays):
         return (arrays,)
     flat = [array.reshape(-1) for array in arrays]
-    return (
-        tuple(a[start : start + _BLOCK_SIZE] for a in flat)
-        for start in range(0, size, _BLOCK_SIZE)
-    )
+    starts = range(0, size, _BLOCK_SIZE)
+    return (tuple(a[start : start + _BLOCK_SIZE] for a in flat) for start in starts)

@@ -14,11 +14,9 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.nn.arena import Block
 from minipipe.nn.parameter import Parameter
 
 States = MutableMapping[int, dict[str, Any]]
-Masters = MutableMapping[int, Array]
 Units = Sequence["Run | Parameter"]
 
 # Values that no rule changes in place.
@@ -42,19 +40,18 @@ class Run:
         They follow each other in an arena, and their states have the same numbers.
     states : dict
         The states of all parameters of the optimiser, by id.
-    masters : dict
-        The master values of parameters in half precision, by id.
 
     Attributes
     ----------
     parameters : list of Parameter
+    members : slice
+        Their positions in the block.
     block : weak reference to Block
         Not to keep the memory of an arena that is not used any more.
     node : Leaf
         The leaf of one of them.
     state : dict
         The state of all; what it keeps for each element has shape (elements,).
-    master : array of shape (elements,), or None
     is_divided : bool
         Whether the state is not joined, or some parameters were changed alone since.
     """
@@ -63,26 +60,23 @@ class Run:
         self,
         parameters: Sequence[Parameter],
         states: States,
-        masters: Masters,
     ) -> None:
         block, first = place_of(parameters[0])
         self.parameters = parameters
         self.node = parameters[0].node
         self.block = ref(block)
-        self._members = slice(first, first + len(parameters))
-        self._leaves = block.leaves[self._members]
-        places = block.places[self._members]
+        self.members = slice(first, first + len(parameters))
+        self._leaves = block.leaves[self.members]
+        places = block.places[self.members]
         start = places[0].start
         self._elements = slice(start, places[-1].stop)
         self._places = [slice(at.start - start, at.stop - start) for at in places]
         self._size = self._places[-1].stop
         self._gaps = _gaps(self._places, backend.array_module(block.values))
         self._states = [states[id(each)] for each in parameters]
-        self._masters = masters
         self.state: dict[str, Any] = {}
         self._handed_out: dict[str, Any] = {}
-        self.master: Array | None = None
-        self.is_divided = self.have_gradients() and not self.are_joined(block)
+        self.is_divided = self.have_gradients() and not block.has_all(self.members)
         if not self.is_divided:
             self._join()
 
@@ -93,9 +87,6 @@ class Run:
                 self._hand_out(name, value)
             self.state[name] = value
         self._handed_out = dict(self.state)
-        masters = [self._masters.get(id(each)) for each in self.parameters]
-        if masters[0] is not None:
-            self.set_master(self._joined(masters))
 
     def _joined(self, arrays: Sequence[Array]) -> Array:
         xp = backend.array_module(arrays[0])
@@ -116,11 +107,6 @@ class Run:
             array[targets] = array[sources]
         return array
 
-    def are_joined(self, block: Block) -> bool:
-        """Return whether all have their values and gradients in the arena."""
-        part = self._members
-        return block.has_gradients(part) and block.has_values(part)
-
     def have_gradients(self) -> bool:
         """Return whether any has a gradient, in the arena or elsewhere."""
         return any(leaf.grad is not None for leaf in self._leaves)
@@ -129,13 +115,15 @@ class Run:
     def grad(self) -> Array:
         """The gradients as one array."""
         block: Any = self.block()
-        return self._filled(block.gradients[self._elements])
+        gradients = block.gradients[self._elements]
+        return gradients if self._gaps is None else self._filled(gradients)
 
     @property
     def data(self) -> Array:
         """The values as one array."""
         block: Any = self.block()
-        return self._filled(block.values[self._elements])
+        values = block.values[self._elements]
+        return values if self._gaps is None else self._filled(values)
 
     def note_change(self, order: int) -> None:
         """Note that the values have changed, and give each parameter its new state."""
@@ -162,12 +150,6 @@ class Run:
         for state, part in zip(self._states, parts):
             state[name] = part
 
-    def set_master(self, master: Array) -> None:
-        """Take master values, and give each parameter its part of them."""
-        self.master = master
-        for each, part in zip(self.parameters, self._parts_of(master)):
-            self._masters[id(each)] = part
-
 
 def _gaps(places: Sequence[slice], xp: ModuleType) -> tuple[Array, Array] | None:
     """Return the elements between places, and which to repeat there; None without."""
@@ -191,23 +173,22 @@ class Walk:
     Parameters
     ----------
     parameters : tuple of Parameter
-    states, masters : dict
+    states : dict
     """
 
     def __init__(
         self,
         parameters: tuple[Parameter, ...],
         states: States,
-        masters: Masters,
     ) -> None:
         self._parameters = parameters
         self._runs: list[Run] = []
         self._alone: list[Parameter] = []
-        for each in side_by_side(parameters, states, masters):
+        for each in side_by_side(parameters, states):
             if len(each) == 1:
                 self._alone += each
             else:
-                self._runs.append(Run(each, states, masters))
+                self._runs.append(Run(each, states))
         # An arena has all trained parameters of a rank: one of them shows a new one.
         trained = (each for each in self._alone if each.requires_grad)
         self._watched = next(trained, None)
@@ -227,7 +208,7 @@ class Walk:
             block = run.block()
             if block is None:
                 return None
-            if run.are_joined(block):
+            if block.has_all(run.members):
                 if run.is_divided:
                     return None
                 units.append(run)
@@ -240,7 +221,6 @@ class Walk:
 def side_by_side(
     parameters: Iterable[Parameter],
     states: States,
-    masters: Masters,
 ) -> list[list[Parameter]]:
     """Return lists of parameters that can be one run, and others alone."""
     lists: list[list[Parameter]] = []
@@ -252,7 +232,6 @@ def side_by_side(
             lists.append([each])
         else:
             block, position = place
-            kind = kind, id(each) in masters
             placed.append((id(block), position, kind, each))
     last = None
     for block, position, kind, each in sorted(placed, key=itemgetter(0, 1)):

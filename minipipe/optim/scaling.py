@@ -9,11 +9,11 @@ from math import fsum, inf, isfinite, sqrt
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.errors import ArgumentError, ParameterError, RankError
+from minipipe.errors import ParameterError, RankError
 from minipipe.hints import Familiar, with_hints
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.shards import over_parts
-from minipipe.specs import COUNT, Spec
+from minipipe.specs import COUNT, INDEX, Spec, state_of
 from minipipe.tensor import Tensor
 
 # The norm has the same bits however the parameters are ordered, grouped or divided
@@ -96,9 +96,8 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     check_all_ranks(
         parameters,
         "the norm of all gradients",
-        "pipeline.clip_grad_norm(max_norm), on every rank; with max_norm=inf it "
-        "only measures. "
-        "The norm of these alone is total_norm(squared_norms(parameters))",
+        "pipeline.clip_grad_norm(max_norm), on every rank; with max_norm=inf it only "
+        "measures. The norm of these alone is total_norm(squared_norms(parameters))",
     )
     return total_norm(squared_norms(parameters))
 
@@ -115,10 +114,8 @@ def check_all_ranks(parameters: Iterable[Parameter], wanted: str, advice: str) -
     if any(parameter.updates is not None for parameter in parameters):
         raise RankError(
             "disagreement",
-            (
-                f"These parameters are one rank's part of a pipeline, and {wanted} "
-                f"depends on all ranks. Call {advice}."
-            ),
+            f"These parameters are one rank's part of a pipeline, and {wanted} "
+            f"depends on all ranks. Call {advice}.",
         )
 
 
@@ -145,9 +142,8 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
 
 def _sum_of_squares(gradient: Array) -> Array:
     # Not a BLAS dot product: its order of summation depends on the number of threads.
-    exact = backend.as_array(
-        backend.contiguous(gradient), backend.array_module(gradient).float64
-    )
+    float64 = backend.array_module(gradient).float64
+    exact = backend.as_array(backend.contiguous(gradient), float64)
     return backend.reduce_sum(exact * exact)
 
 
@@ -206,8 +202,7 @@ def clip_gradients(
         raise ParameterError(
             "not-finite",
             f"The norm of the gradients is {norm}, so they cannot be clipped. Use a "
-            "smaller learning rate, or catch "
-            "this error and leave the step out.",
+            "smaller learning rate, or catch this error and leave the step out.",
         )
     if norm > max_norm:
         _scale(_gradients(parameters), max_norm / norm)
@@ -292,9 +287,8 @@ class LossScale(Familiar):
         self.value = Spec(float, minimum=minimum).check("LossScale: initial", initial)
         self.num_good_steps = 0
         self._factor = Spec(float, above=1).check("LossScale: factor", factor)
-        self._growth_interval = COUNT.check(
-            "LossScale: growth_interval", growth_interval
-        )
+        interval = COUNT.check("LossScale: growth_interval", growth_interval)
+        self._growth_interval = interval
 
     def backward(self, loss: Tensor) -> None:
         """Call ``loss.backward(self.value)``, without NumPy's warning if a gradient
@@ -357,11 +351,8 @@ class LossScale(Familiar):
         """
         gradients = _gradients(parameters)
         if are_finite is None:
-            check_all_ranks(
-                gradients,
-                "whether to update",
-                "pipeline.unscale_gradients(scale), on every rank",
-            )
+            advice = "pipeline.unscale_gradients(scale), on every rank"
+            check_all_ranks(gradients, "whether to update", advice)
             are_finite = parts_are_finite(gradients)
         if not are_finite:
             self._shrink()
@@ -389,33 +380,17 @@ class LossScale(Familiar):
         ArgumentError
             Code ``value``: when it is not such a state; then nothing has changed.
         """
-        value, steps = (
-            map(state.get, self.state_dict())
-            if isinstance(state, Mapping)
-            else (None, None)
-        )
-        if (
-            type(value) is not float
-            or not self._minimum <= value < inf
-            or type(steps) is not int
-            or steps < 0
-        ):
-            message = (
-                f"the state is {state!r:.80}; expected the result of "
-                "state_dict(), such "
-                f"as {self.state_dict()}."
-            )
-            raise ArgumentError("value", f"LossScale: {message}")
-        self.value, self.num_good_steps = value, steps
+        specs = {"value": Spec(float, minimum=self._minimum), "num_good_steps": INDEX}
+        own = state_of("LossScale", state, specs)
+        self.value, self.num_good_steps = own["value"], own["num_good_steps"]
 
     def _shrink(self) -> None:
         if self.value / self._factor < self._minimum:
             raise ParameterError(
                 "not-finite",
                 "The gradients are not finite, even at a loss scale of "
-                f"{self.value:g}. The model's own "
-                "values overflow, or the loss is not a number: check it, use a "
-                "smaller learning rate, or float32.",
+                f"{self.value:g}. The model's own values overflow, or the loss is not "
+                "a number: check it, use a smaller learning rate, or float32.",
             )
         self.value, self.num_good_steps = self.value / self._factor, 0
 
@@ -459,9 +434,7 @@ def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
     gradient computes a new sum.
     """
     found = ((parameter, parameter.grad) for parameter in parameters)
-    return {
-        parameter: gradient for parameter, gradient in found if gradient is not None
-    }
+    return {each: gradient for each, gradient in found if gradient is not None}
 
 
 def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:

@@ -32,12 +32,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from minipipe.core.flow import Flow
 from minipipe.core.values import (
     GRADIENTS,
     Kind,
     Meeting,
     Noun,
-    Setting,
     Site,
     Uses,
     Value,
@@ -50,7 +50,7 @@ _COVERED = ("F", "B", "I", "W", "R", "O", "L", "SEND_F", "RECV_F", "SEND_B", "RE
 # -- values ----------------------------------------------------------------------------
 
 
-def _stays(setting: Setting, owner: int) -> bool:
+def _stays(setting: Flow, owner: int) -> bool:
     return True
 
 
@@ -73,10 +73,11 @@ _NOUNS = {
 
 def _gradients(site: Site, stage: int) -> tuple[Value, ...]:
     """Return the gradients of a stage in the row, after their sums over replicas."""
-    setting = site.setting
-    if setting.num_replicas(stage) > 1 and "REDUCE_GRAD" in setting.kinds:
-        return _given(site, stage, "sum", ("REDUCE_GRAD",))
-    return _given(site, stage, "dw", GRADIENTS)
+    own = _given(site, stage, "dw", GRADIENTS)
+    if not own or site.setting.num_replicas(stage) == 1:
+        return own
+    sums = _given(site, stage, "sum", ("REDUCE_GRAD",))
+    return sums or (Value("sum", stage, own[-1].microbatch),)
 
 
 def _given(
@@ -222,7 +223,7 @@ def _last_stage(site: Site) -> Meeting:
 # -- the kinds -------------------------------------------------------------------------
 
 
-def _always(setting: Setting) -> bool:
+def _always(setting: Flow) -> bool:
     return True
 
 

@@ -8,13 +8,16 @@ before its first computation in a row, or earlier, and a FREE follows its last o
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program, check_table
 from minipipe.specs import INDEX
+
+_GATHER = ActionKind("GATHER")
+_FREE = ActionKind("FREE")
 
 
 def shard(program: Program, stages: Collection[int], ahead: int = 0) -> Program:
@@ -47,32 +50,31 @@ def shard(program: Program, stages: Collection[int], ahead: int = 0) -> Program:
     """
     check_table(program, Program)
     INDEX._replace(error=ScheduleError.of).check("ahead", ahead)
-    rows = (_sharded(row, stages, ahead) for row in program.actions)
+    rows = (_gathered(row, stages, ahead) for row in program.actions)
     return program.with_rows(Program, rows)
 
 
-def _sharded(
-    row: Collection[Action], stages: Collection[int], ahead: int
+def _gathered(
+    row: Sequence[Action], stages: Collection[int], ahead: int
 ) -> list[Action]:
-    gather, free = ActionKind("GATHER"), ActionKind("FREE")
+    """Return a row in which the stages that it computes are gathered and released."""
     covered = NOUNS["whole"].covers
     computing = [i for i, action in enumerate(row) if action.kind in covered]
-    actions = list(row)
     first: dict[int, int] = {}  # by stage, among the computations
     last: dict[int, int] = {}  # by stage, its position
     for number, position in enumerate(computing):
-        stage = actions[position].stage
+        stage = row[position].stage
         first.setdefault(stage, number)
         last[stage] = position
     before: dict[int, list[Action]] = {}
     behind: dict[int, Action] = {}
     for stage in sorted(first.keys() & set(stages), key=first.__getitem__):
-        k = actions[computing[first[stage]]].microbatch
+        k = row[computing[first[stage]]].microbatch
         at = computing[max(0, first[stage] - ahead)]
-        before.setdefault(at, []).append(Action(stage, gather, k))
-        behind[last[stage]] = Action(stage, free, k)
+        before.setdefault(at, []).append(Action(stage, _GATHER, k))
+        behind[last[stage]] = Action(stage, _FREE, k)
     found: list[Action] = []
-    for position, action in enumerate(actions):
+    for position, action in enumerate(row):
         found += before.get(position, [])
         found.append(action)
         if position in behind:

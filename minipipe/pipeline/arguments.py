@@ -5,7 +5,7 @@ decides about a message.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from minipipe.comm.agreement import check_agreement
 from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.description import description
 from minipipe.execution.plan import Plan
-from minipipe.pipeline.options import PlanOptions
-from minipipe.pipeline.planning import Planned, planned
+from minipipe.pipeline.options import KEYWORDS, PipelineOptions, apart, checked
+from minipipe.pipeline.planning import Planned, Stages, planned
 from minipipe.schedules import REGISTRY, Program, Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled
-from minipipe.specs import Spec
+from minipipe.specs import FLAG, Spec
 
 _TOGETHER = {
     "schedule": ("num_microbatches", "chunks_per_rank"),
@@ -30,45 +30,44 @@ _GROUP = Spec(
     ProcessGroup | Grid,
     expected="the group that init_process_group() returns, or a Grid of it",
 )
+_OPTIONS = [*apart(dict.fromkeys(PipelineOptions.__annotations__))[1]]
 _DEFAULTS = {name: one.default for name, one in signature(Plan).parameters.items()}
 
 
 def agreed(
-    model: Any,
-    group: ProcessGroup | Grid,
-    options: Mapping[str, Any],
-    pipeline: type,
-    run: Mapping[str, Any],
-    **more: Any,
+    model: Any, group: ProcessGroup | Grid, options: Mapping[str, Any], pipeline: type
 ) -> Planned:
     """Return the result of :func:`planned`, the same on all ranks.
 
-    Collective. Arguments are compared first, and then their results: the actions of a
-    file, the layers of each stage.
+    Collective. Arguments are compared before any is checked, so that no rank waits for
+    one whose argument was refused; and then their results: the actions of a file, the
+    layers of each stage.
 
     Parameters
     ----------
-    model, group, options, pipeline, run
-        As for :func:`planned`; ``run`` has the keywords of the pipeline itself.
-    **more
-        Keywords that have no effect on a plan, such as ``check_agreement``.
+    model : Sequential, Plan or Stages
+    group : ProcessGroup or Grid
+    options : mapping
+        All keywords of the pipeline itself; options of the plan, and of the functions
+        that measure one.
+    pipeline : type
+        Makes the pipelines that are measured.
 
     Raises
     ------
     RankError
-        Code ``disagreement``, on every rank; and the errors of :func:`planned`.
+        Code ``disagreement``, on every rank.
+    ArgumentError
+        Codes ``value`` and ``type``; and the errors of :func:`planned`.
     """
-    compares = compare_options(model, group, options, {**run, **more})
-    found = planned(model, group, options, pipeline, **run)
+    own, others = apart(options)
+    compares = _compare(model, group, own, others)
+    found = planned(model, group, checked(own), others, pipeline)
     everyone = _everyone_on(group)
     if everyone.size > 1:
-        check_agreement(
-            everyone,
-            {
-                name: description(value, name)
-                for name, value in found.plan.description.items()
-            },
-        )
+        results = found.plan.description.items()
+        texts = {name: description(value, name) for name, value in results}
+        check_agreement(everyone, texts)
     return found._replace(compares=compares)
 
 
@@ -77,80 +76,43 @@ def _everyone_on(group: ProcessGroup | Grid) -> ProcessGroup:
     return group.group if isinstance(group, Grid) else group
 
 
-def compare_options(
+def _compare(
     model: Any,
     group: ProcessGroup | Grid,
+    own: Mapping[str, Any],
     options: Mapping[str, Any],
-    keywords: Mapping[str, Any],
 ) -> bool:
     """Compare the arguments of a pipeline on all ranks; return whether first values and
     calls are compared from now on.
 
-    Collective. Arguments are compared before any is checked, so that no rank waits for
-    one whose argument was refused. Arguments that determine messages are compared in
-    any case, the others if ``check_agreement`` is true.
-
-    Parameters
-    ----------
-    model : Sequential, Plan, or list of Module
-    group : ProcessGroup or Grid
-    options : mapping
-        Options of the plan, and of the functions that measure one.
-    keywords : mapping
-        All keywords of the pipeline itself, by name.
-
-    Raises
-    ------
-    RankError
-        Code ``disagreement``, on every rank.
+    Arguments that determine messages are compared in any case, the others if
+    ``check_agreement`` is true.
     """
-    everyone, is_asked = _everyone_on(group), keywords["check_agreement"]
+    everyone = _everyone_on(group)
+    # Like any wrong keyword, a wrong value is refused after the comparison.
+    is_asked = FLAG.allows(own["check_agreement"]) and bool(own["check_agreement"])
     if everyone.size == 1:
         return check_program(everyone, is_asked, {})
-    values = {"model": model.model if isinstance(model, Plan) else model}
-    values |= {name: keywords[name] for name in ("loss", "loss_weight")}
-    values |= {name: _plain(keywords[name]) for name in ("seed", "dropout_seed")}
-    others = {
-        name: value
-        for name, value in keywords.items()
-        if name not in (*values, "check_agreement")
-    }
-    is_grid, is_planned = isinstance(group, Grid), isinstance(model, Plan)
-    always = {"group": "group: a Grid" if is_grid else "group: a ProcessGroup"}
-    always |= {
-        "plan": "plan: given" if is_planned else "plan: made of the options",
+    described = model.modules if isinstance(model, Stages) else model
+    values = {"model": model.model if isinstance(model, Plan) else described}
+    always = {
+        "group": f"group: a {'Grid' if isinstance(group, Grid) else 'ProcessGroup'}",
+        "plan": f"plan: {'given' if isinstance(model, Plan) else 'made of the options'}",
         **_options(options),
     }
-    always |= {name: description(_plain(value), name) for name, value in others.items()}
+    for name, keyword in KEYWORDS.items():
+        if keyword.determines_messages:
+            always[name] = description(_plain(own[name]), name)
+        elif name != "check_agreement":  # compared as what it decides about
+            values[name] = _plain(own[name])
     return check_program(everyone, is_asked, values, always)
-
-
-def of_modules(
-    pipeline: type, given: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords of the pipeline itself, with defaults for those that were
-    left out; and the other options.
-    """
-    parameters = signature(pipeline).parameters.values()
-    own = [one for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
-    keywords = {
-        one.name: given.get(one.name, one.default)
-        for one in own
-        if one.name not in PlanOptions.__annotations__
-    }
-    return keywords, {
-        name: value for name, value in given.items() if name not in keywords
-    }
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, str]:
     """Return descriptions of options, by what they affect: the same names on all ranks,
     whatever the arguments.
     """
-    found = {
-        name: given.get(name, _DEFAULTS.get(name))
-        for name in PlanOptions.__annotations__
-    }
+    found = {name: given.get(name, _DEFAULTS.get(name)) for name in _OPTIONS}
     found["schedule"] = schedule = _described(found["schedule"])
     if (
         found["num_microbatches"] is None
@@ -169,7 +131,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, str]:
     unknown = [
         description(value, name)
         for name, value in sorted(given.items())
-        if name not in PlanOptions.__annotations__
+        if name not in _OPTIONS
     ]
     return {**texts, "options": "\n".join(["other options", *unknown])}
 

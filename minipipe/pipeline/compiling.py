@@ -4,10 +4,10 @@ what is told of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from minipipe.errors import ArgumentError, quoted, warn_caller
+from minipipe.errors import ArgumentError
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
@@ -15,7 +15,6 @@ from minipipe.execution.source import source_of
 from minipipe.execution.stage import Stage
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules.action import ActionKind
-from minipipe.specs import Spec
 
 if TYPE_CHECKING:
     from minipipe.compile.program import Compiler
@@ -23,62 +22,11 @@ if TYPE_CHECKING:
     from minipipe.pipeline.framing import Framing
     from minipipe.pipeline.repeating import RepeatedStep
 
-WHERE_POSSIBLE: Literal["where-possible"] = "where-possible"
 How = bool | Literal["where-possible"]
 
 
-def without_replay(how: How, options: Mapping[str, Any]) -> tuple[How, Any]:
-    """Return ``compile`` and the options without ``replay``, its name until this
-    release.
-
-    Parameters
-    ----------
-    how : bool or "where-possible"
-        The argument ``compile``.
-    options : mapping
-        Further options. ``replay=True`` means ``compile="where-possible"``, unless
-        ``compile`` was given as well; ``replay=False`` has no effect.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``type``, for a ``replay`` that is no truth value.
-    """
-    if "replay" not in options:
-        return how, options
-    rest = dict(options)
-    if Spec(bool, code="type").check("replay", rest.pop("replay")):
-        instead = 'compile="where-possible"'
-        warn_caller(
-            f"replay=True is now {instead}; the next release takes no replay=.",
-            DeprecationWarning,
-        )
-        how = how or WHERE_POSSIBLE
-    return how, rest
-
-
-def check_how(how: Any) -> None:
-    """Refuse a wrong argument ``compile``.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``.
-
-    Examples
-    --------
-    >>> check_how("where_possible")
-    Traceback (most recent call last):
-    minipipe.errors.ArgumentError: compile is 'where_possible'; expected True, False or 'where-possible'. ...
-    """
-    if isinstance(how, bool) or (isinstance(how, str) and how == WHERE_POSSIBLE):
-        return
-    message = f"compile is {quoted(how)}; expected True, False or {WHERE_POSSIBLE!r}."
-    advice = (
-        f"True refuses what cannot be compiled, {WHERE_POSSIBLE!r} runs it eagerly, "
-        "False runs everything eagerly."
-    )
-    raise ArgumentError("value", f"{message} {advice}")
+def _ordinary(call: TrainingCall) -> None:
+    """Run no step: none can be like the last one."""
 
 
 class Compiling:
@@ -90,6 +38,12 @@ class Compiling:
     plan : Plan
     stacks_weights : bool
         Whether neighbouring W are computed together.
+
+    Attributes
+    ----------
+    repeated : function
+        Runs a training step that is like the last one, collectively; returns None if
+        the step has to be an ordinary one.
 
     Raises
     ------
@@ -104,6 +58,7 @@ class Compiling:
         self._how = how
         self._compilers: dict[str, Compiler | CompiledStages] = {}
         self._repeated: RepeatedStep | None = None
+        self.repeated: Callable[[TrainingCall], Record | None] = _ordinary
         self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
         if how is True and stacks_weights and not self._has_updates:
             message = (
@@ -111,8 +66,7 @@ class Compiling:
                 "compiled W has one microbatch."
             )
             advice = (
-                f"Leave one of them out, or pass compile={WHERE_POSSIBLE!r}, "
-                "which runs "
+                "Leave one of them out, or pass compile='where-possible', which runs "
                 "such steps eagerly."
             )
             raise ArgumentError("value", f"{message} {advice}")
@@ -158,18 +112,15 @@ class Compiling:
         """Note that an ordinary training step has ended: others may be like it."""
         compiler = self._compilers.get("step")
         self._repeated = (
-            None if compiler is None else framing.repeated(trainer, compiler)
+            None
+            if compiler is None
+            else framing.repeated(trainer, compiler, self._repeated)
         )
+        self.repeated = _ordinary if self._repeated is None else self._repeated.run
 
     def stop_repeating(self) -> None:
         """Make the next training step an ordinary one."""
-        self._repeated = None
-
-    def repeated(self, call: TrainingCall) -> Record | None:
-        """Run a training step that is like the last one; return None if it has to be an
-        ordinary one. Collective.
-        """
-        return None if self._repeated is None else self._repeated.run(call)
+        self._repeated, self.repeated = None, _ordinary
 
     def for_costs(
         self, stages: Mapping[int, Stage]
@@ -207,7 +158,9 @@ class Compiling:
             return source_of(trainer)
         if not hasattr(program, "source"):  # stages that compile themselves
             return "\n\n".join([*program.sources.values(), source_of(trainer)])
-        return f"{program.source}\n\n{source_of(trainer, calls_schedule=True)}\n"
+        step = "" if self._repeated is None else self._repeated.source
+        step = step or source_of(trainer, calls_schedule=True)
+        return f"{program.source}\n\n{step}\n"
 
     def source_of_stage(self, stage: int, local: tuple[int, ...]) -> str:
         """Return the compiled sections of a stage.

@@ -38,7 +38,7 @@ class LossDelivery:
 
     def __init__(self, group: ProcessGroup, root: int) -> None:
         self.group, self.root = group, root
-        self._part = Part()
+        self.part = Part()
         self._channels: dict[tuple[int, ...], ExchangeChannel] = {}
 
     def exchanged(
@@ -55,8 +55,15 @@ class LossDelivery:
         num_findings : int
             Of each rank.
         """
-        self._part.call = batch.call
-        length = _num_results(batch) + num_findings
+        self.part.call = batch.call
+        channel = self.channel(_num_results(batch), num_findings)
+        return channel.exchange(own, batch.step)
+
+    def channel(self, num_results: int, num_findings: int) -> ExchangeChannel:
+        """Return the channel for so many results of the root, and findings of each
+        rank.
+        """
+        length = num_results + num_findings
         channels = self._channels.get((length, num_findings))
         if channels is None:
             while len(self._channels) >= _MOST_FORMS:
@@ -65,10 +72,10 @@ class LossDelivery:
                 self.root: length
             }
             channels = ExchangeChannel(
-                self.group, lengths, OwnTag.IBROADCAST, self._part
+                self.group, lengths, OwnTag.IBROADCAST, self.part
             )
             self._channels[length, num_findings] = channels
-        return channels.exchange(own, batch.step)
+        return channels
 
     def broadcast(
         self, batch: Batch, own: list[float], num_findings: int
@@ -106,7 +113,7 @@ def exchange_loss(
 
     Collective; parameters are as in :func:`deliver_loss`.
     """
-    if delivery.group.num_under_way:  # which come first
+    if delivery.group.under_way:  # which come first
         return deliver_loss(delivery, batch, check).wait()
     reading = _Reading(delivery, batch, check)
     return reading.loss(delivery.exchanged(batch, reading.own, reading.num_findings))

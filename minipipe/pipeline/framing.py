@@ -1,37 +1,48 @@
-"""The handlers of the instructions that frame a step: `passes/kinds.py` declares them.
+"""The rows of a pipeline's calls, and the handlers of the instructions that frame them.
 
-A call that trains is run from its arguments: the handshake makes the batch of them, the
-other handlers leave their results in the call.
+`passes/kinds.py` declares these instructions. A call is run from its arguments: the
+handshake makes the batch of them, the other handlers leave their results in the call.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from minipipe.comm import ProcessGroup
 from minipipe.execution import PendingLoss
+from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
 from minipipe.execution.checks.finite import FiniteCheck, StepCheck
-from minipipe.execution.executor import Executor, Handler, Handlers, gives
-from minipipe.execution.observers import StackedWeights, handlers_of, journal
+from minipipe.execution.executor import (
+    Executor,
+    Handler,
+    Handlers,
+    and_then,
+    gives,
+)
+from minipipe.execution.handlers import handlers_of
+from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import GradientSums
 from minipipe.passes.framing import frame
-from minipipe.pipeline.delivery import deliver_loss, exchange_loss
+from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.pipeline.parameters import AllParameters
+from minipipe.pipeline.training_call import TrainingCall
+from minipipe.schedules import lower
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program
+from minipipe.schedules.sequential import forward_only_through
 
 if TYPE_CHECKING:
     from minipipe.pipeline.repeating import RepeatedStep
 
 
 class Framing:
-    """The handlers of a pipeline's training steps.
+    """The rows of a pipeline's steps, evaluations and predictions, with handlers.
 
     Parameters
     ----------
@@ -79,6 +90,13 @@ class Framing:
             update=update,
         )
 
+    def forward_program(self, num_microbatches: int) -> Program:
+        """Return the program of an evaluation or a prediction."""
+        plan = self._plan
+        num_ranks = plan.schedule.num_ranks
+        table = forward_only_through(plan.pipelines, num_microbatches, num_ranks)
+        return frame(lower(table), sharded=plan.sharded_stages)
+
     def trainer(
         self, make: Callable[..., Executor], stacks_weights: bool
     ) -> Executor | None:
@@ -100,23 +118,55 @@ class Framing:
         ):
             return None
         row = self._plan.program.numbered[self._group.rank]
-        handlers, observers = handlers_of(row), journal()
+        handlers = handlers_of(row, self._plan.is_half)
+        observers = journal()
         if stacks_weights:
+            from minipipe.execution.stacking import StackedWeights
+
             stacking = StackedWeights(row)
             handlers, observers = stacking.handlers(handlers), (*observers, stacking)
         return make(
             self.program(), handlers=self.handlers(handlers), observers=observers
         )
 
-    def repeated(self, trainer: Executor, compiler: Any) -> RepeatedStep | None:
+    def repeated(
+        self, trainer: Executor, compiler: Any, last: RepeatedStep | None
+    ) -> RepeatedStep | None:
         """Return what runs steps like the last one; None without a compiler, or if it
         ran eagerly.
         """
         if compiler is None or compiler.program is None:
             return None
-        from minipipe.pipeline.repeating import repeated  # most programs do not compile
+        if last is not None and last.serves(compiler, self._intake):
+            return last
+        # most programs do not compile
+        from minipipe.pipeline.repeating import repeated
 
         return repeated(trainer, compiler, self._intake, self._finite, self._pending)
+
+    def predictor(self, make: Callable[..., Executor], count: int) -> Executor:
+        """Return the executor of evaluations and predictions.
+
+        Parameters
+        ----------
+        make : function
+            ``(program, handlers=…) -> Executor``.
+        count : int
+            How many microbatches they have.
+        """
+        handlers: dict[str, Handler] = {
+            **handlers_of(()),
+            "HANDSHAKE": self._begin,
+            "GATHER_RESULTS": self._gather_results,
+            "LOSS": self._deliver_results,
+        }
+        if stages := self._plan.sharded_stages:
+            from minipipe.execution import sharded  # most models have no shards
+
+            give_shards = partial(sharded.give_shards, stages=stages)
+            handlers |= sharded.HANDLERS
+            handlers["HANDSHAKE"] = and_then(self._begin, give_shards)
+        return make(self.forward_program(count), handlers=handlers)
 
     def handlers(self, handlers: Handlers) -> Handlers:
         """Return handlers that also add gradients up, and run the frame of a step."""
@@ -148,12 +198,26 @@ class Framing:
 
         return run
 
-    def _handshake(self, executor: Executor, action: Action) -> None:
-        call = executor.call
+    def agree(self, call: TrainingCall) -> Batch:
+        """Compare a call on all ranks, and make its batch. Collective."""
         given = call.inputs, call.targets, call.objective
-        executor.batch = call.batch or self._intake.batch(
-            call.name, *given, call.is_training, call.num_steps
-        )
+        of_pipeline = call.is_training, call.num_steps
+        call.batch = self._intake.batch(call.name, *given, *of_pipeline)
+        return call.batch
+
+    def _begin(self, executor: Executor, action: Action) -> None:
+        """Run the HANDSHAKE of any call.
+
+        All ranks may have agreed already: on the number of microbatches, which
+        determines the row, or on a compiled step that could not be repeated.
+        """
+        call = executor.call
+        executor.batch = call.batch or self.agree(call)
+
+    def _handshake(self, executor: Executor, action: Action) -> None:
+        """Run the HANDSHAKE of a training step."""
+        self._begin(executor, action)
+        call = executor.call
         for stage in executor.stages.values():
             check_frozen(stage)
             stage.begin(call.accumulates)
@@ -194,3 +258,12 @@ class Framing:
         while self._pending:  # no rank is far behind
             self._pending.popleft().wait()
         call.loss = loss.wait() if call.waits else loss
+
+    def _deliver_results(self, executor: Executor, action: Action) -> None:
+        """Run the LOSS of a row that trains nothing."""
+        call, batch = executor.call, executor.batch
+        if batch.objective.has_loss:
+            call.loss = exchange_loss(self._intake.delivery, batch)
+        else:
+            root = self._intake.last_rank
+            call.outputs = deliver_outputs(self._group, root, batch)

@@ -25,16 +25,15 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.samples import (
     ABSENT,
     OF_SHARES,
-    Cut,
     Samples,
     into_slices,
-    rows_of,
     samples,
     samples_of_share,
     sizes_of,
     split_microbatches,
 )
 from minipipe.pipeline.delivery import LossDelivery
+from minipipe.pipeline.plain_batch import PlainBatch
 from minipipe.pipeline.planning import roles_of
 
 _MOST_FORMS = 16  # of batches that are remembered
@@ -97,76 +96,6 @@ class Needs(_Reads):
         for ks in self.microbatches:
             found.append(slice(rows[ks[0]].start, rows[ks[-1]].stop) if ks else None)
         return found[0], found[1]
-
-
-class PlainBatch:
-    """A batch of at most one array of inputs and one of targets, as they were given:
-    others are often like it.
-
-    Attributes
-    ----------
-    agreed : (int, int, int)
-        The number of samples, the layout, and the form of the inputs on the first rank.
-    loss : function or None
-    """
-
-    def __init__(
-        self,
-        batch: Batch,
-        parts: Mapping[str, Payload],
-        agreed: tuple[int, ...],
-        begins: bool,
-    ) -> None:
-        self.agreed = agreed
-        self._rows = rows_of(batch.sizes)
-        self._requires_grad = {noun: part.requires_grad for noun, part in parts.items()}
-        self._of_call = batch.call, batch.sizes
-        self._seed = batch.seed
-        self._begins = begins
-        self.loss, self._kind = batch.objective.loss, type(batch.objective)
-        arrays = [part.arrays[0] for part in parts.values()]
-        self._forms = [(array.shape, array.strides, array.dtype) for array in arrays]
-
-    def like(
-        self, call: str, inputs: Any, targets: Any, objective: BatchObjective
-    ) -> dict[str, Payload] | None:
-        """Return the parts of another batch, if it has the same form and is given in
-        the same call.
-        """
-        if (
-            call != self._of_call[0]
-            or objective.loss is not self.loss
-            or type(objective) is not self._kind
-        ):
-            return None
-        own = {}
-        for (noun, flags), (shape, strides, dtype) in zip(
-            self._requires_grad.items(), self._forms
-        ):
-            array = inputs if noun == "inputs" else targets
-            if type(array) is not np.ndarray or array.shape != shape:
-                return None
-            if array.strides != strides or array.dtype != dtype:
-                return None
-            own[noun] = Payload([array], flags)
-        return own
-
-    def batch(
-        self,
-        step: int,
-        training_step: int,
-        own: Mapping[str, Payload],
-        objective: BatchObjective,
-    ) -> Batch:
-        """Return a batch of the same form."""
-        cut = {noun: Cut(part, self._rows) for noun, part in own.items()}
-        call, sizes = self._of_call
-        inputs = cut.pop("inputs", None)
-        if self._begins:
-            objective.begin(sizes, next(iter(cut.values()), None))
-        batch = Batch(call, sizes, inputs, objective, step, training_step, self._seed)
-        batch.form = self
-        return batch
 
 
 class Intake:
@@ -254,6 +183,24 @@ class Intake:
                 self.calls.check_trained(call)
                 return self.last.batch(self.calls.count, training_step, like, objective)
             own = self._read(*given)
+        return self.agreed_batch(*given, training_step, agreed, own)
+
+    def agreed_batch(
+        self,
+        call: str,
+        inputs: Any,
+        targets: Any,
+        objective: BatchObjective,
+        training_step: int,
+        agreed: tuple[int, ...],
+        own: Mapping[str, Samples] | None = None,
+    ) -> Batch:
+        """Cut a batch that is not like the last one. Collective, after the agreement.
+
+        The parts of this rank are read unless they are given.
+        """
+        if own is None:
+            own = self._read(call, inputs, targets, objective)
         batch = self._cut(call, own, objective, training_step, agreed)
         self.last = self._plain(batch, own, (inputs, targets), agreed)
         batch.form = self.last
@@ -396,11 +343,17 @@ class Intake:
                 (k, Payload.from_message(message, self._xp)) for k, message in found
             )
 
+    @property
+    def returns_input_gradients(self) -> bool:
+        """Whether gradients of the inputs are requested, and this rank returns them."""
+        is_first = self._group.rank == self.first_rank
+        return self._plan.inputs_require_grad and is_first
+
     def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
         """Return the gradients of the inputs, if they are requested, on the first rank
         of the first stage. Local.
         """
-        if not self._plan.inputs_require_grad or self._group.rank != self.first_rank:
+        if not self.returns_input_gradients:
             return None
         return batch.input_gradients(own)
 
@@ -418,16 +371,14 @@ class Intake:
         elif OF_SHARES in (own.layout, layout) and own.layout != layout:
             what = "a share" if own.layout == OF_SHARES else "not a share"
             problem = (
-                f"The {noun} on rank {rank} are {what} of a batch, unlike the "
-                f"inputs on rank {self.first_rank}. "
-                "On every rank that reads inputs or targets, pass its Share of "
-                "both, or the whole batch."
+                f"The {noun} on rank {rank} are {what} of a batch, unlike the inputs "
+                f"on rank {self.first_rank}. On every rank that reads inputs or "
+                "targets, pass its Share of both, or the whole batch."
             )
         elif own.layout != layout:
             problem = (
-                f"Inputs and {noun} are split into different microbatches; pass "
-                "both as Microbatches with equal "
-                "numbers of samples, or neither."
+                f"Inputs and {noun} are split into different microbatches; pass both "
+                "as Microbatches with equal numbers of samples, or neither."
             )
         if problem:
             raise MicrobatchError("wrong-number", problem)

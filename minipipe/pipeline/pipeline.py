@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import ModuleType
 from typing import Any, ClassVar, Literal, NoReturn, Unpack, overload
 
 import numpy as np
@@ -26,15 +25,14 @@ from minipipe.execution.checks.calls import (
 )
 from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
 from minipipe.execution.executor import Executor
+from minipipe.execution.handlers import handlers_of
 from minipipe.execution.objective import (
     BatchObjective,
     GivenGradient,
-    Loss,
     Metric,
-    Weight,
     Where,
 )
-from minipipe.execution.observers import MemoryMeter, journal
+from minipipe.execution.observers import journal
 from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
@@ -44,14 +42,19 @@ from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.optim import LossScale, Optimiser
-from minipipe.pipeline.arguments import agreed, compare_options, of_modules
-from minipipe.pipeline.compiling import Compiling, without_replay
-from minipipe.pipeline.delivery import deliver_outputs, exchange_loss
+from minipipe.pipeline.arguments import agreed
+from minipipe.pipeline.compiling import Compiling
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake, Needs
-from minipipe.pipeline.options import Asked, ModulesOptions, PlanOptions, showing
+from minipipe.pipeline.options import (
+    Asked,
+    ModulesOptions,
+    PipelineOptions,
+    in_full,
+    showing,
+)
 from minipipe.pipeline.parameters import AllParameters
-from minipipe.pipeline.planning import objective_of, over_grid
+from minipipe.pipeline.planning import Stages, objective_of
 from minipipe.pipeline.predicting import Predictors
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
 from minipipe.pipeline.training_call import TrainingCall
@@ -224,30 +227,29 @@ class Pipeline(FamiliarPipeline):
     """
 
     __slots__ = (
-        *(
-            "_compiling",
-            "_executor",
-            "_framing",
-            "_group",
-            "_input_gradients",
-            "_intake",
-            "_is_training",
-            "_objective",
-            "_parameters",
-        ),
-        *(
-            "_pending",
-            "_plan",
-            "_predictors",
-            "_records",
-            "_runs",
-            "_seeds",
-            "_stages",
-            "_sums",
-            "_trainer",
-            "_xp",
-        ),
-        *("__weakref__", "_grid", "measures_memory", "num_steps"),
+        "__weakref__",
+        "_compiling",
+        "_executor",
+        "_framing",
+        "_grid",
+        "_group",
+        "_input_gradients",
+        "_intake",
+        "_is_training",
+        "_objective",
+        "_parameters",
+        "_pending",
+        "_plan",
+        "_predictors",
+        "_records",
+        "_runs",
+        "_seeds",
+        "_stages",
+        "_sums",
+        "_trainer",
+        "_xp",
+        "measures_memory",
+        "num_steps",
     )
 
     # The seam of ``minipipe advise`` and ``export``: sees the arguments of each
@@ -255,67 +257,38 @@ class Pipeline(FamiliarPipeline):
     watcher: ClassVar[Any] = None
 
     @with_hints
-    @showing(PlanOptions, Plan)
+    @showing(PipelineOptions, Plan)
     def __init__(
         self,
         model: Sequential | Plan,
         group: ProcessGroup | Grid,
-        *,
-        loss: Loss | None = None,
-        seed: int = 0,
-        dropout_seed: int | None = None,
-        recompute: bool = False,
-        stack_weight_gradients: bool = False,
-        loss_weight: Weight | None = None,
-        device: str | ModuleType = "cpu",
-        check_finite: Literal["stop", "warn", "off"] = "stop",
-        check_agreement: bool = True,
-        compile: bool | Literal["where-possible"] = False,  # noqa: A002
-        **options: Unpack[PlanOptions],
+        **options: Unpack[PipelineOptions],
     ) -> None:
-        dropout_seed = seed if dropout_seed is None else dropout_seed
-        compile, options = without_replay(compile, options)  # noqa: A001
-        run: dict[str, Any] = {
-            "loss": loss,
-            "loss_weight": loss_weight,
-            "seed": seed,
-            "check_finite": check_finite,
-        }
-        run |= {
-            "dropout_seed": dropout_seed,
-            "stack_weight_gradients": stack_weight_gradients,
-        }
-        run |= {"device": device, "recompute": recompute, "compile": compile}
+        given: Any = model  # or modules, from from_modules()
+        own = in_full(options)
         if self.watcher is not None:
-            model, options = self.watcher.begin(self, model, options, run)
-            compile = run["compile"]  # noqa: A001
-        plan, group, grid, recompute, compares = agreed(
-            model, group, options, Pipeline, run, check_agreement=check_agreement
-        )
-        self._objective = objective_of(plan, loss, loss_weight, grid)
+            given, own = self.watcher.begin(self, given, own)
+        plan, group, grid, recompute, compares = agreed(given, group, own, Pipeline)
+        self._plan = plan
+        self._group = group
+        self._grid = grid
+        self._seeds = own["seed"], own["dropout_seed"]
+        self._objective = objective_of(plan, own["loss"], own["loss_weight"], grid)
         warn_of_another_order(plan.schedule, grid.group if grid else group)
-        self._plan, self._group, self._xp = (
-            plan,
-            group,
-            backend.module_for(device, group.local_rank),
-        )
-        self._intake = Intake(plan, group, self._xp, dropout_seed, compares, grid)
-        self._seeds, self._grid, self.num_steps, self.measures_memory = (
-            (seed, dropout_seed),
-            grid,
-            0,
-            False,
-        )
+        self._xp = xp = backend.module_for(own["device"], group.local_rank)
+        self._intake = Intake(plan, group, xp, self.dropout_seed, compares, grid)
+        self.num_steps = 0
+        self.measures_memory = False
         # Of the last steps, for timeline(); and the loss of the last one, waited for or
         # not.
-        self._records, self._pending = (
-            deque[Record](maxlen=_KEPT_STEPS),
-            deque[PendingLoss](),
-        )
-        self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
-        self._compiling = Compiling(compile, plan, stack_weight_gradients)
-        self._is_training, self._input_gradients = plan.model.is_training, None
-        self._assemble(compares, check_finite, stack_weight_gradients)
+        self._records = deque[Record](maxlen=_KEPT_STEPS)
+        self._pending = deque[PendingLoss]()
+        self._stages = build_stages(plan, group.rank, self.seed, recompute, xp)
+        stacks = own["stack_weight_gradients"]
+        self._compiling = Compiling(own["compile"], plan, stacks)
+        self._is_training = plan.model.is_training
+        self._input_gradients = None
+        self._assemble(compares, own["check_finite"], stacks)
 
     def _assemble(
         self, compares: bool, check_finite: WhenNotFinite, stack_weight_gradients: bool
@@ -326,7 +299,12 @@ class Pipeline(FamiliarPipeline):
             plan, group, self._intake.calls, self._stages, compares, grid
         )
         self._executor = partial(
-            Executor, stages=self._stages, group=group, xp=self._xp, observers=journal()
+            Executor,
+            stages=self._stages,
+            group=group,
+            xp=self._xp,
+            handlers=handlers_of((), plan.is_half),
+            observers=journal(),
         )
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
@@ -339,9 +317,7 @@ class Pipeline(FamiliarPipeline):
             finite,
             self._pending,
         )
-        self._predictors = Predictors(
-            plan, self._intake, self._executor, self._compiling
-        )
+        self._predictors = Predictors(self._framing, self._executor, self._compiling)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
         how = (
@@ -353,7 +329,7 @@ class Pipeline(FamiliarPipeline):
         self._runs = Runs(plan, group, self._intake, *how)
 
     @classmethod
-    @showing(ModulesOptions, __init__)
+    @showing(ModulesOptions, Plan)
     def from_modules(
         cls,
         modules: Sequence[Module],
@@ -397,35 +373,19 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(stages, num_ranks=2)
         [(0, 2), (1, 3)]
         """
-        rest, stages = dict[str, Any](**options), list(modules)
-        own_names = ("num_microbatches", "inputs_require_grad", "replicas")
-        own: dict[str, Any] = {
-            name: rest.pop(name) for name in own_names if name in rest
-        }
-        keywords, others = of_modules(cls, rest)
-        compare_options(
-            stages, group, {"schedule": schedule, **own, **others}, keywords
-        )
-        ranks = group.pipeline if isinstance(group, Grid) else group
-        if isinstance(group, Grid):
-            sequence, own = over_grid(Sequential(*stages), group, own)
-            stages = list(sequence.layers)
-        return cls(Plan.of_modules(stages, ranks.size, schedule, **own), group, **rest)
+        stages: Any = Stages(list(modules))
+        if schedule is not None:
+            return cls(stages, group, schedule=schedule, **options)
+        return cls(stages, group, **options)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        state = (
-            "Make another Pipeline(model, group, …) and call its "
-            "load_state_dict(pipeline.state_dict())"
-        )
-        disk = (
-            "checkpoint.save(folder, pipeline, optimiser, step=step) and "
-            "checkpoint.export(path, pipeline) write it"
-        )
         raise not_copyable(
             self,
             "it is this rank's part of a job that exchanges messages",
-            f"{state}; {disk}.",
+            "Make another Pipeline(model, group, …) and call its "
+            "load_state_dict(pipeline.state_dict()); checkpoint.save(folder, pipeline, "
+            "optimiser, step=step) and checkpoint.export(path, pipeline) write it.",
         )
 
     @property
@@ -485,6 +445,31 @@ class Pipeline(FamiliarPipeline):
         rank 0: HANDSHAKE 0F0 0B0 0F1 0B1 FINITE LOSS NORM 0U1
         """
         return self._framing.program(clip=True, update=True)
+
+    @property
+    def forward_rows(self) -> Program:
+        """Everything that the ranks do in :meth:`evaluate` and :meth:`predict`.
+
+        That is for a batch that has all microbatches, and not too few samples for them.
+        LOSS delivers the loss of an evaluation, or the outputs of a prediction.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group:
+        ...     pipeline = Pipeline(
+        ...         nn.Sequential(nn.Linear(2, 1)),
+        ...         group,
+        ...         loss=nn.MSELoss(),
+        ...         num_microbatches=2,
+        ...     )
+        >>> print(pipeline.forward_rows)
+        # forward-only: 1 rank, 1 stage, 2 microbatches
+        rank 0: HANDSHAKE 0F0 0F1 LOSS
+        """
+        schedule = self.schedule
+        count = schedule.num_microbatches // schedule.num_slices
+        return self._framing.forward_program(count)
 
     @property
     def partition(self) -> list[range]:
@@ -789,7 +774,8 @@ class Pipeline(FamiliarPipeline):
         if self._trainer is None:
             check_backward(self.schedule, call)
         assert self._trainer is not None  # check_backward has refused the others
-        check_alone(call, self._trainer.is_running)
+        if self._trainer.call is not None:
+            check_alone(call, self._trainer.is_running)
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
         given = TrainingCall(
@@ -805,7 +791,11 @@ class Pipeline(FamiliarPipeline):
         # Frozen stages get no gradient back that shows that their sends, perhaps of the
         # inputs themselves, have finished.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
-        meters = [MemoryMeter()] if self.measures_memory else []
+        meters = []
+        if self.measures_memory:
+            from minipipe.execution.meter import MemoryMeter
+
+            meters.append(MemoryMeter())
         try:
             record = None if meters else self._compiling.repeated(given)
             if record is None:
@@ -895,14 +885,10 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(test, num_ranks=2)
         [1.0, 1.0]
         """
-        batch = self._forward_only(
-            "evaluate",
-            inputs,
-            targets,
-            self._objective(metrics, outputs),
-            is_training=is_training,
-        )
-        return exchange_loss(self._intake.delivery, batch)
+        objective = self._objective(metrics, outputs)
+        call = self._forward_only("evaluate", inputs, targets, objective, is_training)
+        assert isinstance(call.loss, BatchLoss)
+        return call.loss
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -935,22 +921,22 @@ class Pipeline(FamiliarPipeline):
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
         objective = BatchObjective(outputs="everywhere", **self._objective.keywords)
-        batch = self._forward_only(
-            "predict", inputs, None, objective, is_training=is_training
-        )
-        return deliver_outputs(self._group, self._intake.last_rank, batch)
+        call = self._forward_only("predict", inputs, None, objective, is_training)
+        return call.outputs
 
     def _forward_only(
         self,
-        call: str,
+        name: str,
         inputs: Any,
         targets: Any,
         objective: BatchObjective,
         is_training: bool,
-    ) -> Batch:
-        return self._predictors.run(
-            self._batch(call, inputs, targets, objective, is_training), is_training
+    ) -> TrainingCall:
+        call = TrainingCall(
+            name, inputs, targets, objective, is_training, self.num_steps
         )
+        self._predictors.run(call)
+        return call
 
     def _batch(
         self,

@@ -4,7 +4,7 @@ group or a mesh, and options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ from minipipe.execution.objective import BatchObjective, Weight
 from minipipe.execution.outputs import output_division
 from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.sliced import weight_of_loss
+from minipipe.hints import check_pipeline_options
 from minipipe.nn import Sequential, fully_shard, parallelise
 from minipipe.nn.dividing import check_not_sharded
-from minipipe.pipeline.compiling import check_how
+from minipipe.pipeline.options import MeasuringOptions, PipelineOptions
 from minipipe.schedules.action import U
-from minipipe.specs import INDEX
 
 
 class Planned(NamedTuple):
@@ -47,114 +47,130 @@ class Planned(NamedTuple):
     compares: bool = True
 
 
+class Stages(NamedTuple):
+    """The modules of :meth:`Pipeline.from_modules`, one for each stage."""
+
+    modules: list[Any]
+
+    @property
+    def model(self) -> Sequential:
+        """The modules as one model."""
+        return Sequential(*self.modules)
+
+    def plan(
+        self, num_ranks: int, options: Mapping[str, Any]
+    ) -> tuple[Plan, dict[str, Any]]:
+        """Return a plan with these stages, and the options that it does not take."""
+        rest = dict(options)
+        taken = signature(Plan.of_modules).parameters
+        own = {name: rest.pop(name) for name in options if name in taken}
+        return Plan.of_modules(self.modules, num_ranks, **own), rest
+
+
 def planned(
-    model: Sequential | Plan,
+    model: Sequential | Plan | Stages,
     group: ProcessGroup | Grid,
-    given: Mapping[str, object],
+    own: Mapping[str, Any],
+    options: Mapping[str, Any],
     pipeline: type,
-    **run: Any,
 ) -> Planned:
     """Return the plan argument, or a plan of a model and options, and the ranks that
     run it.
 
     Collective if the partition or the schedule follows from measurements: ``pipeline``
-    makes the pipelines that are measured, and ``run`` has their loss, seed, device and
+    makes the pipelines that are measured, and ``own`` has their loss, seed, device and
     recompute. Otherwise local.
 
     Raises
     ------
     ArgumentError
-        Code ``name``, for an option that does not exist. Code ``value``, for a seed
-        that is not a whole number, and for another ``compile``; and for arguments that
-        do not fit a device mesh, see :func:`over_grid`.
+        Code ``name``, for an option that does not exist. Code ``value``, for arguments
+        that do not fit a device mesh, see :func:`over_grid`.
     ModelError
         Code ``unsupported``, for options together with a plan.
     RankError
         Code ``wrong-number``, for a plan with another number of ranks.
     """
-    options: dict[str, Any] = {**given}
-    grid, recompute = group if isinstance(group, Grid) else None, run["recompute"]
-    for name in ("seed", "dropout_seed"):
-        INDEX.check(name, run[name])
-    check_how(run["compile"])
+    made: Any = model
+    grid: Grid | None = None
+    recompute = own["recompute"]
     if isinstance(group, Grid):
-        model, options = over_grid(model, group, options)
-        group = group.pipeline
-    if not isinstance(model, Plan) and _has_others(options, model):
+        grid, group = group, group.pipeline
+        made, options = over_grid(model, grid, options)
+    if isinstance(made, Stages):
+        made, options = made.plan(group.size, options)
+    elif not isinstance(made, Plan) and _is_measured(options, made):
         # Imported here, because most programs measure nothing.
         from minipipe.tuning.race import decided
 
-        model, options, recompute = decided(model, group, options, pipeline, **run)
-    if not isinstance(model, Plan):
-        model, options = Plan(model, num_ranks=group.size, **options), {}
+        run = {name: own[name] for name in own if name != "check_agreement"}
+        made, options, recompute = decided(made, group, options, pipeline, **run)
+    if not isinstance(made, Plan):
+        made, options = Plan(made, num_ranks=group.size, **options), {}
     if options:
         message = f"The stages determine {', '.join(options)}; leave it out."
         raise ModelError("unsupported", message)
-    if model.schedule.num_ranks != group.size:
-        message = (
-            f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this "
-            f"group has {group.size}."
-        )
+    if made.schedule.num_ranks != group.size:
         raise RankError(
             "wrong-number",
-            f"{message} Start as many ranks, or make a plan for {group.size}.",
+            f"The plan is for {counted(made.schedule.num_ranks, 'rank')}, but this "
+            f"group has {group.size}. Start as many ranks, or make a plan for "
+            f"{group.size}.",
         )
-    _check_shards(model)
-    return Planned(model, group, grid, recompute)
+    for reason in _against_shards(made):
+        raise ArgumentError("value", reason)
+    return Planned(made, group, grid, recompute)
 
 
-def _has_others(options: Mapping[str, Any], model: Sequential) -> bool:
-    """Return whether some options are no arguments of a plan, but of the functions that
-    measure one.
+def _is_measured(options: Mapping[str, Any], model: Sequential) -> bool:
+    """Return whether the partition or the schedule follows from measurements.
 
     Raises
     ------
     ArgumentError
-        Code ``value``, if the layers of the model cannot be measured on one rank.
+        Code ``name``, for an option that does not exist. Code ``value``, if the layers
+        of the model cannot be measured on one rank.
     """
+    only = [*MeasuringOptions.__annotations__]
+    taken = [name for name in PipelineOptions.__annotations__ if name not in only]
+    check_pipeline_options(options, taken, only)
     is_measured = options.get("schedule") == "auto"
     is_measured = is_measured or str(options.get("partition")) == "measured"
     if is_measured and any(one.is_divided for one in model.parameters()):
         message = (
-            "Tensor-parallel and fully sharded layers cannot be measured on one "
-            'rank, as schedule="auto" and '
-            'partition="measured" would; pass the name of a schedule, and a '
-            "partition or layer_costs."
+            "Tensor-parallel and fully sharded layers cannot be measured on one rank, "
+            'as schedule="auto" and partition="measured" would; pass the name of a '
+            "schedule, and a partition or layer_costs."
         )
         raise ArgumentError("value", message)
-    of_plan = signature(Plan).parameters.keys() - {"num_ranks"}
-    return is_measured or not options.keys() <= of_plan
+    return is_measured
 
 
-def _check_shards(plan: Plan) -> None:
-    """Refuse a plan that replicas with shards of parameters cannot run."""
+def _against_shards(plan: Plan) -> Iterator[str]:
+    """Yield the reasons why replicas with shards of parameters cannot run a plan."""
     name = plan.schedule.name
     summed = [one for one in plan.model.parameters() if one.is_summed]
-    sizes = {one.owner.shard.group.size for one in summed}
-    if not sizes:
-        return
-    for stage in range(plan.program.num_stages):
-        count = len(plan.program.ranks_of(stage))
-        if {count} != sizes:
-            message = (
-                f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its "
-                "parameters have"
-            )
+    for size in {one.owner.shard.group.size for one in summed}:
+        for stage in range(plan.program.num_stages):
+            count = len(plan.program.ranks_of(stage))
             advice = "; pass replicas= or a grid with as many replicas."
             if count > plan.replicas:
                 advice = (
                     ": fully sharded layers do not work with a schedule that has "
-                    "replicas itself. Choose another "
-                    "schedule, such as '1f1b', or layers that are not fully sharded."
+                    "replicas itself. Choose another schedule, such as '1f1b', or "
+                    "layers that are not fully sharded."
                 )
-            raise ArgumentError("value", f"{message} {sizes.pop()} shards{advice}")
-    if U in plan.program.kinds:
-        message = (
+            if count != size:
+                yield (
+                    f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its "
+                    f"parameters have {size} shards{advice}"
+                )
+    if summed and U in plan.program.kinds:
+        yield (
             f"{name} keeps versions of weights, but a fully sharded replica keeps a "
-            "shard of the last version "
-            "only; choose a schedule with a flush, such as '1f1b'."
+            "shard of the last version only; choose a schedule with a flush, such as "
+            "'1f1b'."
         )
-        raise ArgumentError("value", message)
 
 
 def over_grid(
@@ -176,10 +192,13 @@ def over_grid(
     """
     is_shared = grid.tensor.size > 1
     is_sharded = grid.fully_sharded and grid.replicas > 1
-    replicas = counted(grid.replicas, "replica")
     if "replicas" in options:
+        replicas = counted(grid.replicas, "replica")
         message = f"The grid has {replicas} already; leave replicas out."
         raise ArgumentError("value", message)
+    if isinstance(model, Stages):
+        divided, options = over_grid(model.model, grid, options)
+        return Stages(list(divided.layers)), options
     if not isinstance(model, Plan):
         check_model(model)
         if is_shared:
@@ -191,26 +210,31 @@ def over_grid(
         model = parallelise(model, grid.tensor) if is_shared else model
         model = fully_shard(model, grid.data) if is_sharded else model
         return model, {**options, "replicas": grid.replicas}
-    if model.replicas != grid.replicas:
-        message = (
-            f"The plan has {counted(model.replicas, 'replica')}, and the grid "
-            f"{grid.replicas}"
-        )
+    _check_divided(model, grid)
+    return model, {**options}
+
+
+def _check_divided(plan: Plan, grid: Grid) -> None:
+    """Refuse a plan of a whole model, or of another number of replicas than a mesh."""
+    if plan.replicas != grid.replicas:
         raise ArgumentError(
-            "value", f"{message}; make it with replicas={grid.replicas}."
+            "value",
+            f"The plan has {counted(plan.replicas, 'replica')}, and the grid "
+            f"{grid.replicas}; make it with replicas={grid.replicas}.",
         )
-    parameters, made = list(model.model.parameters()), ""
-    if is_shared and not any(one.is_divided for one in parameters):
+    is_sharded = grid.fully_sharded and grid.replicas > 1
+    parameters = list(plan.model.parameters())
+    made = ""
+    if grid.tensor.size > 1 and not any(one.is_divided for one in parameters):
         made = "nn.parallelise(model, grid.tensor)"
     elif is_sharded and not any(one.is_summed for one in parameters):
         made = "nn.fully_shard(model, grid.data)"
     if made:
-        message = (
+        raise ArgumentError(
+            "value",
             "The grid divides the model, but the plan has whole layers; make the plan "
-            "from"
+            f"from {made}.",
         )
-        raise ArgumentError("value", f"{message} {made}.")
-    return model, {**options}
 
 
 def objective_of(

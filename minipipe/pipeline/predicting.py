@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from minipipe.errors import counted
-from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor
-from minipipe.execution.plan import Plan
-from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
 from minipipe.pipeline.compiling import Compiling
-from minipipe.pipeline.intake import Intake, gather_results
-from minipipe.schedules import lower
-from minipipe.schedules.sequential import forward_only_through
+from minipipe.pipeline.framing import Framing
+from minipipe.pipeline.training_call import TrainingCall
 
 
 class Predictors:
@@ -21,55 +18,36 @@ class Predictors:
 
     Parameters
     ----------
-    plan : Plan
-    intake : Intake
+    framing : Framing
     make : function
-        ``(program, run_schedule=…) -> Executor``.
+        ``(program, handlers=…, run_schedule=…) -> Executor``.
     compiling : Compiling
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        intake: Intake,
-        make: Callable[..., Executor],
-        compiling: Compiling,
+        self, framing: Framing, make: Callable[..., Executor], compiling: Compiling
     ) -> None:
-        self._plan, self._intake, self._make, self._compiling = (
-            plan,
-            intake,
-            make,
-            compiling,
-        )
+        self._framing, self._make, self._compiling = framing, make, compiling
         self._executors: dict[int, Executor] = {}
 
-    def run(self, batch: Batch, is_training: bool) -> Batch:
-        """Run a batch; return it with the results of all replicas. Collective.
-
-        Parameters
-        ----------
-        batch : Batch
-        is_training : bool
-            Whether layers compute as in training.
-        """
+    def run(self, call: TrainingCall) -> None:
+        """Run a call, in the mode that it asks for. Collective."""
+        batch = self._framing.agree(call)
         executor = self._executor(len(batch.sizes))
         modules = [stage.module for stage in executor.stages.values()]
-        with modes_of(*modules, is_training=is_training), kept_whole(*modules):
-            executor.run(batch)
-        gather_results(executor.group, self._intake.last_ranks, batch)
-        return batch
+        with modes_of(*modules, is_training=call.is_training):
+            executor.run(call)
 
     def _executor(self, count: int) -> Executor:
         known = self._executors.get(count)
-        # a metric of evaluate() may predict
-        if known is not None and not known.is_running:
+        if (
+            known is not None and not known.is_running
+        ):  # a metric of evaluate() may predict
             return known
-        schedule = forward_only_through(
-            self._plan.pipelines, count, self._plan.schedule.num_ranks
-        )
         compiler = self._compiling.compiler(
             f"forward only, {counted(count, 'microbatch')}"
         )
-        made = self._make(lower(schedule), run_schedule=compiler)
+        make = partial(self._make, run_schedule=compiler)
+        made = self._framing.predictor(make, count)
         self._executors.setdefault(count, made)
         return made

@@ -1,35 +1,55 @@
-"""A compiled training step for a batch like the last one, without what cannot have
-changed since.
+"""A compiled training step for a call like the last one, printed as one function.
 
 An ordinary step reads its batch, agrees on it, sets the modes of computing, runs its
-row and judges the result. If the last one was compiled and its batch was plain, most of
-that is known::
+row and judges the result. If the last one was compiled and its batch was plain, most
+of that is known, and the rest is printed, instruction by instruction of the row::
 
-    step             handshake | modes | schedule | sums | check | loss
-    repeated step    forms, guards, agreement | compiled schedule | check | loss
+    HANDSHAKE    forms, guards, agreement
+    …            the compiled schedule
+    FINITE       a dot product of all gradients
+    LOSS         a sum, or an exchange
 
-Any change makes it an ordinary step.
+The function returns None if the call is not like the last one: then the ordinary step
+runs.
 """
 
 from __future__ import annotations
 
+import linecache
 from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
 from math import isfinite
+from typing import Any
+from weakref import finalize
+
+import numpy as np
 
 from minipipe.autograd.modes import mode
-from minipipe.compile.arrivals import OtherForm
 from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.data import take_last_draw
 from minipipe.execution import BatchLoss, PendingLoss
-from minipipe.execution.batch import Batch
 from minipipe.execution.checks.finite import FiniteCheck
+from minipipe.execution.checks.updates import fingerprint
 from minipipe.execution.executor import Executor
 from minipipe.execution.record import Record
-from minipipe.pipeline.delivery import exchange_loss
 from minipipe.pipeline.intake import Intake
+from minipipe.pipeline.plain_batch import PlainBatch
 from minipipe.pipeline.training_call import TrainingCall
 
-_BEHIND = {"FINITE", "LOSS"}
-"""The instructions behind a schedule that a repeated step runs."""
+_numbers = count()  # of steps: each has its own file name
+
+_COMPARED = {
+    "mode": "call.is_training",
+    "number of training steps": "call.num_steps",
+    "request for metrics and outputs": "0",
+    "request for outputs": "False",
+    "scale": "objective.scale",
+    "inputs": "fingerprint(call.inputs)",
+    "targets": "fingerprint(call.targets)",
+    "batch of data": "take_last_draw()",
+}
+"""Expressions for the numbers that ranks compare in a handshake, by name."""
 
 
 def repeated(
@@ -39,30 +59,7 @@ def repeated(
     finite: FiniteCheck,
     pending: deque[PendingLoss],
 ) -> RepeatedStep | None:
-    """Return what runs steps like the last one, of an executor; None if no other can be
-    like it.
-    """
-    program = compiler.program
-    if (
-        program is None
-        or not program.is_whole
-        or intake.last is None
-        or finite.grid is not None
-    ):
-        return None
-    row = executor.program.actions[executor.group.rank]
-    behind = {str(action.kind) for action in row if action.kind.declaration.of_rank} - {
-        "HANDSHAKE"
-    }
-    if behind - _BEHIND:
-        return None
-    return RepeatedStep(
-        executor, compiler, intake, finite, intake.last, program, pending
-    )
-
-
-class RepeatedStep:
-    """Runs steps like the last one.
+    """Return what runs steps like the last one; None if no other can be like it.
 
     Parameters
     ----------
@@ -71,105 +68,256 @@ class RepeatedStep:
     compiler : Compiler
     intake : Intake
     finite : FiniteCheck
-    like : object
-        The form of the last batch.
-    program : CompiledRow
-        That ran last.
     pending : deque of PendingLoss
         The losses of earlier steps that nothing has waited for.
     """
+    program, form = compiler.program, intake.last
+    if program is None or not program.is_whole or form is None:
+        return None
+    if form.call != "step" or finite.grid is not None:
+        return None
+    names = {"rank": executor, "compiler": compiler, "pending": pending}
+    step = RepeatedStep(executor, program, intake, form, finite, names)
+    return step if step.source else None
+
+
+class RepeatedStep:
+    """Prints a step for calls like the last one, and runs it.
+
+    Parameters
+    ----------
+    executor : Executor
+        Of training steps.
+    program : CompiledRow
+        That ran last.
+    intake : Intake
+    form : PlainBatch
+        The form of the last batch.
+    finite : FiniteCheck
+    names : dict of str to object
+        To which the function may refer.
+
+    Attributes
+    ----------
+    source : str
+        The function; empty if the row has an instruction that has no lines here.
+    run : function
+        It. Returns None if the step has to be an ordinary one, which goes on from what
+        the call is then. Raises the errors of an ordinary step.
+    """
+
+    run: Callable[[TrainingCall], Record | None]
 
     def __init__(
         self,
         executor: Executor,
-        compiler: Compiler,
-        intake: Intake,
-        finite: FiniteCheck,
-        like: object,
         program: CompiledRow,
-        pending: deque[PendingLoss],
+        intake: Intake,
+        form: PlainBatch,
+        finite: FiniteCheck,
+        names: dict[str, Any],
     ) -> None:
-        self._executor, self._compiler, self._program = executor, compiler, program
-        self._intake, self._finite, self._like = intake, finite, like
-        self._leaves = [
-            leaf for stage in executor.stages.values() for leaf in stage.leaves
+        self._executor, self._program, self._finite = executor, program, finite
+        self._intake, self._form = intake, form
+        self._names: dict[str, Any] = {
+            **names,
+            "program": program,
+            "group": executor.group,
+            "calls": intake.calls,
+            "leaves": [
+                leaf for stage in executor.stages.values() for leaf in stage.leaves
+            ],
+            "mode": mode,
+            "ndarray": np.ndarray,
+            "isfinite": isfinite,
+        }
+        self.source = "\n".join(self._lines())
+        if self.source:
+            self.run = self._compiled()
+
+    def serves(self, compiler: Compiler, intake: Intake) -> bool:
+        """Return whether this is the step for calls like the last one now."""
+        return compiler.program is self._program and intake.last is self._form
+
+    def _compiled(self) -> Callable[[TrainingCall], Record | None]:
+        file = f"<step of rank {self._executor.group.rank}, {next(_numbers)}>"
+        lines = self.source.splitlines(keepends=True)
+        linecache.cache[file] = len(self.source), None, lines, file
+        finalize(self, linecache.cache.pop, file, None)
+        exec(compile(self.source, file, "exec"), self._names)
+        function = self._names.pop("step")  # a function in its globals is a cycle
+        assert callable(function)
+        return function
+
+    # -- lines -------------------------------------------------------------------------
+
+    def _lines(self) -> list[str]:
+        """Return the lines of the function; none if an instruction has no lines."""
+        printers = {
+            "HANDSHAKE": self._handshake,
+            "FINITE": self._check,
+            "LOSS": self._deliver,
+        }
+        rank, program = self._executor.group.rank, self._executor.program
+        kinds = [
+            str(action.kind)
+            for action in program.actions[rank]
+            if action.kind.declaration.of_rank
         ]
-        self._is_alone = intake.calls.is_alone
-        self._checks = finite.when_not_finite != "off"
-        self._pending = pending
+        if not {*kinds} <= {*printers}:
+            return []
+        self._checks = "FINITE" in kinds
+        first, *behind = kinds
+        forget = [f"{noun}_of_batch[0] = None" for noun in self._form.forms]
+        return [
+            f"def step(call):  # rank {rank} of {program.name}, like the last step",
+            *(f"    {line}" for line in printers[first]()),
+            "    rank.begin_again(batch)",
+            "    for leaf in leaves:",
+            "        leaf.grad = None",
+            "    try:",
+            "        program.run(rank)  # the schedule",
+            *(f"        {line}" for kind in behind for line in printers[kind]()),
+            *(f"        {line}" for line in forget),
+            "        return rank.record",
+            "    except BaseException as error:",
+            "        rank.fail(error)",
+            "        if not compiler.begins_again(rank, error):",
+            *(f"            {line}" for line in forget),
+            "            raise",
+            "        other = error",
+            "    finally:",
+            "        rank.forget()",
+            "    rank.early[other.value] = other.arrived",
+            "    call.batch = batch",
+            "    return None",
+        ]
 
-    def run(self, call: TrainingCall) -> Record | None:
-        """Run a step, if it is like the last one. Collective.
+    def _handshake(self) -> Iterator[str]:
+        """Yield the lines behind which all ranks make a call like the last one."""
+        calls, form = self._intake.calls, self._form
+        group: Any = self._executor.group
+        yield "objective, inputs, targets = call.objective, call.inputs, call.targets"
+        yield "if not call.waits or call.accumulates or call.name != 'step' or pending:"
+        yield "    return None"
+        self._names["loss"] = form.loss
+        yield "if objective.where or objective.metrics or objective.loss is not loss:"
+        yield "    return None"
+        yield "if mode().watch is not None:"
+        yield "    return None"
+        for noun in form.forms:
+            yield from self._comparison_with_last(noun)
+        yield "if compiler.program is not program:"
+        yield "    return None"
+        if self._program.keys:
+            self._names |= {"keys": self._program.keys, "posted": group.posted}
+            yield "if not keys.isdisjoint(posted):  # a step has failed"
+            yield "    return None"
+        yield "if not program.holds(compiler.gradients):"
+        yield "    return None"
+        if calls.is_alone:
+            yield "group.check_open()"
+            yield "calls.count += 1"
+        else:
+            self._names["under_way"] = group.under_way
+            yield "if under_way:"
+            yield "    return None"
+            yield from self._agreement()
+        if calls.trained is not None and not calls.trained.is_alone:
+            yield "calls.check_trained('step')"
+        yield from self._batch()
+        yield "call.is_agreed = True"
 
-        Returns
-        -------
-        Record or None
-            None if the step has to be an ordinary one, which goes on from what the call
-            is then.
+    def _comparison_with_last(self, noun: str) -> Iterator[str]:
+        shape, strides, dtype = self._form.forms[noun]
+        self._names[f"dtype_of_{noun}"] = dtype
+        yield f"if type({noun}) is not ndarray or {noun}.shape != {shape}:"
+        yield "    return None"
+        yield f"if {noun}.strides != {strides} or {noun}.dtype != dtype_of_{noun}:"
+        yield "    return None"
 
-        Raises
-        ------
-        NotFiniteError
-            Any of its codes, as of an ordinary step.
-        """
-        executor, objective = self._executor, call.objective
-        if (
-            not call.waits
-            or call.accumulates
-            or objective.where
-            or objective.metrics
-            or self._pending
-        ):
-            return None
-        if self._compiler.program is not self._program or mode().watch is not None:
-            return None
-        if not self._compiler.still_holds(executor):
-            return None
-        given = call.inputs, call.targets, objective, call.is_training, call.num_steps
-        call.batch = self._intake.batch(call.name, *given)
-        if call.batch.form is not self._like:
-            return None
-        call.is_agreed = True
-        for leaf in self._leaves:
-            leaf.grad = None
+    def _agreement(self) -> Iterator[str]:
+        """Yield the lines that compare the call on all ranks."""
+        intake, names = self._intake, self._intake.calls.compared
+        self._names |= {"intake": intake, "names": names}
+        self._names |= {"fingerprint": fingerprint, "take_last_draw": take_last_draw}
+        values = [_COMPARED[name] for name in names if name in _COMPARED]
+        if intake.calls.updates is not None:
+            self._names["updates"] = intake.calls.updates
+            values.append("*updates.marks().values()")
+        yield "calls.count += 1"
+        yield "values = ("
+        yield from (f"    {value}," for value in values)
+        yield ")"
+        agreed = self._form.agreed
+        yield f"agreed = calls.agree('step', names, values, {agreed})"
+        yield f"if agreed != {agreed}:"
+        yield "    call.batch = intake.agreed_batch("
+        yield "        'step', inputs, targets, objective, call.num_steps, agreed"
+        yield "    )"
+        yield "    return None"
 
-        def compute(executor: Executor) -> None:
-            try:
-                self._program.run(executor)
-            except OtherForm as error:
-                self._compiler.begin_again(executor, error)
-                raise
-            executor.finish_sends()
-            call.is_computed = True
-            own = executor.record.input_gradients
-            call.input_gradients = self._intake.input_gradients(executor.batch, own)
-            call.loss = self._loss_of(executor.batch)
+    def _batch(self) -> Iterator[str]:
+        """Yield the lines that make the batch of the last call one of this call."""
+        batch, cuts = self._form.empty()
+        self._names |= {"batch": batch, "sizes": batch.sizes}
+        yield "batch.step, batch.training_step = calls.count, call.num_steps"
+        yield "batch.objective = objective"
+        for noun, cut in cuts.items():
+            self._names[f"{noun}_of_batch"] = cut.whole.arrays
+            yield f"{noun}_of_batch[0] = {noun}"
+        if self._intake.needs.targets:
+            self._names["targets_in_microbatches"] = cuts.get("targets")
+            yield "objective.begin(sizes, targets_in_microbatches)"
 
-        try:
-            return executor.repeat(call.batch, compute)
-        except OtherForm as error:
-            if self._compiler.program is self._program:  # it cannot begin again
-                raise
-            executor.early[error.value] = error.arrived
-            return None
+    def _check(self) -> Iterator[str]:
+        """Yield the lines that find a gradient that is not finite."""
+        finite, program = self._finite, self._program
+        self._names |= {"finite": finite, "given": program.given}
+        yield "culprit = -1.0  # the number of a parameter whose gradient is not finite"
+        if finite.may_overflow:
+            return
+        yield "if objective.scale <= 1:"
+        if program.is_static:
+            self._names |= {"vdot": np.vdot}  # which does not warn of an overflow
+            yield "    squares = map(vdot, given.flat, given.flat)"
+            yield "    if not all(map(isfinite, squares)):"
+            yield "        culprit = float(finite.first_not_finite())"
+        else:
+            yield "    culprit = float(finite.first_not_finite())"
 
-    def _loss_of(self, batch: Batch) -> BatchLoss:
-        """Return the loss of a batch, after checking it and the gradients.
-        Collective.
-        """
-        if not self._is_alone:
-            check = self._finite.of_step(batch, waits=True)
-            return exchange_loss(self._intake.delivery, batch, check)
-        objective, total, losses = batch.objective, 0.0, []
-        for k, share in enumerate(objective.shares):
-            loss = objective.losses[k]
-            losses.append(loss)
-            total += share * loss if share else 0.0
-        found = BatchLoss(total, losses)
-        if self._checks and not (
-            isfinite(total) and self._finite.looks_finite(objective.scale)
-        ):
-            check = self._finite.of_step(batch, waits=True)
-            assert check is not None
-            check.judge(found, [check.findings])
-        return found
+    def _deliver(self) -> Iterator[str]:
+        """Yield the lines that give all ranks the loss, and judge it."""
+        intake, group = self._intake, self._executor.group
+        self._names["BatchLoss"] = BatchLoss
+        yield "call.is_computed = True"
+        if intake.returns_input_gradients:
+            self._names["intake"] = intake
+            gradients = "batch, rank.record.input_gradients"
+            yield f"call.input_gradients = intake.input_gradients({gradients})"
+        num_results = 1 + len(self._form.sizes)
+        findings = "culprit, 1.0" if self._checks else ""
+        root = intake.delivery.root
+        own = (
+            f"objective.numbers({findings})" if group.rank == root else f"[{findings}]"
+        )
+        if intake.calls.is_alone:
+            yield f"found = {{{root}: {own}}}"
+        else:
+            delivery = intake.delivery
+            channel = delivery.channel(num_results, 2 * self._checks)
+            self._names |= {"exchange": channel.exchange, "part": delivery.part}
+            yield "part.call = 'step'"
+            yield f"found = exchange({own}, calls.count)"
+        yield f"numbers = found[{root}]"
+        yield f"call.loss = BatchLoss(numbers[0], numbers[1:{num_results}])"
+        if self._checks:
+            yield from self._judgement(num_results, root)
+
+    def _judgement(self, num_results: int, root: int) -> Iterator[str]:
+        yield f"found[{root}] = numbers[{num_results}:]"
+        ranks = range(self._executor.group.size)
+        culprits = " or ".join(f"found[{rank}][0] >= 0" for rank in ranks)
+        yield f"if not all(map(isfinite, numbers)) or {culprits}:"
+        yield "    findings = [found[number] for number in sorted(found)]"
+        yield "    finite.of_step(batch, waits=True).judge(call.loss, findings)"

@@ -1,4 +1,4 @@
-"""The arguments of a call that trains, and its results."""
+"""The arguments of a call, and its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minipipe.execution.objective import BatchObjective
 
 @dataclass
 class TrainingCall:
-    """The arguments of a call that trains, and its results.
+    """The arguments of a call that computes a batch, and its results.
 
     Attributes
     ----------
@@ -40,6 +40,8 @@ class TrainingCall:
         Whether all gradients of the step are known.
     input_gradients : array, pytree or None
     loss : BatchLoss or PendingLoss
+    outputs : array, pytree or None
+        Of a call without a loss.
     """
 
     name: str
@@ -48,11 +50,12 @@ class TrainingCall:
     objective: BatchObjective
     is_training: bool
     num_steps: int
-    waits: bool
-    accumulates: bool
+    waits: bool = True
+    accumulates: bool = False
     batch: Batch | None = None
     earlier: dict[str, Array | None] | None = None
     is_agreed: bool = False
     is_computed: bool = False
     input_gradients: Any = None
     loss: BatchLoss | PendingLoss | None = None
+    outputs: Any = None

@@ -5,6 +5,7 @@ every format.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import MappingProxyType
 
 from minipipe.core.values import KINDS
 from minipipe.render.panel import Panel
@@ -17,6 +18,11 @@ LATE_RECEIPTS = (
     "measured arrows end when the rank receives the value, which may have arrived long "
     "before"
 )
+
+# Overlapped pairs, and the two ways of messages, in a legend.
+OVERLAPPED = "overlapped forward and backward, each drawn in half of their time"
+WAYS = ("forward", "backward")
+SENT = MappingProxyType({"forward": "activation sent", "backward": "gradient sent"})
 
 # The value that another rank gets from an action.
 _CARRIES = {
@@ -61,11 +67,9 @@ def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
             f", in {ONE_UNIT}" if any(panel.pairs for panel in panels) else ""
         )
     has_recomputation = any(panel.recomputes for panel in panels)
-    return (
-        "memory held, with recomputed activations during a backward"
-        if has_recomputation
-        else "memory held"
-    )
+    if has_recomputation:
+        return "memory held, with recomputed activations during a backward"
+    return "memory held"
 
 
 def describe_action(action: Action) -> str:
@@ -82,10 +86,8 @@ def describe_action(action: Action) -> str:
     if kind.of_rank:
         return f"{action}: {kind.words}"
     of = "up to" if kind.sums_up else "of"
-    return (
-        f"{action}: {kind.words} {of} microbatch {action.microbatch} on stage "
-        f"{action.stage}"
-    )
+    where = f"microbatch {action.microbatch} on stage {action.stage}"
+    return f"{action}: {kind.words} {of} {where}"
 
 
 def describe_idle(idle: Idle) -> str:
@@ -125,15 +127,12 @@ def describe_wait(idle: Idle) -> str:
     if idle.cause is IdleCause.SENDING:
         return f"waits until rank {idle.source} reaches {idle.awaited}"
     if idle.awaited.kind is ActionKind.REDUCE_GRAD:
-        is_late = (
-            f"rank {idle.source} is still in {idle.running}"
-            if idle.running
-            else "it is in progress"
-        )
-        return (
-            f"waits for the gradient all-reduce of stage {idle.awaited.stage}: "
-            f"{is_late}"
-        )
+        if idle.running:
+            is_late = f"rank {idle.source} is still in {idle.running}"
+        else:
+            is_late = "it is in progress"
+        reduction = f"the gradient all-reduce of stage {idle.awaited.stage}"
+        return f"waits for {reduction}: {is_late}"
     if idle.awaited.kind is ActionKind.LOAD:
         return f"waits for {idle.awaited}: the activations are on their way"
     kind = idle.awaited.kind
@@ -141,11 +140,21 @@ def describe_wait(idle: Idle) -> str:
         return (
             f"waits for {idle.awaited} on rank {idle.source} ({kind.declaration.words})"
         )
-    payload = (
-        f"{_CARRIES.get(kind, kind.declaration.words)} of microbatch "
-        f"{idle.awaited.microbatch}"
-    )
+    noun = _CARRIES.get(kind, kind.declaration.words)
+    payload = f"{noun} of microbatch {idle.awaited.microbatch}"
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
+
+
+def way_of(message: Message) -> str:
+    """Return ``"forward"`` for an activation, ``"backward"`` for a gradient."""
+    return WAYS[message.value.kind is not ActionKind.FORWARD]
+
+
+def ways_of(panels: Sequence[Panel]) -> list[str]:
+    """Return the ways of all messages, each once."""
+    messages = (message for panel in panels for message in panel.timeline.messages)
+    found = set(map(way_of, messages))
+    return [way for way in WAYS if way in found]
 
 
 def describe_message(message: Message) -> str:
@@ -157,11 +166,8 @@ def describe_message(message: Message) -> str:
     >>> describe_message(simulate(schedules.gpipe(2, 2)).messages[0])
     'the result of 0F0, from rank 0 to rank 1, for 1F0'
     """
-    return (
-        f"the result of {message.value}, from rank {message.source} to rank "
-        f"{message.destination}, "
-        f"for {message.used_by}"
-    )
+    route = f"from rank {message.source} to rank {message.destination}"
+    return f"the result of {message.value}, {route}, for {message.used_by}"
 
 
 def short_label(action: Action, names_stage: bool) -> str:
@@ -173,11 +179,9 @@ def short_label(action: Action, names_stage: bool) -> str:
     >>> short_label(Action.parse("2F3"), names_stage=False)
     'F3'
     """
-    return (
-        str(action)
-        if names_stage or action.kind.is_of_rank
-        else f"{action.kind}{action.microbatch}"
-    )
+    if names_stage or action.kind.is_of_rank:
+        return str(action)
+    return f"{action.kind}{action.microbatch}"
 
 
 def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], str]]:

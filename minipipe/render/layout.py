@@ -208,10 +208,8 @@ class LogAxis(NamedTuple):
         >>> LogAxis(0.03, 0.4, 0, 100).round_amounts()
         [0.05, 0.1, 0.2]
         """
-        first, last = (
-            math.floor(math.log10(self.least)),
-            math.floor(math.log10(self.most)),
-        )
+        first = math.floor(math.log10(self.least))
+        last = math.floor(math.log10(self.most))
         marks = (
             float(f"{factor}e{power}")
             for power in range(first, last + 1)

@@ -19,17 +19,15 @@ from minipipe.schedules import ActionKind, IdleCause
 
 
 class Fill(NamedTuple):
-    """The fill and the text of a kind of action, as CSS colours, on a light and on a
-    dark background.
+    """The colour of a kind of action, and the colour of text on it, as CSS colours; the
+    same on light and dark backgrounds.
 
     These are for the first chunk of a rank; :func:`shade` returns the colours of the
     others.
     """
 
-    light: str
-    light_text: str
-    dark: str
-    dark_text: str
+    box: str
+    text: str
 
 
 class Theme(NamedTuple):
@@ -88,8 +86,7 @@ DARK = Theme(
 
 
 def _fill(colour: str) -> Fill:
-    ink = text_on(colour)
-    return Fill(colour, ink, colour, ink)
+    return Fill(colour, text_on(colour))
 
 
 def shade(fill: Fill, chunk: int) -> Fill:
@@ -107,12 +104,12 @@ def shade(fill: Fill, chunk: int) -> Fill:
     --------
     >>> shade(FILL[ActionKind.FORWARD], 0) == FILL[ActionKind.FORWARD]
     True
-    >>> shade(FILL[ActionKind.FORWARD], 1).light
+    >>> shade(FILL[ActionKind.FORWARD], 1).box
     '#62a1c2'
     """
     if not chunk:
         return fill
-    hue, saturation, value = rgb_to_hsv(*channels_of(fill.light))
+    hue, saturation, value = rgb_to_hsv(*channels_of(fill.box))
     depth = 0.6**chunk  # each step is smaller than the last, so that no chunk is black
     red, green, blue = hsv_to_rgb(
         hue,

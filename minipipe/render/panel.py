@@ -66,11 +66,9 @@ class Panel:
     """
 
     def __init__(self, timeline: Timeline, pairs: int | None = None) -> None:
-        self.timeline, self.pairs, self.num_slices = (
-            timeline,
-            pairs,
-            timeline.num_slices,
-        )
+        self.timeline = timeline
+        self.pairs = pairs
+        self.num_slices = timeline.num_slices
         replicas = _replicas(timeline)
         on_ranks = (
             {span.action.stage for span in row if not span.action.kind.is_of_rank}
@@ -353,16 +351,12 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     ]
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
-        message = (
-            f"These timelines are in {' and in '.join(units)}, so one axis cannot show "
-            "them together."
-        )
+        several = f"These timelines are in {' and in '.join(units)}"
+        message = f"{several}, so one axis cannot show them together."
         raise ArgumentError(
             "value",
-            (
-                f"{message} Simulate the predicted timeline with Costs(unit='s') and "
-                "times in seconds."
-            ),
+            f"{message} Simulate the predicted timeline with Costs(unit='s') and "
+            "times in seconds.",
         )
     own = [timeline.pairs_per_microbatch for timeline in timelines]
     pairs = pairs if None in own else [count or 1 for count in own]

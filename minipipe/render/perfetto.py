@@ -122,13 +122,9 @@ def perfetto_trace(
         for event in process.events()
     ]
     facts = {"title": title and printable(title), "notes": note_lines(notes)}
-    about = json.dumps(
-        {
-            "writer": "minipipe",
-            **{name: fact for name, fact in facts.items() if fact},
-            "timelines": [process.summary() for process in processes],
-        }
-    )
+    given = {name: fact for name, fact in facts.items() if fact}
+    timelines = [process.summary() for process in processes]
+    about = json.dumps({"writer": "minipipe", **given, "timelines": timelines})
     lines = ",\n".join(events)
     return (
         f'{{"displayTimeUnit": "ms",\n"otherData": {about},\n"traceEvents": '
@@ -149,10 +145,8 @@ class _Process:
             length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
             raise ArgumentError(
                 "value",
-                (
-                    f"{length}, but a trace may last at most "
-                    f"{_LONGEST / self.scale:.3g}; choose another unit."
-                ),
+                f"{length}, but a trace may last at most "
+                f"{_LONGEST / self.scale:.3g}; choose another unit.",
             )
         self.process = next(numbers)
         # by rank: actions, idle time
@@ -198,10 +192,8 @@ class _Process:
         yield self.named(
             "process_name", process, name=f"{timeline.name}, {origin(timeline)}"
         )
-        makespan, bubble = (
-            format_time(timeline.makespan, timeline.unit),
-            f"{100 * timeline.bubble_fraction:.1f} %",
-        )
+        makespan = format_time(timeline.makespan, timeline.unit)
+        bubble = f"{100 * timeline.bubble_fraction:.1f} %"
         yield self.named(
             "process_labels", process, labels=f"makespan {makespan},bubble {bubble}"
         )
@@ -223,10 +215,8 @@ class _Process:
         thread, names_stage = self.threads[rank][0], self.panel.names_stage(rank)
         for index, (action, start, end) in enumerate(self.timeline.spans[rank]):
             if end > start or not action.kind.is_communication:
-                name, colour = (
-                    short_label(action, names_stage),
-                    _COLOURS.get(action.kind, _OTHER_COLOUR),
-                )
+                name = short_label(action, names_stage)
+                colour = _COLOURS.get(action.kind, _OTHER_COLOUR)
                 about = self.about(rank, index)
                 # two slices at one time would be drawn below each other
                 if other := self.panel.joined.get(action):
@@ -273,11 +263,10 @@ class _Process:
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
-        curve = (
-            timeline.memory_over_time(rank)
-            if timeline.memory
-            else self.panel.activations_over_time(rank)
-        )
+        if timeline.memory:
+            curve = timeline.memory_over_time(rank)
+        else:
+            curve = self.panel.activations_over_time(rank)
         name, series = (
             ("memory", timeline.memory_unit)
             if timeline.memory
@@ -310,10 +299,8 @@ class _Process:
                 }
             if self.steps(end) > self.steps(start):
                 thread, kind = self.beside[rank, action.kind, action.stage], action.kind
-                name, colour = (
-                    short_label(action, self.panel.names_stage(rank)),
-                    _COLOURS.get(kind, _OTHER_COLOUR),
-                )
+                name = short_label(action, self.panel.names_stage(rank))
+                colour = _COLOURS.get(kind, _OTHER_COLOUR)
                 yield self.slice_of(name, kind.value, colour, thread, start, end, about)
 
     def messages(self) -> Iterator[Event]:
@@ -335,14 +322,10 @@ class _Process:
         if starts <= self.steps(produced.start) or ends == self.steps(consumed.end):
             return  # one of the two slices is too short for an arrow
         own = {"cat": "message", "id": next(self.numbers)}
-        name, about = (
-            describe_message(message),
-            {} if message.size is None else {"size": message.size},
-        )
-        source, destination = (
-            self.threads[message.source][0],
-            self.threads[message.destination][0],
-        )
+        name = describe_message(message)
+        about = {} if message.size is None else {"size": message.size}
+        source = self.threads[message.source][0]
+        destination = self.threads[message.destination][0]
         yield self.event(
             "s", name, source, ts=(starts - 0.5) / _STEPS, **own, args=about
         )
@@ -365,16 +348,9 @@ class _Process:
         about: Event,
     ) -> Event:
         length = (self.steps(end) - self.steps(start)) / _STEPS
-        return self.event(
-            "X",
-            name,
-            thread,
-            ts=self.time(start),
-            dur=length,
-            cat=kind,
-            cname=colour,
-            args=about,
-        )
+        about_it: Event = {"cat": kind, "cname": colour, "args": about}
+        ts = self.time(start)
+        return self.event("X", name, thread, ts=ts, dur=length, **about_it)
 
     def named(self, metadata: str, thread: int, **names: str | int) -> Event:
         return self.event("M", metadata, thread, args=names)

@@ -97,11 +97,9 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
         return short
     if len(panel.stages[rank]) == 2 and panel.chunk_of(rank, action) == 1:
         short = [label.lower() for label in short]
-    return (
-        [f"{action.stage}{action.kind}{action.microbatch}", *short]
-        if names_stages
-        else short
-    )
+    if names_stages:
+        return [f"{action.stage}{action.kind}{action.microbatch}", *short]
+    return short
 
 
 def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
@@ -169,13 +167,11 @@ def are_near(
     the total.
     """
     tolerance = max(2, columns.total // 30)
-    drift = max(
-        (
-            abs(first - columns.column(span.start - start))
-            for span, (first, _) in zip(spans, places)
-        ),
-        default=0,
+    drifts = (
+        abs(first - columns.column(span.start - start))
+        for span, (first, _) in zip(spans, places)
     )
+    drift = max(drifts, default=0)
     drawn = sum(last - first for first, last in places)
     length = columns.column(sum(span.end - span.start for span in spans))
     return drift <= tolerance and abs(drawn - length) <= tolerance
@@ -213,10 +209,8 @@ def _of_whole_units(
 
     Bands have nearly equal length.
     """
-    units, shortest = (
-        int(makespan * per_unit),
-        max(1, int(shortest_time(panels) * per_unit)),
-    )
+    units = int(makespan * per_unit)
+    shortest = max(1, int(shortest_time(panels) * per_unit))
     if units > _MANY_BANDS * room:
         return _of_any_times(panels, makespan, room)
     most = min(_MOST_COLUMNS, room // units)
@@ -370,30 +364,18 @@ def draw_text(
     columns = fit_columns(panels, width - margin)
     characters = columns.total * sum(panel.timeline.num_ranks for panel in panels)
     if characters > MOST_CHARACTERS:
-        message = (
-            f"The drawing would have {characters:,} characters; the limit is "
-            f"{MOST_CHARACTERS:,}."
-        )
-        raise ArgumentError(
-            "value",
-            (
-                f"{message} Choose the format svg, html or perfetto, which have no "
-                "columns."
-            ),
-        )
+        drawing = f"The drawing would have {characters:,} characters"
+        message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
+        problem = f"{message} Choose the format svg, html or perfetto"
+        raise ArgumentError("value", f"{problem}, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [
         _band(panels, rows, first, columns, margin, colour)
         for first in range(0, columns.total, columns.band)
     ]
     captions = (_filled(line, max(width, 80)) for line in _captions(panels, columns))
-    return "\n".join(
-        [
-            "\n\n".join(bands),
-            *legend(panels, columns, max(width, 80), colour),
-            *captions,
-        ]
-    )
+    key = legend(panels, columns, max(width, 80), colour)
+    return "\n".join(["\n\n".join(bands), *key, *captions])
 
 
 def _filled(line: str, width: int) -> str:
@@ -433,11 +415,10 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     """Return the cells of one rank, up to the end of its timeline."""
     timeline = panel.timeline
-    length = (
-        math.ceil(columns.column(timeline.makespan))
-        if columns.makespan
-        else columns.total
-    )
+    if columns.makespan:
+        length = math.ceil(columns.column(timeline.makespan))
+    else:
+        length = columns.total
     spans = drawn_spans(timeline.spans[rank])
     places = places_of(spans, timeline.start, columns)
     cells: list[Cell] = [(_IDLE, IDLE)] * max(length, places[-1][1] if places else 0)
@@ -461,19 +442,12 @@ def action_cells(
 
     The forward of an overlapped pair ends in ``&``.
     """
-    mark = (
-        "&"
-        if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1
-        else ""
-    )
-    label = next(
-        (
-            text
-            for text in labels(panel, rank, action, names_stages)
-            if len(text + mark) <= length
-        ),
-        "",
-    )
+    if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1:
+        mark = "&"
+    else:
+        mark = ""
+    texts = labels(panel, rank, action, names_stages)
+    label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)
     if not has_begun:
         return (
@@ -549,11 +523,9 @@ def _numbers(panels: Sequence[Panel], columns: Columns) -> str:
     has_slices = any(panel.num_slices > 1 for panel in panels)
     names_stages = several and columns.names_stages
     label, stage = ("2F3", "stage 2, ") if names_stages else ("F3", "")
-    return (
-        f"{label}.1: {stage}microbatch 3, slice 1"
-        if has_slices
-        else f"{label}: {stage}microbatch 3"
-    )
+    if has_slices:
+        return f"{label}.1: {stage}microbatch 3, slice 1"
+    return f"{label}: {stage}microbatch 3"
 
 
 def paint_cells(cells: Sequence[Cell], colour: bool) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from minipipe.core.flow import Flow
 from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Noun, Site, Uses, Value
 from minipipe.errors import ArgumentError, quoted
+from minipipe.schedules.action_table import Program
 from minipipe.schedules.cells import is_kind
 from minipipe.specs import Spec
 
@@ -94,37 +96,29 @@ def declared(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> Iterator[No
             del NOUNS[name]
 
 
-class _Trial:
-    """A setting in which a declaration is tried."""
+class _Trial(Flow):
+    """The flow of a table in which a declaration is tried: each stage on two ranks."""
 
     def __init__(self, num_stages: int) -> None:
-        self.num_stages = num_stages
-        self.num_slices = 1
-        self.frozen: frozenset[int] = frozenset()
+        stages = tuple(range(num_stages))
+        super().__init__(
+            Program("trial", stages, 1, ((),) * num_stages, tied=(stages,))
+        )
         self.is_forward_only = False
-        self.first_backward_stage = 0
-        self.message_cuts: Sequence[bool] = (True,) * (num_stages - 1) + (False,)
-        self.tied: Sequence[tuple[int, ...]] = (tuple(range(num_stages)),)
-        self.num_ranks = num_stages
-        self.kinds: frozenset[str] = frozenset()
-        self.positions: dict[tuple[str, int], dict[int, int]] = {}
 
     def num_replicas(self, stage: int) -> int:
+        """Return 2."""
         return 2
 
     def ranks_of(self, stage: int) -> Sequence[int]:
+        """Return all ranks."""
         return range(self.num_ranks)
-
-    def local_stages(self, rank: int) -> Sequence[int]:
-        return (rank,)
 
     def taken(
         self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
     ) -> Mapping[int, Sequence[int]]:
+        """Return microbatch 0, which any instruction could take."""
         return {-1: [0]}
-
-    def index(self, site: Site, kind: str) -> int:
-        return 0
 
 
 _FORMS: tuple[Any, ...] = (str, bool, Callable)
@@ -197,7 +191,7 @@ def _tried(kind: Kind, name: str, given: object, where: str) -> Any:
         return getattr(kind, name)(given)
     except Exception as error:
         failure = f"The {name} of {kind.name} fails for {where}"
-        argument = "Site" if isinstance(given, Site) else "Setting"
+        argument = "Site" if isinstance(given, Site) else "Flow"
         cause = f"{type(error).__name__}: {error}"
         hint = f"expected a function of a {argument} that fits tables of any size"
         message = f"{failure}: {cause}; {hint}."

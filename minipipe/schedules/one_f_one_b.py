@@ -1,6 +1,6 @@
 """1F1B: after a warm-up, forwards and backwards alternate.
 
-File 1 of 12 on the first path through the code (README.md): next comes
+File 1 of 13 on the first path through the code (README.md): next comes
 ``schedules/action.py``. With one chunk per rank, ``straight`` makes a schedule of the
 rows as they are: rank r holds stage r.
 """

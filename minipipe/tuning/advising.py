@@ -15,7 +15,6 @@ from minipipe.execution.partition import partition_evenly
 from minipipe.execution.plan import check_model
 from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
-from minipipe.schedules.registry import REGISTRY
 from minipipe.specs import Spec
 from minipipe.tuning.measuring import REPEATS, check_question, measure_on_this_rank
 from minipipe.tuning.memory import MakeOptimiser
@@ -208,15 +207,11 @@ def measure(
     """
     options, given = question.options, samples(question.inputs, "inputs")
     xp = backend.module_for(options.get("device", "cpu"), rank)
-    batch, seed = (
-        (question.model, question.inputs, question.targets, options.get("loss")),
-        options.get("seed", 0),
-    )
+    batch = question.model, question.inputs, question.targets, options.get("loss")
+    how = repeats, options.get("seed", 0), xp
     before = core_times()
-    layers = {
-        count: measure_on_this_rank(*batch, count, repeats, seed, xp)
-        for count in question.counts(num_ranks)
-    }
+    counts = question.counts(num_ranks)
+    layers = {count: measure_on_this_rank(*batch, count, *how) for count in counts}
     had, waited = (after - begun for after, begun in zip(core_times(), before))
     share = waited / (had + waited) if waited else 0.0
     return CostModel(layers, given.num_samples, messages, share)
@@ -245,64 +240,41 @@ def weigh(
         Code ``value``.
     """
     seconds = checked_seconds(seconds, SECONDS)
-    weighing, limit, chunks = (
-        Weighing(question, num_ranks, cost_model),
-        question.memory_limit,
-        question.chunks_per_rank,
-    )
-    cuts = (
-        ["given"]
-        if question.partition is not None
-        else ["time", "memory"]
-        if limit < inf
-        else ["time"]
-    )
+    weighing = Weighing(question, num_ranks, cost_model)
+    limit = question.memory_limit
+    chunks = question.chunks_per_rank
+    cuts = ["time", "memory"] if limit < inf else ["time"]
+    if question.partition is not None:
+        cuts = ["given"]
     both = [False, True] if limit < inf else [False]
     again = both if question.recompute is None else [question.recompute]
     forms = [(cut, computed_again) for computed_again in again for cut in cuts]
     num_layers, choices = len(question.model.flat_layers), list[Choice]()
-    for replicas in (
-        n
-        for n in range(1, num_ranks + 1)
-        if num_ranks % n == 0 and question.replicas in (None, n)
-    ):
+    divisors = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+    for replicas in divisors if question.replicas is None else [question.replicas]:
         found = candidates(num_ranks, num_layers, cost_model.layers, chunks, replicas)
-        best = {
-            choice.candidate.schedule: None for choice in sorted(choices, key=by_worth)
-        }
-        names = (
-            {"1f1b", *[*best][:_REPLICATED]}
-            if question.replicas is None and replicas > 1
-            else REGISTRY
-        )
-        choices += weighing.named(
-            (each for each in found if each.schedule in names), forms
-        )
+        if question.replicas is None and replicas > 1:
+            ranked = sorted(choices, key=by_worth)
+            best = dict.fromkeys(choice.candidate.schedule for choice in ranked)
+            names = {"1f1b", *[*best][:_REPLICATED]}
+            found = (each for each in found if each.schedule in names)
+        choices += weighing.named(found, forms)
     is_searched = any(choice.candidate.replicas == 1 for choice in choices)
     if is_searched and chunks is None and seconds > 0:
         choices += weighing.searched(choices, seconds)
     if not choices:
         sizes = f"{counted(num_layers, 'layer')} on {counted(num_ranks, 'rank')}"
         given = f"chunks_per_rank={chunks} and partition={question.partition}"
-        raise ArgumentError(
-            "value", f"No schedule fits {sizes} with {given}; leave one of these out."
-        )
+        message = f"No schedule fits {sizes} with {given}; leave one of these out."
+        raise ArgumentError("value", message)
     own, one = (question.own_plan(num_ranks, of_one) for of_one in (False, True))
-    if (
-        own is None
-        or one is None
-        or own.schedule.num_microbatches not in cost_model.layers
-    ):
+    counts = cost_model.layers
+    if own is None or one is None or own.schedule.num_microbatches not in counts:
         return Advice(choices, cost_model, limit)
-    cut = (
-        "given"
-        if {"partition", "layer_costs"} & {*(question.own or ())}
-        else "parameters"
-    )
-    of_rank, copies = (
-        len(one.schedule.stages_of(0)),
-        own.schedule.num_ranks // one.schedule.num_ranks,
-    )
+    is_cut = not {"partition", "layer_costs"}.isdisjoint(question.own or ())
+    cut = "given" if is_cut else "parameters"
+    of_rank = len(one.schedule.stages_of(0))
+    copies = own.schedule.num_ranks // one.schedule.num_ranks
     count, is_again = own.schedule.num_microbatches, bool(question.recompute)
     named = Candidate(one.schedule.name, count, of_rank, cut, is_again, copies)
     return Advice(choices, cost_model, limit, weighing.plan(named, own, one.schedule))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -67,11 +67,8 @@ class Figures(NamedTuple):
     def parts(self) -> dict[str, float]:
         """The seconds of a rank in its actions, idle, and in the optimiser."""
         step = self.seconds - self.update
-        return {
-            "actions": (1 - self.bubble) * step,
-            "idle": self.bubble * step,
-            "optimiser": self.update,
-        }
+        actions, idle = (1 - self.bubble) * step, self.bubble * step
+        return {"actions": actions, "idle": idle, "optimiser": self.update}
 
 
 def most(row: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
@@ -122,15 +119,11 @@ class GridReport:
     @cached_property
     def measured(self) -> list[Figures]:
         """The median time of a step, by device mesh."""
-        return [
-            Figures(
-                row["grid"],
-                median(row["seconds"]),
-                row["bubble"],
-                row["update_seconds"],
-            )
-            for row in self.rows
-        ]
+        found = []
+        for row in self.rows:
+            times = median(row["seconds"]), row["bubble"], row["update_seconds"]
+            found.append(Figures(row["grid"], *times))
+        return found
 
     @cached_property
     def compiled(self) -> list[float]:
@@ -153,29 +146,23 @@ class GridReport:
         size, count = len(self.rows[0]["ranks"]) // hosts, self.task.microbatches
         found = []
         for row in self.rows:
-            timeline, update = on_hosts(row, count, size, link), row["update_seconds"]
-            found.append(
-                Figures(
-                    row["grid"],
-                    timeline.makespan + update,
-                    timeline.bubble_fraction,
-                    update,
-                )
-            )
+            timeline = on_hosts(row, count, size, link)
+            update = row["update_seconds"]
+            step = timeline.makespan + update
+            found.append(Figures(row["grid"], step, timeline.bubble_fraction, update))
         return found
 
     @cached_property
     def differing(self) -> list[str]:
         """The meshes whose losses differ from the first one by more than rounding."""
-        first, close = self.rows[0]["losses"], CLOSE[self.task.dtype]
-        return [
-            row["grid"]
-            for row in self.rows
-            if not all(
-                abs(own - other) <= close * abs(other)
-                for own, other in zip(row["losses"], first)
-            )
-        ]
+        first, *others = (row["losses"] for row in self.rows)
+        close = CLOSE[self.task.dtype]
+        found = []
+        for row, losses in zip(self.rows[1:], others):
+            pairs = zip(losses, first)
+            if not all(abs(a - b) <= close * abs(b) for a, b in pairs):
+                found.append(row["grid"])
+        return found
 
     @property
     def sentences(self) -> list[str]:
@@ -184,32 +171,17 @@ class GridReport:
         """
         if self.differing:
             names = ", ".join(self.differing)
-            return [
-                (
-                    f"Error: the losses of {names} differ from the losses of "
-                    f"{self.rows[0]['grid']} by more than rounding."
-                )
-            ]
+            first = self.rows[0]["grid"]
+            differ = f"the losses of {names} differ from the losses of {first}"
+            return [f"Error: {differ} by more than rounding."]
         if self.are_threads:
-            return [
-                (
-                    "Thread ranks share one interpreter, so their times do not "
-                    "show the "
-                    "fastest mesh; run under MPI."
-                )
-            ]
-        found = [
-            *self._reasons(self.measured, "measured"),
-            self._compared_with_compiled(),
-            self._spread(),
-        ]
-        found += (
-            self._reasons(
-                self.on_hosts, f"simulated on {counted(self.hosts or 1, 'host')}"
-            )
-            if self.on_hosts
-            else ()
-        )
+            why = "Thread ranks share one interpreter, so their times do not show the"
+            return [f"{why} fastest mesh; run under MPI."]
+        found = [*self._reasons(self.measured, "measured")]
+        found += [self._compared_with_compiled(), self._spread()]
+        if self.on_hosts:
+            where = f"simulated on {counted(self.hosts or 1, 'host')}"
+            found += self._reasons(self.on_hosts, where)
         return found + list(self._changes())
 
     def _reasons(self, figures: Sequence[Figures], how: str) -> Iterator[str]:
@@ -217,58 +189,40 @@ class GridReport:
         largest difference.
         """
         best, *others = ranked(figures)
-        yield (
-            f"{best.grid} is the fastest ({how}): {1e3 * best.seconds:.4g} ms per step."
-        )
+        yield f"{best.grid} is the fastest ({how}): {_ms(best.seconds)} per step."
         for other in others:
-            cause = max(
-                best.parts, key=lambda name: other.parts[name] - best.parts[name]
-            )
-            of_other, of_best = (
-                f"{1e3 * each.parts[cause]:.4g} ms" for each in (other, best)
-            )
+            more = {name: other.parts[name] - own for name, own in best.parts.items()}
+            cause = max(more, key=more.__getitem__)
+            of_other, of_best = (_ms(each.parts[cause]) for each in (other, best))
             words = {
                 "actions": f"its actions take {of_other} per rank instead of {of_best}",
                 "idle": f"its ranks are idle for {of_other} instead of {of_best}",
                 "optimiser": f"its optimiser takes {of_other} instead of {of_best}",
             }[cause]
-            within = [
-                most(self._by_name[each.grid], _WITHIN_ACTIONS, "sent")
-                for each in (other, best)
-            ]
-            if cause == "actions" and within[0] > within[1]:
+            rows = (self._by_name[each.grid] for each in (other, best))
+            sent, least = (most(row, _WITHIN_ACTIONS, "sent") for row in rows)
+            if cause == "actions" and sent > least:
                 words += (
-                    f", which include sending {_size(within[0])} instead of "
-                    f"{_size(within[1])}"
+                    f", which include sending {_size(sent)} instead of {_size(least)}"
                 )
-            yield (
-                f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: "
-                f"{words}."
-            )
+            times = f"{other.seconds / best.seconds:.2f} times as long"
+            yield f"{other.grid} takes {times}: {words}."
 
     def _compared_with_compiled(self) -> str:
         """Return what compile=True saves."""
-        ratios = [
-            compiled / own.seconds
-            for own, compiled in zip(self.measured, self.compiled)
-        ]
-        return (
-            f"With compile=True a step takes {min(ratios):.2f} to {max(ratios):.2f} "
-            "times as long."
-        )
+        pairs = zip(self.measured, self.compiled)
+        ratios = [compiled / own.seconds for own, compiled in pairs]
+        times = f"{min(ratios):.2f} to {max(ratios):.2f} times"
+        return f"With compile=True a step takes {times} as long."
 
     def _spread(self) -> str:
         """Return how much the steps of one mesh differed: smaller differences between
         two meshes are noise.
         """
-        spreads = [
-            (max(row["seconds"]) - min(row["seconds"])) / median(row["seconds"])
-            for row in self.rows
-        ]
-        differed = (
-            "The slowest and the fastest step of one mesh differ by "
-            f"{median(spreads):.0%} (median)"
-        )
+        steps = [row["seconds"] for row in self.rows]
+        spreads = [(max(own) - min(own)) / median(own) for own in steps]
+        differ = f"differ by {median(spreads):.0%} (median)"
+        differed = f"The slowest and the fastest step of one mesh {differ}"
         return f"{differed}; smaller differences between meshes are noise."
 
     def _changes(self) -> Iterator[str]:
@@ -282,31 +236,23 @@ class GridReport:
         for other, needed in zip(others, less):
             if needed < _LESS * needs:
                 times = f"{other.seconds / best.seconds:.2f} times the time"
-                yield (
-                    f"If a rank has less than {_size(needs)}: {other.grid} needs "
-                    f"{_size(needed)} and {times}."
-                )
+                more = f"{other.grid} needs {_size(needed)} and {times}"
+                yield f"If a rank has less than {_size(needs)}: {more}."
                 break
         hosts = max(2, self.hosts or 2)
         if len(self.rows[0]["ranks"]) % hosts or not others:
             return
         first: dict[str, float] = {}  # by winner, the bandwidth from which on it wins
         for bandwidth in _BANDWIDTHS:
-            first.setdefault(
-                ranked(self._over(hosts, self.link._replace(bandwidth=bandwidth)))[
-                    0
-                ].grid,
-                bandwidth,
-            )
+            link = self.link._replace(bandwidth=bandwidth)
+            winner = ranked(self._over(hosts, link))[0]
+            first.setdefault(winner.grid, bandwidth)
         (fastest, _), *later = first.items()
-        slower = [f"{grid} from {bandwidth:.0e} down" for grid, bandwidth in later] or [
-            "also with slower links"
-        ]
-        where = (
-            f"Simulated on {counted(hosts, 'host')} with links of {_BANDWIDTHS[0]:.0e} "
-            "bytes per second"
-        )
-        yield f"{where}, {fastest} is the fastest; {'; '.join(slower)}."
+        slower = [f"{grid} from {bandwidth:.0e} down" for grid, bandwidth in later]
+        how = "; ".join(slower) or "also with slower links"
+        on = f"on {counted(hosts, 'host')} with links of {_BANDWIDTHS[0]:.0e}"
+        where = f"Simulated {on} bytes per second"
+        yield f"{where}, {fastest} is the fastest; {how}."
 
     # -- as text, and as data ----------------------------------------------------------
 
@@ -314,14 +260,11 @@ class GridReport:
     def title(self) -> str:
         """The model and the ranks in a line."""
         task = self.task
-        model = (
-            f"{counted(task.layers, 'block')}, {task.width} wide, "
-            f"{counted(task.heads, 'head')}, {task.dtype}"
-        )
-        return (
-            f"{model}; {task.batch} x {task.length} tokens in "
-            f"{counted(task.microbatches, 'microbatch')}; {self.where}"
-        )
+        blocks, heads = counted(task.layers, "block"), counted(task.heads, "head")
+        model = f"{blocks}, {task.width} wide, {heads}, {task.dtype}"
+        count = counted(task.microbatches, "microbatch")
+        batch = f"{task.batch} x {task.length} tokens in {count}"
+        return f"{model}; {batch}; {self.where}"
 
     @property
     def notes(self) -> list[str]:
@@ -330,33 +273,22 @@ class GridReport:
             f"left out: {name}: {reason}." for name, reason in self.left_out.items()
         ]
         if self.hosts:
-            link = (
-                f"latency {self.link.latency:g} s, {self.link.bandwidth:g} bytes per "
-                "second"
-            )
-            found.append(
-                f"on hosts: {counted(self.hosts, 'host')}, one core per rank, links "
-                f"between hosts: {link}."
-            )
+            speed = f"{self.link.bandwidth:g} bytes per second"
+            link = f"latency {self.link.latency:g} s, {speed}"
+            ranks = f"{counted(self.hosts, 'host')}, one core per rank"
+            found.append(f"on hosts: {ranks}, links between hosts: {link}.")
         if self.shares_cores:
-            found.append(
-                "The ranks share cores, so an action takes longer while other ranks "
-                "compute."
-            )
+            longer = "an action takes longer while other ranks compute"
+            found.append(f"The ranks share cores, so {longer}.")
         return found
 
     def __str__(self) -> str:
-        tables = [
-            self._times(),
-            self._sizes("sent bytes", KINDS, "sent", {OTHER: ("sent", OTHER)}),
-        ]
+        sent = self._sizes("sent bytes", KINDS, "sent", {OTHER: ("sent", OTHER)})
         in_flight = {"in flight": ("promised_memory", "messages", "sums")}
-        tables.append(self._sizes("held bytes", MEMORY, "memory", in_flight))
-        texts = [
-            wrapped("\n".join(lines), terminal_width())
-            for lines in ([self.title], self.notes, self.sentences)
-        ]
-        return "\n\n".join(filter(None, [texts[0], *tables, *texts[1:]]))
+        held = self._sizes("held bytes", MEMORY, "memory", in_flight)
+        parts = [self.title], self.notes, self.sentences
+        title, *texts = (wrapped("\n".join(it), terminal_width()) for it in parts)
+        return "\n\n".join(filter(None, [title, self._times(), sent, held, *texts]))
 
     def _times(self) -> str:
         """Return the table of measured and simulated times, also on hosts."""
@@ -365,11 +297,7 @@ class GridReport:
         head = [f"{how}{name}" for how in columns for name in ("ms", "idle")]
         cells = [["mesh", *head[:2], "compiled", *head[2:], "loss"]]
         for row, compiled, *found in zip(self.rows, self.compiled, *columns.values()):
-            times = [
-                [f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %"]
-                for each in found
-            ]
-            measured, *others = times
+            measured, *others = map(_cells, found)
             own = [*measured, f"{1e3 * compiled:.2f}", *chain(*others)]
             cells.append([row["grid"], *own, f"{row['losses'][0]:.6f}"])
         return text_table(cells, range(1, len(cells[0])), terminal_width())
@@ -386,92 +314,65 @@ class GridReport:
         """
         cells = [[head, *kinds, "all", "promised", *beside]]
         for row in self.rows:
-            sizes = [
-                *(most(row, [kind], whose) for kind in kinds),
-                most(row, kinds, whose),
-            ]
-            sizes += [
-                most(row, kinds, f"promised_{whose}"),
-                *(most(row, own, of) for of, *own in beside.values()),
-            ]
+            sizes = [most(row, [kind], whose) for kind in kinds]
+            sizes += [most(row, kinds, of) for of in (whose, f"promised_{whose}")]
+            sizes += (most(row, own, of) for of, *own in beside.values())
             cells.append([row["grid"], *(f"{size:,}" for size in sizes)])
         return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def picture(self) -> str:
         """Return times, bytes sent and bytes held as bars, in an SVG document."""
-        bytes_of = {
-            "sent in a step": (KINDS, "sent"),
-            "held by the fullest rank": (MEMORY, "memory"),
-        }
         columns = {"a step, measured": _bars_of_times(self.measured, self.simulated)}
-        simulated = (
-            f"on {counted(self.hosts or 1, 'host')}, {self.link.bandwidth:.1e} B/s"
-        )
-        columns |= {simulated: _bars_of_times(self.on_hosts)} if self.hosts else {}
-        for head, (kinds, whose) in bytes_of.items():
-            fullest = [
-                max(row["ranks"], key=lambda rank: _total(rank, kinds, whose))
-                for row in self.rows
-            ]
-            columns[head] = [
-                Bar(
-                    {_PARTS.get(kind, kind): rank[whose][kind] for kind in kinds},
-                    _size(_total(rank, kinds, whose)),
-                    _total(rank, kinds, f"promised_{whose}"),
-                )
-                for rank in fullest
-            ]
-        notes = [
-            self.sentences[0],
-            *islice(self._reasons(self.on_hosts, simulated), 1 if self.hosts else 0),
-        ]
-        names, marks = (
-            [row["grid"] for row in self.rows],
-            "simulated, or predicted by theory",
-        )
+        notes = [self.sentences[0]]
+        if self.hosts:
+            speed = f"{self.link.bandwidth:.1e} B/s"
+            simulated = f"on {counted(self.hosts, 'host')}, {speed}"
+            columns[simulated] = _bars_of_times(self.on_hosts)
+            notes.append(next(self._reasons(self.on_hosts, simulated)))
+        columns["sent in a step"] = self._bars_of_bytes(KINDS, "sent")
+        columns["held by the fullest rank"] = self._bars_of_bytes(MEMORY, "memory")
+        names = [row["grid"] for row in self.rows]
+        marks = "simulated, or predicted by theory"
         return draw_bars(
             names, columns, _LOOKS, marks=marks, title=self.title, notes=notes
         )
 
+    def _bars_of_bytes(self, kinds: Sequence[str], whose: str) -> list[Bar]:
+        """Return a bar for the fullest rank of each mesh."""
+        bars = []
+        for row in self.rows:
+            rank = max(row["ranks"], key=lambda own: _total(own, kinds, whose))
+            parts = {_PARTS.get(kind, kind): rank[whose][kind] for kind in kinds}
+            mark = _total(rank, kinds, f"promised_{whose}")
+            bars.append(Bar(parts, _size(_total(rank, kinds, whose)), mark))
+        return bars
+
     @property
     def data(self) -> dict[str, Any]:
         """The whole as plain data: seconds and bytes."""
-        found = {
-            name: getattr(self, name)
-            for name in ("where", "hosts", "left_out", "differing", "sentences")
-        }
-        times = {
-            name: [each._asdict() for each in getattr(self, name)] for name in _HOW
-        }
-        return {
-            "task": asdict(self.task),
-            "link": self.link._asdict(),
-            **found,
-            **times,
-            "grids": self.rows,
-        }
+        found: dict[str, Any] = {"task": asdict(self.task)}
+        found["link"] = self.link._asdict()
+        for name in ("where", "hosts", "left_out", "differing", "sentences"):
+            found[name] = getattr(self, name)
+        for name in _HOW:
+            found[name] = [each._asdict() for each in getattr(self, name)]
+        return {**found, "grids": self.rows}
 
     def flat(self) -> list[dict[str, Any]]:
         """Return a row of figures for each rank of each mesh, for CSV."""
         found = []
         for i, row in enumerate(self.rows):
-            own = {name: row[name] for name in ("grid", *GridSizes._fields)} | {
-                "loss": row["losses"][0]
-            }
-            own["compiled_seconds"] = self.compiled[i]
+            own = {name: row[name] for name in ("grid", *GridSizes._fields)}
+            own |= {"loss": row["losses"][0], "compiled_seconds": self.compiled[i]}
             for name in _HOW:
                 for figures in getattr(self, name)[i : i + 1]:
-                    own |= {
-                        f"{name}_seconds": figures.seconds,
-                        f"{name}_idle": figures.bubble,
-                    }
+                    own[f"{name}_seconds"] = figures.seconds
+                    own[f"{name}_idle"] = figures.bubble
             for number, rank in enumerate(row["ranks"]):
-                sizes = {
-                    f"{whose} {kind}": rank[whose][kind]
-                    for whose in _WHOSE
-                    for kind in rank[whose]
-                }
-                found.append({**own, "rank": number, **sizes})
+                found.append({**own, "rank": number})
+                for whose in _WHOSE:
+                    for kind, size in rank[whose].items():
+                        found[-1][f"{whose} {kind}"] = size
         return found
 
 
@@ -483,15 +384,21 @@ def _bars_of_times(
     figures: Sequence[Figures], marks: Sequence[Figures] | None = None
 ) -> list[Bar]:
     ends = [None] * len(figures) if marks is None else [each.seconds for each in marks]
-    return [
-        Bar(each.parts, f"{1e3 * each.seconds:.4g} ms", end)
-        for each, end in zip(figures, ends)
-    ]
+    pairs = zip(figures, ends)
+    return [Bar(each.parts, _ms(each.seconds), end) for each, end in pairs]
+
+
+def _cells(figures: Figures) -> list[str]:
+    return [f"{1e3 * figures.seconds:.2f}", f"{100 * figures.bubble:.0f} %"]
 
 
 def ranked(figures: Sequence[Figures]) -> list[Figures]:
     """Return figures, the fastest first."""
     return sorted(figures, key=lambda each: each.seconds)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"
 
 
 def _size(size: float) -> str:

@@ -69,15 +69,10 @@ class GridSizes(NamedTuple):
         ... )
         ('pipeline 2 x tensor 2', 'fully sharded 4', 'one rank')
         """
-        names = {
-            "pipeline": self.pipeline,
-            "fully sharded" if self.fully_sharded else "data": self.data,
-        }
-        names["tensor"] = self.tensor
-        return (
-            " x ".join(f"{name} {size}" for name, size in names.items() if size > 1)
-            or "one rank"
-        )
+        data = "fully sharded" if self.fully_sharded else "data"
+        names = {"pipeline": self.pipeline, data: self.data, "tensor": self.tensor}
+        parts = [f"{name} {size}" for name, size in names.items() if size > 1]
+        return " x ".join(parts) or "one rank"
 
 
 @dataclass(frozen=True)
@@ -106,13 +101,14 @@ class Task:
     def model(self) -> Sequential:
         """Return the model, without values."""
         dtype = np.dtype(self.dtype)
+        blocks = [
+            TransformerBlock(self.width, self.heads, True, dtype=dtype)
+            for _ in range(self.layers)
+        ]
         return Sequential(
             Embedding(self.symbols, self.width, dtype=dtype),
             PositionalEmbedding(self.length, self.width, dtype=dtype),
-            *(
-                TransformerBlock(self.width, self.heads, True, dtype=dtype)
-                for _ in range(self.layers)
-            ),
+            *blocks,
             LayerNorm(self.width, dtype=dtype),
             Linear(self.width, self.symbols, dtype=dtype),
         )
@@ -153,17 +149,17 @@ class Task:
         """
         fitting, left_out = [], {}
         for sizes in _products(num_ranks):
-            limits = (
-                ("layers", self.layers, sizes.pipeline),
-                ("microbatches", self.microbatches, sizes.data),
-                ("heads", self.heads, sizes.tensor),
-                ("symbols", self.symbols, sizes.tensor),
-            )
-            wrong = [
-                f"{name} are {own}, not a multiple of {size}"
-                for name, own, size in limits
-                if own % size
-            ]
+            counts = {
+                "layers": sizes.pipeline,
+                "microbatches": sizes.data,
+                "heads": sizes.tensor,
+                "symbols": sizes.tensor,
+            }
+            wrong = []
+            for name, size in counts.items():
+                own = getattr(self, name)
+                if own % size:
+                    wrong.append(f"{name} are {own}, not a multiple of {size}")
             if wrong:
                 left_out[sizes.name] = wrong[0]
             else:
@@ -215,10 +211,8 @@ def compare_on_ranks(
         runners.append(_Runner(task, sizes, group, make))
     chance = Random(0)
     for number in range(rounds):
-        tell(
-            f"round {number + 1} of {rounds}: steps of "
-            f"{counted(len(runners), 'mesh')} in turns"
-        )
+        steps = f"steps of {counted(len(runners), 'mesh')} in turns"
+        tell(f"round {number + 1} of {rounds}: {steps}")
         for runner in chance.sample(runners, len(runners)):
             runner.turn()
     return [runner.row() for runner in runners]
@@ -232,11 +226,9 @@ class _Runner:
     def __init__(
         self, task: Task, sizes: GridSizes, group: ProcessGroup, make: MakePipeline
     ) -> None:
-        grid, self._group, self._batch = (
-            Grid(group, **sizes._asdict()),
-            group,
-            task.tokens(),
-        )
+        grid = Grid(group, **sizes._asdict())
+        self._group = group
+        self._batch = task.tokens()
         loss, count = CrossEntropyLoss(), task.microbatches // sizes.data
         cut = {"partition": task.partition(sizes.pipeline), "num_microbatches": count}
         options = {"loss": loss, "check_agreement": False, "check_finite": "off", **cut}
@@ -321,15 +313,13 @@ class _Runner:
         """Return the results. Collective."""
         times = np.max(objects.gather(self._group, self._times, _CALL), axis=0)
         bubbles = [timeline.bubble_fraction for timeline in self._timelines]
+        compiled = objects.gather(self._group, self._times_compiled, _CALL)
+        bubble = np.mean(objects.gather(self._group, bubbles, _CALL), axis=0)
         return {
             **self._found,
             "seconds": times.sum(axis=1).tolist(),
-            "compiled_seconds": np.max(
-                objects.gather(self._group, self._times_compiled, _CALL), axis=0
-            ).tolist(),
+            "compiled_seconds": np.max(compiled, axis=0).tolist(),
             "update_seconds": median(times[:, 1].tolist()),
-            "bubble": median(
-                np.mean(objects.gather(self._group, bubbles, _CALL), axis=0).tolist()
-            ),
+            "bubble": median(bubble.tolist()),
             "costs": asdict(Costs.measured(*self._timelines)),
         }

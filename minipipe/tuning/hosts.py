@@ -84,18 +84,12 @@ def on_hosts(
         )
 
     def parts(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return [
-            ((stage, r, k), (stage, r, other))
-            for r in range(d)
-            for k, other in permutations(range(t), 2)
-        ]
+        pairs = permutations(range(t), 2)
+        return [((stage, r, a), (stage, r, b)) for a, b in pairs for r in range(d)]
 
     def replicas(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return [
-            ((stage, r, k), (stage, other, k))
-            for k in range(t)
-            for r, other in permutations(range(d), 2)
-        ]
+        pairs = permutations(range(d), 2)
+        return [((stage, a, k), (stage, b, k)) for a, b in pairs for k in range(t)]
 
     def within(stage: int, sums: Sequence[tuple[int, int]], gathers: int) -> float:
         """Return the additional time of an action for tensor-parallel all-reduces and
@@ -108,10 +102,8 @@ def on_hosts(
         added = (rounds * time(parts(stage), n * size * fraction) for n, size in sums)
         return sum(added) + gathers * shares
 
-    messages, totals = (
-        list(costs.message_times(schedule)),
-        [total for _, total in costs.sum_times(schedule)],
-    )
+    messages = list(costs.message_times(schedule))
+    totals = [total for _, total in costs.sum_times(schedule)]
     for stage, following in pairwise(range(p)):
         over_cut = [
             ((stage, r, k), (following, r, k)) for r in range(d) for k in range(t)
@@ -125,16 +117,13 @@ def on_hosts(
     forward, backward = (
         costs.by_stage(name, p) for name in ("forward", "backward_input")
     )
+    for stage in range(p):
+        forward[stage] += within(stage, sizes.forward_sums[stage], 1)
+        backward[stage] += within(stage, sizes.backward_sums[stage], 2)
     timed = replace(
         costs,
-        forward=[
-            own + within(stage, sizes.forward_sums[stage], 1)
-            for stage, own in enumerate(forward)
-        ],
-        backward_input=[
-            own + within(stage, sizes.backward_sums[stage], 2)
-            for stage, own in enumerate(backward)
-        ],
+        forward=forward,
+        backward_input=backward,
         latency=0.0,
         bandwidth=1.0,  # the size of a message is its time
         message_size=messages,

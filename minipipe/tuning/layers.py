@@ -132,13 +132,11 @@ def held_by_stage(
 
     def num_bytes(held: Sequence[Buffers]) -> int:
         """Return the bytes of buffers that may occur several times."""
-        return sum(
-            dict(
-                lies_in.get(buffer, (buffer, size))
-                for part in held
-                for buffer, size in part.items()
-            ).values()
-        )
+        sizes: dict[Hashable, int] = {}
+        for buffer, size in (item for part in held for item in part.items()):
+            place, nbytes = lies_in.get(buffer, (buffer, size))
+            sizes[place] = nbytes
+        return sum(sizes.values())
 
     has_graph = any(part.has_graph for part in layers)
     kept = [layers[0].inputs.buffers] if recompute and has_graph else []
@@ -148,11 +146,10 @@ def held_by_stage(
     recomputed = layers if recompute else counted
     # Backward recomputes the last layer first, while the layers before it still hold
     # their activations.
-    during = [
-        num_bytes([before.after_forward for before in recomputed[: i + 1]])
-        + part.transient
-        for i, part in enumerate(recomputed)
-    ]
+    during = []
+    for i, part in enumerate(recomputed):
+        before = [other.after_forward for other in recomputed[: i + 1]]
+        during.append(num_bytes(before) + part.transient)
     transient = max(0, max(during) - activation) if has_graph else 0
     return activation, num_bytes([part.after_input for part in counted]), transient
 
@@ -255,25 +252,15 @@ class MeasuredLayers(Sequence[LayerCosts]):
         self, layers: list[Module], measured: Sequence[LayerProfile], loss: Any = None
     ) -> None:
         self._layers, self._holdings = layers, [found.holding for found in measured]
-        names = [
-            *(layer.brief() for layer in layers),
-            getattr(loss, "__qualname__", type(loss).__name__),
-        ]
-        sizes = (
-            [layer.num_parameters for layer in layers],
-            [sum(p.nbytes for p in layer.parameters()) for layer in layers],
-        )
+        names = [layer.brief() for layer in layers]
+        names.append(getattr(loss, "__qualname__", type(loss).__name__))
+        sizes = [(own.num_parameters, _num_bytes(own)) for own in layers]
         self._rows: list[LayerCosts] = []  # the loss at the end, if there is one
-        for name, (times, holding, message_size), own in zip(
-            names, measured, [*zip(*sizes), (0, 0)]
-        ):
-            alone = held_by_stage(
-                [holding], [], batch=None if self._rows else holding.inputs.buffers
-            )
-            returns_gradient = bool(holding.gradients.buffers)
-            self._rows.append(
-                LayerCosts(name, *times, *alone, message_size, returns_gradient, *own)
-            )
+        for name, found, size in zip(names, measured, [*sizes, (0, 0)]):
+            batch = None if self._rows else found.holding.inputs.buffers
+            held = held_by_stage([found.holding], [], batch=batch)
+            passes = found.message_size, bool(found.holding.gradients.buffers)
+            self._rows.append(LayerCosts(name, *found.times, *held, *passes, *size))
         self.loss = self._rows[-1] if loss is not None else None
 
     def __len__(self) -> int:
@@ -309,10 +296,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
         """
         if len(self) != len(plan.layers):
             own = f"These are figures of {counted(len(self), 'layer')}"
-            message = (
-                f"{own}, but the plan has {len(plan.layers)}; measure the plan's own "
-                "model."
-            )
+            given = f"the plan has {len(plan.layers)}"
+            message = f"{own}, but {given}; measure the plan's own model."
             raise ArgumentError("value", message)
         costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         cuts = [self[part.stop - 1] for part in plan.partition]
@@ -373,31 +358,24 @@ class MeasuredLayers(Sequence[LayerCosts]):
         ranks = range(len(parts)) if placement is None else placement
         # Neighbouring stages on one rank need no message: a buffer received by one may
         # be part of the graph of another.
-        runs = [
-            [parts[stage] for stage in run]
-            for _, run in groupby(range(len(parts)), list(ranks).__getitem__)
-        ]
-        held = [
-            self._held(part, recompute, run[0].start, run[-1].stop)
-            for run in runs
-            for part in run
-        ]
+        stages = groupby(range(len(parts)), list(ranks).__getitem__)
+        runs = [[parts[stage] for stage in run] for _, run in stages]
+        held = []
+        for run in runs:
+            ends = run[0].start, run[-1].stop
+            held += [self._held(part, recompute, *ends) for part in run]
         activation, weight_activation, transient = zip(*held)
+        sizes = [self[part.stop - 1].message_size for part in parts[:-1]]
+        uses = [uses_in(self._layers[part.start : part.stop]) for part in parts]
         return Costs(
             forward=forward,
             backward_input=backward_input,
             backward_weight=[sum(row.backward_weight for row in own) for own in rows],
-            message_size=[
-                *(self[part.stop - 1].message_size for part in parts[:-1]),
-                0,
-            ],
+            message_size=[*sizes, 0],
             activation=activation,
             weight_activation=weight_activation,
             transient_activation=transient,
-            gradient_size=[
-                gradient_bytes(uses_in(self._layers[part.start : part.stop]))
-                for part in parts
-            ],
+            gradient_size=list(map(gradient_bytes, uses)),
             unit="s",
             memory_unit="bytes",
         )
@@ -459,29 +437,23 @@ class MeasuredLayers(Sequence[LayerCosts]):
         [range(0, 3), range(3, 6)]
         """
         if (num_stages is None) == (schedule is None):
-            raise ArgumentError(
-                "value",
-                "balance takes num_stages, or a schedule instead, which has its own.",
+            message = (
+                "balance takes num_stages, or a schedule instead, which has its own."
             )
+            raise ArgumentError("value", message)
         if schedule is not None:
             # replicas are alike
-            num_stages, placement = (
-                schedule.num_stages,
-                next(iter(pipelines_of(schedule))),
-            )
+            num_stages = schedule.num_stages
+            placement = next(iter(pipelines_of(schedule)))
         assert num_stages is not None
         if by == "memory":
-            counts = (
-                [1] * num_stages
-                if schedule is None
-                else microbatches_in_flight(schedule)
-            )
+            counts = [1] * num_stages
+            if schedule is not None:
+                counts = microbatches_in_flight(schedule)
             held = [max(costs.activation, costs.weight_activation) for costs in self]
             kept = [sum(kept_bytes([layer], optimiser)) for layer in self._layers]
-            rows = [
-                [count * own + fixed for own, fixed in zip(held, kept)]
-                for count in counts
-            ]
+            pairs = list(zip(held, kept))
+            rows = [[count * own + fixed for own, fixed in pairs] for count in counts]
             return partition_by_stage_cost(rows, num_stages, placement)
         return partition_by_cost(self._amounts(by, recompute), num_stages, placement)
 
@@ -489,19 +461,16 @@ class MeasuredLayers(Sequence[LayerCosts]):
         Spec(str, choices=("time", "memory", "parameters"), code="name").check("by", by)
         if by == "parameters":
             return [costs.num_parameters for costs in self]
-        again = [
-            costs.forward if recompute and costs.backward_input else 0.0
-            for costs in self
-        ]
+        if not recompute:
+            return self.times
+        again = [own.forward if own.backward_input else 0.0 for own in self]
         return [time + more for time, more in zip(self.times, again)]
 
     # -- as a table --------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return (
-            f"<MeasuredLayers: {counted(len(self), 'layer')}, "
-            f"{1e3 * sum(self.times):.3g} ms a microbatch>"
-        )
+        time = f"{1e3 * sum(self.times):.3g} ms a microbatch"
+        return f"<MeasuredLayers: {counted(len(self), 'layer')}, {time}>"
 
     def __str__(self) -> str:
         return text_table(self._table(), _ON_THE_RIGHT)
@@ -510,30 +479,23 @@ class MeasuredLayers(Sequence[LayerCosts]):
         return html_table(self._table(), _ON_THE_RIGHT)
 
     def _table(self) -> list[tuple[str, ...]]:
-        return [
-            _HEAD,
-            *(
-                _cells(str(i) if i < len(self) else "", costs)
-                for i, costs in enumerate(self._rows)
-            ),
-        ]
+        numbers = [*map(str, range(len(self))), ""]
+        return [_HEAD, *map(_cells, numbers, self._rows)]
+
+
+def _num_bytes(layer: Module) -> int:
+    return sum(parameter.nbytes for parameter in layer.parameters())
 
 
 def _cells(number: str, costs: LayerCosts) -> tuple[str, ...]:
-    times = (
-        f"{1e3 * time:.3f}"
-        for time in (costs.forward, costs.backward_input, costs.backward_weight)
-    )
-    held = (
-        f"{size:,}"
-        for size in (costs.activation, costs.weight_activation, costs.message_size)
-    )
+    times = costs.forward, costs.backward_input, costs.backward_weight
+    held = costs.activation, costs.weight_activation, costs.message_size
     gradient = "yes" if costs.returns_gradient else "no"
     return (
         number,
         costs.layer,
-        *times,
-        *held,
+        *(f"{1e3 * time:.3f}" for time in times),
+        *(f"{size:,}" for size in held),
         gradient,
         f"{costs.num_parameters:,}",
         f"{costs.parameter_bytes:,}",

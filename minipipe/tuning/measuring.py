@@ -13,7 +13,7 @@ A layer runs eagerly, as in a pipeline by default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
 from types import ModuleType
@@ -27,14 +27,13 @@ from minipipe.comm import ProcessGroup, objects, spawn
 from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_loss
+from minipipe.execution.meter import MemoryMeter, persistent_arrays, roots_of
 from minipipe.execution.objective import BatchObjective, Loss
-from minipipe.execution.observers import MemoryMeter, roots_of
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, build_stages, check_model
 from minipipe.execution.samples import samples, sizes_of
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
-from minipipe.nn.fully_sharded import persistent_arrays
 from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.registry import NUM_MICROBATCHES
@@ -134,16 +133,13 @@ def measure_layers(
     True
     """
     check_question("measure_layers", model, targets, loss)
-    how = (
-        num_microbatches,
-        COUNT.check("repeats", repeats),
-        seed,
-        backend.module_for(device),
-    )
-    return spawn(
-        lambda group: measure_on_this_rank(model, inputs, targets, loss, *how),
-        num_ranks=1,
-    )[0]
+    repeats = COUNT.check("repeats", repeats)
+    how = num_microbatches, repeats, seed, backend.module_for(device)
+
+    def measure(group: ProcessGroup) -> MeasuredLayers:
+        return measure_on_this_rank(model, inputs, targets, loss, *how)
+
+    return spawn(measure, num_ranks=1)[0]
 
 
 def check_question(
@@ -202,11 +198,8 @@ def measure_on_this_rank(
         gradients = [Payload(ones, [], ())]
         found = []
         for index in reversed(range(len(layers) + (loss is not None))):
-            passing = _Passing(
-                values[index],
-                values[index + 1] if index < len(layers) else None,
-                gradients,
-            )
+            result = values[index + 1] if index < len(layers) else None
+            passing = _Passing(values[index], result, gradients)
             profile, gradient = _measure(stage_of(index), passing, batch, repeats, xp)
             found.append(profile)
             gradients.append(gradient)
@@ -225,11 +218,9 @@ class _Passing(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of the result as a message."""
-        return (
-            0
-            if self.result is None
-            else backend.num_bytes(self.result.to_message(may_be_on_device=True))
-        )
+        if self.result is None:
+            return 0
+        return backend.num_bytes(self.result.to_message(may_be_on_device=True))
 
 
 def _plan_of_layers(model: Sequential) -> Plan:
@@ -253,16 +244,12 @@ def _first_microbatch(
 ) -> Batch:
     """Return the first microbatch of a batch, in memory of its own."""
     x = samples(inputs, "inputs", plan.dtypes["inputs"], xp)
-    y = (
-        None
-        if loss is None
-        else samples(targets, "targets", plan.dtypes["targets"], xp)
-    )
+    y = None
+    if loss is not None:
+        y = samples(targets, "targets", plan.dtypes["targets"], xp)
     if y is not None and y.num_samples != x.num_samples:
-        message = (
-            f"There are {x.num_samples} inputs, but {y.num_samples} targets; expected "
-            "one for each."
-        )
+        counts = f"{x.num_samples} inputs, but {y.num_samples} targets"
+        message = f"There are {counts}; expected one for each."
         raise MicrobatchError("wrong-number", message)
     read = [x] if y is None else [x, y]
     sizes = sizes_of(x.num_samples, num_microbatches, *read)
@@ -354,22 +341,19 @@ def _held(
         same = {
             _buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)
         }
-    known = {
-        _buffer(a)
-        for payload in (passing.received, *passing.gradients)
-        for a in payload.arrays
-    }
+    payloads = (passing.received, *passing.gradients)
+    known = {_buffer(array) for payload in payloads for array in payload.arrays}
     known |= set(same.values())
 
     def apart(buffers: dict[int, int]) -> Buffers:
         """Mark buffers of this stage alone: another stage may reuse their identity
         later.
         """
-        found = {same.get(key, key): size for key, size in buffers.items()}
-        return {
-            key if key in known else (stage.index, key): size
-            for key, size in found.items()
-        }
+        marked: dict[Hashable, int] = {}
+        for buffer, size in buffers.items():
+            key = same.get(buffer, buffer)
+            marked[key if key in known else (stage.index, key)] = size
+        return marked
 
     after_forward = apart(held_buffers(actions.graph, not_counted))
     has_graph = any(
@@ -525,10 +509,8 @@ def batch_of(sample: Any, option: str) -> Sequence[Any]:
         Code ``value``: it is not a pair.
     """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ArgumentError(
-            "value",
-            f"{option} needs a batch to measure: pass sample=(inputs, targets).",
-        )
+        hint = "pass sample=(inputs, targets)"
+        raise ArgumentError("value", f"{option} needs a batch to measure: {hint}.")
     return sample
 
 
@@ -564,11 +546,7 @@ def measured_partition(
         Code ``value``: on rank 0, if there is no sample.
     """
     check_model(model)
-    others = {
-        name: value
-        for name, value in options.items()
-        if name not in ("partition", "sample")
-    }
+    others = {name: options[name] for name in options.keys() - {"partition", "sample"}}
     schedule = Plan(model, num_ranks=group.size, **others).schedule
     found = None
     if group.rank == 0:

@@ -39,19 +39,6 @@ _RUN = 2  # microbatches for each rank: a longer run holds no more at once
 MakeOptimiser = Callable[[list[Parameter]], Optimiser]
 
 
-_HEAD = (
-    "rank",
-    "parameters",
-    "gradients",
-    "optimiser",
-    "activations",
-    "messages",
-    "sums",
-    "versions",
-    "total bytes",
-)
-
-
 class RankMemory(NamedTuple):
     """The memory of one rank in a training step, in bytes.
 
@@ -98,6 +85,13 @@ class RankMemory(NamedTuple):
         return sum(self)
 
 
+_HEAD = (
+    "rank",
+    *(name.removesuffix("_state") for name in RankMemory._fields),
+    "total bytes",
+)
+
+
 class MemoryPrediction(tuple[RankMemory, ...]):
     """The memory of each rank in a training step: a tuple of :class:`RankMemory`, by
     rank, which prints as a table.
@@ -120,10 +114,10 @@ class MemoryPrediction(tuple[RankMemory, ...]):
         return html_table(self._table(), range(len(_HEAD)))
 
     def _table(self) -> list[tuple[str, ...]]:
-        rows = (
-            (str(rank), *(f"{size:,}" for size in (*own, own.total)))
-            for rank, own in enumerate(self)
-        )
+        rows = []
+        for rank, own in enumerate(self):
+            sizes = [f"{size:,}" for size in (*own, own.total)]
+            rows.append((str(rank), *sizes))
         return [_HEAD, *rows]
 
 
@@ -159,11 +153,8 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
         actions = [next(heads[rank]) for rank in ranks]
         for sign, value_of in ((-1, Value.consumed_by), (1, Value.produced_by)):
             for value in map(value_of, actions):
-                if (
-                    value is not None
-                    and 0 <= value.cut < len(crosses)
-                    and crosses[value.cut]
-                ):
+                cut = -1 if value is None else value.cut
+                if value is not None and 0 <= cut < len(crosses) and crosses[cut]:
                     size = sizes[value.cut][value.direction is Direction.BACKWARD]
                     held[schedule.rank_of(value.stage, value.microbatch)] += sign * size
         most = list(map(max, most, held))
@@ -194,10 +185,8 @@ def memory_of(
         schedule = plan.program_of_run(
             max(schedule.num_microbatches, _RUN * schedule.num_ranks)
         ).schedule
-    levels, sent = (
-        memory_levels(schedule, costs.memory(schedule.num_stages)),
-        in_flight(schedule, messages),
-    )
+    levels = memory_levels(schedule, costs.memory(schedule.num_stages))
+    sent = in_flight(schedule, messages)
     found = []
     for rank in range(schedule.num_ranks):
         own = [
@@ -205,20 +194,16 @@ def memory_of(
         ]
         parameters, gradients, state = kept_bytes(own, optimiser)
         activations = int(max((during for during, _ in levels[rank]), default=0))
-        sums, versions = (
-            sum(_sums(plan, stage, rank) for stage in schedule.stages_of(rank)),
-            0,
-        )
+        stages = schedule.stages_of(rank)
+        versions = 0
+        sums = sum(_sums(plan, stage, rank) for stage in stages)
         sums += _whole_layer(own)
         if schedule.is_forward_only:
             gradients = sums = 0
         elif U in schedule.kinds:
             sums, versions = _copies(plan, schedule, rank, plan.is_stashed(stash))
-        found.append(
-            RankMemory(
-                parameters, gradients, state, activations, sent[rank], sums, versions
-            )
-        )
+        held = parameters, gradients, state, activations
+        found.append(RankMemory(*held, sent[rank], sums, versions))
     return MemoryPrediction(found)
 
 
@@ -230,11 +215,8 @@ def kept_bytes(
     """
     uses = uses_in(layers)
     parameters = list({id(use.owner): use.owner for use in uses}.values())
-    return (
-        sum(parameter.nbytes for parameter in parameters),
-        gradient_bytes(uses),
-        state_bytes(optimiser, parameters),
-    )
+    own = sum(parameter.nbytes for parameter in parameters)
+    return own, gradient_bytes(uses), state_bytes(optimiser, parameters)
 
 
 def uses_in(layers: Iterable[Module]) -> list[Parameter]:
@@ -249,11 +231,8 @@ def _sums(plan: Plan, stage: int, rank: int) -> int:
     blocks take.
     """
     ranks = plan.program.ranks_of(stage)
-    gradients = [
-        (use.size, gradient_bytes([use]))
-        for use in uses_in(plan.part(stage))
-        if not use.is_summed
-    ]
+    uses = [use for use in uses_in(plan.part(stage)) if not use.is_summed]
+    gradients = [(use.size, gradient_bytes([use])) for use in uses]
     of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(
         nbytes for _, nbytes in gradients
     )
@@ -265,18 +244,14 @@ def _whole_layer(layers: Iterable[Module]) -> int:
     """Return the bytes of the workspace of fully sharded layers, and of as many
     gradients; 0 if there are none.
     """
-    parts = (
-        part
-        for layer in layers
-        for part in layer.modules()
-        if isinstance(part, FullySharded)
-    )
-    spaces = {id(part.workspace): part.workspace.sizes for part in parts}
-    return sum(
-        2 * size * backend.numpy_dtype(dtype).itemsize
-        for of in spaces.values()
-        for dtype, size in of.items()
-    )
+    parts = (part for layer in layers for part in layer.modules())
+    sharded = [part for part in parts if isinstance(part, FullySharded)]
+    spaces = {id(part.workspace): part.workspace.sizes for part in sharded}
+    total = 0
+    for sizes in spaces.values():
+        for dtype, size in sizes.items():
+            total += 2 * size * backend.numpy_dtype(dtype).itemsize
+    return total
 
 
 def _copies(
@@ -338,10 +313,10 @@ def state_bytes(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if make_optimiser is None or not trained:
         return 0
-    standins = [
-        Parameter(np.zeros((1,) * len(p.shape), backend.numpy_dtype(p.dtype)))
-        for p in trained
-    ]
+    standins = []
+    for own in trained:
+        blank = np.zeros((1,) * len(own.shape), backend.numpy_dtype(own.dtype))
+        standins.append(Parameter(blank))
     optimiser = (
         make_optimiser(list(standins)) if callable(make_optimiser) else make_optimiser
     )
@@ -350,17 +325,12 @@ def state_bytes(
     for standin in standins:
         standin.grad = np.zeros_like(standin.data)
     optimiser.step()
-    states, masters = optimiser._states, optimiser._masters
-    kept = [
-        [*states.get(id(standin), {}).values(), masters.get(id(standin))]
-        for standin in standins
-    ]
-    return sum(
-        backend.num_bytes(array) * parameter.size
-        for parameter, arrays in zip(trained, kept)
-        for array in arrays
-        if backend.is_array(array)
-    )
+    total = 0
+    for parameter, standin in zip(trained, standins):
+        kept = optimiser._states.get(id(standin), {}).values()
+        arrays = filter(backend.is_array, kept)
+        total += parameter.size * sum(map(backend.num_bytes, arrays))
+    return total
 
 
 def gradient_bytes(parameters: Iterable[Parameter]) -> int:
@@ -378,8 +348,5 @@ def gradient_bytes(parameters: Iterable[Parameter]) -> int:
     ... )
     80
     """
-    return sum(
-        p.size * max(4, p.nbytes // max(1, p.size))
-        for p in parameters
-        if p.requires_grad
-    )
+    trained = (p for p in parameters if p.requires_grad)
+    return sum(p.size * max(4, p.nbytes // max(1, p.size)) for p in trained)

@@ -33,9 +33,7 @@ from weakref import ref
 from minipipe.comm import ProcessGroup, objects
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Microbatches, as_given, samples
-from minipipe.hints import check_pipeline_options
 from minipipe.io import MARK, is_terminal
 from minipipe.nn import Parameter
 from minipipe.schedules.action_table import Schedule
@@ -126,10 +124,8 @@ def decided(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an unknown option, before anything is measured. Code
-        ``value``: without a sample.
+        Code ``value``: without a sample.
     """
-    check_pipeline_options(pipeline, Plan, chosen, options)
     if options.get("schedule") == "auto":
         return chosen(model, group, pipeline, recompute, **run, **options)
     partition = measured_partition(
@@ -204,39 +200,29 @@ def chosen(
         ("gradient_blocks", gradient_blocks),
     ):
         if given is not None:
-            message = (
-                f'schedule="auto" measures layers and chooses replicas; leave {name} '
-                "out."
-            )
+            instead = "measures layers and chooses replicas"
+            message = f'schedule="auto" {instead}; leave {name} out.'
             raise ArgumentError("value", message)
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
     limit = inf if memory_limit is None else memory_size(memory_limit)
     cut = None if str(partition) == "measured" else partition
-    asked = (
-        num_microbatches and num_microbatches * (replicas or 1),
-        chunks_per_rank,
-        cut,
-        recompute or None,
-    )
+    count = num_microbatches and num_microbatches * (replicas or 1)
+    asked = count, chunks_per_rank, cut, recompute or None
     question = Question(
         model, inputs, targets, others, optimiser, limit, *asked, replicas=replicas
     )
     # even without a terminal: it takes a minute
     announce = teller(group, progress is not False)
     time = RACE_SECONDS + advising.SECONDS
-    announce(
-        f'schedule="auto" measures choices on the ranks: about {time:.2g} s, more '
-        "for a large model"
-    )
+    about = f"about {time:.2g} s, more for a large model"
+    announce(f"{_CALL} measures choices on the ranks: {about}")
     advice = advice_on_ranks(
         question, group, make, "the ranks of this job", tell=teller(group, progress)
     )
     (choice,) = choices_of_rank_0(group, None if advice is None else [advice.best])
     own = None if advice is None else AdviceReport.of(advice)._asdict()
-    report, recompute = (
-        AdviceReport(**objects.broadcast(group, 0, own, _CALL)),
-        choice.pop("recompute"),
-    )
+    report = AdviceReport(**objects.broadcast(group, 0, own, _CALL))
+    recompute = choice.pop("recompute")
     grad = others.get("inputs_require_grad", False)
     plan = ChosenPlan(
         report, model, num_ranks=group.size, inputs_require_grad=grad, **choice
@@ -288,15 +274,10 @@ def advice_on_ranks(
     tell(f"measuring messages between {counted(group.size, 'rank')}")
     messages, advice = measure_messages(group, where), None
     if group.rank == 0:
-        tell(
-            "measuring layers on rank 0 with several microbatch sizes, then "
-            "simulating all choices"
-        )
-        advice = weigh(
-            question,
-            group.size,
-            measure(question, group.size, messages, group.local_rank),
-        )
+        how = "with several microbatch sizes, then simulating all choices"
+        tell(f"measuring layers on rank 0 {how}")
+        measured = measure(question, group.size, messages, group.local_rank)
+        advice = weigh(question, group.size, measured)
     if question.options.get("loss") is None or seconds == 0:
         return advice
     field, num_kept = ([], 0) if advice is None else field_of(advice)
@@ -304,19 +285,12 @@ def advice_on_ranks(
         f"running the best {counted(len(field), 'choice')} in turns, for {seconds:g} s"
     )
     options = choices_of_rank_0(group, None if advice is None else field)
-    times = race.run(
-        options,
-        seconds,
-        range(num_kept),
-        tell,
-        [described(choice.candidate) for choice in field],
-    )
+    names = [described(choice.candidate) for choice in field]
+    times = race.run(options, seconds, range(num_kept), tell, names)
     fastest = sorted(times, key=lambda number: median(times[number]))[:1]
     num_kept = objects.broadcast(group, 0, num_kept, _CALL)
-    compiled = race.compiled(
-        options,
-        sorted({*fastest, *(number for number in range(num_kept) if number in times)}),
-    )
+    kept = {number for number in range(num_kept) if number in times}
+    compiled = race.compiled(options, sorted(kept.union(fastest)))
     if advice is None:
         return None
     numbers = {choice.program: number for number, choice in enumerate(field)}
@@ -383,15 +357,11 @@ class Race:
             _shared(group, given) for given in (question.inputs, question.targets)
         )
         if inputs is None:
-            message = (
-                'schedule="auto" needs a batch to measure: pass sample=(inputs, '
-                "targets), on at least one rank."
-            )
+            where = "pass sample=(inputs, targets), on at least one rank"
+            message = f"{_CALL} needs a batch to measure: {where}."
             raise ArgumentError("value", message)
-        self.question, self.group = (
-            replace(question, inputs=inputs, targets=targets),
-            group,
-        )
+        self.question = replace(question, inputs=inputs, targets=targets)
+        self.group = group
         self._make, self._last_parameters = make, list[ref[Parameter]]()
 
     def turn(self, choice: Mapping[str, Any]) -> list[float]:
@@ -471,10 +441,8 @@ class Race:
                 lead = max(
                     times, key=lambda each: (len(times[each]), -median(times[each]))
                 )
-                tell(
-                    f"after {num_turns} turns {names[lead]} leads, measured "
-                    f"{1e3 * median(times[lead]):.3f} ms per step"
-                )
+                time = f"{1e3 * median(times[lead]):.3f} ms per step"
+                tell(f"after {num_turns} turns {names[lead]} leads, measured {time}")
 
     def _pipeline(self, choice: Mapping[str, Any]) -> Any:
         """Make a pipeline for a choice, after the memory of the previous one is
@@ -482,12 +450,8 @@ class Race:
         """
         if any(parameter() is not None for parameter in self._last_parameters):
             gc.collect()  # a layer of the user is part of a reference cycle
-        given = {
-            **self.question.options,
-            **choice,
-            "check_agreement": False,
-            "check_finite": "off",
-        }
+        given = {**self.question.options, **choice}
+        given |= {"check_agreement": False, "check_finite": "off"}
         pipeline = self._make(self.question.model, self.group, **given)
         self._last_parameters = list(map(ref, pipeline.parameters()))
         return pipeline
@@ -571,17 +535,10 @@ def choices_of_rank_0(
 
 def _as_data(choice: Choice) -> dict[str, Any]:
     schedule, ends = choice.schedule, [part.stop for part in choice.partition]
-    found = {
-        "name": schedule.name,
-        "csv": schedule.to_csv(),
-        "frozen": sorted(schedule.frozen),
-    }
-    return {
-        **found,
-        "ends": ends,
-        "recompute": choice.candidate.recompute,
-        "replicas": choice.candidate.replicas,
-    }
+    found = {"name": schedule.name, "csv": schedule.to_csv(), "ends": ends}
+    found["frozen"] = sorted(schedule.frozen)
+    own = choice.candidate
+    return {**found, "recompute": own.recompute, "replicas": own.replicas}
 
 
 def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -589,12 +546,8 @@ def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
     schedule = replace(
         Schedule.from_csv(data["csv"], data["name"]), frozen=frozenset(data["frozen"])
     )
-    return {
-        "schedule": schedule,
-        "partition": parts,
-        "recompute": data["recompute"],
-        "replicas": data["replicas"],
-    }
+    found = {"schedule": schedule, "partition": parts}
+    return {**found, "recompute": data["recompute"], "replicas": data["replicas"]}
 
 
 def _shared(group: ProcessGroup, given: Any) -> Any:

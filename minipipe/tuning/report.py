@@ -57,6 +57,10 @@ _EQUAL = 0.02  # smaller differences count as none
 _BUSY = 0.05  # the fraction of time waiting for a core from which it is reported
 
 
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f} ms"
+
+
 class Advice:
     """Simulated choices for a model, and the best of them. It prints as a table, and is
     immutable.
@@ -127,19 +131,17 @@ class Advice:
         return self.best.options
 
     @property
+    def _times(self) -> tuple[float, float] | None:
+        """The measured times of the best choice and the program's own, if both ran."""
+        best, own = self.best.measured, self.own and self.own.measured
+        return None if best is None or own is None else (best, own)
+
+    @property
     def reason(self) -> str:
         """Why the best choice is the best: sentences that compare rows of the table."""
-        found, own = [each.text for each in self._reasons], self.own
-        if (
-            own is not None
-            and own.measured is not None
-            and self.best.measured is not None
-        ):
-            found += (
-                ["Your own choice is as fast; keep it."]
-                if own.measured <= self.best.measured
-                else []
-            )
+        found = [each.text for each in self._reasons]
+        if self._times and self._times[1] <= self._times[0]:
+            found.append("Your own choice is as fast; keep it.")
         return " ".join(found)
 
     @property
@@ -147,30 +149,19 @@ class Advice:
         """The best choice in a sentence, with the time of the program's own choice if
         both ran.
         """
-        best, own = self.best, self.own
-        if own is None or own.measured is None or best.measured is None:
+        if self._times is None:
             return f"Recommended: {self.summary}"
-        if own.measured <= best.measured:
-            return (
-                f"Recommended: keep your own choice, measured {1e3 * own.measured:.3f} "
-                "ms per step."
-            )
-        return (
-            f"Recommended: {self.summary} Your own choice: measured "
-            f"{1e3 * own.measured:.3f} ms."
-        )
+        best, own = self._times
+        if own <= best:
+            return f"Recommended: keep your own choice, measured {_ms(own)} per step."
+        return f"Recommended: {self.summary} Your own choice: measured {_ms(own)}."
 
     @property
     def summary(self) -> str:
         """The best choice in a line, with its predicted and measured figures."""
         best = self.best
-        ran = (
-            "" if best.measured is None else f", measured {1e3 * best.measured:.3f} ms"
-        )
-        return (
-            f"{described(best.candidate)}: predicted {1e3 * best.time:.3f} ms per "
-            f"step{ran}."
-        )
+        ran = "" if best.measured is None else f", measured {_ms(best.measured)}"
+        return f"{described(best.candidate)}: predicted {_ms(best.time)} per step{ran}."
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a plain dictionary for each choice: for csv, JSON or a data frame.
@@ -192,10 +183,8 @@ class Advice:
         return [choice.row() for choice in self.choices]
 
     def __repr__(self) -> str:
-        return (
-            f"<Advice: {counted(len(self.choices), 'choice')}, predicted "
-            f"{1e3 * self.best.time:.3g} ms per step>"
-        )
+        count = counted(len(self.choices), "choice")
+        return f"<Advice: {count}, predicted {1e3 * self.best.time:.3g} ms per step>"
 
     def __str__(self) -> str:
         width = terminal_width()
@@ -218,10 +207,8 @@ class Advice:
         for choice in self.choices:
             if choice.is_within_limit:
                 best_by_name.setdefault(_named(choice), choice)
-        named = [
-            *list(best_by_name.values())[:_SHOWN],
-            *(each.other for each in self._reasons),
-        ]
+        others = [each.other for each in self._reasons]
+        named = [*list(best_by_name.values())[:_SHOWN], *others]
         return _alike(
             [choice for choice in self.choices if any(choice is each for each in named)]
         )
@@ -249,56 +236,36 @@ class Advice:
             if others:
                 names = ", ".join(each.candidate.schedule for each in others)
                 verb = "has" if len(others) == 1 else "have"
-                found.append(
-                    f"{first.candidate.schedule} (+{len(others)}): {names} {verb} "
-                    "the same figures."
-                )
+                row = f"{first.candidate.schedule} (+{len(others)})"
+                found.append(f"{row}: {names} {verb} the same figures.")
         return found
 
     def _measured_on(self) -> str:
         """Return the costs of messages, how many choices ran, and how noisy the machine
         was.
         """
-        messages, cores, best = (
-            self.measured.messages,
-            self.measured.messages.cores,
-            self.best,
-        )
-        speed = (
-            ""
-            if messages.bandwidth == inf
-            else f" and {messages.bandwidth / 1e9:.2g} GB/s"
-        )
-        shared = (
-            ""
-            if cores is None
-            else (
-                f"; the ranks share about {counted(float(f'{cores:.3g}'), 'core')} "
-                "(fitted)"
-            )
-        )
-        said = [
-            (
-                f"A message takes {1e6 * messages.latency:.3g} µs{speed} "
-                f"({messages.measured_on}){shared}."
-            )
-        ]
+        messages = self.measured.messages
+        best = self.best
+        takes = f"A message takes {1e6 * messages.latency:.3g} µs"
+        if messages.bandwidth != inf:
+            takes += f" and {messages.bandwidth / 1e9:.2g} GB/s"
+        takes += f" ({messages.measured_on})"
+        if messages.cores is not None:
+            cores = counted(float(f"{messages.cores:.3g}"), "core")
+            takes += f"; the ranks share about {cores} (fitted)"
+        said = [f"{takes}."]
         if self._num_run:
-            said.append(
-                f"{self._num_run} of {counted(len(self.choices), 'choice')} ran in "
-                "turns."
-            )
+            choices = counted(len(self.choices), "choice")
+            said.append(f"{self._num_run} of {choices} ran in turns.")
         if best.measured is not None:
-            said.append(
-                f"Half of the {counted(best.num_steps, 'step')} of the best differ "
-                f"by up to {100 * best.spread:.1f} %."
-            )
+            half = f"Half of the {counted(best.num_steps, 'step')} of the best"
+            said.append(f"{half} differ by up to {100 * best.spread:.1f} %.")
         if self.measured.waited > _BUSY:
-            waited = f"{100 * self.measured.waited:.0f} %"
-            said.append(
-                f"The machine was busy: during {waited} of the layer measurements, "
-                "other programs had the core."
+            waited = f"{100 * self.measured.waited:.0f} % of the layer measurements"
+            busy = (
+                f"The machine was busy: during {waited}, other programs had the core."
             )
+            said.append(busy)
         why = "they slice sequences, or update the weights more than once per batch"
         said.append(f"Not considered, because {why}: {', '.join(names_left_out())}.")
         return " ".join(said)
@@ -319,10 +286,8 @@ def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
     time.
     """
     candidate = choice.candidate
-    idle = (
-        f"{100 * sum(choice.idle.get(cause, 0.0) for cause in causes):.1f}"
-        for causes in _IDLE.values()
-    )
+    shares = (sum(choice.idle.get(each, 0.0) for each in of) for of in _IDLE.values())
+    memory = format_memory(max(choice.memory), "bytes")
     return (
         mark + candidate.schedule,
         str(candidate.chunks_per_rank),
@@ -333,9 +298,8 @@ def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
         f"{1e3 * choice.time:.3f}",
         "" if choice.measured is None else f"{1e3 * choice.measured:.3f}",
         f"{100 * choice.bubble_fraction:.1f} %",
-        *idle,
-        format_memory(max(choice.memory), "bytes")
-        + " !" * (not choice.is_within_limit),
+        *(f"{100 * share:.1f}" for share in shares),
+        memory if choice.is_within_limit else f"{memory} !",
         f"{100 * choice.gap:.1f} %",
     )
 
@@ -372,11 +336,8 @@ def reasons(
     allowed = sorted(
         (choice for choice in choices if choice.is_within_limit), key=by_worth
     )
-    found = [
-        *_another(best, allowed),
-        *_about_microbatches(best, allowed, cost_model),
-        *_limit(best, choices),
-    ]
+    found = list(_another(best, allowed))
+    found += [*_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
     noise, is_said = _noise(best), False
     # the noise is of the best choice, so one sentence says it
     for index, (text, other) in enumerate(found):
@@ -386,10 +347,8 @@ def reasons(
 
 
 def _noise(best: Choice) -> str:
-    return (
-        f"; the steps of {best.candidate.schedule} alone differ by "
-        f"{100 * best.spread:.1f} %"
-    )
+    steps = f"the steps of {best.candidate.schedule} alone"
+    return f"; {steps} differ by {100 * best.spread:.1f} %"
 
 
 def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
@@ -400,13 +359,8 @@ def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
     others.sort(key=lambda choice: _named(choice) != ("1f1b", 1))
     for other in others[:1]:
         if best.program == other.program:
-            yield Reason(
-                (
-                    f"{best.candidate.schedule} and {other.candidate.schedule} are the "
-                    "same program here."
-                ),
-                other,
-            )
+            names = f"{best.candidate.schedule} and {other.candidate.schedule}"
+            yield Reason(f"{names} are the same program here.", other)
     for other in [choice for choice in others if choice.program != best.program][:1]:
         yield Reason(f"{compared(best, other)}.", other)
         spent = _spent(best, other)
@@ -430,21 +384,17 @@ def compared(best: Choice, other: Choice) -> str:
     first, second = sorted((best, other), key=time)
     less = 1 - time(first) / time(second) if time(second) else 0.0
     name, beside = _name(first, second), _name(second, first)
-    verb = (
-        ("was measured", "were measured")
-        if both_ran
-        else ("is predicted", "are predicted")
-    )
+    was, were = "is predicted", "are predicted"
+    if both_ran:
+        was, were = "was measured", "were measured"
     if less < _EQUAL:
         within = f"{-(-1000 * less // 1) / 10:.1f} %"  # rounded up
-        return f"{name} and {beside} {verb[1]} to take the same time, within {within}"
-    text = f"{name} {verb[0]} to take {100 * less:.1f} % less than {beside}"
-    if first is not best and not (both_ran and first.num_steps >= best.num_steps):
-        text += (
-            f", in {counted(first.num_steps, 'step')} of {best.num_steps}"
-            if both_ran
-            else ", but was not run"
-        )
+        return f"{name} and {beside} {were} to take the same time, within {within}"
+    text = f"{name} {was} to take {100 * less:.1f} % less than {beside}"
+    if not both_ran and first is not best:
+        text += ", but was not run"
+    elif first is not best and first.num_steps < best.num_steps:
+        text += f", in {counted(first.num_steps, 'step')} of {best.num_steps}"
     if both_ran and less < best.spread:
         text += _noise(best)
     return text
@@ -470,22 +420,17 @@ def _spent(best: Choice, other: Choice) -> str:
     """Return the part of a step in which a rank is predicted to save the most time,
     compared with a slower choice.
     """
-    spent = [
-        {"computing": each.time * (1 - each.bubble_fraction)}
-        | {
-            words: each.time * each.idle.get(cause, 0.0)
-            for cause, words in _SPENT.items()
-        }
-        for each in (best, other)
-    ]
+    spent = []
+    for each in (best, other):
+        causes = {words: each.idle.get(cause, 0.0) for cause, words in _SPENT.items()}
+        parts = {"computing": 1 - each.bubble_fraction, **causes}
+        spent.append({words: each.time * part for words, part in parts.items()})
     words = max(spent[0], key=lambda each: spent[1][each] - spent[0][each])
     own, others = (f"{1e3 * each[words]:.3f}" for each in spent)
     if best.time >= other.time or float(own) >= float(others):
         return ""
-    return (
-        f"Predicted: in each step, a rank spends {own} ms instead of {others} ms "
-        f"{words}, on average."
-    )
+    instead = f"{own} ms instead of {others} ms"
+    return f"Predicted: in each step, a rank spends {instead} {words}, on average."
 
 
 def _about_microbatches(
@@ -503,10 +448,8 @@ def _about_microbatches(
             bubble = (
                 f"is predicted to have a bubble of {of_other} % instead of {of_best} %"
             )
-            yield Reason(
-                f"With half as many microbatches, {other.candidate.schedule} {bubble}.",
-                other,
-            )
+            half = f"With half as many microbatches, {other.candidate.schedule}"
+            yield Reason(f"{half} {bubble}.", other)
     for other in [
         choice for choice in allowed if choice.candidate.num_microbatches == 2 * count
     ][:1]:
@@ -526,13 +469,10 @@ def _limit(best: Choice, choices: Sequence[Choice]) -> Iterator[Reason]:
     beyond = [choice for choice in choices if not choice.is_within_limit]
     for fastest in sorted(beyond, key=lambda choice: choice.time)[:1]:
         if fastest.time < best.time:
-            needs = (
-                f"needs {format_memory(max(fastest.memory), 'bytes')} on a rank, above "
-                "the limit"
-            )
+            memory = format_memory(max(fastest.memory), "bytes")
+            needs = f"is faster, but needs {memory} on a rank, above the limit"
             yield Reason(
-                f"Predicted: {described(fastest.candidate)}, is faster, but {needs}.",
-                fastest,
+                f"Predicted: {described(fastest.candidate)}, {needs}.", fastest
             )
 
 
@@ -571,27 +511,16 @@ class AdviceReport(NamedTuple):
             if choice is not None and choice.measured is not None:
                 measured[name] = choice.measured
                 error = choice.time / choice.measured - 1
-                times = (
-                    f"predicted {1e3 * choice.time:.3f} ms, measured "
-                    f"{1e3 * choice.measured:.3f} ms"
-                )
-                compiled = (
-                    ""
-                    if choice.compiled is None
-                    else f"; with compile=True {1e3 * choice.compiled:.3f} ms"
-                )
-                lines.append(f"{name}: {times} ({100 * error:+.1f} %){compiled}")
-        text = "\n".join(
-            [str(advice), *(wrapped(line, terminal_width()) for line in lines)]
-        )
+                times = f"predicted {_ms(choice.time)}, measured {_ms(choice.measured)}"
+                line = f"{name}: {times} ({100 * error:+.1f} %)"
+                if choice.compiled is not None:
+                    line += f"; with compile=True {_ms(choice.compiled)}"
+                lines.append(wrapped(line, terminal_width()))
+        text = "\n".join([str(advice), *lines])
         own = None if advice.own is None else advice.own.row()
-        data = {
-            "best": advice.best.row(),
-            "own": own,
-            "reason": advice.reason,
-            "measured": measured,
-        }
-        return cls(text, {**data, "summary": advice.summary, "choices": advice.rows()})
+        data = {"best": advice.best.row(), "own": own, "reason": advice.reason}
+        data |= {"measured": measured, "summary": advice.summary}
+        return cls(text, {**data, "choices": advice.rows()})
 
 
 class ChosenPlan(Plan):

@@ -42,17 +42,17 @@ from minipipe.compile.stage import CompiledStages
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
-from minipipe.execution.executor import HANDLERS, Executor, Handler, Handlers, Pending
+from minipipe.execution.executor import Executor, Handler, Handlers, Pending
+from minipipe.execution.handlers import handlers_of
+from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.observers import MemoryMeter
-from minipipe.execution.offloading import recompute
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
-from minipipe.nn.fully_sharded import kept_whole
+from minipipe.nn.fully_sharded import WholeLayers
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import (
     REDUCE_GRAD,
@@ -120,18 +120,15 @@ class CoreWatch:
             ranks = np.equal(hosts.of_rank if hosts else (), number)
             explained += max(0.0, ranks.sum() / num_cores - 1) * times[ranks, 0].sum()
         if group.rank == 0 and waited - explained > _MUCH * wall:
-            sharing = (
-                f"; sharing cores explains at most {explained:.3f} s of it"
-                if hosts
-                else ""
-            )
+            sharing = ""
+            if hosts:
+                sharing = f"; sharing cores explains at most {explained:.3f} s of it"
+            had_cores = f"the ranks had a core for {had:.3f} s of processor time"
             warnings.warn(
-                f"These costs were measured on a busy machine: of {wall:.3f} s on "
-                "all ranks, the ranks had a core for "
-                f"{had:.3f} s of processor time, and waited for one for "
-                f"{waited:.3f} s{sharing}. Predictions "
-                "from them may be inaccurate; measure again when no other program "
-                "runs.",
+                f"These costs were measured on a busy machine: of {wall:.3f} s on all "
+                f"ranks, {had_cores}, and waited for one for {waited:.3f} s{sharing}. "
+                "Predictions from them may be inaccurate; measure again when no other "
+                "program runs.",
                 stacklevel=4,
             )
 
@@ -166,10 +163,8 @@ def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
     for name, own in gathered:
         usable.setdefault(name, set()).update(own)
     names = list(usable)
-    hosts = Hosts(
-        tuple(names.index(name) for name, _ in gathered),
-        tuple(float(len(own)) for own in usable.values()),
-    )
+    of_rank = tuple(names.index(name) for name, _ in gathered)
+    hosts = Hosts(of_rank, tuple(float(len(own)) for own in usable.values()))
     return hosts if hosts.are_shared(()) else None
 
 
@@ -210,11 +205,8 @@ class CoreClock:
 
     def handlers(self, handlers: Handlers) -> Handlers:
         """Return handlers whose waits for messages are counted apart."""
-        return {
-            **handlers,
-            ActionKind.RECV_F: self._apart(handlers[ActionKind.RECV_F]),
-            ActionKind.RECV_B: self._apart(handlers[ActionKind.RECV_B]),
-        }
+        receives = (ActionKind.RECV_F, ActionKind.RECV_B)
+        return {**handlers, **{kind: self._apart(handlers[kind]) for kind in receives}}
 
     def _apart(self, handler: Handler) -> Handler:
         @wraps(handler)
@@ -328,11 +320,8 @@ def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -
     def with_part(part: float) -> Costs:
         if len(hosts.cores) == 1:
             return replace(costs, cores=part * hosts.cores[0])
-        return replace(
-            costs,
-            cores=tuple(part * number for number in hosts.cores),
-            hosts=hosts.of_rank,
-        )
+        shares = tuple(part * number for number in hosts.cores)
+        return replace(costs, cores=shares, hosts=hosts.of_rank)
 
     def is_enough(parts: int) -> bool:
         return simulate(program, with_part(parts / _PARTS)).makespan <= makespan
@@ -395,8 +384,15 @@ def measure_memory(
     executor = make_executor(lower(alone))
     meter = MemoryMeter(batch.arrays)
     # its graphs
-    with kept_whole(*(stage.module for stage in executor.stages.values())):
+    modules = [stage.module for stage in executor.stages.values()]
+    whole = [WholeLayers(module, is_alone=True) for module in modules]  # its graphs
+    try:
+        for layers in whole:
+            layers.wait()
         _run_without_trace(executor, batch, meter)
+    finally:
+        for layers in whole:
+            layers.release()
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
         if action.kind is F:
@@ -435,7 +431,7 @@ def measure_costs(
     """
     num_steps = COUNT.check("num_steps", num_steps)
     program = lower(split_backward(_of_costs(plan.schedule)))
-    handlers: Handlers = {**HANDLERS, R: recompute}
+    handlers = handlers_of((), plan.is_half)
     timelines, times = [], []
     sums = None if U in plan.schedule.kinds else sums
     handlers = handlers if sums is None else sums.handlers(handlers)
@@ -460,10 +456,8 @@ def measure_costs(
             costs, hosts, executor.program, timelines[2:], times[2:]
         )
     memory = measure_memory(make_executor, plan.program, batch)
-    gradients = [
-        gradient_bytes(parameters_of(plan.part(stage)))
-        for stage in range(plan.schedule.num_stages)
-    ]
+    parts = map(plan.part, range(plan.schedule.num_stages))
+    gradients = [gradient_bytes(parameters_of(part)) for part in parts]
     return replace(
         costs, **memory._asdict(), gradient_size=gradients, memory_unit="bytes"
     )
@@ -476,15 +470,7 @@ def _of_costs(schedule: Schedule) -> Schedule:
     would change parameters.
     """
     others = {O, L, U, REDUCE_GRAD} if U in schedule.kinds else {O, L}
-    rows = (
-        (action for action in row if action.kind not in others)
-        for row in schedule.actions
-    )
-    return (
-        schedule
-        if others.isdisjoint(schedule.kinds)
-        else schedule.with_rows(Schedule, rows)
-    )
+    return schedule.without_kinds(lambda kind: kind.name in others)
 
 
 def _run_without_trace(
@@ -632,23 +618,12 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     command = launcher_of_ranks()
     if command is None:
         return spawn(lambda group: measure_messages(group, _THREADS), num_ranks)[0]
-    program = [
-        command,
-        "-n",
-        str(num_ranks),
-        sys.executable,
-        "-m",
-        "minipipe.tuning.stages",
-    ]
+    python = [sys.executable, "-m", "minipipe.tuning.stages"]
+    program = [command, "-n", str(num_ranks), *python]
     done = run_job(program)
     if done.code:
-        raise LaunchError(
-            "unavailable",
-            (
-                f"{command} -n {num_ranks} cannot start ranks to measure messages: "
-                f"{done.cause}"
-            ),
-        )
+        failure = f"{command} -n {num_ranks} cannot start ranks to measure messages"
+        raise LaunchError("unavailable", f"{failure}: {done.cause}")
     return Messages(**json.loads(done.out.splitlines()[-1]))
 
 

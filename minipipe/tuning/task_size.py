@@ -38,12 +38,7 @@ def num_parameters(task: Task) -> int:
     True
     """
     block = 12 * task.width**2 + 13 * task.width
-    ends = (
-        2 * task.symbols * task.width
-        + task.length * task.width
-        + 2 * task.width
-        + task.symbols
-    )
+    ends = (2 * task.symbols + task.length + 2) * task.width + task.symbols
     return task.layers * block + ends
 
 
@@ -55,14 +50,8 @@ def least_bytes(task: Task, grids: Sequence[GridSizes], num_ranks: int) -> int:
     model = _COPIES * size * num_parameters(task)
     models = sum(1 if sizes.fully_sharded else sizes.data for sizes in grids) * model
     objects = len(grids) * task.layers * _BYTES_OF_A_BLOCK
-    tokens = (
-        len(grids)
-        * num_ranks
-        * 2
-        * task.batch
-        * task.length
-        * np.dtype(np.int64).itemsize
-    )
+    token = np.dtype(np.int64).itemsize
+    tokens = len(grids) * num_ranks * 2 * task.batch * task.length * token
     scores = task.batch // task.microbatches * task.heads * task.length**2 * size
     return num_ranks * BYTES_OF_A_RANK + models + objects + tokens + scores
 
@@ -76,11 +65,8 @@ def expected_seconds(
     at_once = min(num_ranks, num_cores)
     tokens = task.batch * task.length
     attention = 24 * task.layers * task.batch * task.length**2 * task.width
-    products = (
-        _SLOWER
-        * (6 * num_parameters(task) * tokens + attention)
-        * _seconds_of_an_operation(task)
-    )
+    operations = 6 * num_parameters(task) * tokens + attention
+    products = _SLOWER * operations * _seconds_of_an_operation(task)
     step = products + _SECONDS_OF_A_BLOCK * (task.layers + 2) * task.microbatches
     steps = num_grids * (_STEPS + _STEPS_OF_A_ROUND * rounds)
     return steps * step / at_once + _SECONDS_OF_A_RANK * num_ranks / num_cores

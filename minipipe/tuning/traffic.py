@@ -4,7 +4,7 @@ from program and layer sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,21 +49,20 @@ class Traffic:
         self.sent = dict.fromkeys((*KINDS, OTHER), 0)
         # the tags of activations are below
         first_sum = 2 * plan.program.num_stages * plan.program.num_microbatches
+
+        def of_pipeline(array: Any, tag: int) -> str:
+            return OTHER if tag < 0 else KINDS[2 * (tag >= first_sum)]
+
+        def of_data(array: Any, tag: int) -> str:
+            return KINDS[3] if array.dtype.kind == "f" else OTHER
+
+        def of_tensor(array: Any, tag: int) -> str:
+            return KINDS[1] if array.dtype.kind == "f" or has_label(array) else OTHER
+
         self._kinds: list[tuple[ProcessGroup, Callable[[Any, int], str]]] = [
-            (
-                grid.pipeline,
-                lambda array, tag: OTHER if tag < 0 else KINDS[2 * (tag >= first_sum)],
-            ),
-            (
-                grid.data,
-                lambda array, tag: KINDS[3] if array.dtype.kind == "f" else OTHER,
-            ),
-            (
-                grid.tensor,
-                lambda array, tag: (
-                    KINDS[1] if array.dtype.kind == "f" or has_label(array) else OTHER
-                ),
-            ),
+            (grid.pipeline, of_pipeline),
+            (grid.data, of_data),
+            (grid.tensor, of_tensor),
         ]
 
     @contextmanager
@@ -125,40 +124,30 @@ class Sizes(NamedTuple):
         By stage and layer, the shard of each rank, if replicas are fully sharded.
     """
 
-    messages: Sequence[int]
-    forward_sums: Sequence[Sequence[tuple[int, int]]]
-    backward_sums: Sequence[Sequence[tuple[int, int]]]
-    gradients: Sequence[Sequence[tuple[int, int]]]
-    shares: Sequence[Sequence[Sequence[int]]]
+    messages: list[int]
+    forward_sums: list[list[tuple[int, int]]]
+    backward_sums: list[list[tuple[int, int]]]
+    gradients: list[list[tuple[int, int]]]
+    shares: list[list[list[int]]]
 
     @classmethod
     def of(cls, plan: Plan, layers: MeasuredLayers, positions: int) -> Sizes:
         """Return the sizes of a plan whose layers were measured, for microbatches of
         ``tokens`` tokens. Local.
         """
-        parts = [plan.part(stage) for stage in range(plan.schedule.num_stages)]
-        sums = [
-            [[(n * positions, size) for n, size in way] for way in sums_in(part)]
-            for part in parts
-        ]
-        added = [[use for use in uses_in(part) if not use.is_summed] for part in parts]
-        uses = [
-            [(use.size, gradient_bytes([use]) // use.size) for use in of_part]
-            for of_part in added
-        ]
-        sharded = [
-            [layer for layer in part.modules() if isinstance(layer, FullySharded)]
-            for part in parts
-        ]
-        shares = [[share_bytes(layer) for layer in layers] for layers in sharded]
         messages = [layers[part.stop - 1].message_size for part in plan.partition]
-        return cls(
-            messages,
-            [ways[0] for ways in sums],
-            [ways[1] for ways in sums],
-            uses,
-            shares,
-        )
+        sizes = cls(messages, [], [], [], [])
+        for part in map(plan.part, range(plan.schedule.num_stages)):
+            for ways, way in zip(
+                (sizes.forward_sums, sizes.backward_sums), sums_in(part)
+            ):
+                ways.append([(n * positions, size) for n, size in way])
+            uses = [use for use in uses_in(part) if not use.is_summed]
+            counts = [(use.size, gradient_bytes([use]) // use.size) for use in uses]
+            sizes.gradients.append(counts)
+            sharded = (own for own in part.modules() if isinstance(own, FullySharded))
+            sizes.shares.append(list(map(share_bytes, sharded)))
+        return sizes
 
 
 def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
@@ -169,53 +158,30 @@ def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
     their sizes.
     """
     rank = grid.pipeline.rank
-    row, stages = plan.program.actions[rank], plan.schedule.stages_of(rank)
-    cuts = [
-        Value.carried_by(action).cut
-        for action in row
-        if action.kind in (SEND_F, SEND_B)
-    ]
+    row = plan.program.actions[rank]
+    sends = (action for action in row if action.kind in (SEND_F, SEND_B))
+    messages = [sizes.messages[Value.carried_by(send).cut] for send in sends]
     n, place = grid.tensor.size, grid.tensor.rank
-    added = [
-        [*sizes.forward_sums[stage], *sizes.backward_sums[stage]]
-        for stage, kind, _ in row
-        if kind is F
-    ]
-    sums = sum(
-        bytes_sent_in_sum([each], n, place) for of_stage in added for each in of_stage
-    )
-    places = [(stage, plan.program.ranks_of(stage)) for stage in stages]
-    gradients = [
-        bytes_sent_in_sum(sizes.gradients[s], len(ranks), ranks.index(rank))
-        for s, ranks in places
-    ]
-    n, place = grid.data.size, grid.data.rank
-    layers = [
-        layer for stage, kind, _ in row if kind is F for layer in sizes.shares[stage]
-    ]
-    # Its own shard in F and in B, to all others; and the shards of the others of each
-    # gradient.
-    shares = [
-        2 * (n - 1) * layer[place] + sum(layer) - layer[place] for layer in layers
-    ]
-    found = (
-        sum(sizes.messages[cut] for cut in cuts),
-        sums,
-        sum(gradients),
-        sum(shares),
-    )
-    return dict(zip(KINDS, found))
+    m, own = grid.data.size, grid.data.rank
+    sums = shares = gradients = 0
+    for stage in (stage for stage, kind, _ in row if kind is F):
+        for each in (*sizes.forward_sums[stage], *sizes.backward_sums[stage]):
+            sums += bytes_sent_in_sum([each], n, place)
+        # Its own shard in F and in B, to all others; and the shards of the others of
+        # each gradient.
+        for layer in sizes.shares[stage]:
+            shares += 2 * (m - 1) * layer[own] + sum(layer) - layer[own]
+    for stage in plan.schedule.stages_of(rank):
+        ranks, counts = plan.program.ranks_of(stage), sizes.gradients[stage]
+        gradients += bytes_sent_in_sum(counts, len(ranks), ranks.index(rank))
+    return dict(zip(KINDS, (sum(messages), sums, gradients, shares)))
 
 
 def share_bytes(layer: FullySharded) -> list[int]:
     """Return, by rank, the bytes of its shard of a layer."""
-    sizes = [
-        (share.shard.pieces, np.dtype(share.dtype).itemsize) for share in layer.shares
-    ]
-    by_rank = zip(
-        *(
-            [size * (piece.stop - piece.start) for piece in pieces]
-            for pieces, size in sizes
-        )
-    )
-    return list(map(sum, by_rank))
+    sizes = [0] * len(layer.shares[0].shard.pieces)
+    for share in layer.shares:
+        itemsize = np.dtype(share.dtype).itemsize
+        for rank, piece in enumerate(share.shard.pieces):
+            sizes[rank] += itemsize * (piece.stop - piece.start)
+    return sizes

@@ -41,6 +41,7 @@ from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction
 from minipipe.tuning.stages import Messages
 
 _MEMORY = Spec(expected="an amount above 0, such as '500 MB', '2 GiB' or bytes")
+_AMOUNT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]*)\s*", re.ASCII)
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 _UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)}
@@ -65,19 +66,12 @@ def memory_size(given: Any) -> float:
     >>> memory_size("500 MB"), memory_size("1.5KiB"), memory_size(10)
     (500000000.0, 1536.0, 10.0)
     """
-    found = (
-        re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]*)\s*", given, re.ASCII)
-        if isinstance(given, str)
-        else None
-    )
+    found = _AMOUNT.fullmatch(given) if isinstance(given, str) else None
+    amount = 0.0
     if found and found[2].upper() in _UNITS:
         amount = float(found[1]) * _UNITS[found[2].upper()]
-    else:
-        amount = (
-            as_float(given)
-            if isinstance(given, Real) and not isinstance(given, bool)
-            else 0.0
-        )
+    elif isinstance(given, Real) and not isinstance(given, bool):
+        amount = as_float(given)
     if not 0 < amount < float("inf"):
         raise _MEMORY.refusal("memory_limit", given)
     return amount
@@ -126,10 +120,8 @@ class CostModel(NamedTuple):
         plan : Plan
         recompute : bool
         """
-        layers, messages = (
-            self.layers[plan.schedule.num_microbatches],
-            self.messages._asdict(),
-        )
+        layers = self.layers[plan.schedule.num_microbatches]
+        messages = self.messages._asdict()
         del messages["measured_on"]
         return replace(
             layers.costs(plan.partition, plan.pipelines[0], recompute), **messages
@@ -185,11 +177,8 @@ class Question:
 
     def plan(self, **options: Any) -> Plan:
         """Return a plan of the model, with these options."""
-        return Plan(
-            self.model,
-            inputs_require_grad=self.options.get("inputs_require_grad", False),
-            **options,
-        )
+        grad = self.options.get("inputs_require_grad", False)
+        return Plan(self.model, inputs_require_grad=grad, **options)
 
     def own_plan(self, num_ranks: int, of_one: bool = False) -> Plan | None:
         """Return the plan of the program's own choice, or of one replica of it, if
@@ -308,11 +297,9 @@ def candidates(
             found = (
                 Candidate(name, count, chunks, replicas=replicas) for count in counts
             )
-            yield from (
-                candidate
-                for candidate in found
-                if _fits(candidate, num_ranks, num_layers)
-            )
+            for candidate in found:
+                if _fits(candidate, num_ranks, num_layers):
+                    yield candidate
 
 
 def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
@@ -320,11 +307,8 @@ def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
     trains any model step by step.
     """
     n = candidate.replicas
-    if (
-        num_ranks // n * candidate.chunks_per_rank > num_layers
-        or num_ranks % n
-        or candidate.num_microbatches % n
-    ):
+    num_stages = num_ranks // n * candidate.chunks_per_rank
+    if num_stages > num_layers or num_ranks % n or candidate.num_microbatches % n:
         return False
     try:
         schedule = candidate.build(num_ranks)
@@ -332,11 +316,8 @@ def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
         if not error.problems[0].code.is_misuse:
             raise
         return False
-    return (
-        not schedule.is_forward_only
-        and schedule.num_stages <= num_layers
-        and _is_weighed(schedule)
-    )
+    is_small = schedule.num_stages <= num_layers
+    return is_small and not schedule.is_forward_only and _is_weighed(schedule)
 
 
 def names_left_out() -> list[str]:
@@ -382,15 +363,10 @@ def numbers_of_microbatches(
     [1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48]
     """
     most = min(num_samples, _MICROBATCHES_PER_RANK * num_ranks)
-    found = {
-        start << doublings
-        for start in (1, num_ranks)
-        for doublings in range(most.bit_length())
-    }
-    return sorted(
-        {count for count in found if count <= most}
-        | ({own} if own and own <= num_samples else set())
-    )
+    doublings = range(most.bit_length())
+    found = {start << times for start in (1, num_ranks) for times in doublings}
+    usual = {own} if own and own <= num_samples else set()
+    return sorted({count for count in found if count <= most} | usual)
 
 
 def models_for_search(
@@ -407,10 +383,8 @@ def models_for_search(
     ... ]
     [(0, 1, 2), (0, 1, 2, 2, 1, 0)]
     """
-    forms = [
-        Candidate("1f1b", num_microbatches, 1),
-        Candidate("zb-v", num_microbatches, 2),
-    ]
+    of_one, of_two = ("1f1b", 1), ("zb-v", 2)
+    forms = [Candidate(name, num_microbatches, v) for name, v in (of_one, of_two)]
     return [
         form.build(num_ranks) for form in forms if _fits(form, num_ranks, num_layers)
     ]
@@ -441,14 +415,8 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
     True
     """
     try:
-        evaluations = (
-            int(
-                seconds
-                * _ACTIONS_A_SECOND
-                / (3 * workload.num_stages * workload.num_microbatches)
-            )
-            + 1
-        )
+        actions = 3 * workload.num_stages * workload.num_microbatches
+        evaluations = int(seconds * _ACTIONS_A_SECOND / actions) + 1
         limit = _SLOWEST * seconds
         return find_schedule(
             workload, Objective.MAKESPAN, limit, evaluations=evaluations
@@ -479,10 +447,8 @@ def least_makespan(workload: Workload, cores: float | None) -> tuple[float, str]
     bound = lower_bound(workload, Objective.MAKESPAN)
     work = sum(map(workload.work, range(workload.num_ranks)))
     if cores is not None and work / cores > bound.value:
-        return (
-            work / cores,
-            f"All ranks together compute for {work:g} on cores that they share.",
-        )
+        why = f"All ranks together compute for {work:g} on cores that they share."
+        return work / cores, why
     return bound.value, bound.reason
 
 
@@ -570,11 +536,8 @@ class Choice(NamedTuple):
     def options(self) -> dict[str, Any]:
         """The arguments for ``Pipeline(model, group, loss=…, **options)``."""
         own = self.candidate
-        ran = {
-            "schedule": self.schedule,
-            "replicas": own.replicas,
-            "partition": list(self.partition),
-        }
+        ran: dict[str, Any] = {"schedule": self.schedule, "replicas": own.replicas}
+        ran["partition"] = list(self.partition)
         return {**ran, "recompute": own.recompute}
 
     @property
@@ -582,12 +545,8 @@ class Choice(NamedTuple):
         """Equal for choices that run the same: with one microbatch, for example, 1F1B
         is GPipe.
         """
-        return (
-            self.schedule.actions,
-            self.schedule.placement,
-            self.partition,
-            self.candidate[-2:],
-        )
+        schedule = self.schedule
+        return schedule.actions, schedule.placement, self.partition, self.candidate[-2:]
 
     def ran(self, times: Sequence[float] | None) -> Choice:
         """Return the choice with the seconds of its steps in a benchmark; unchanged, if
@@ -621,13 +580,8 @@ class Choice(NamedTuple):
             figures.pop(name) for name in ("candidate", "schedule", "partition")
         )
         layers = [[part.start, part.stop] for part in partition]
-        return {
-            **candidate._asdict(),
-            "layers": layers,
-            **figures,
-            "memory": list(self.memory),
-            "gap": self.gap,
-        }
+        figures |= {"memory": list(self.memory), "gap": self.gap}
+        return {**candidate._asdict(), "layers": layers, **figures}
 
 
 class Weighing:
@@ -683,33 +637,19 @@ class Weighing:
             The effort of all searches together, as for
             :func:`~minipipe.tuning.weighing.searched_schedule`.
         """
-        best = [
-            choice.candidate
-            for choice in sorted(choices, key=by_worth)
-            if choice.candidate.replicas == 1
-        ]
-        forms = list(
-            dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best)
-        )[:_FORMS]
-        num_layers, wanted = len(self.question.model.flat_layers), []
-        for count, cut, again in forms:
-            for like in filter(
-                self._fits, models_for_search(self.num_ranks, num_layers, count)
-            ):
-                wanted.append(
-                    (
-                        Candidate(
-                            SEARCHED,
-                            count,
-                            like.num_stages // like.num_ranks,
-                            cut,
-                            again,
-                        ),
-                        like,
-                    )
-                )
-        for candidate, like in wanted:
-            yield from self._searched(candidate, like, seconds / len(wanted))
+        ranked = [choice.candidate for choice in sorted(choices, key=by_worth)]
+        best = [candidate for candidate in ranked if candidate.replicas == 1]
+        forms = dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best)
+        num_layers = len(self.question.model.flat_layers)
+        wanted = []
+        for count, cut, again in list(forms)[:_FORMS]:
+            for like in models_for_search(self.num_ranks, num_layers, count):
+                chunks = like.num_stages // like.num_ranks
+                searched = Candidate(SEARCHED, count, chunks, cut, again)
+                if self._fits(like):
+                    wanted.append((searched, like))
+        for searched, like in wanted:
+            yield from self._searched(searched, like, seconds / len(wanted))
 
     def _searched(
         self, candidate: Candidate, model: Schedule, seconds: float
@@ -719,10 +659,8 @@ class Weighing:
         """
         like = self._cut(candidate, model)
         costs = self.cost_model.costs(like, candidate.recompute)
-        memory, most = (
-            self._memory(like, candidate.recompute),
-            self.question.memory_limit,
-        )
+        memory = self._memory(like, candidate.recompute)
+        most = self.question.memory_limit
         free = [most - own.total + own.activations for own in memory]
         # the search does not support frozen stages
         if like.schedule.frozen or min(free) <= 0:
@@ -732,34 +670,25 @@ class Weighing:
             costs.workload(model.placement, candidate.num_microbatches, limit), seconds
         )
         if found is not None and found.is_reproducible:
-            yield self.plan(
-                candidate,
-                self.question.plan(schedule=found, partition=like.partition),
-                found,
-            )
+            plan = self.question.plan(schedule=found, partition=like.partition)
+            yield self.plan(candidate, plan, found)
 
     def _fits(self, schedule: Schedule) -> bool:
-        return (
-            self.question.partition is None
-            or len(self.question.partition) == schedule.num_stages
-        )
+        given = self.question.partition
+        return given is None or len(given) == schedule.num_stages
 
     def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
         """Return the plan of a schedule, with the partition and the replicas of the
         candidate.
         """
-        layers, again, cut = (
-            self.cost_model.layers[candidate.num_microbatches],
-            candidate.recompute,
-            candidate.cut,
-        )
+        layers = self.cost_model.layers[candidate.num_microbatches]
         given = self.question.partition
         if given is None:
             given = layers.balance(
-                by=cut,
+                by=candidate.cut,
                 schedule=schedule,
                 optimiser=self.question.optimiser,
-                recompute=again,
+                recompute=candidate.recompute,
             )
         return self.question.plan(
             schedule=schedule, partition=given, replicas=candidate.replicas
@@ -792,13 +721,12 @@ class Weighing:
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
         bound, bound_by = self._bound(plan, schedule, costs)
         is_within_limit = all(fits(own, self.question.memory_limit) for own in memory)
-        time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(
             candidate,
             schedule,
             plan.partition,
-            time,
-            bubble,
+            timeline.makespan,
+            timeline.bubble_fraction,
             idle,
             memory,
             bound,
@@ -810,30 +738,20 @@ class Weighing:
         """Return a lower bound for the makespan: for one replica or, if the schedule
         has replicas, for all work.
         """
-        cores, n = (
-            self.cost_model.messages.cores,
-            plan.schedule.num_ranks // schedule.num_ranks,
-        )
+        cores = self.cost_model.messages.cores
+        n = plan.schedule.num_ranks // schedule.num_ranks
         if not schedule.has_replicas:
-            alone = (
-                self.question.plan(schedule=schedule, partition=plan.partition)
-                if n > 1
-                else plan
-            )
+            alone = plan
+            if n > 1:
+                alone = self.question.plan(schedule=schedule, partition=plan.partition)
             return least_makespan(
                 workload_of(alone.schedule, costs), None if cores is None else cores / n
             )
         times = costs.durations(plan.schedule.num_stages)
-        work = sum(
-            times[kind][stage]
-            for row in plan.schedule.without_sums().actions
-            for stage, kind, _ in row
-        )
-        on_cores = (
-            f" on {cores:g} cores"
-            if cores is not None and cores < self.num_ranks
-            else ""
-        )
+        rows = plan.schedule.without_sums().actions
+        work = sum(times[kind][stage] for row in rows for stage, kind, _ in row)
+        has_few = cores is not None and cores < self.num_ranks
+        on_cores = f" on {cores:g} cores" if has_few else ""
         return work / min(
             self.num_ranks, cores or inf
         ), f"All ranks together compute for {work:g}{on_cores}."
@@ -852,12 +770,12 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
     if ordered[0].is_within_limit:
         return ordered[0]
     least = min(ordered, key=lambda choice: max(choice.memory))
+    fullest = max(least.memory)
+    needed, limit = (format_memory(size, "bytes") for size in (fullest, memory_limit))
+    where = f"{needed}, as predicted, on rank {least.memory.index(fullest)}"
     raise ScheduleError.of(
         Code.MEMORY,
-        f"No choice needs at most {format_memory(memory_limit, 'bytes')} on every "
-        "rank. The least is "
-        f"{format_memory(max(least.memory), 'bytes')}, as predicted, on rank "
-        f"{least.memory.index(max(least.memory))}: "
+        f"No choice needs at most {limit} on every rank. The least is {where}: "
         f"{described(least.candidate)}. Raise the limit, or use more ranks, smaller "
         "batches or a smaller model.",
     )
@@ -871,13 +789,8 @@ def by_worth(choice: Choice) -> tuple[bool, int, float, bool, int]:
     """
     time = choice.time if choice.measured is None else choice.measured
     is_searched = choice.candidate.schedule == SEARCHED
-    return (
-        not choice.is_within_limit,
-        -choice.num_steps,
-        time,
-        is_searched,
-        max(choice.memory),
-    )
+    is_beyond = not choice.is_within_limit
+    return is_beyond, -choice.num_steps, time, is_searched, max(choice.memory)
 
 
 def described(candidate: Candidate) -> str:
@@ -890,14 +803,10 @@ def described(candidate: Candidate) -> str:
     >>> described(Candidate("1f1b", 8, replicas=2))
     '1f1b, 2 replicas, 8 microbatches, partitioned by time'
     """
-    count, copies = (
-        candidate.num_microbatches,
-        f", {candidate.replicas} replicas" * (candidate.replicas > 1),
-    )
+    count = candidate.num_microbatches
+    copies = f", {candidate.replicas} replicas" * (candidate.replicas > 1)
     again = ", recomputed" * candidate.recompute
-    cut = (
-        "given partition"
-        if candidate.cut == "given"
-        else f"partitioned by {candidate.cut}"
-    )
+    cut = f"partitioned by {candidate.cut}"
+    if candidate.cut == "given":
+        cut = "given partition"
     return f"{candidate.schedule}{copies}, {counted(count, 'microbatch')}{again}, {cut}"

@@ -79,12 +79,11 @@ def test_misplaced_text_is_noticed(open_page):
 def test_a_picture_follows_the_preference_for_light_or_dark(open_page, scheme, theme):
     page = open_page(draw_svg(schedules.one_f_one_b(4, 8), messages=True), ending="svg", color_scheme=scheme)
     forward = FILL[ActionKind.FORWARD]
-    fill, ink = (forward.light, forward.light_text) if scheme == "light" else (forward.dark, forward.dark_text)
     expected = [
         *(("ground", "fill", theme.ground), ("rank", "fill", theme.ink), ("tick", "fill", theme.muted)),
         *(("slot", "fill", theme.slot), ("hatch", "stroke", theme.hatch), ("grid", "stroke", theme.grid)),
         *(("forward", "stroke", theme.message), ("backward-head", "fill", theme.gradient)),
-        *(("F", "fill", fill), ("on-F", "fill", ink)),
+        *(("F", "fill", forward.box), ("on-F", "fill", forward.text)),
     ]
     for name, what, colour in expected:
         assert page.evaluate(COLOUR, [name, what]) == css(colour), name

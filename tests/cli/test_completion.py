@@ -9,7 +9,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from minipipe.cli.main import COMPLETION, VERBS
+from minipipe.cli.main import VERBS
+from minipipe.cli.output import help_text
 from minipipe.schedules.registry import REGISTRY
 from tests.launch import ROOT, for_each
 
@@ -24,7 +25,7 @@ def typed_in_bash(keys, folder):
         command = folder / "bin" / name
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         command.chmod(0o755)
-    register = re.search(r"^ *(eval .*?) +in bash", COMPLETION, re.MULTILINE)[1]
+    register = re.search(r"^ *(eval .*?) +in bash", help_text("minipipe"), re.MULTILINE)[1]
     # Control-T shows the line as it stands instead of running it.
     start = f'{register}\nbind -x \'"\\C-t": printf "\\n%s{_END}\\n" "$READLINE_LINE"\'\nPS1=\'ready\'\n'
     (folder / "bashrc").write_text(f"{start}bind 'set show-all-if-ambiguous on'\nbind 'set page-completions off'\n")

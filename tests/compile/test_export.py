@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, errors, nn, optim, spawn
+from minipipe import Pipeline, nn, optim, spawn
 from minipipe.compile.export.following import Follower, noting
 from tests.launch import ROOT, find_mpirun, needs_mpi, run, slowly
 
@@ -47,8 +47,15 @@ def language_model(is_tied=False, dropout=0.0):
     return nn.Sequential(embedding, position, *blocks, nn.LayerNorm(16), head)
 
 
+def blocks_first():
+    """Return layers of which the first has a shorter backward than its equals."""
+    blocks = [nn.TransformerBlock(4, 2) for _ in range(3)]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(8, 8))
+
+
 MODELS = {
     "mlp": mlp,
+    "blocks": blocks_first,
     "dropout": lambda: mlp(4, 0.2),
     "language": language_model,
     "tied": lambda: language_model(is_tied=True),
@@ -133,6 +140,7 @@ def check(case, folder, num_samples=None):
     "case",
     [
         Case("mlp"),
+        Case("blocks", "zb-h1"),
         slowly(Case("mlp", "1f1b", 1, "nesterov")),
         slowly(Case("mlp", "1f1b", 1, "adam")),
         slowly(Case("mlp", "1f1b", 1, "nadam")),
@@ -216,6 +224,14 @@ def test_a_file_imports_numpy_and_the_standard_library_alone():
     assert all(array.dtype != object for array in arrays.values())  # no pickle
 
 
+def test_a_file_sets_the_number_of_threads_before_it_imports_numpy(exported):
+    """The story: the number replaced the end of the name of a variable."""
+    ((source, _),) = exported
+    (line,) = [line for line in source.splitlines() if "os.environ" in line]
+    assert 'fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "' in line
+    assert source.index(line) < source.index("import numpy")
+
+
 MUTANTS = {
     "a bias is left alone": ('add_gradient("1.bias", ', 'add_gradient("1.weight", '),
     "two steps change places": ('saved[f"x{n}"]', 'saved[f"x{(n + 1) % 3}"]'),
@@ -238,100 +254,6 @@ def test_a_changed_line_changes_the_bits(mutant, exported, tmp_path):
     write([(source.replace(before, after, 1), arrays)], tmp_path)
     done = run_alone(tmp_path, 1)
     assert done.code == 1 and "rank 0: other bits" in done.err
-
-
-# -- what cannot be exported -----------------------------------------------------------
-
-
-def follow(train_step, optimiser=None, **options):
-    """Follow eight steps of a small program."""
-    followers = {}
-
-    def train(group):
-        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-        given = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
-        pipeline = Pipeline(model, group, **{**given, **options})
-        own = (optimiser or OPTIMISERS["sgd"])(pipeline.parameters())
-        follower = followers[id(pipeline)] = Follower(pipeline, "train.py", 2)
-        for i in range(15):
-            if follower.begin_step():
-                break
-            train_step(i, pipeline, own, np.full((4, 8), i, np.float32))
-        follower.finished()
-
-    with noting(followers):
-        spawn(train, num_ranks=1)
-
-
-def usual(i, pipeline, optimiser, x):
-    pipeline.step(x, x)
-    optimiser.step()
-
-
-def scaled(i, pipeline, optimiser, x):
-    pipeline.step(x, x, scale=2.0)
-    optimiser.step()
-
-
-def measured(i, pipeline, optimiser, x):
-    pipeline.step(x, x, metrics={"zero": lambda outputs, targets: 0.0})
-    optimiser.step()
-
-
-def updated_twice(i, pipeline, optimiser, x):
-    usual(i, pipeline, optimiser, x)
-    optimiser.step()
-
-
-def of_two_forms(i, pipeline, optimiser, x):
-    usual(i, pipeline, optimiser, x[: 4 - i % 2])
-
-
-def clipped_to_several(i, pipeline, optimiser, x):
-    pipeline.step(x, x)
-    pipeline.clip_grad_norm(1.0 + i)
-    optimiser.step()
-
-
-class SignDescent(optim.Optimiser):
-    def _update(self, data, gradient, state, group):
-        data -= group.learning_rate * np.sign(gradient)
-
-
-def in_two_groups(parameters):
-    first, *others = parameters
-    return optim.SGD([{"parameters": [first]}, {"parameters": others}], 0.1)
-
-
-@pytest.mark.parametrize(
-    "train_step, optimiser, words",
-    [
-        (scaled, None, "loss scale"),
-        (measured, None, "asks for more than the loss"),
-        (updated_twice, None, "2 updates"),
-        (of_two_forms, None, "expected compiled steps alike"),
-        (clipped_to_several, None, "one norm"),
-        (
-            usual,
-            lambda p: SignDescent(p, learning_rate=0.1),
-            "SignDescent; expected SGD, Adam, AdamW",
-        ),
-        (usual, in_two_groups, "several groups"),
-        (usual, lambda p: optim.SGD(list(p)[:2], 0.1), "expected all that are trained"),
-    ],
-)
-def test_what_cannot_be_exported_is_refused(train_step, optimiser, words):
-    with pytest.raises(errors.MinipipeError, match=words):
-        follow(train_step, optimiser)
-
-
-def test_a_program_that_ends_early_is_refused():
-    def few(i, pipeline, optimiser, x):
-        if i < 4:
-            usual(i, pipeline, optimiser, x)
-
-    with pytest.raises(errors.ArgumentError, match="ended after 1 of 2 compiled steps"):
-        follow(few)
 
 
 # -- the command -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from minipipe.compile import outlining
 from minipipe.compile.outlining import conditional, outlined
+from minipipe.compile.statements import Statement, written
 from tests.strategies import examples
 
 LOCAL = ["a", "b", "c"]
@@ -24,36 +25,38 @@ def programs(draw):
         *block * draw(st.integers(1, 4)),
         *draw(st.lists(st.sampled_from(["make", "note"]), max_size=2)),
     ]
-    made, texts = list(LOCAL), []
+    made, found = list(LOCAL), []
     for number, kind in enumerate(kinds):
         one, other = (draw(st.sampled_from([*made[-4:], *GLOBAL])) for _ in range(2))
         if kind == "make":
-            texts.append(f"v{number} = {one} + {other} * {draw(st.integers(1, 2))}")
-            made.append(f"v{number}")
+            own = f"v{number}"
+            layer = f"{{layer:{draw(st.integers(1, 2))}}}"
+            text = f"{{{own}}} = {{{one}}} + {{{other}}} * {layer}"
+            found.append(Statement(text, (own,)))
+            made.append(own)
         elif kind == "note":
-            texts.append(f"log.append({one} - {other})")
+            found.append(Statement(f"log.append({{{one}}} - {{{other}}})"))
         else:
-            texts.append(
-                conditional([f"log.append({one})"], [f"log.append({other} + 1)"])
-            )
-    texts.append(f"return {draw(st.sampled_from(made))}")
-    return texts
+            first, later = f"log.append({{{one}}})", f"log.append({{{other}}} + 1)"
+            found.append(Statement(conditional([first], [later])))
+    found.append(Statement(f"return {{{draw(st.sampled_from(made))}}}"))
+    return found
 
 
-def result_of(source, texts, first):
+def result_of(source, statements, first):
     """Return what a function of statements returns and notes."""
     names = {"log": [], "g": 5, "h": 7}
-    body = indent("\n".join(texts), "    ")
+    body = indent("\n".join(written(each.text) for each in statements), "    ")
     exec(f"{source}\n\ndef program(first, a, b, c):\n{body}\n", names)
     return names["program"](first, 1, 2, 3), names["log"]
 
 
 @examples(400)
 @given(programs(), st.booleans())
-def test_a_program_with_a_function_of_its_blocks_computes_the_same(texts, first):
+def test_a_program_with_a_function_of_its_blocks_computes_the_same(own, first):
     least, outlining.LEAST = outlining.LEAST, 2
     try:
-        source, statements = outlined(texts, {*LOCAL, "first"}, "block")
+        source, statements = outlined(own, {*LOCAL, "first"}, "block")
     finally:
         outlining.LEAST = least
-    assert result_of(source, statements, first) == result_of("", texts, first)
+    assert result_of(source, statements, first) == result_of("", own, first)

@@ -8,13 +8,13 @@ KINDS = ("runs", "offloaded", "slices", "tensor", "shards")
 
 
 PROGRAMS = {
-    "rows": ("tests.compile.rows_over_mpi", "runs"),
+    "rows": ("tests.compile.rows_over_mpi", "runs", "failed"),
     "schedules": ("tests.compile.all_schedules_over_mpi", "1f1b", 2, "plain", "wait"),
     "pipelines": ("tests.compile.around_steps_over_mpi",),
     "frozen": ("tests.compile.test_frozen_between_steps", 3),
 }
 PRINTED = {
-    "rows": "runs: the same bits\n",
+    "rows": "runs: the same bits\nfailed: the same bits\n",
     "schedules": "the same bits in 2 trainings\n",
     "pipelines": "the same bits\n",
     "frozen": "",

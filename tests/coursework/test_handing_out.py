@@ -155,7 +155,7 @@ def test_the_wheel_has_each_file_with_its_digest_and_no_solution(archive):
             found = hashlib.sha256(wheel.read(each)).digest()
             assert digest == f"sha256={base64.urlsafe_b64encode(found).decode().rstrip('=')}"
             assert int(size) == len(wheel.read(each))
-    assert {"minipipe/__init__.py", "minipipe/coursework/student.md", "minipipe/py.typed"} <= rows.keys()
+    assert {"minipipe/__init__.py", "minipipe/coursework/templates/student.md", "minipipe/py.typed"} <= rows.keys()
     assert not [each for each in rows if "exercises" in each or each.endswith(".pyc")]
 
 

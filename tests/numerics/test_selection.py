@@ -151,7 +151,7 @@ def test_a_divided_embedding_takes_nothing_from_the_vectors_of_other_symbols():
 
 def test_a_microbatch_that_does_not_count_adds_nothing_to_the_loss_of_the_batch():
     objective = BatchObjective(nn.MSELoss(), loss_weight=np.sum)
-    objective._shares = [0.25, 0.0, 0.75]
+    objective.shares = [0.25, 0.0, 0.75]
     for k, loss in enumerate((4.0, NAN, 8.0)):
         objective.note(k, loss)
     np.testing.assert_array_equal(objective.numbers(), [7.0, 4.0, NAN, 8.0])

@@ -153,15 +153,17 @@ def test_runs_are_parameters_that_follow_each_other_and_have_a_kind_in_common():
     kept = c.data
     arena = Arena([a, b, c, d, e])  # c stays where it is, so that b and d follow each other
     states = {id(p): {"count": int(p is e)} for p in (a, b, c, d, e)}
-    lists = [[p for p in (a, b, c, d, e) if p in run] for run in side_by_side([d, a, b, c, e], states, {})]
+    lists = [[p for p in (a, b, c, d, e) if p in run] for run in side_by_side([d, a, b, c, e], states)]
     assert sorted(map(len, lists)) == [1, 1, 3] and [a, b, d] in lists
     states[id(e)]["count"] = 0
-    assert sorted(map(len, side_by_side([a, d, e], states, {}))) == [1, 2]
-    assert sorted(map(len, side_by_side([a, b, d, e], states, {id(b): kept}))) == [1, 1, 2]
+    assert sorted(map(len, side_by_side([a, d, e], states))) == [1, 2]
+    states[id(b)]["master"] = kept
+    assert sorted(map(len, side_by_side([a, b, d, e], states))) == [1, 1, 2]
+    del states[id(b)]["master"]
     states[id(b)]["list"] = []
-    assert sorted(map(len, side_by_side([a, b, d, e], states, {}))) == [1, 1, 2]
+    assert sorted(map(len, side_by_side([a, b, d, e], states))) == [1, 1, 2]
     arena.close()
-    assert len(side_by_side([a, b, d, e], states, {})) == 4
+    assert len(side_by_side([a, b, d, e], states)) == 4
 
 
 def test_a_gap_repeats_the_element_before_it():
@@ -170,7 +172,7 @@ def test_a_gap_repeats_the_element_before_it():
     for number, gradient in enumerate(arena.gradients):
         gradient[...] = number + 1
     arena.assign_gradients()
-    run = Run(parameters, {id(p): {} for p in parameters}, {})
+    run = Run(parameters, {id(p): {} for p in parameters})
     assert run.grad.tolist() == [1] * 4 + [2] * 8 + [3] * 2
     parameters[0].data[...] = 9
     assert run.data.tolist() == [9] * 4 + [1] * 10
@@ -179,19 +181,13 @@ def test_a_gap_repeats_the_element_before_it():
 # -- mutants: each of these must be noticed ---------------------------------------------------------------------------
 
 
-def remade_as_a_whole(self, one, gradient, group):
+def remade_as_a_whole(self, one, gradient, state, group):
     """Make the master values of all neighbours again if those of one parameter were changed by hand."""
-    data = one.data
-    master = one.master if isinstance(one, Run) else self._masters.get(id(one))
+    data, master = one.data, state.pop("master", None)
     if master is None or not (master.astype(data.dtype) == data).all():
         master = data.astype(np.float32)
-        if isinstance(one, Run):
-            one.set_master(master)
-        else:
-            self._masters[id(one)] = master
-    state = one.state if isinstance(one, Run) else self._states[id(one)]
     self._update(master, backend.as_array(gradient, np.float32), state, group)
-    data[...] = master
+    data[...] = state["master"] = master
 
 
 def without_new_walks(self, state, load=optim.Optimiser.load_state_dict):
@@ -206,7 +202,7 @@ def walks_of_all_groups(self, parameters):
     walk = self._walks.get(id(parameters))
     units = None if walk is None else walk.units(parameters)
     if units is None:
-        walk = self._walks[id(parameters)] = Walk(parameters, self._states, self._masters)
+        walk = self._walks[id(parameters)] = Walk(parameters, self._states)
         units = walk.units(parameters)
     return units
 

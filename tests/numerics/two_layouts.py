@@ -247,7 +247,7 @@ class Training:
         return {
             "values": [bits(p.data) for p in self.parameters],
             "state": bits(self.optimiser.state_dict()),
-            "kept": [[bits(value) for value in state.values()] for state in self.optimiser._states.values()],
+            "kept": [bits(state) for state in self.optimiser._states.values()],
             "nbytes": self.optimiser.nbytes,
             "changed": changed,
             "scale": self.scale.value,

@@ -97,11 +97,11 @@ def test_numbers_of_a_call_that_failed_are_not_taken_for_those_of_the_next():
             group.isend(np.ones(1), 0, 3, step=1)
             group.recv(0, 3)
         else:
-            waits = channel._receiving[1].wait
-            channel._receiving[1].wait = failing
+            takes = channel._receiving[1].take
+            channel._receiving[1].take = failing
             with pytest.raises(KeyboardInterrupt):
                 channel.exchange([1.0], 1)
-            channel._receiving[1].wait = waits
+            channel._receiving[1].take = takes
         return channel.exchange([2.0], 2)
 
     assert spawn(run, 2) == [{0: [2.0], 1: [2.0]}] * 2

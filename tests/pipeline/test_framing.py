@@ -68,9 +68,36 @@ def test_a_step_runs_the_row_that_is_shown(name):
     assert ran[-len(others) :] == others == [cell for cell in last if cell in others]
 
 
+def test_an_evaluation_and_a_prediction_run_the_row_that_is_shown():
+    def run(group):
+        pipeline = made(group, "replicas")
+        ran, shown = [], [str(action) for action in pipeline.forward_rows.actions[group.rank]]
+        pipeline.predict(np.ones((8, WIDTH), np.float32))  # makes the executor
+        (executor,) = pipeline._predictors._executors.values()
+        noted = {name: noting_all(getattr(executor, name), ran) for name in ("_before", "_steps", "_after")}
+        for name, steps in noted.items():
+            setattr(executor, name, steps)
+        pipeline.evaluate(np.ones((8, WIDTH), np.float32), np.ones((8, WIDTH), np.float32))
+        evaluated = len(ran)
+        pipeline.predict(np.ones((8, WIDTH), np.float32))
+        return shown, evaluated, len(ran)
+
+    for shown, evaluated, both in spawn(run, 2):
+        assert shown[0] == "HANDSHAKE" and shown[-2:] == ["GATHER_RESULTS", "LOSS"]
+        assert (evaluated, both) == (len(shown), 2 * len(shown))
+
+
+def noting_all(steps, ran):
+    def noting(step):
+        return lambda executor: (ran.append(step), step(executor))
+
+    return [noting(step) for step in steps]
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_rows_of_a_pipeline_are_a_legal_program(name):
-    rows, *_ = spawn(lambda group: made(group, name).rows, 2)
+    rows, forward_rows = spawn(lambda group: (made(group, name).rows, made(group, name).forward_rows), 2)[0]
+    verify(forward_rows)
     verify(rows)
     read = schedules.Program.from_text(rows.to_text())
     assert [list(row) for row in read.actions] == [list(row) for row in rows.actions]

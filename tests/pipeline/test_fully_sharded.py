@@ -274,14 +274,6 @@ def test_a_microbatch_holds_the_bytes_of_whole_replicas():
 # -- everything else holds ------------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_one_sample_is_predicted_by_all_ranks():
-    def predict(group):
-        return on_grid(group, data=2, fully_sharded=True).predict(IDS[:1])
-
-    expected = spawn(lambda group: on_grid(group).predict(IDS[:1]), 1)[0]
-    assert all(np.allclose(found, expected, rtol=CLOSE, atol=CLOSE) for found in spawn(predict, 2))
-
-
 def test_values_are_loaded_and_returned_as_a_whole_and_frozen_ones_stay():
     plain = language_model().initialise(5)
     plain[2].freeze()

@@ -16,7 +16,7 @@ from minipipe import Pipeline, Plan, nn, optim, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.hints import equivalents, instead_of
-from minipipe.pipeline.options import PlanOptions
+from minipipe.pipeline.options import KEYWORDS, ModulesOptions, PipelineOptions
 from minipipe.tuning.race import chosen
 from tests.launch import for_each
 
@@ -152,7 +152,7 @@ def test_an_option_of_another_library_names_the_one_here_and_the_list_is_the_sig
 def test_the_options_that_editors_show_are_those_that_are_taken_with_their_types_and_defaults():
     shown, of_plan = signature(Pipeline).parameters, signature(Plan).parameters
     only = [name for name, one in signature(chosen).parameters.items() if one.default is not one.empty]
-    assert {*PlanOptions.__annotations__} == {*of_plan, *only} - {"model", "num_ranks"} <= {*shown}
+    assert {*PipelineOptions.__annotations__} - {*KEYWORDS} == {*of_plan, *only} - {"model", "num_ranks"} <= {*shown}
     for name, one in of_plan.items():
         if name not in ("model", "num_ranks"):
             default, types = shown[name].default, shown[name].annotation.split(" | ")
@@ -163,7 +163,8 @@ def test_the_options_that_editors_show_are_those_that_are_taken_with_their_types
 def test_modules_take_the_options_of_a_pipeline_but_those_that_cut_a_model():
     shown, of_pipeline = signature(Pipeline.from_modules).parameters, signature(Pipeline).parameters
     assert [name for name in shown if name not in of_pipeline] == ["modules"]
-    assert {*of_pipeline} - {*shown} == {"model", *PlanOptions.__annotations__} - {*shown}
+    assert {*of_pipeline} - {*shown} == {"model", *PipelineOptions.__annotations__} - {*shown}
+    assert {*KEYWORDS} <= {*ModulesOptions.__annotations__} < {*shown} | {"schedule"}
     assert {name: str(one) for name, one in shown.items() if name not in ("modules", "schedule")} == {
         name: str(of_pipeline[name]) for name in shown if name not in ("modules", "schedule")
     }
@@ -171,7 +172,7 @@ def test_modules_take_the_options_of_a_pipeline_but_those_that_cut_a_model():
 
 def test_help_lists_every_option():
     shown, *_ = pydoc.plain(pydoc.render_doc(Pipeline)).split("A model partitioned into stages")
-    assert all(f"{name}: " in shown for name in PlanOptions.__annotations__) and "options" not in shown
+    assert all(f"{name}: " in shown for name in PipelineOptions.__annotations__) and "options" not in shown
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_converted_picture_shows_the_boxes(ending, pixels, tmp_path):
     image = pixels(content).astype(int)
     assert abs(image.shape[1] - 1400) <= 2
     for kind in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT):
-        colour = [int(FILL[kind].light[i : i + 2], 16) for i in (1, 3, 5)]
+        colour = [int(FILL[kind].box[i : i + 2], 16) for i in (1, 3, 5)]
         assert (np.abs(image - colour).max(axis=-1) <= 6).mean() > 0.01, kind
 
 

@@ -70,7 +70,7 @@ def test_the_ruler_is_right():
 def test_text_on_every_fill_has_a_contrast_of_4_5(kind):
     for chunk in range(12):
         fill = shade(FILL[kind], chunk)
-        assert min(contrast(fill.light, fill.light_text), contrast(fill.dark, fill.dark_text)) >= 4.5
+        assert contrast(fill.box, fill.text) >= 4.5
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
@@ -82,30 +82,29 @@ def test_what_is_written_around_boxes_can_be_read_and_lines_can_be_seen(theme):
 
 @pytest.mark.parametrize("vision", VISION)
 def test_kinds_differ_whatever_cones_see_them(vision):
-    for ground in ("light", "dark"):
-        colours = [getattr(FILL[kind], ground) for kind in KINDS]
-        assert min(distance(a, b, vision) for a, b in combinations(colours, 2)) >= 18  # 2.3 is just to be seen
+    colours = [FILL[kind].box for kind in KINDS]
+    assert min(distance(a, b, vision) for a, b in combinations(colours, 2)) >= 18  # 2.3 is just to be seen
 
 
 @pytest.mark.parametrize("vision", VISION)
 def test_kinds_of_other_programs_look_like_none_of_these(vision):
     with declared(Kind("KEEP", lambda site: Uses(), "copy of the weights")):
         own = fill_of(ActionKind("KEEP"))
-    assert min(distance(own.light, FILL[kind].light, vision) for kind in FILL) >= 18
+    assert min(distance(own.box, FILL[kind].box, vision) for kind in FILL) >= 18
 
 
 def test_kinds_differ_on_grey_paper():
-    lightness = sorted(lab(FILL[kind].light, "all cones")[0] for kind in KINDS)
+    lightness = sorted(lab(FILL[kind].box, "all cones")[0] for kind in KINDS)
     assert min(b - a for a, b in zip(lightness, lightness[1:])) >= 8
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_further_chunk_is_darker_and_of_the_same_hue(kind):
-    colours = [shade(FILL[kind], chunk).light for chunk in range(6)]
+    colours = [shade(FILL[kind], chunk).box for chunk in range(6)]
     lightness = [lab(colour, "all cones")[0] for colour in colours]
     assert all(a > b for a, b in zip(lightness, lightness[1:])) and lightness[0] - lightness[1] >= 8
     for later in colours[1:]:
-        nearest = min(KINDS, key=lambda other: hue_between(later, FILL[other].light))
+        nearest = min(KINDS, key=lambda other: hue_between(later, FILL[other].box))
         assert nearest is kind
 
 

@@ -41,7 +41,7 @@ def within(pixels, left, right, top, bottom):
 
 
 def fill_of(name):
-    return palette.shade(palette.FILL[ActionKind(name[0])], int(name[1:] or 0)).light
+    return palette.shade(palette.FILL[ActionKind(name[0])], int(name[1:] or 0)).box
 
 
 def check_size(pixels, picture):

@@ -28,7 +28,6 @@ def taken(plan, loss, inputs, targets, optimiser, **options):
         gradients = sum(leaf.grad.nbytes for leaf in leaves if leaf.grad is not None)
         own.step()
         states = sum(array.nbytes for state in own._states.values() for array in state.values() if np.ndim(array))
-        states += sum(master.nbytes for master in own._masters.values())
         peak = pipeline.timeline().peak_memory[group.rank]
         return sum(parameter.nbytes for parameter in pipeline.parameters()), gradients, states, peak
 

@@ -67,11 +67,10 @@ class Ending(NamedTuple):
         name = ""
         with suppress(ValueError):  # no signal
             name = signal.Signals(-self.code if self.code < 0 else self.code - 128).name
-        how = (
-            f"{name} of the launcher"
-            if self.code < 0
-            else f"exit code {self.code}" + (f" ({name})" if name else "")
-        )
+        if self.code < 0:
+            how = f"{name} of the launcher"
+        else:
+            how = f"exit code {self.code}" + (f" ({name})" if name else "")
         return f"{how} after {self.seconds:.1f} s"
 
 
@@ -167,9 +166,8 @@ class Attempts:
 
     def _pass_on(self, number: int) -> None:
         if self._launcher is not None:
-            self._launcher.send_signal(
-                number if number == signal.SIGINT else signal.SIGTERM
-            )
+            is_interrupt = number == signal.SIGINT
+            self._launcher.send_signal(number if is_interrupt else signal.SIGTERM)
 
     def _give_up(self, *_: object) -> None:
         if self._launcher is not None:
@@ -242,11 +240,8 @@ class JobOutput(NamedTuple):
         >>> JobOutput(1, "", "\\n".join(lines)).cause
         'rank 1: ValueError: no'
         """
-        return (
-            _cause_of(self.err)
-            or _cause_of(self.out)
-            or f"no error message (exit code {self.code})"
-        )
+        none = f"no error message (exit code {self.code})"
+        return _cause_of(self.err) or _cause_of(self.out) or none
 
 
 def run_job(
@@ -289,13 +284,8 @@ def _guarded(
     """Start a guard in its own session, which Ctrl-C does not reach; it has ended when
     the block is left.
     """
-    words = [
-        sys.executable,
-        "-m",
-        "minipipe.comm.job.guard",
-        str(os.getpid()),
-        *command,
-    ]
+    guard_of_this = "-m", "minipipe.comm.job.guard", str(os.getpid())
+    words = [sys.executable, *guard_of_this, *command]
     streams: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "stdout": out,

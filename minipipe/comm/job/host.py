@@ -147,9 +147,8 @@ def limit_blas_threads(count: int) -> Iterator[None]:
         with _blas.lock:
             del _blas.counts[token]
             if _blas.counts:
-                _libraries().limit(
-                    limits=next(reversed(_blas.counts.values())), user_api="blas"
-                )
+                latest = next(reversed(_blas.counts.values()))
+                _libraries().limit(limits=latest, user_api="blas")
             else:
                 _blas.before.restore_original_limits()
 
@@ -167,12 +166,10 @@ def _libraries() -> ThreadpoolController:
 
 def blas_threads() -> int:
     """Return with how many threads NumPy computes a matrix product now."""
-    counts = [
-        library["num_threads"]
-        for library in _libraries().info()
-        if library["user_api"] == "blas"
-    ]
-    return counts[0] if counts else 1
+    for library in _libraries().info():
+        if library["user_api"] == "blas":
+            return library["num_threads"]
+    return 1
 
 
 # The limits in force, by block, and those before. A process has one BLAS, and so one of
@@ -253,10 +250,8 @@ def _core_ticks() -> dict[int, tuple[int, int]]:
             if re.fullmatch(r"cpu\d+", name):
                 # user, nice, system, idle, iowait, irq, softirq, steal
                 all_ticks = list(map(int, ticks[:8]))
-                found[int(name[3:])] = (
-                    sum(all_ticks) - all_ticks[3] - all_ticks[4],
-                    sum(all_ticks),
-                )
+                total = sum(all_ticks)
+                found[int(name[3:])] = total - all_ticks[3] - all_ticks[4], total
     return found
 
 

@@ -67,11 +67,11 @@ class Line:
         patience = Patience(timeout)
         while not patience.look():
             if _launcher_is_gone(os.environ):
-                message = (
+                raise LaunchError(
+                    "rank-lost",
                     "The launcher's process on this host has exited, so the ranks "
-                    "cannot find each other."
+                    "cannot find each other. Start the job again.",
                 )
-                raise LaunchError("rank-lost", f"{message} Start the job again.")
             word, *ranks = self._hear(_LOOK) or ["nothing"]
             # all have joined, or the watchdog process is gone
             if word in ("go", "lost"):
@@ -131,9 +131,8 @@ class Line:
         has_limit = self._said(f"limit {timeout} {what}")
         if not has_limit:
             with suppress(Exception):  # stderr may not be a file
-                faulthandler.dump_traceback_later(
-                    min(timeout, threading.TIMEOUT_MAX), exit=True
-                )
+                seconds = min(timeout, threading.TIMEOUT_MAX)
+                faulthandler.dump_traceback_later(seconds, exit=True)
         try:
             yield
         finally:
@@ -149,10 +148,8 @@ class Line:
         """Let the watchdog process write lines for this rank; of a long text only the
         end, which has the cause.
         """
-        self._said(
-            "say "
-            + text.encode(errors="replace")[-_MOST_BYTES:].decode(errors="ignore")
-        )
+        end = text.encode(errors="replace")[-_MOST_BYTES:].decode(errors="ignore")
+        self._said(f"say {end}")
 
     def survive(self, is_so: bool) -> None:
         """Set whether the other ranks continue when one is lost, so that a loss is not
@@ -191,9 +188,8 @@ def _shared_memory() -> set[str]:
     # gone.
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
-        return {
-            line.rpartition(" ")[2] for line in lines if f" {witness.SHARED}" in line
-        }
+        shared = [line for line in lines if f" {witness.SHARED}" in line]
+        return {line.rpartition(" ")[2] for line in shared}
     return set()
 
 
@@ -227,9 +223,8 @@ def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Lin
     address = f"\0minipipe-{os.getuid()}-{launcher}"
     with suppress(OSError):
         for _ in range(_ATTEMPTS):
-            connection = _connected(address) or _started(
-                address, launcher, num_local, size
-            )
+            connection = _connected(address)
+            connection = connection or _started(address, launcher, num_local, size)
             if connection is not None:
                 return _joined(connection, rank, num_local)
             time.sleep(_PAUSE)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import operator
 import os
 import socket
 import struct
@@ -34,6 +35,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 import mpi4py
@@ -46,7 +48,7 @@ from mpi4py import MPI
 from minipipe.comm.job.host import cores, yield_core
 from minipipe.comm.job.meeting import FINALISING
 from minipipe.comm.job.process import DEFERENCE, RankProcess
-from minipipe.comm.job.reports import Patience, RankActivity, RankReport
+from minipipe.comm.job.reports import Patience, RankActivity, RankReport, Words
 from minipipe.comm.job.verdict import (
     STOPPED,
     is_debugged,
@@ -108,9 +110,7 @@ class MPIJob:
         self._many = 16
         self.groups: list[MPIGroup] = []
         self.activity = RankActivity()
-        self.activity.unread = lambda: [
-            words for group in self.groups for words in group.unread()
-        ]
+        self.activity.unread = self._unread
         self._processes = _processes(self.world)
         # this rank's sends on the job's own communicator
         self._letters: list[MPI.Request] = []
@@ -121,9 +121,8 @@ class MPIJob:
         self._silent_for: dict[int, float] = {}  # since how many seconds, by rank
         self._watched: Patience | None = None
         self._is_left, self._has_mentioned_debugger = threading.Event(), False
-        self._lookout = threading.Thread(
-            target=self._look_out, name="lookout", daemon=True
-        )
+        look_out = self._look_out
+        self._lookout = threading.Thread(target=look_out, name="lookout", daemon=True)
         self._lookout.start()
         os.register_at_fork(after_in_child=self._disown)
         atexit.register(self.leave)
@@ -143,9 +142,7 @@ class MPIJob:
         while self._unfinished and self._unfinished[0]():
             self._unfinished.popleft()
         if len(self._unfinished) > self._many:
-            self._unfinished = deque(
-                is_over for is_over in self._unfinished if not is_over()
-            )
+            self._unfinished = deque(filterfalse(operator.call, self._unfinished))
             self._many = 2 * len(self._unfinished) + 16
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
@@ -154,9 +151,7 @@ class MPIJob:
         self.control.Ack_failed()
         self.others -= lost
         self.finalise = finalise
-        self._letters = [
-            letter for letter in self._letters if not has_ended(letter.Test)
-        ]
+        self._drop_sent_letters()
 
     # -- letters between ranks ---------------------------------------------------------
 
@@ -176,25 +171,25 @@ class MPIJob:
                 elif status.tag == _COMPLAINT:
                     self._complaint = data.decode()
                 elif status.tag == _QUESTION:
-                    self._asked_at = (
-                        time.perf_counter()
-                        if data and rank < self.world.rank
-                        else self._asked_at
-                    )
+                    if data and rank < self.world.rank:
+                        self._asked_at = time.perf_counter()
                     # [7]
-                    self._send(
-                        rank, self.activity.report(self.world.rank).to_bytes(), _ANSWER
-                    )
+                    report = self.activity.report(self.world.rank)
+                    self._send(rank, report.to_bytes(), _ANSWER)
                 else:
                     self._answers[rank] = RankReport.from_bytes(bytes(data))
         finally:
             self._attending.release()
 
+    def _drop_sent_letters(self) -> None:
+        self._letters = [each for each in self._letters if not has_ended(each.Test)]
+
+    def _unread(self) -> list[str]:
+        return [words for group in self.groups for words in group.unread()]
+
     def _send(self, rank: int, data: bytes, tag: int) -> None:
         with self._sending:
-            self._letters = [
-                letter for letter in self._letters if not has_ended(letter.Test)
-            ]
+            self._drop_sent_letters()
             with suppress(MPI.Exception):  # that rank is lost
                 self._letters.append(self.control.Isend(data, rank, tag))
 
@@ -216,9 +211,9 @@ class MPIJob:
         in a debugger.
         """
         report = self.activity.report(self.world.rank)
-        reports = (
-            self.judge(lambda: self._watched is not watched) if may_answer else [report]
-        )
+        reports: list[RankReport] | None = [report]
+        if may_answer:
+            reports = self.judge(lambda: self._watched is not watched)
         if reports is None:
             watched.renew()
             return
@@ -230,9 +225,7 @@ class MPIJob:
         self.process.end("\n".join([waited, verdict(reports, self.activity.roles)]), 1)
 
     @contextmanager
-    def watching(
-        self, limit: float, peer: int | None, words: Callable[[], str]
-    ) -> Iterator[None]:
+    def watching(self, limit: float, peer: int | None, words: Words) -> Iterator[None]:
         """Let the watchdog thread end the job if this block, a call inside MPI, takes
         longer than ``limit`` s.
         """
@@ -277,14 +270,10 @@ class MPIJob:
         for rank in self.others:
             self._send(rank, b"may end" if may_end else b"", _QUESTION)
         self._attend_until(lambda: len(self._answers) >= len(self.others), _ANSWERS)
-        answers = {
-            self.world.rank: self.activity.report(self.world.rank),
-            **self._answers,
-        }
-        return [
-            answers.get(rank) or self._silent(rank)
-            for rank in sorted({self.world.rank, *self.others})
-        ]
+        own = self.world.rank
+        answers = {own: self.activity.report(own), **self._answers}
+        everyone = sorted({own, *self.others})
+        return [answers.get(rank) or self._silent(rank) for rank in everyone]
 
     def _silent(self, rank: int) -> RankReport:
         pid, may_answer, host = self._processes[rank]
@@ -332,20 +321,15 @@ class MPIJob:
         while not self.others <= self.departed:  # [3]
             self.attend()
             if self._complaint:  # [5]
-                exited, last = (
-                    f"This rank exited early{self.process.exit_place}",
-                    self.activity.words(),
-                )
+                exited = f"This rank exited early{self.process.exit_place}"
+                last = self.activity.words()
                 action = f" Its last action was {last}." if last else ""
-                self.process.end(
-                    f"{exited}. {self._complaint}{action}", self.process.exit_code
-                )
+                words = f"{exited}. {self._complaint}{action}"
+                self.process.end(words, self.process.exit_code)
             if patience.look():
                 self._end_if_one_is_silent(patience.limit)
                 patience.renew()
-            self._unfinished = deque(
-                is_over for is_over in self._unfinished if not is_over()
-            )
+            self._unfinished = deque(filterfalse(operator.call, self._unfinished))
             if self._unfinished:
                 yield_core()  # their bytes may move only while this rank is inside MPI
                 continue
@@ -357,13 +341,10 @@ class MPIJob:
         as it needs.
         """
         reports = self.judge(lambda: self.others <= self.departed, may_end=False) or []
-        silent = {
-            r.rank for r in reports if r.is_silent and r.place in (STOPPED, "")
-        } - self.departed
-        self._silent_for = {
-            rank: self._silent_for.get(rank, -pause) + pause + _ANSWERS
-            for rank in silent
-        }
+        stopped = [r for r in reports if r.is_silent and r.place in (STOPPED, "")]
+        silent = {report.rank for report in stopped} - self.departed
+        before = {rank: self._silent_for.get(rank, -pause) for rank in silent}
+        self._silent_for = {rank: s + pause + _ANSWERS for rank, s in before.items()}
         if any(seconds > self.timeout for seconds in self._silent_for.values()):
             waited = "This rank has finished and waits for the others."
             text = "\n".join([waited, verdict(reports, self.activity.roles)])
@@ -377,11 +358,8 @@ def start_mpi() -> None:
     if MPI.Is_initialized():  # the program has imported mpi4py itself
         return
     if mpi4py.rc.threads:
-        MPI.Init_thread(
-            getattr(
-                MPI, f"THREAD_{mpi4py.rc.thread_level}".upper(), MPI.THREAD_MULTIPLE
-            )
-        )
+        level = f"THREAD_{mpi4py.rc.thread_level}".upper()
+        MPI.Init_thread(getattr(MPI, level, MPI.THREAD_MULTIPLE))
     else:
         MPI.Init()
 
@@ -409,18 +387,12 @@ def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
     """Return the process of every rank, whether its watchdog thread may use MPI, and
     its host. Collective.
     """
-    everybody, may_answer = (
-        bytearray(_PROCESS.size * world.size),
-        MPI.Query_thread() == MPI.THREAD_MULTIPLE,
-    )
-    world.Allgather(
-        _PROCESS.pack(os.getpid(), may_answer, socket.gethostname().encode()[:63]),
-        everybody,
-    )
-    return [
-        (pid, may, host.rstrip(b"\0").decode())
-        for pid, may, host in _PROCESS.iter_unpack(everybody)
-    ]
+    everybody = bytearray(_PROCESS.size * world.size)
+    may_answer = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    host = socket.gethostname().encode()[:63]
+    world.Allgather(_PROCESS.pack(os.getpid(), may_answer, host), everybody)
+    found = _PROCESS.iter_unpack(everybody)
+    return [(pid, may, host.rstrip(b"\0").decode()) for pid, may, host in found]
 
 
 @functools.cache

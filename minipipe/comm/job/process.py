@@ -68,10 +68,8 @@ class RankProcess:
         self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
         sys.exit, sys.excepthook = self._exit, self._report_and_abort
         vars(builtins).update(exit=self._exit, quit=self._exit)
-        self._python_thread_excepthook, threading.excepthook = (
-            threading.excepthook,
-            self._end_by_a_thread,
-        )
+        self._python_thread_excepthook = threading.excepthook
+        threading.excepthook = self._end_by_a_thread
         os.register_at_fork(after_in_child=self._leave_as_a_child)
 
     @contextmanager
@@ -112,10 +110,8 @@ class RankProcess:
         if threading.current_thread() is not threading.main_thread():
             self._python_exit(code)  # ends that thread only
         self.exit_code = exit_code_of(SystemExit(code))
-        self.exit_place = (
-            f" by sys.exit({code}) at "
-            f"{place_of(list(traceback.walk_stack(sys._getframe().f_back)))}"
-        )
+        stack = list(traceback.walk_stack(sys._getframe().f_back))
+        self.exit_place = f" by sys.exit({code}) at {place_of(stack)}"
         self._python_exit(code)
 
     def _report_and_abort(

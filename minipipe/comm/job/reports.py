@@ -84,6 +84,10 @@ class Patience:
         self.spent = 0.0
 
 
+Words = Callable[[], str]
+"""A function that describes a message, called only for a report or an error."""
+
+
 @dataclass
 class RankReport:
     """The state of one rank, as sent to the rank that asks.
@@ -186,7 +190,7 @@ class RankActivity:
         )
         self.unread: Callable[[], list[str]] = list
         self.roles: dict[int, str] = {}
-        self._wait: tuple[Patience, int | None, Callable[[], str]] | None = None
+        self._wait: tuple[Patience, int | None, Words] | None = None
 
     def begin(
         self,
@@ -208,7 +212,8 @@ class RankActivity:
             From an action to the position at which its peer sends the awaited message;
             None if it waits for none.
         """
-        self.claim()
+        if threading.get_ident() != self.thread:
+            self.claim()
         self.position, self._run = 0, (program, actions, step, sent_at)
 
     def claim(self) -> None:
@@ -239,16 +244,12 @@ class RankActivity:
         thread is inside, if any.
         """
         frames = _frames(thread)
-        calls = [
-            number for number, (frame, _) in enumerate(frames) if self._serves(frame)
-        ]
+        calls = [i for i, (frame, _) in enumerate(frames) if self._serves(frame)]
         if not calls:
             return ""
         stack = frames[calls[-1] :]
-        name = next(
-            (each.name for each in threading.enumerate() if each.ident == thread),
-            "a thread",
-        )
+        names = {each.ident: each.name for each in threading.enumerate()}
+        name = names.get(thread, "a thread")
         return f"{name} is in {stack[0][0].f_code.co_qualname}() at {place_of(stack)}"
 
     def _serves(self, frame: FrameType) -> bool:
@@ -268,17 +269,15 @@ class RankActivity:
     def words(self) -> str:
         """Name the running action, or the last finished step."""
         action, step = self.current, self._run[2]
-        return (
-            ""
-            if not step
-            else f"after step {step}"
-            if action is None
-            else f"{action}, step {step}"
-        )
+        if not step:
+            return ""
+        if action is None:
+            return f"after step {step}"
+        return f"{action}, step {step}"
 
     @contextmanager
     def waiting(
-        self, patience: Patience, peer: int | None, words: Callable[[], str]
+        self, patience: Patience, peer: int | None, words: Words
     ) -> Iterator[None]:
         """Note, inside this block, the message for which this rank waits."""
         before, self._wait = self._wait, (patience, peer, words)
@@ -290,36 +289,23 @@ class RankActivity:
     def report(self, rank: int) -> RankReport:
         """Return the report of this rank. Any thread may call it."""
         frames = _frames(self.thread)
-        report = RankReport(
-            rank,
-            os.getpid(),
-            socket.gethostname(),
-            self.words(),
-            has_ended=self.has_ended,
-        )
+        report = RankReport(rank, os.getpid(), socket.gethostname(), self.words())
+        report.has_ended = self.has_ended
         report.program, _, report.step, sent_at = self._run
-        report.position, report.round, report.place = (
-            self.position,
-            self.round,
-            place_of(frames),
-        )
-        report.is_debugged = any(
-            str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS
-            for f, _ in frames
-        )
+        report.position = self.position
+        report.round = self.round
+        report.place = place_of(frames)
+        names = [str(frame.f_globals.get("__name__")) for frame, _ in frames]
+        packages = {name.partition(".")[0] for name in names}
+        report.is_debugged = not packages.isdisjoint(_DEBUGGERS)
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait
-            report.awaited, report.seconds, report.unread = (
-                words(),
-                patience.spent,
-                self.unread(),
-            )
-            report.is_collective = (
-                self.current is None and "with tag" not in report.awaited
-            )
-            report.sent_at = (
-                None if (action := self.current) is None else sent_at(action)
-            )
+            report.awaited = words()
+            report.seconds = patience.spent
+            report.unread = self.unread()
+            action = self.current
+            report.is_collective = action is None and "with tag" not in report.awaited
+            report.sent_at = None if action is None else sent_at(action)
         return report
 
 
@@ -361,9 +347,8 @@ def place_of(stack: Sequence[tuple[FrameType, int]]) -> str:
     frame, line = next(own, stack[0])
     code = frame.f_code
     source = linecache.getline(code.co_filename, line).strip()
-    return f"{os.path.basename(code.co_filename)}, line {line}, in {code.co_name}" + (
-        f": {source[:60]}" if source else ""
-    )
+    place = f"{os.path.basename(code.co_filename)}, line {line}, in {code.co_name}"
+    return f"{place}: {source[:60]}" if source else place
 
 
 def _is_library(file: str) -> bool:
@@ -415,11 +400,9 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted{place}."
     if isinstance(error, SystemExit):
-        return (
-            f"sys.exit({error.code}){place}; ending all ranks."
-            if isinstance(error.code, int)
-            else str(error.code)
-        )
+        if isinstance(error.code, int):
+            return f"sys.exit({error.code}){place}; ending all ranks."
+        return str(error.code)
     if isinstance(error, MinipipeError) and error.is_self_explaining:
         return f"{type(error).__name__}: {error}"
     formatted = traceback.TracebackException.from_exception(error)
@@ -440,6 +423,5 @@ def shortened(text: str) -> str:
     if len(lines) <= _MOST_LINES:
         return text
     head, tail = lines[:6], lines[6 - _MOST_LINES + 1 :]
-    return "\n".join(
-        [*head, f"  … {counted(len(lines) - len(head) - len(tail), 'line')} …", *tail]
-    )
+    num_left_out = len(lines) - len(head) - len(tail)
+    return "\n".join([*head, f"  … {counted(num_left_out, 'line')} …", *tail])

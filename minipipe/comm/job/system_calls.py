@@ -40,9 +40,8 @@ def call(name: str, *arguments: Any) -> int:
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, name):
         raise OSError(f"{name} is missing in the C library")
-    result = getattr(library, name)(
-        *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
-    )
+    given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = getattr(library, name)(*given)
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
     return result
@@ -113,11 +112,8 @@ def _descendants() -> set[int]:
     parents = {}
     for process in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended meanwhile
-            after_name = (
-                Path("/proc", process, "stat")
-                .read_text("utf-8", "replace")
-                .rpartition(")")[2]
-            )
+            stat = Path("/proc", process, "stat").read_text("utf-8", "replace")
+            after_name = stat.rpartition(")")[2]
             parents[int(process)] = int(after_name.split()[1])
     found, new = set(), {os.getpid()}
     while new:

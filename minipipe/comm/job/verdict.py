@@ -66,22 +66,19 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     """
     culprits = _culprits(reports)
     rows = [("rank", "process", "action", "doing")]
-    shown = sorted(
-        [*culprits, *(r for r in reports if r not in culprits)][:_MOST_ROWS],
-        key=lambda r: r.rank,
-    )
+    others = [r for r in reports if r not in culprits]
+    shown = sorted([*culprits, *others][:_MOST_ROWS], key=lambda r: r.rank)
     rows += [(str(r.rank), f"{r.pid} {r.host}", r.action, _doing(r)) for r in shown]
     lines = [text_table(rows, right={0})]
     if len(shown) < len(reports):
         lines.append(f"      and {len(reports) - len(shown)} more ranks")
-    works = culprits and (
-        culprits[0].place == _COMPILED
-        if culprits[0].is_silent
-        else not culprits[0].awaited
-    )
-    return "\n".join(
-        [*lines, *([_MORE_TIME] if works else []), _sentence(culprits, reports, roles)]
-    )
+    if culprits and _works(culprits[0]):
+        lines.append(_MORE_TIME)
+    return "\n".join([*lines, _sentence(culprits, reports, roles)])
+
+
+def _works(report: RankReport) -> bool:
+    return report.place == _COMPILED if report.is_silent else not report.awaited
 
 
 def titled(rank: int, roles: Mapping[int, str]) -> str:
@@ -97,10 +94,8 @@ def titled(rank: int, roles: Mapping[int, str]) -> str:
 
 def is_debugged(reports: Sequence[RankReport]) -> bool:
     """Return whether some rank is held in a debugger."""
-    return any(
-        report.is_debugged or (report.is_silent and report.place == _STATES["t"])
-        for report in reports
-    )
+    is_held = [r.is_silent and r.place == _STATES["t"] for r in reports]
+    return any(report.is_debugged for report in reports) or any(is_held)
 
 
 def waits_for_a_person(reports: Sequence[RankReport], rank: int) -> str:
@@ -108,16 +103,14 @@ def waits_for_a_person(reports: Sequence[RankReport], rank: int) -> str:
     rank; empty on the rest.
     """
     debugged = [r.rank for r in reports if r.is_debugged]
-    first = min(
-        (r.rank for r in reports if not (r.is_debugged or r.is_silent)), default=-1
-    )
+    others = [r.rank for r in reports if not (r.is_debugged or r.is_silent)]
+    first = min(others, default=-1)
     if rank != first or not debugged:
         return ""
-    names = (
-        f"Rank {debugged[0]} is"
-        if len(debugged) == 1
-        else f"Ranks {', '.join(map(str, debugged))} are"
-    )
+    if len(debugged) == 1:
+        names = f"Rank {debugged[0]} is"
+    else:
+        names = f"Ranks {', '.join(map(str, debugged))} are"
     return (
         f"{names} in a debugger, so all ranks wait. (mpirun connects the keyboard to "
         "rank 0 only.)"
@@ -136,12 +129,8 @@ def state_of(pid: int) -> str:
 def _culprits(reports: Sequence[RankReport]) -> list[RankReport]:
     silent = [report for report in reports if report.is_silent]
     busy = [report for report in reports if not report.awaited and not report.has_ended]
-    return (
-        silent
-        or busy
-        or _blocked_for_ever(reports)
-        or _longest_waiter_in_a_circle(reports)
-    )
+    blocked = silent or busy or _blocked_for_ever(reports)
+    return blocked or _longest_waiter_in_a_circle(reports)
 
 
 def _blocked_for_ever(reports: Sequence[RankReport]) -> list[RankReport]:
@@ -161,9 +150,8 @@ def _has_passed(peer: RankReport, report: RankReport) -> bool:
     if peer.program != report.program:
         return False
     is_here = peer.step == report.step and report.sent_at is not None
-    return peer.step > report.step or (
-        is_here and peer.position > (report.sent_at or 0)
-    )
+    is_behind_it = is_here and peer.position > (report.sent_at or 0)
+    return peer.step > report.step or is_behind_it
 
 
 def _different_calls(reports: Sequence[RankReport]) -> str:
@@ -178,23 +166,19 @@ def _different_calls(reports: Sequence[RankReport]) -> str:
         return ""
     ranks: dict[str, list[str]] = {}
     for report in waits:
-        call = (
-            report.awaited.rpartition(" from rank ")[0]
-            .removeprefix("its part of ")
-            .partition(",")[0]
-        )
+        call = report.awaited.rpartition(" from rank ")[0]
+        call = call.removeprefix("its part of ").partition(",")[0]
         ranks.setdefault(call, []).append(str(report.rank))
-    return (
-        "; ".join(f"rank {', '.join(who)} in {call}" for call, who in ranks.items())
-        if len(ranks) > 1
-        else ""
-    )
+    if len(ranks) > 1:
+        return "; ".join(
+            f"rank {', '.join(who)} in {call}" for call, who in ranks.items()
+        )
+    return ""
 
 
 def _unread_from_peer(report: RankReport) -> list[str]:
-    return [
-        words for words in report.unread if words.endswith(f"from rank {report.peer}")
-    ]
+    end = f"from rank {report.peer}"
+    return [words for words in report.unread if words.endswith(end)]
 
 
 def _longest_waiter_in_a_circle(reports: Sequence[RankReport]) -> list[RankReport]:
@@ -231,10 +215,8 @@ def _sentence(
     if not culprits:
         return "No rank is waiting any longer."
     first, several = culprits[0], len(culprits) > 1
-    who = (
-        f"Rank{'s' * several} "
-        f"{', '.join(titled(report.rank, roles) for report in culprits)}"
-    )
+    titles = ", ".join(titled(report.rank, roles) for report in culprits)
+    who = f"Rank{'s' * several} {titles}"
     if first.is_silent:
         reasons = sorted({report.place for report in culprits} - {""})
         return (
@@ -263,6 +245,5 @@ def _sentence(
         )
     return (
         f"{who} has waited longest, for {awaited}: never sent, or sent with a "
-        "different "
-        f"tag?{instead}"
+        f"different tag?{instead}"
     )

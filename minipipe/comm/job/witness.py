@@ -67,9 +67,8 @@ _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 def credentials_of(connection: socket.socket) -> tuple[int, int]:
     """Return process and user at the other end."""
-    credentials = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-    )
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return struct.unpack("3i", credentials)[:2]
 
 
@@ -81,10 +80,8 @@ def is_own(connection: socket.socket) -> bool:
 def rank_of_process(pid: int) -> int | None:
     """Return the rank that a launcher gave a process, or None."""
     with suppress(OSError):
-        entries = dict(
-            line.partition(b"=")[::2]
-            for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        )
+        lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        entries = dict(line.partition(b"=")[::2] for line in lines)
         rank = next((entries[name] for name in _RANK_VARIABLES if name in entries), b"")
         # not the one of a shell inside salloc
         if not rank and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":
@@ -130,24 +127,17 @@ def launcher_of(pid: int) -> int:
     between them counts as one).
     """
     parent = int(status_of(pid).get("PPid", 0))
-    return (
-        launcher_of(parent)
-        if parent > 1 and rank_of_process(parent) is not None
-        else parent
-    )
+    if parent > 1 and rank_of_process(parent) is not None:
+        return launcher_of(parent)
+    return parent
 
 
 def started_ranks(launcher: int) -> set[int]:
     """Return the ranks of a launcher's living children."""
     with suppress(OSError):
-        children = map(
-            int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-        )
-        return {
-            rank
-            for pid in children
-            if not is_dead(pid) and (rank := rank_of_process(pid)) is not None
-        }
+        file = Path(f"/proc/{launcher}/task/{launcher}/children")
+        alive = [pid for pid in map(int, file.read_text().split()) if not is_dead(pid)]
+        return {rank for rank in map(rank_of_process, alive) if rank is not None}
     return set()
 
 
@@ -172,12 +162,8 @@ def returncode_of(pid: int, pidfd: int) -> int | None:
     """
     with suppress(OSError):
         for _ in range(50):  # its files are closed; it will be dead in a moment
-            state, *_, status = (
-                Path(f"/proc/{pid}/stat")
-                .read_text("utf-8", "replace")
-                .rpartition(")")[2]
-                .split()
-            )
+            stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+            state, *_, status = stat.rpartition(")")[2].split()
             if state in "ZX":
                 return os.waitstatus_to_exitcode(int(status))
             time.sleep(0.02)
@@ -189,9 +175,8 @@ def returncode_of(pid: int, pidfd: int) -> int | None:
     with suppress(OSError):
         fcntl.ioctl(pidfd, 3 << 30 | size << 16 | 0xFF << 8 | 11, info)
         if struct.unpack_from("Q", info)[0] & asks_for_it:
-            return os.waitstatus_to_exitcode(
-                struct.unpack_from("i", info, exit_code_at)[0]
-            )
+            (status,) = struct.unpack_from("i", info, exit_code_at)
+            return os.waitstatus_to_exitcode(status)
     return None
 
 
@@ -224,11 +209,9 @@ class Rank:
     """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
-        self.connection, self.rank, self.pid = (
-            connection,
-            rank,
-            credentials_of(connection)[0],
-        )
+        self.connection = connection
+        self.rank = rank
+        self.pid = credentials_of(connection)[0]
         self.pidfd, self.group = os.pidfd_open(self.pid), os.getpgid(self.pid)
         self.output = pipes_of(self.pid, "12")
         self.limited: tuple[float, float, str] | None = None
@@ -236,9 +219,8 @@ class Rank:
 
     def say(self, words: str) -> None:
         """Write lines to stderr in the name of this rank."""
-        sys.stderr.write(
-            "".join(f"[rank {self.rank}] {line}\n" for line in words.splitlines())
-        )
+        lines = [f"[rank {self.rank}] {line}\n" for line in words.splitlines()]
+        sys.stderr.write("".join(lines))
 
     def is_late(self, seconds: float) -> bool:
         """Count seconds, except while the rank is stopped; return whether its limit is
@@ -281,10 +263,8 @@ class Witness:
         # which returns events in the order in which they happened, unlike poll
         self.poll = select.epoll()
         self.poll.register(listener, select.EPOLLIN)
-        self.launcher_fd, self.launcher_group = (
-            os.pidfd_open(launcher),
-            os.getpgid(launcher),
-        )
+        self.launcher_fd = os.pidfd_open(launcher)
+        self.launcher_group = os.getpgid(launcher)
         self.poll.register(self.launcher_fd, select.EPOLLIN)
         self.missed, self.looked_at = 0, time.monotonic()
 
@@ -292,9 +272,8 @@ class Witness:
         """Serve until the last rank has gone."""
         while True:
             is_complete = len(self.joined) >= self.expected
-            is_quiet = is_complete and not any(
-                rank.limited for rank in self.lines.values()
-            )
+            is_inside = any(rank.limited for rank in self.lines.values())
+            is_quiet = is_complete and not is_inside
             for fd, _ in self.poll.poll(None if is_quiet else _LOOK):
                 if fd == self.launcher_fd:
                     return self.end_orphans()
@@ -346,16 +325,8 @@ class Witness:
         these are known.
         """
         is_known = self.size == self.expected
-        return " ".join(
-            [
-                word,
-                *(
-                    str(rank)
-                    for rank in range(self.size)
-                    if is_known and rank not in others
-                ),
-            ]
-        )
+        ranks = [rank for rank in range(self.size) if is_known and rank not in others]
+        return " ".join([word, *map(str, ranks)])
 
     # -- requests ----------------------------------------------------------------------
 
@@ -430,13 +401,10 @@ class Witness:
         has killed the others.
         """
         # The kernel takes the memory of a process that ends before its files.
-        self.is_explained, has_memory = (
-            not self.survives,
-            "VmSize" in status_of(rank.pid),
-        )
-        is_with_all = self.size > self.expected and all(
-            is_ending(other.pid) for other in self.lines.values()
-        )
+        self.is_explained = not self.survives
+        has_memory = "VmSize" in status_of(rank.pid)
+        are_ending = all(is_ending(other.pid) for other in self.lines.values())
+        is_with_all = self.size > self.expected and are_ending
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
         code = returncode_of(rank.pid, rank.pidfd)
         # MPI itself may crash if a rank of another host is lost.
@@ -466,11 +434,10 @@ class Witness:
             and not is_killed
         ):
             # The rank itself crashed, or MPI did in it: this host cannot tell which.
-            doubt = (
-                "or a rank of another host was lost first, after which MPI may crash "
-                "here"
+            return rank.say(
+                f"Rank {who} crashed: {ending}; or a rank of another host was lost "
+                "first, after which MPI may crash here."
             )
-            return rank.say(f"Rank {who} crashed: {ending}; {doubt}.")
         rank.say(f"Rank {who} exited without an error message: {ending}.")
 
     def end_the_late(self, seconds: float) -> None:
@@ -488,9 +455,8 @@ class Witness:
         """Kill the process group of a lost rank; other processes that hold its output
         open end with the job.
         """
-        self.left_open |= {
-            (rank.rank, pipe) for pipe in rank.output - pipes_of(self.launcher, "12")
-        }
+        own = rank.output - pipes_of(self.launcher, "12")
+        self.left_open |= {(rank.rank, pipe) for pipe in own}
         returncode_of(rank.pid, rank.pidfd)  # waits: it may still be ending
         if rank.group not in {
             self.launcher_group,

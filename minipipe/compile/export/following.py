@@ -270,10 +270,9 @@ class _Watcher:
         self.ranks: dict[int, int] = {}
 
     def begin(
-        self, pipeline: Pipeline, model: Any, options: Any, run: dict[str, Any]
+        self, pipeline: Pipeline, model: Any, options: dict[str, Any]
     ) -> tuple[Any, Any]:
-        run["compile"] = True
-        return model, options
+        return model, {**options, "compile": True}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
         key, rank = id(pipeline), pipeline.group.rank

@@ -8,7 +8,7 @@ from typing import Any
 
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.texts import CLIP, UPDATES
-from minipipe.compile.export.wrapping import WIDTH, wrapped
+from minipipe.compile.wrapping import WIDTH, wrapped
 from minipipe.schedules.action_table import Program
 
 _DOCSTRING = '''\
@@ -30,7 +30,7 @@ MATHS
 from pathlib import Path
 
 # A matrix product by more threads adds in another order.
-os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "THREADS")
+os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "COUNT")
 
 import numpy as np
 MPI
@@ -78,8 +78,7 @@ class Frame:
         text = _DOCSTRING.replace("RANK", str(self._rank)).replace("SIZE", str(size))
         text = text.replace("COMMAND", _command(size)).replace("ORIGIN", self._origin())
         yield text
-        imports = _IMPORTS.replace("THREADS", f"{self._recording.num_threads}", 1)
-        imports = imports.replace('"THREADS"', f'"{self._recording.num_threads}"')
+        imports = _IMPORTS.replace("COUNT", str(self._recording.num_threads))
         maths = "" if self._limit is None else "from math import fsum, sqrt\n"
         mpi = "from mpi4py import MPI\n" if size > 1 else ""
         yield imports.replace("MATHS\n", maths).replace("MPI\n", mpi)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minipipe.compile.export.statements import PLACEHOLDER, Statement
+from minipipe.compile.statements import Statement, substituted
 
 
 class Names:
@@ -30,7 +30,8 @@ class Names:
         """Return a statement with the names of this function."""
         for name in statement.makes:
             self.of(name)
-        return PLACEHOLDER.sub(lambda found: self._written(found[1]), statement.text)
+        shown = substituted(statement.text, self._written)
+        return shown.replace("{{", "{").replace("}}", "}")
 
     def _written(self, name: str) -> str:
         kind, _, rest = name.partition(":")

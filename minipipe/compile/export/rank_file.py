@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 
 from minipipe.compile.export.constants import Constants
+from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.frame import Frame
 from minipipe.compile.export.merging import merged
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.row import RowSource
 from minipipe.compile.export.stage_source import Functions, StageSource
-from minipipe.compile.export.statements import Writer
 from minipipe.compile.export.texts import (
     GRADIENTS,
     HELPERS,
     MESSAGES,
 )
-from minipipe.compile.export.wrapping import wrapped
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.recording import Recorded, Recorder
+from minipipe.compile.wrapping import wrapped
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.io import write_whole

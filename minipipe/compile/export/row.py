@@ -19,10 +19,10 @@ import numpy as np
 from minipipe.compile.export.loops import STRAIGHT, number, with_loops
 from minipipe.compile.export.recorded import BatchForm
 from minipipe.compile.export.stage_source import StageSource
-from minipipe.compile.export.wrapping import WIDTH, wrapped
 from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.row import SECTIONS
 from minipipe.compile.value_form import Form
+from minipipe.compile.wrapping import WIDTH, wrapped
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.plan import Plan

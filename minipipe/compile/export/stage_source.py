@@ -20,18 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.names import Names
-from minipipe.compile.export.statements import Statement, Writer
-from minipipe.compile.export.units import (
-    Call,
-    Item,
-    Unit,
-    UnitPlan,
-    folded,
-    shared_name,
-)
-from minipipe.compile.export.wrapping import WIDTH, wrapped
+from minipipe.compile.export.units import Call, Item, Unit, folded, shared_name
+from minipipe.compile.statements import Statement
 from minipipe.compile.trace import Trace
+from minipipe.compile.wrapping import WIDTH, wrapped
 
 _KEPT = {
     ("forward", "backward"): "kept",
@@ -95,26 +89,18 @@ class StageSource:
         layers: Mapping[int, str],
         functions: Functions,
     ) -> None:
-        self._trace, self.name, self._layers = trace, name, layers
-        self._functions = functions
+        self._inputs, self._results = trace.inputs, writer.results
+        self.name, self._layers, self._functions = name, layers, functions
         self.sections = list(trace.sections)
         self._items: dict[str, list[Item]] = {
-            section: folded(section, statements)
+            section: list(folded(section, statements))
             for section, statements in writer.sections.items()
         }
-        self._plans: dict[int, UnitPlan] = {}
-        self._makers = self._find_makers()
-        self._keeps: dict[tuple[str, str], dict[str, None]] = {}
-        for items in self._items.values():
-            for item in items:
-                if isinstance(item, Call):
-                    self._plans.setdefault(id(item.unit), UnitPlan(item.unit))
-        self._unit_names: dict[int, Names] = {}
-        self._stage_takes: dict[str, dict[int, tuple[Call, str]]] = {}
-        self._plan_units()
-        self._plan_stage()
-        for plan in self._plans.values():
-            self._print_unit(plan)
+        while (call := self._planned()) is not None:
+            self._unfold(call)
+        self._unit_names: dict[Unit, Names] = {}
+        for unit in self._units:
+            self._print_unit(unit)
         self._names = self._name_variables()
         self.parameters: dict[str, list[str]] = {}
         for section in self.sections:
@@ -122,11 +108,17 @@ class StageSource:
 
     # -- where variables come from -----------------------------------------------------
 
+    @property
+    def _units(self) -> list[Unit]:
+        """The units of all sections, in their order."""
+        items = [item for own in self._items.values() for item in own]
+        return list(dict.fromkeys(i.unit for i in items if isinstance(i, Call)))
+
     def _find_makers(self) -> dict[str, tuple[str, Item | None]]:
         """Return, by variable, the section and the item that makes it."""
         found: dict[str, tuple[str, Item | None]] = {}
         for section, items in self._items.items():
-            for name in self._trace.inputs[section]:
+            for name in self._inputs[section]:
                 found[name] = section, None
             for item in items:
                 made = item.made if isinstance(item, Call) else item.makes
@@ -134,130 +126,101 @@ class StageSource:
                     found[name] = section, item
         return found
 
-    def _plan_units(self) -> None:
-        """Let a unit keep for the same layer of a later unit what that one needs."""
-        for plan in list(self._plans.values()):
-            unit = plan.unit
-            for name in dict.fromkeys(unit.calls[0].given):
-                local = unit.calls[0].names[name]
-                section = self._makers[name][0]
-                if section == unit.section:
-                    continue
-                for earlier in self._plans.values():
-                    if earlier.unit.section != section:
-                        continue
-                    own = shared_name(earlier.unit, unit, local)
-                    if own is None:
-                        continue
-                    plan.takes.setdefault(section, []).append(local)
-                    earlier.keeps.setdefault(unit.section, []).append(own)
+    def _planned(self) -> Call | None:
+        """Plan what is kept and returned; or return a call that must not be one.
+
+        A unit keeps variables for a unit of a later section, in each layer. If that one
+        leaves a layer out, such as the first one, which has no gradient of its input,
+        then the call of this layer is written as plain statements.
+        """
+        self._makers = self._find_makers()
+        self._keeps: dict[tuple[str, str], dict[str, None]] = {}
+        for unit in self._units:
+            unit.forget_plan()
+        for unit in self._units:
+            self._plan_unit(unit)
+        for section, items in self._items.items():
+            read = [name for item in items for name in item.reads]
+            results = [name for name in self._results[section] if name != "None"]
+            for name in dict.fromkeys([*read, *results]):
+                made_in, maker = self._makers[name]
+                if isinstance(maker, Call):
+                    kept = maker.of(maker.unit.keeps.get(section, ()))
+                    if name in kept and made_in != section:
+                        return maker
+                    self._return(maker, name)
+                if made_in != section:
+                    self._keeps.setdefault((made_in, section), {})[name] = None
+        return None
+
+    def _plan_unit(self, unit: Unit) -> None:
+        """Let a unit take what an earlier one keeps for the same layer."""
+        for local in unit.given:
+            section = self._makers[unit.calls[0].names[local]][0]
+            if section == unit.section:
+                continue
+            for earlier in self._units:
+                own = shared_name(earlier, unit, local)
+                if earlier.section == section and own and unit.is_partner(earlier):
+                    unit.take(local, earlier, own)
                     break
 
-    def _plan_stage(self) -> None:
-        """Find what calls return, and what the stage keeps for later sections."""
-        for section, items in self._items.items():
-            needed: dict[str, Item | None] = {}
-            for item in items:
-                for name in self._reads(item):
-                    needed.setdefault(name, item)
-            for name in self._trace.results[section]:
-                if name != "None":
-                    needed.setdefault(name, None)
-            for name, reader in needed.items():
-                made_in, maker = self._makers[name]
-                if self._is_left_over(name, made_in, maker, section):
-                    takes = self._stage_takes.setdefault(section, {})
-                    assert isinstance(maker, Call)
-                    takes[id(maker)] = maker, made_in
-                    continue
-                if isinstance(maker, Call) and maker is not reader:
-                    outputs = self._plans[id(maker.unit)].outputs
-                    local = maker.names[name]
-                    outputs.extend([] if local in outputs else [local])
-                if made_in != section and name not in self._of_left_over(section):
-                    self._keeps.setdefault((made_in, section), {})[name] = None
-        for (_, section), kept in self._keeps.items():
-            for name in self._of_left_over(section):
-                kept.pop(name, None)
-        for plan in self._plans.values():
-            plan.outputs.sort(key=lambda local: int(local[1:]))
+    def _return(self, call: Call, name: str) -> None:
+        """Let a unit return a variable, unless it does already."""
+        unit = call.unit
+        local = next(each for each in unit.made if call.names[each] == name)
+        if local not in unit.outputs:
+            unit.outputs.append(local)
+            unit.outputs.sort(key=unit.made.index)
 
-    def _of_left_over(self, section: str) -> set[str]:
-        """Return the variables that a section takes from units without a later one."""
-        return {
-            call.variable(local)
-            for call, _ in self._stage_takes.get(section, {}).values()
-            for local in self._plans[id(call.unit)].keeps[section]
-        }
-
-    def _is_left_over(
-        self, name: str, made_in: str, maker: Item | None, section: str
-    ) -> bool:
-        """Return whether a unit has kept a variable, and there is no later unit.
-
-        Of the first layer, for example, which has no gradient of its input.
-        """
-        if not isinstance(maker, Call) or made_in == section:
-            return False
-        plan = self._plans[id(maker.unit)]
-        layers = {
-            call.layer
-            for later in self._plans.values()
-            if later.unit.section == section and made_in in later.takes
-            for call in later.unit.calls
-        }
-        is_kept = maker.names[name] in plan.keeps.get(section, ())
-        return is_kept and maker.layer not in layers
-
-    def _reads(self, item: Item) -> list[str]:
-        if isinstance(item, Call):
-            return self._plans[id(item.unit)].arguments(item)
-        return list(item.reads)
+    def _unfold(self, call: Call) -> None:
+        """Write a call as its statements, and the other call of two as well."""
+        unit = call.unit
+        plain = [call] if len(unit.calls) > 2 else list(unit.calls)
+        unit.calls = [each for each in unit.calls if each not in plain]
+        self._items[unit.section] = [
+            each
+            for item in self._items[unit.section]
+            for each in (item.statements if item in plain else [item])
+        ]
 
     # -- units -------------------------------------------------------------------------
 
-    def _print_unit(self, plan: UnitPlan) -> None:
-        unit, first = plan.unit, plan.unit.calls[0]
-        names = Names(first.layer)
-        for variable, name in self._names_of_kept(plan):
+    def _print_unit(self, unit: Unit) -> None:
+        names = self._unit_names[unit] = Names(unit.layer)
+        for local, name in self._names_of_kept(unit):
             if name not in names.own.values():  # of two earlier units
-                names.own[variable] = name
+                names.own[local] = name
 
-        def shown(locals_: Sequence[str]) -> list[str]:
-            return [names.of(first.variable(local)) for local in locals_]
+        def shown(variables: Sequence[str]) -> list[str]:
+            return [names.of(name) for name in variables]
 
-        given = shown([first.names[name] for name in plan.arguments(first)])
-        lines = wrapped(f"def NAME({', '.join(['k', 'layer', *given])}):", 0)
-        for section, locals_ in plan.takes.items():
-            lines += self._unpacked(section, unit.section, "layer", shown(locals_))
+        arguments = ["k", "layer", *shown(unit.arguments)]
+        lines = wrapped(f"def NAME({', '.join(arguments)}):", 0)
+        for section, taken in unit.takes.items():
+            lines += self._unpacked(section, unit.section, "layer", shown(taken))
         for statement in unit.body:
             lines += wrapped(names.written(statement), 4)
-        for section, locals_ in plan.keeps.items():
-            lines += self._packed(unit.section, section, "layer", shown(locals_))
-        if plan.outputs:
-            lines += wrapped(f"return {', '.join(shown(plan.outputs))}", 4)
-        plan.name = self._functions.add_unit(self._name_of(unit), lines)
-        self._unit_names[id(unit)] = names
+        for section, kept in unit.keeps.items():
+            lines += self._packed(unit.section, section, "layer", shown(kept))
+        if unit.outputs:
+            lines += wrapped(f"return {', '.join(shown(unit.outputs))}", 4)
+        unit.name = self._functions.add_unit(self._name_of(unit), lines)
 
-    def _names_of_kept(self, plan: UnitPlan) -> Iterator[tuple[str, str]]:
+    def _names_of_kept(self, unit: Unit) -> Iterator[tuple[str, str]]:
         """Yield the variables that a unit takes, with names in the earlier unit."""
-        for section, local in plan.all_taken:
-            for earlier in self._plans.values():
-                names = self._unit_names.get(id(earlier.unit))
-                if earlier.unit.section != section or names is None:
-                    continue
-                own = shared_name(earlier.unit, plan.unit, local)
-                if own is not None:
-                    name = names.of(earlier.unit.calls[0].variable(own))
-                    yield plan.unit.calls[0].variable(local), name
+        for section, taken in unit.takes.items():
+            earlier = unit.partners[section]
+            kept, names = earlier.keeps[unit.section], self._unit_names[earlier]
+            yield from zip(taken, map(names.of, kept))
 
     def _name_of(self, unit: Unit) -> str:
         """Return a name for a unit, after its layers."""
         layers = _layers_of(unit)
-        for earlier in self._plans.values():  # a backward is named after its forward
-            own = {call.layer for call in earlier.unit.calls}
+        for earlier in self._units:  # a backward is named after its forward
+            own = {call.layer for call in earlier.calls}
             if own & {call.layer for call in unit.calls}:
-                layers = _layers_of(earlier.unit)
+                layers = _layers_of(earlier)
                 break
         words = [_snake(self._layers.get(layer, "layer")) for layer in layers]
         base = "_".join(dict.fromkeys(words))
@@ -267,22 +230,22 @@ class StageSource:
 
     def _name_variables(self) -> Names:
         names = Names(None)
-        inputs = [n for found in self._trace.inputs.values() for n in found]
+        inputs = [n for found in self._inputs.values() for n in found]
         for name in inputs:
             names.own[name] = {"x0": "x", "x1": "y", "g0": "g"}.get(name, name)
         return names
 
     def _print_section(self, section: str) -> None:
         names, stage = self._names, f'"stage {self.name}"'
-        given = list(self._trace.inputs[section])
+        given = list(self._inputs[section])
         self.parameters[section] = given
-        results = [n for n in self._trace.results[section] if n != "None"]
+        results = [n for n in self._results[section] if n != "None"]
         arguments = ", ".join(["k", *map(names.of, given)])
         lines = [f"def {section}_{self.name}({arguments}):"]
         lines += self._taken(section, stage)
         lines += self._body(section)
         for (earlier, later), variables in self._keeps.items():
-            if earlier == section and variables:
+            if earlier == section:
                 own = [names.of(name) for name in variables]
                 lines += self._packed(section, later, stage, own)
         if results:
@@ -296,17 +259,13 @@ class StageSource:
         """Yield the lines that unpack what was kept for a section."""
         names = self._names
         for (earlier, later), variables in self._keeps.items():
-            if later == section and variables:
+            if later == section:
                 own = [names.of(name) for name in variables]
                 yield from self._unpacked(earlier, section, stage, own)
-        for call, made_in in self._stage_takes.get(section, {}).values():
-            locals_ = self._plans[id(call.unit)].keeps[section]
-            own = [names.of(call.variable(local)) for local in locals_]
-            yield from self._unpacked(made_in, section, str(call.layer), own)
 
     def num_results(self, section: str) -> int:
         """Return how many arrays a section returns."""
-        return sum(name != "None" for name in self._trace.results[section])
+        return sum(name != "None" for name in self._results[section])
 
     def _body(self, section: str) -> Iterator[str]:
         items, names = self._items[section], self._names
@@ -334,52 +293,45 @@ class StageSource:
         """Return the first calls, each of which takes the result of the one before."""
         first = items[0]
         assert isinstance(first, Call)
-        plan, chain = self._plans[id(first.unit)], [first]
-        if len(plan.arguments(first)) != 1 or len(plan.outputs) != 1:
+        chain, outputs = [first], first.unit.outputs
+        if len(first.reads) != 1 or len(outputs) != 1:
             return chain
         for item in items[1:]:
             if not isinstance(item, Call) or item.unit is not first.unit:
                 break
-            made = chain[-1].variable(plan.outputs[0])
-            others = self._readers(made) - {id(item)}
-            if plan.arguments(item) != [made] or others:
+            made = chain[-1].of(outputs)
+            if item.reads != made or self._readers(*made) != [item]:
                 break
             chain.append(item)
         steps = {b.layer - a.layer for a, b in zip(chain, chain[1:])}
         return chain if len(chain) > 2 and len(steps) == 1 else [first]
 
-    def _readers(self, name: str) -> set[int]:
-        found = {
-            id(item)
-            for section, items in self._items.items()
-            if name not in self._of_left_over(section)
-            for item in items
-            if name in self._reads(item)
-        }
-        is_result = any(name in results for results in self._trace.results.values())
-        return found | ({0} if is_result else set())
+    def _readers(self, name: str) -> list[Item | None]:
+        """Return who reads a variable; None for the caller of a section."""
+        items = [item for own in self._items.values() for item in own]
+        found: list[Item | None] = [item for item in items if name in item.reads]
+        return found + [None for own in self._results.values() if name in own]
 
     def _calls(self, chain: Sequence[Call]) -> Iterator[str]:
-        plan, names = self._plans[id(chain[0].unit)], self._names
-        first, last = chain[0], chain[-1]
+        names, first, last = self._names, chain[0], chain[-1]
+        unit, outputs = first.unit, first.unit.outputs
         if len(chain) == 1:
-            arguments = ["k", str(first.layer), *map(names.of, plan.arguments(first))]
-            made = [names.of(first.variable(local)) for local in plan.outputs]
+            arguments = ["k", str(first.layer), *map(names.of, first.reads)]
+            made = [names.of(name) for name in first.of(outputs)]
             left = f"{', '.join(made)} = " if made else ""
-            yield from wrapped(f"{left}{plan.name}({', '.join(arguments)})", 4)
+            yield from wrapped(f"{left}{unit.name}({', '.join(arguments)})", 4)
             return
         step = chain[1].layer - first.layer
         end = last.layer + (1 if step > 0 else -1)
-        (given,) = plan.arguments(first)
-        result = last.variable(plan.outputs[0])
-        is_input = given in self._trace.inputs[first.unit.section]
-        if not is_input and self._readers(given) == {id(first)}:
+        (given,), (result,) = first.reads, last.of(outputs)
+        is_input = given in self._inputs[unit.section]
+        if not is_input and self._readers(given) == [first]:
             names.own[result] = names.of(given)
         name = names.of(result)
         if name != names.of(given):
             yield f"    {name} = {names.of(given)}"
         yield f"    for layer in range({first.layer}, {end}, {step}):"
-        yield f"        {name} = {plan.name}(k, layer, {name})"
+        yield f"        {name} = {unit.name}(k, layer, {name})"
 
     # -- what is kept ------------------------------------------------------------------
 
@@ -403,8 +355,7 @@ class StageSource:
 def _layers_of(unit: Unit) -> list[int]:
     """Return the layers of the first call of a unit."""
     noted = {each.layer for each in unit.body if each.layer is not None}
-    named = {layer for each in unit.body for layer in each.layers}
-    return sorted(noted or named)
+    return sorted(noted or {call.layer for call in unit.calls[:1]})
 
 
 def _snake(name: str) -> str:

@@ -2,215 +2,177 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from minipipe.compile.export.statements import PLACEHOLDER, Statement
+from minipipe.compile.repeats import Repeat, best_repeat
+from minipipe.compile.statements import Statement
 
-_LEAST_SAVED = 6  # lines, by a function for a repeated part
-_OF_A_FUNCTION = 7  # lines: its head, what is kept, its result, two empty ones, …
+_OF_A_FUNCTION = 12  # lines: its head, what is kept, its result, two empty ones, …
 
 
-@dataclass
 class Unit:
-    """Statements that are repeated for several layers.
+    """Statements that are repeated for several layers: a function of them.
 
     Attributes
     ----------
     section : str
     body : list of Statement
-        Those of the first call.
+        Those of the first layer, whose variables are the names in the function.
+    layer : int
+        That layer.
+    given : list of str
+        The variables from outside.
     calls : list of Call
+    takes : dict of str to list of str
+        By earlier section, the variables that were kept there for it.
+    keeps : dict of str to list of str
+        By later section, the variables that it keeps.
+    outputs : list of str
+        The variables that it returns.
+    name : str
     """
 
-    section: str
-    body: list[Statement]
-    calls: list[Call] = field(default_factory=list)
+    def __init__(
+        self, section: str, repeat: Repeat, statements: Sequence[Statement]
+    ) -> None:
+        self.section, self.body, self.name = section, repeat.body, ""
+        self.given = [name for name in repeat.given if ":" not in name]
+        self.made = repeat.made
+        self.layer = _first_layer(repeat.calls[0])
+        size = len(self.body)
+        starts = range(repeat.start, repeat.end, size)
+        self.calls = [
+            Call(self, names, statements[start : start + size])
+            for start, names in zip(starts, repeat.calls)
+        ]
+        self.forget_plan()
+
+    def forget_plan(self) -> None:
+        """Take, keep and return nothing."""
+        self.takes: dict[str, list[str]] = {}
+        self.keeps: dict[str, list[str]] = {}
+        self.outputs: list[str] = []
+        self.partners: dict[str, Unit] = {}  # by section, who keeps for it or takes
+
+    def is_partner(self, earlier: Unit) -> bool:
+        """Return whether it takes from that unit of a section alone, and no other."""
+        own = self.partners.get(earlier.section, earlier)
+        return own is earlier and earlier.partners.get(self.section, self) is self
+
+    def take(self, name: str, earlier: Unit, kept: str) -> None:
+        """Take a variable that an earlier unit keeps under some name."""
+        self.partners[earlier.section], earlier.partners[self.section] = earlier, self
+        self.takes.setdefault(earlier.section, []).append(name)
+        earlier.keeps.setdefault(self.section, []).append(kept)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The variables that its calls give, besides those that were kept."""
+        taken = {name for names in self.takes.values() for name in names}
+        return [name for name in self.given if name not in taken]
 
 
-@dataclass
 class Call:
     """One of the repetitions of a unit.
 
     Attributes
     ----------
     unit : Unit
+    names : dict of str to str
+        By name in the unit's body, the name here.
+    statements : list of Statement
     layer : int
         The first layer that has parameters in it.
-    names : dict of str to str
-        By variable, its name in the unit's body.
-    given : list of str
-        Variables from outside, in the order of their first use.
-    made : list of str
     """
 
-    unit: Unit
-    layer: int
-    names: dict[str, str]
-    given: list[str]
-    made: list[str]
+    def __init__(
+        self, unit: Unit, names: dict[str, str], statements: Sequence[Statement]
+    ) -> None:
+        self.unit, self.names, self.statements = unit, names, list(statements)
+        self.layer = _first_layer(names)
 
-    def variable(self, name: str) -> str:
-        """Return the variable of this call that has a name in the unit's body."""
-        return next(own for own, other in self.names.items() if other == name)
+    @property
+    def made(self) -> list[str]:
+        """The variables that it makes."""
+        return self.of(self.unit.made)
+
+    @property
+    def reads(self) -> list[str]:
+        """The variables that it is given."""
+        return self.of(self.unit.arguments)
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        """Return the variables that stand for names in the unit's body."""
+        return [self.names[name] for name in names]
 
 
 Item = Statement | Call
 
 
-class _Part:
-    """A part of a section, in a form without its names and layers."""
-
-    def __init__(self, statements: Sequence[Statement]) -> None:
-        layers = [layer for each in statements for layer in each.layers]
-        self.layer = min(layers, default=-1)
-        self.num_layers = len(set(layers))
-        self.given: list[str] = []
-        self.made: list[str] = []
-        self._numbers: dict[str, str] = {}
-        self.changes_given = False
-        texts = []
-        for each in statements:
-            texts.append(PLACEHOLDER.sub(partial(self._named, each), each.text))
-            self.changes_given |= any(name in self.given for name in each.changes)
-        self.text = "\n".join(texts)
-
-    def _named(self, statement: Statement, found: re.Match[str]) -> str:
-        return self._name(found[1], statement)
-
-    def _name(self, name: str, statement: Statement) -> str:
-        kind, _, rest = name.partition(":")
-        if kind in ("w", "d"):
-            layer, _, own = rest.partition(".")
-            return f"{kind}:{int(layer) - self.layer}.{own}"
-        if kind == "layer":
-            return f"layer:{int(rest) - self.layer}"
-        if name not in self._numbers:
-            is_made = name in statement.makes
-            (self.made if is_made else self.given).append(name)
-            self._numbers[name] = f"{'m' if is_made else 'e'}{len(self._numbers)}"
-        return self._numbers[name]
-
-
-def folded(section: str, statements: Sequence[Statement]) -> list[Item]:
-    """Return the items of a section: statements, and calls of repeated parts."""
-    best = _best_repetition(statements)
-    if best is None:
-        return list(statements)
-    start, size, count = best
-    bodies = [
-        list(statements[i : i + size]) for i in range(start, start + count * size, size)
-    ]
-    unit = Unit(section, bodies[0])
-    first = _Part(bodies[0])
-    for body in bodies:
-        part = _Part(body)
-        own = [*zip(part.given, first.given), *zip(part.made, first.made)]
-        unit.calls.append(Call(unit, part.layer, dict(own), part.given, part.made))
-    before, after = statements[:start], statements[start + count * size :]
-    return [*folded(section, before), *unit.calls, *folded(section, after)]
-
-
-def _best_repetition(statements: Sequence[Statement]) -> tuple[int, int, int] | None:
-    """Return the start, size and number of the repetitions that save most lines."""
-    shapes = [re.sub(r"\{[^{}]+\}", "{}", each.text) for each in statements]
-    candidates = []
-    for size in range(2, len(shapes) // 2 + 1):
-        start = 0
-        while start + 2 * size <= len(shapes):
-            end = start
-            while end + size < len(shapes) and shapes[end] == shapes[end + size]:
-                end += 1
-            length = end - start + size
-            if (count := length // size) >= 2:
-                saved = (count - 1) * size - min(count, 3) - _OF_A_FUNCTION
-                if saved >= _LEAST_SAVED:
-                    candidates.append((saved, -size, start, end + size))
-            start = end + 1
-    for _, negative, start, end in sorted(candidates, reverse=True):
-        found = _with_least_traffic(statements, start, end, -negative)
-        if found is not None:
-            return found
-    return None
-
-
-def _with_least_traffic(
-    statements: Sequence[Statement], start: int, end: int, size: int
-) -> tuple[int, int, int] | None:
-    """Return the rotation of a repetition whose parts share the fewest variables."""
+def folded(section: str, statements: Sequence[Statement]) -> Iterator[Item]:
+    """Yield the items of a section: statements, and calls of repeated parts."""
     made = {name for each in statements for name in each.makes}
-    found = []
-    for first in range(start, start + size):
-        parts = _parts(statements, first, end, size)
-        if len(parts) >= 2:
-            crossing = sum(name in made for name in parts[0].given)
-            place = len(parts), first
-            found.append(
-                (crossing > 1, -len(parts), crossing, parts[0].num_layers, place)
+
+    def cost(repeat: Repeat) -> Any:
+        """Prefer parts that hand over few variables, are many, and have few layers."""
+        crossing = sum(name in made for name in repeat.given)
+        layers = len({*_layers(repeat.calls[0])})
+        return crossing > 1, -len(repeat.calls), crossing, layers, repeat.start
+
+    repeat = best_repeat(statements, _saved, _is_of_another_layer, cost)
+    if repeat is None:
+        yield from statements
+        return
+    yield from folded(section, statements[: repeat.start])
+    yield from Unit(section, repeat, statements).calls
+    yield from folded(section, statements[repeat.end :])
+
+
+def _saved(size: int, count: int) -> int:
+    return (count - 1) * size - min(count, 3) - _OF_A_FUNCTION
+
+
+def _is_of_another_layer(repeat: Repeat, call: Mapping[str, str]) -> bool:
+    """Return whether names of layers are as far apart everywhere."""
+    distances = set()
+    for name, own in call.items():
+        if ":" in name:
+            (kind, layer, rest), (other_kind, other, other_rest) = map(
+                _parts, (name, own)
             )
-    if not found:
-        return None
-    count, first = min(found)[-1]
-    return first, size, count
+            if (kind, rest) != (other_kind, other_rest):
+                return False
+            distances.add(other - layer)
+    changed = {name for each in repeat.body for name in each.changes}
+    layers = {_first_layer(other) for other in repeat.calls}
+    is_other = len(distances) == 1 and _first_layer(call) not in {-1, *layers}
+    return is_other and changed.isdisjoint(repeat.given)
 
 
-def _parts(
-    statements: Sequence[Statement], first: int, end: int, size: int
-) -> list[_Part]:
-    """Return the parts from a place on that are equal, each for another layer."""
-    parts: list[_Part] = []
-    for i in range(first, end - size + 1, size):
-        part = _Part(statements[i : i + size])
-        is_alike = not parts or part.text == parts[0].text
-        is_other = part.layer not in {-1, *(other.layer for other in parts)}
-        if not is_alike or not is_other or part.changes_given:
-            break
-        parts.append(part)
-    return parts
+def _parts(name: str) -> tuple[str, int, str]:
+    """Return the kind, the layer and the rest of a name such as ``w:2.bias``."""
+    kind, _, own = name.partition(":")
+    layer, _, rest = own.partition(".")
+    return kind, int(layer), rest
+
+
+def _layers(names: Mapping[str, str]) -> list[int]:
+    """Return the layers of the parameters in a part."""
+    return [_parts(own)[1] for own in names.values() if own[:2] in ("w:", "d:")]
+
+
+def _first_layer(names: Mapping[str, str]) -> int:
+    return min(_layers(names), default=-1)
 
 
 def shared_name(earlier: Unit, later: Unit, local: str) -> str | None:
     """Return the name in one unit of a variable of another; None without one name."""
-    by_layer = {call.layer: call for call in earlier.calls}
-    if any(call.layer not in by_layer for call in later.calls):
-        return None
+    by_layer = {
+        call.layer: {own: name for name, own in call.names.items()}
+        for call in earlier.calls
+    }
     names = {
-        by_layer[call.layer].names.get(call.variable(local)) for call in later.calls
+        by_layer.get(call.layer, {}).get(call.names[local]) for call in later.calls
     }
     return names.pop() if len(names) == 1 else None
-
-
-@dataclass
-class UnitPlan:
-    """How a unit is printed.
-
-    Attributes
-    ----------
-    unit : Unit
-    takes : dict of str to list of str
-        By earlier section, the names in the body that were kept for it.
-    keeps : dict of str to list of str
-        By later section, the names in the body that it keeps.
-    outputs : list of str
-        The names in the body that it returns.
-    name : str
-    """
-
-    unit: Unit
-    takes: dict[str, list[str]] = field(default_factory=dict)
-    keeps: dict[str, list[str]] = field(default_factory=dict)
-    outputs: list[str] = field(default_factory=list)
-    name: str = ""
-
-    @property
-    def all_taken(self) -> list[tuple[str, str]]:
-        """The sections and names of all that was kept for it."""
-        pairs = self.takes.items()
-        return [(section, name) for section, names in pairs for name in names]
-
-    def arguments(self, call: Call) -> list[str]:
-        """Return the variables that a call is given, besides what was kept."""
-        taken = {name for _, name in self.all_taken}
-        return [name for name in call.given if call.names[name] not in taken]

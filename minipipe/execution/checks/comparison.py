@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from math import inf
@@ -75,11 +75,10 @@ def check_first_values(
         )
         raise RankError(
             "disagreement",
-            f"The first values of {name}{more} on rank {listed(others, group)} "
-            "differ from those on rank "
-            f"{group.name(usual)}. Every rank must give its model the same values, "
-            "or none: initialise(seed) with the "
-            "same seed, load_state_dict(state) with the same state.",
+            f"The first values of {name}{more} on rank {listed(others, group)} differ "
+            f"from those on rank {group.name(usual)}. Every rank must give its model "
+            "the same values, or none: initialise(seed) with the same seed, "
+            "load_state_dict(state) with the same state.",
         )
 
 
@@ -126,20 +125,21 @@ _TO_DO = {
 }
 
 
-def marks_of(values: Mapping[str, float | None]) -> list[float]:
+def marks_of(values: Iterable[float | None]) -> list[float]:
     """Return a number for each value, so that numbers that are not the same differ;
     None is not compared.
 
     Examples
     --------
-    >>> marks_of({"scale": 1.0, "mode": True, "inputs": None})
+    >>> marks_of([1.0, True, None])
     [1.0, 1.0, -inf]
     """
-    marks = [
-        _NOT_COMPARED if value is None else float(value) for value in values.values()
-    ]
-    # NaN is not even itself
-    return [mark if mark == mark else _NOT_A_NUMBER for mark in marks]
+    marks = []
+    for value in values:
+        mark = _NOT_COMPARED if value is None else float(value)
+        # NaN is not even itself
+        marks.append(mark if mark == mark else _NOT_A_NUMBER)
+    return marks
 
 
 def fill_numbers(message: np.ndarray, numbers: Sequence[float]) -> None:
@@ -182,7 +182,7 @@ def _numbers(count: int) -> Struct:
 
 def check_marks(
     ranks: tuple[int, int],
-    values: Mapping[str, Any],
+    names: Iterable[str],
     marks: tuple[Sequence[float], Sequence[float]],
     words: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
@@ -193,8 +193,8 @@ def check_marks(
     ----------
     ranks : pair of int
         This rank, and the rank that it follows.
-    values : mapping of str to value
-        The values of this rank whose fingerprints are compared.
+    names : iterable of str
+        Of the values whose fingerprints are compared.
     marks : pair of sequence of float
         The fingerprints of both ranks.
     words : function, optional
@@ -208,20 +208,16 @@ def check_marks(
 
     Examples
     --------
-    >>> values = {"scale": 2.0, "inputs": None}
+    >>> marks = marks_of([2.0, None]), marks_of([1.0, 7])
     >>> try:
-    ...     check_marks(
-    ...         (1, 0),
-    ...         values,
-    ...         (marks_of(values), marks_of({"scale": 1.0, "inputs": 7})),
-    ...     )
+    ...     check_marks((1, 0), ["scale", "inputs"], marks)
     ... except RankError as error:
     ...     print(error)
     The scale of rank 1 (2.0) differs from that of rank 0 (1.0). Every rank must run the same program.
     """
     if marks[0] == marks[1]:
         return
-    for name, own, other in zip(values, *marks):
+    for name, own, other in zip(names, *marks):
         if own != other and _NOT_COMPARED not in (own, other):
             told = words()
             mine, its = (
@@ -232,8 +228,7 @@ def check_marks(
             raise RankError(
                 "disagreement",
                 f"The {name} of rank {ranks[0]}{mine} differs from that of rank "
-                f"{ranks[1]}{its}. "
-                f"{_TO_DO.get(name, ALIKE)}",
+                f"{ranks[1]}{its}. {_TO_DO.get(name, ALIKE)}",
             )
 
 

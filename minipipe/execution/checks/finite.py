@@ -35,13 +35,13 @@ from minipipe.execution.checks.probe import (
     words_of,
 )
 from minipipe.execution.executor import Executor
-from minipipe.execution.observers import handlers_of, journal
+from minipipe.execution.handlers import handlers_of
+from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.nn.arena import Arena
 from minipipe.optim import gradients_are_finite
 from minipipe.schedules import Action, ActionKind, Program
-from minipipe.specs import Spec
 
 WhenNotFinite = Literal["stop", "warn", "off"]
 
@@ -62,9 +62,6 @@ class FiniteCheck:
         xp: ModuleType,
         grid: Grid | None = None,
     ) -> None:
-        Spec(str, choices=("stop", "warn", "off")).check(
-            "check_finite", when_not_finite
-        )
         self.when_not_finite = when_not_finite
         self.plan, self.grid = plan, grid
         self.stages, self.group, self.xp = stages, group, xp
@@ -87,7 +84,7 @@ class FiniteCheck:
             backend.numpy_dtype(parameter.dtype)
             for parameter in plan.model.parameters()
         }
-        self._may_overflow = np.dtype(np.float16) in dtypes
+        self.may_overflow = np.dtype(np.float16) in dtypes
 
     def of_step(self, batch: Batch, waits: bool) -> StepCheck | None:
         """Check the gradients that a step has left here; ``waits`` is whether this rank
@@ -98,16 +95,8 @@ class FiniteCheck:
         if self.when_not_finite == "off":
             return None
         return StepCheck(
-            self, batch, waits, not self._may_overflow and batch.objective.scale <= 1
+            self, batch, waits, not self.may_overflow and batch.objective.scale <= 1
         )
-
-    def looks_finite(self, scale: float) -> bool:
-        """Return whether all gradients here are certainly finite, or not to be checked.
-        Local.
-        """
-        if self._may_overflow or scale > 1:
-            return True
-        return self._squares_are_finite()
 
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite
@@ -240,11 +229,10 @@ class StepCheck:
 
 
 _NOT_FOUND = (
-    "a loss or a gradient was not finite, but in a second run of the step every "
-    "value between two layers was. Either a "
-    "layer computes different values each time, or only a sum has overflowed, such "
-    "as gradients of several steps or "
-    "gradients of several uses of a parameter."
+    "a loss or a gradient was not finite, but in a second run of the step every value "
+    "between two layers was. Either a layer computes different values each time, or "
+    "only a sum has overflowed, such as gradients of several steps or gradients of "
+    "several uses of a parameter."
 )
 
 

@@ -87,7 +87,8 @@ class Updates:
         number of parameters.
         """
         numbers = [type(optimiser), optimiser.rate_factor, *optimiser.numbers]
-        if numbers != self._numbers or _has_own(optimiser):
+        has_own = type(optimiser).__dictoffset__  # minipipe's optimisers have slots
+        if numbers != self._numbers or has_own:
             self._numbers = numbers
             self._note_settings(_settings_of(optimiser))
         self._num_steps += 1
@@ -163,15 +164,11 @@ def _settings_of(optimiser: Optimiser) -> dict[str, Any]:
     }
 
 
-def _has_own(optimiser: Optimiser) -> bool:
-    return type(optimiser).__dictoffset__ != 0  # minipipe's optimisers have slots
-
-
 def _own(optimiser: Optimiser) -> dict[str, Any]:
     """Return the attributes of a custom optimiser that are the same on all ranks: not
     arrays, or lists.
     """
-    if not _has_own(optimiser):
+    if not type(optimiser).__dictoffset__:
         return {}
     given = vars(optimiser)
     left_out = names_of(getattr(type(optimiser), "not_compared", ()))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from string import Template
 
-from minipipe.io import escaped
+from minipipe.io import escaped, package_text
 from minipipe.render.editor.answering import Editor
 from minipipe.render.editor.puzzles import PUZZLES
-from minipipe.render.html import More, as_json, page_of, resource
+from minipipe.render.html import More, as_json, page_of
 from minipipe.schedules.registry import REGISTRY, TRADES
 
-_ROOM = "minipipe.render.editor"
 # Schedules with replicas, slices, updates or forwards alone cannot be edited by hand.
 _OTHERS = (
     "chimera",
@@ -54,34 +53,34 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     (True, True)
     """
     first = editor.do_show()
-    above, beside, below = (
-        Template(resource(_ROOM, "editor.html"))
-        .substitute(
-            names=_options(editor.draft.name),
-            puzzles="".join(
-                (
-                    f'<option value="{n}">{n}: {it.num_ranks} ranks, '
-                    f"{it.num_microbatches} microbatches</option>"
-                )
-                for n, it in enumerate(PUZZLES, 1)
-            ),
-            home=f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
-            if home
-            else "",
-            starting=_STARTING[transport],
-            first=as_json({**first, "player": None, "transport": transport}),
-        )
-        .split("<!-- cut -->")
+    puzzles = (
+        f"{n}: {it.num_ranks} ranks, {it.num_microbatches} microbatches"
+        for n, it in enumerate(PUZZLES, 1)
     )
+    link = f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
+    whole = Template(_file("editor.html")).substitute(
+        names=_options(editor.draft.name),
+        puzzles="".join(
+            f'<option value="{n}">{text}</option>' for n, text in enumerate(puzzles, 1)
+        ),
+        home=link if home else "",
+        starting=_STARTING[transport],
+        first=as_json({**first, "player": None, "transport": transport}),
+    )
+    above, beside, below = whole.split("<!-- cut -->")
     more = More(
         above,
         beside,
         below,
-        style=resource(_ROOM, "editor.css"),
-        scripts=(resource(_ROOM, "desk.js"), resource(_ROOM, "editor.js")),
+        style=_file("editor.css"),
+        scripts=(_file("desk.js"), _file("editor.js")),
         policy="; connect-src 'self'; worker-src 'self'",
     )
     return page_of((editor.sight.panel,), first["player"], "Build a schedule", (), more)
+
+
+def _file(name: str) -> str:
+    return package_text(f"render/editor/{name}").strip()
 
 
 def _options(shown: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from itertools import product
 from operator import attrgetter
 from string import Template
@@ -18,9 +17,11 @@ from typing import Any, NamedTuple, cast
 from minipipe.core.flow import Flow
 from minipipe.core.memory import Ran, lifetimes, pairs_of
 from minipipe.core.values import KINDS
-from minipipe.io import escaped, note_lines
+from minipipe.io import escaped, note_lines, package_text
 from minipipe.render.descriptions import (
     LATE_RECEIPTS,
+    OVERLAPPED,
+    SENT,
     darker_words,
     describe_action,
     describe_message,
@@ -29,12 +30,14 @@ from minipipe.render.descriptions import (
     format_memory,
     held_words,
     origin,
+    ways_of,
 )
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.palette import (
     DARK,
     HATCH,
     LIGHT,
+    Fill,
     Theme,
     chunks_by_kind,
     fill_of,
@@ -50,25 +53,6 @@ from minipipe.schedules.simulation.timeline import Timeline, by_rank
 __all__ = ["draw_html"]
 
 _SENT = attrgetter("sent")
-# Sentences about a moment, which only the player has.
-_SENTENCES = {
-    "clock": "{time} of {duration} {unit}",
-    "finished": "has finished",
-    "next": "then {action}",
-    "howFar": {
-        "ahead": "rank {source} has not reached it yet",
-        "running": "rank {source} is running it",
-        "done": "its message is on the way",
-    },
-    "joined": ", overlapped with {action}",
-    "held": "microbatches {listed}",
-    "heldOne": "microbatch {listed}",
-    "heldOfStage": "stage {stage}: microbatches {listed}",
-    "heldOneOfStage": "stage {stage}: microbatch {listed}",
-    "times": "from {from} to {to} {unit}, length {length}",
-    "none": "none",
-    "instant": "none: without latency a message arrives when it is sent",
-}
 _GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destination}")
 
 
@@ -97,10 +81,8 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     (Hold(stage=0, microbatch=0, start=0.0, end=4.0), Hold(stage=0, microbatch=1, start=1.0, end=6.0))
     """
     copies = timeline.copies[rank] if timeline.copies else ()
-    row, at = (
-        with_copies(timeline.spans[rank], copies),
-        {span.action: span for span in (*timeline.spans[rank], *copies)},
-    )
+    row = with_copies(timeline.spans[rank], copies)
+    at = {span.action: span for span in (*timeline.spans[rank], *copies)}
     changes = pairs_of(Flow(Ran([row], timeline.num_slices)))
     return tuple(
         Hold(
@@ -196,23 +178,14 @@ def _idle(timeline: Timeline, idle: Idle) -> list:
     awaited = (
         [] if idle.awaited is None else [*_parts(timeline, idle.awaited), idle.source]
     )
-    return [
-        idle.start - timeline.start,
-        idle.end - timeline.start,
-        idle.cause,
-        *awaited,
-    ]
+    times = (idle.start - timeline.start, idle.end - timeline.start)
+    return [*times, idle.cause, *awaited]
 
 
 def _message(timeline: Timeline, message: Message) -> list:
     times = message.sent - timeline.start, message.arrived - timeline.start
-    return [
-        str(message.value),
-        str(message.used_by),
-        message.source,
-        message.destination,
-        *times,
-    ]
+    actions = str(message.value), str(message.used_by)
+    return [*actions, message.source, message.destination, *times]
 
 
 def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float, str]]:
@@ -230,14 +203,14 @@ def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float,
             held = level
 
 
-def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:
+def _colours(panels: Sequence[Panel]) -> dict[str, list[Fill]]:
     """Return the fills of each kind of action, by chunk."""
     most_chunks = max(
         (len(stages) for panel in panels for stages in panel.stages), default=1
     )
     fills = {kind: fill_of(kind) for kind in map(ActionKind, KINDS)}
     return {
-        kind: [shade(fill, chunk)._asdict() for chunk in range(most_chunks)]
+        kind: [shade(fill, chunk) for chunk in range(most_chunks)]
         for kind, fill in fills.items()
     }
 
@@ -253,7 +226,6 @@ def _sentences() -> dict[str, Any]:
         for cause, (kind, action) in product(IdleCause, actions.items())
     }
     return {
-        **_SENTENCES,
         "actions": {kind: describe_action(action) for kind, action in actions.items()},
         "waits": {
             **waits,
@@ -310,10 +282,8 @@ def draw_html(
     """
     panels = _shown(panels_of(drawn))
     tables = "".join(table for panel in panels for table in _tables(panel))
-    below = (
-        '<details class="all"><summary>All actions as '
-        f"tables</summary>{tables}</details>"
-    )
+    summary = "<summary>All actions as tables</summary>"
+    below = f'<details class="all">{summary}{tables}</details>'
     return page_of(
         panels, player_data(panels), title or _title(panels), notes, More(below=below)
     )
@@ -351,26 +321,22 @@ def page_of(
     """Return the page of the player for some panels with their data, and with more
     around it.
     """
-    scripts = [
-        _CONSTANTS,
-        *(resource("minipipe.render.html", f"{name}.js") for name in _SCRIPTS),
-        *more.scripts,
-    ]
+    player = [_file(f"{name}.js") for name in _SCRIPTS]
+    scripts = [_CONSTANTS, *player, *more.scripts]
     are_several = len(panels) > 1
-    return Template(resource("minipipe.render.html", "player.html")).substitute(
+    return Template(_file("player.html")).substitute(
         title=escaped(title),
         notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
-        style="\n".join(
-            (_themes(), resource("minipipe.render.html", "player.css"), more.style)
-        ),
+        style="\n".join((_themes(), _file("player.css"), more.style)),
         legend=legend(panels),
         charts="".join(_chart(panel, are_several) for panel in panels),
         moments="".join(_moment(panel, are_several) for panel in panels),
         data=as_json(data),
         script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
-        **{
-            name: getattr(more, name) for name in ("above", "beside", "below", "policy")
-        },
+        above=more.above,
+        beside=more.beside,
+        below=more.below,
+        policy=more.policy,
     )
 
 
@@ -384,9 +350,8 @@ def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
     )
 
 
-def resource(package: str, name: str) -> str:
-    """Return the text of a file of a package."""
-    return (files(package) / name).read_text(encoding="utf-8").strip()
+def _file(name: str) -> str:
+    return package_text(f"render/html/{name}").strip()
 
 
 def as_json(data: object) -> str:
@@ -397,11 +362,9 @@ def as_json(data: object) -> str:
 
 
 def _title(panels: Sequence[Panel]) -> str:
-    return (
-        " above ".join(title_of(panel.timeline) for panel in panels)
-        if len(panels) < 3
-        else f"{len(panels)} timelines above each other"
-    )
+    if len(panels) < 3:
+        return " above ".join(title_of(panel.timeline) for panel in panels)
+    return f"{len(panels)} timelines above each other"
 
 
 # -- colours ---------------------------------------------------------------------------
@@ -410,11 +373,9 @@ def _title(panels: Sequence[Panel]) -> str:
 def _themes() -> str:
     """Return the colours as CSS: light, or dark on screens with that preference."""
     hatches = "\n".join(_hatch(cause, *hatch) for cause, hatch in HATCH.items())
-    dark = f":root {{ {_variables(DARK)} }}\n.swatch.kind {{ --light: var(--dark); }}"
-    return (
-        f":root {{ {_variables(LIGHT)} }}\n@media screen and (prefers-color-scheme: "
-        f"dark) {{ {dark} }}\n{hatches}"
-    )
+    light, dark = (f":root {{ {_variables(theme)} }}" for theme in (LIGHT, DARK))
+    on_dark = f"@media screen and (prefers-color-scheme: dark) {{ {dark} }}"
+    return f"{light}\n{on_dark}\n{hatches}"
 
 
 def _variables(theme: Theme) -> str:
@@ -426,10 +387,8 @@ def _variables(theme: Theme) -> str:
 
 def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
     lines = f"var(--hatch) 0 1px, var(--slot) 1px {gap}px"
-    return (
-        f'.swatch[data-idle="{cause}"] {{ background: '
-        f"repeating-linear-gradient({angle}deg, {lines}); }}"
-    )
+    image = f"repeating-linear-gradient({angle}deg, {lines})"
+    return f'.swatch[data-idle="{cause}"] {{ background: {image}; }}'
 
 
 def legend(panels: Sequence[Panel]) -> str:
@@ -461,28 +420,20 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     if any(chunk for _, chunk in boxes):
         yield _entry("", darker_words(panels))
     if any(panel.joined for panel in panels):
-        yield _entry(
-            '<i class="swatch joined"></i>',
-            "overlapped forward and backward, each drawn in half of their time",
-        )
+        yield _entry('<i class="swatch joined"></i>', OVERLAPPED)
     causes = {
         idle.cause for panel in panels for row in panel.timeline.idle for idle in row
     }
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
     yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))
-    sent = {
-        message.value.kind is ActionKind.FORWARD
-        for panel in panels
-        for message in panel.timeline.messages
-    }
-    if True in sent:
-        yield _entry('<i class="line message"></i>', "activation sent")
-    if False in sent:
-        yield _entry('<i class="line gradient"></i>', "gradient sent")
+    ways = ways_of(panels)
+    for way in ways:
+        line = "message" if way == "forward" else "gradient"
+        yield _entry(f'<i class="line {line}"></i>', SENT[way])
     if any(panel.has_late_receipts for panel in panels):
         yield _entry("", LATE_RECEIPTS)
-    if sent:
+    if ways:
         yield _entry('<i class="line wait"></i>', "dependency of a waiting rank")
 
 
@@ -493,11 +444,8 @@ def _is_memory(panels: Sequence[Panel]) -> bool:
 
 
 def _swatch(kind: ActionKind, chunk: int) -> str:
-    fill = shade(fill_of(kind), chunk)
-    return (
-        f'<i class="swatch kind" style="--light: {fill.light}; --dark: '
-        f'{fill.dark}"></i>'
-    )
+    colour = shade(fill_of(kind), chunk).box
+    return f'<i class="swatch" style="--fill: {colour}"></i>'
 
 
 def _entry(picture: str, text: str) -> str:
@@ -512,11 +460,10 @@ def _chart(panel: Panel, is_headed: bool) -> str:
         f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>"
         for name, value in _facts(panel)
     )
-    note = (
-        f'<p class="notice">{escaped(panel.timeline.note)}</p>'
-        if panel.timeline.note
-        else ""
-    )
+    if panel.timeline.note:
+        note = f'<p class="notice">{escaped(panel.timeline.note)}</p>'
+    else:
+        note = ""
     name = escaped(title_of(panel.timeline))
     return (
         f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl "
@@ -528,10 +475,8 @@ def _chart(panel: Panel, is_headed: bool) -> str:
 
 
 def _heading(panel: Panel) -> str:
-    return (
-        f"<h2>{escaped(panel.timeline.name)} <span "
-        f'class="origin">{origin(panel.timeline)}</span></h2>'
-    )
+    where = f'<span class="origin">{origin(panel.timeline)}</span>'
+    return f"<h2>{escaped(panel.timeline.name)} {where}</h2>"
 
 
 def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
@@ -555,15 +500,11 @@ def _moment(panel: Panel, is_headed: bool) -> str:
     heading = _heading(panel) if is_headed else ""
     # below the heading of the timeline, or of the page
     level = "h3" if is_headed else "h2"
-    messages = (
-        f'<div><{level} class="list">Messages under way</{level}><ul '
-        'class="messages"></ul></div>'
-    )
+    head = f'<{level} class="list">Messages under way</{level}>'
+    messages = f'<div>{head}<ul class="messages"></ul></div>'
     label = f"{escaped(title_of(panel.timeline))}: the moment"
-    return (
-        '<section class="moment" '
-        f'aria-label="{label}">{heading}{_table(heads)}{messages}</section>'
-    )
+    parts = f"{heading}{_table(heads)}{messages}"
+    return f'<section class="moment" aria-label="{label}">{parts}</section>'
 
 
 def _tables(panel: Panel) -> Iterable[str]:

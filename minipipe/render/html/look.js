@@ -6,7 +6,6 @@ class Look {
   constructor(data, isDark, ratio) {
     this.colour = isDark ? data.themes.dark : data.themes.light;
     this.fills = data.colours;
-    this.isDark = isDark;
     this.inMilliseconds = data.unit === "s";
     this.unit = this.inMilliseconds ? "ms" : data.unit;
     this.hatches = Object.fromEntries(
@@ -16,8 +15,7 @@ class Look {
   }
 
   fill(kind, chunk) {
-    const fill = this.fills[kind][Math.max(0, chunk)];
-    return this.isDark ? [fill.dark, fill.dark_text] : [fill.light, fill.light_text];
+    return this.fills[kind][Math.max(0, chunk)]; // of the box, and of text on it
   }
 
   /** Returns a pattern of parallel lines. */

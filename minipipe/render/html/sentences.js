@@ -1,5 +1,25 @@
 // Sentences: templates from the data, filled with numbers.
 
+// Sentences about a moment, which only the player has.
+const SENTENCES = {
+  clock: "{time} of {duration} {unit}",
+  finished: "has finished",
+  next: "then {action}",
+  howFar: {
+    ahead: "rank {source} has not reached it yet",
+    running: "rank {source} is running it",
+    done: "its message is on the way",
+  },
+  joined: ", overlapped with {action}",
+  held: "microbatches {listed}",
+  heldOne: "microbatch {listed}",
+  heldOfStage: "stage {stage}: microbatches {listed}",
+  heldOneOfStage: "stage {stage}: microbatch {listed}",
+  times: "from {from} to {to} {unit}, length {length}",
+  none: "none",
+  instant: "none: without latency a message arrives when it is sent",
+};
+
 /** Fills `{name}` in a sentence. */
 function fill(sentence, values) {
   return sentence.replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
@@ -7,7 +27,7 @@ function fill(sentence, values) {
 
 class Sentences {
   constructor(data) {
-    this.templates = data.sentences;
+    this.templates = { ...SENTENCES, ...data.sentences };
     this.inSeconds = data.unit === "s";
     this.unit = this.inSeconds ? "ms" : data.unit;
   }

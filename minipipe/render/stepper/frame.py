@@ -130,10 +130,8 @@ class Grid:
             begin, end = places[at]
             if begin >= first + self.room:
                 break
-            action, has_begun = (
-                self.spans[rank][at].action,
-                self.numbers[rank][at] <= snapshot.number,
-            )
+            action = self.spans[rank][at].action
+            has_begun = self.numbers[rank][at] <= snapshot.number
             drawn = action_cells(
                 self.panel,
                 rank,
@@ -217,16 +215,13 @@ class Frame:
         visible = min(self.num_ranks, max(1, (height - len(head) - 5) // 2))
         blanks = [""] if height >= len(head) + 2 * visible + 7 else []
         ranks = self._visible(snapshot, visible, focus)
-        grid, table = (
-            self._grid(snapshot, ranks, width),
-            self._table(snapshot, ranks, width),
-        )
+        grid = self._grid(snapshot, ranks, width)
+        table = self._table(snapshot, ranks, width)
         lines = [*head, *blanks, *grid, *blanks, *table, *blanks]
-        notes = (
-            self._verdict(width)
-            if is_last
-            else self._messages(snapshot, width, height - len(lines))
-        )
+        if is_last:
+            notes = self._verdict(width)
+        else:
+            notes = self._messages(snapshot, width, height - len(lines))
         key = ["", *legend([self.grid.panel], self.grid.columns, width, self.colour)]
         has_room = (
             len(lines) + len(notes) + len(key) <= height and width >= _WIDEST_ENTRY
@@ -247,11 +242,8 @@ class Frame:
             and snapshot.number < len(self.walkthrough) - 1
         ):
             problem = self.walkthrough.problems[0]
-            lines.append(
-                self._painted(
-                    fitted([f"[{problem.code}] {problem.message}"], width), ALARM
-                )
-            )
+            text = fitted([f"[{problem.code}] {problem.message}"], width)
+            lines.append(self._painted(text, ALARM))
         return lines
 
     def _messages(self, snapshot: Snapshot, width: int, room: int) -> list[str]:
@@ -295,11 +287,8 @@ class Frame:
         axis, marker, *rows = self.grid.draw(
             snapshot, width - self.margin, ranks, self.margin, self.colour
         )
-        return [
-            axis,
-            marker,
-            *(self._label(rank, snapshot) + row for rank, row in zip(ranks, rows)),
-        ]
+        labels = (self._label(rank, snapshot) for rank in ranks)
+        return [axis, marker, *map("".join, zip(labels, rows))]
 
     # -- the table ---------------------------------------------------------------------
 
@@ -308,21 +297,18 @@ class Frame:
         coming = min(3 * (self.label_width + 1), room // 4)
         held = room // 3 - 4
         now = room - coming - held - 3
-        some = (
-            f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: "
-            if len(ranks) < self.num_ranks
-            else ""
-        )
+        if len(ranks) < self.num_ranks:
+            some = f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: "
+        else:
+            some = ""
         head = f"{some}now".ljust(now) + "  " + "next".ljust(coming) + " holds"
         lines = [" " * self.margin + fitted([head], room)]
         for rank in ranks:
             state = snapshot.ranks[rank]
             about = fitted(describe_state(self.walkthrough, snapshot, rank), now)
             following = fitted(self._coming(rank, state), coming)
-            holding = fitted(
-                [describe_held(self.walkthrough, rank, state) if state.held else ""],
-                held,
-            )
+            text = describe_held(self.walkthrough, rank, state) if state.held else ""
+            holding = fitted([text], held)
             cells = (
                 self._coloured(rank, state, about)
                 + " " * (now - len(about) + 2)

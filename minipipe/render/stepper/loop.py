@@ -10,7 +10,7 @@ from math import isnan
 from types import TracebackType
 from typing import Any
 
-from minipipe.io import is_terminal
+from minipipe.io import is_terminal, package_text
 from minipipe.render.stepper.description import describe_verdict
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
@@ -177,27 +177,6 @@ def screen_of_this_terminal() -> Screen | None:
 
 
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
-_HELP = """
-  n, space, right, Enter   next step: one more action begins
-  p, left, backspace       previous step
-  page down, page up       ten steps forward, ten steps back
-  home (0), end ($)        first step, last step
-  g                        go to a step, 17, or to a time, t12.5
-  r                        only one rank's actions; r and Enter: all ranks
-  q                        quit
-
-  F3  forward of microbatch 3; 2F3 on stage 2, if its rank has several stages,
-      or f3 on the second of two, if there is no space for 2F3
-  B3  backward; if split, I for the inputs and W for the weights
-  S3, R3  send, receive; R3 filled with : is the recomputation of a forward
-  O3, L3  offload and load of activations, while the rank continues
-
-  v   now. To the left are past actions, filled with - = ~ +, and idle time,
-      dotted; to the right are the labels of future actions. The > marks the
-      rank whose action has just begun.
-  holds  4 (0-3)  four microbatches, 0 to 3; 2 (0:1 7:0)  microbatch 1 of
-      stage 0 and microbatch 0 of stage 7
-""".splitlines()[1:]
 
 
 def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bool:
@@ -261,13 +240,13 @@ class Stepper:
             self.walkthrough[self.number], width, height - 1, self.rank
         )
         only = f"only rank {self.rank} | " if self.rank is not None else ""
-        self.screen.show(
-            [
-                *lines,
-                *[""] * (height - 1 - len(lines)),
-                (self.notice or only + _KEYS)[:width],
-            ]
-        )
+        self._fill(lines, self.notice or only + _KEYS)
+
+    def _fill(self, lines: Sequence[str], last: str) -> None:
+        """Show lines, and one more on the last line of the screen."""
+        width, height = self.screen.size()
+        blanks = [""] * (height - 1 - len(lines))
+        self.screen.show([*lines, *blanks, last[:width]])
 
     def press(self, key: str) -> None:
         """Handle a key."""
@@ -282,11 +261,8 @@ class Stepper:
         elif key in ("end", "$", "G"):
             self.number = self.last
         elif key == "g":
-            self.go(
-                self.screen.ask(
-                    f"go to a step, 0 to {self.last}, or to a time such as t12.5: "
-                ).strip()
-            )
+            question = f"go to a step, 0 to {self.last}, or to a time such as t12.5: "
+            self.go(self.screen.ask(question).strip())
         elif key == "r":
             ranks = f"0 to {self.frame.num_ranks - 1}; Enter: all"
             self.choose(
@@ -326,10 +302,8 @@ class Stepper:
             elif answer:
                 self.go_to(int(answer))
         except ValueError:
-            self.notice = (
-                f"{answer!r:.20} is neither a step, such as 17, nor a time, such as "
-                "t12.5"
-            )
+            such = "a step, such as 17, nor a time, such as t12.5"
+            self.notice = f"{answer!r:.20} is neither {such}"
 
     def choose(self, answer: str) -> None:
         """Stop only at the actions of one rank; an empty answer selects all ranks."""
@@ -338,20 +312,13 @@ class Stepper:
         elif answer in map(str, range(self.frame.num_ranks)):
             self.rank = int(answer)
         else:
-            self.notice = (
-                f"{answer!r:.20} is not a rank; there are {self.frame.num_ranks}, "
-                "counted from 0"
-            )
+            ranks = f"there are {self.frame.num_ranks}, counted from 0"
+            self.notice = f"{answer!r:.20} is not a rank; {ranks}"
 
     def help(self) -> None:
         """Show the keys and the notation until a key is pressed."""
         width, height = self.screen.size()
-        lines = [line[:width] for line in _HELP[: height - 1]]
-        self.screen.show(
-            [
-                *lines,
-                *[""] * (height - 1 - len(lines)),
-                "press any key to go back"[:width],
-            ]
-        )
+        keys = package_text("render/stepper/keys.txt").splitlines()
+        lines = [line[:width] for line in keys[: height - 1]]
+        self._fill(lines, "press any key to go back")
         self.screen.read_key()

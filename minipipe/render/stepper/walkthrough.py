@@ -137,10 +137,8 @@ def problems_of(
             verify(schedule, memory_limit)
         else:
             n, of_slices = schedule.num_stages, costs.sliced(schedule.num_slices)
-            weights, keys_values = (
-                of_slices.weight_memory(n),
-                of_slices.by_stage("keys_values", n),
-            )
+            weights = of_slices.weight_memory(n)
+            keys_values = of_slices.by_stage("keys_values", n)
             verify(
                 schedule, memory_limit, memory, weights=weights, keys_values=keys_values
             )
@@ -166,13 +164,9 @@ def timeline_in_rounds(walked: Walk) -> Timeline:
         for rank in ranks:
             rows[rank].append(Span(next(actions[rank]), float(now), now + 1.0))
     peaks = (0,) * table.num_ranks
-    return Timeline(
-        table.name,
-        tuple(map(tuple, rows)),
-        peaks,
-        unit="rounds",
-        num_slices=table.num_slices,
-    )
+    spans = tuple(map(tuple, rows))
+    slices = table.num_slices
+    return Timeline(table.name, spans, peaks, unit="rounds", num_slices=slices)
 
 
 def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
@@ -316,11 +310,9 @@ class Walkthrough:
         """Return, by rank and position, the pairs held while an action runs and after
         it: copies take their time.
         """
-        timeline, program, ranks = (
-            self.timeline,
-            self.program,
-            range(self.program.num_ranks),
-        )
+        timeline = self.timeline
+        program = self.program
+        ranks = range(self.program.num_ranks)
         rows = list(map(with_copies, timeline.spans, timeline.copies))
         table = program.with_rows(type(program), rows) if rows else program
         changes = Changes(flow_of(table), sizes_of(footprint))
@@ -406,11 +398,10 @@ class Walkthrough:
             self._held_pairs[rank][begun - 1] if begun else (Held((), 0.0),) * 2
         )
         if last and (last.end > time or own[begun - 1] == number - 1):
-            cause = (
-                IdleCause.SENDING
-                if last.action.kind in _SENDS and last.end > last.start
-                else None
-            )
+            if last.action.kind in _SENDS and last.end > last.start:
+                cause = IdleCause.SENDING
+            else:
+                cause = None
             source, awaited = (
                 self._awaited(rank, last.action, time)
                 if cause and self.is_timed
@@ -439,11 +430,10 @@ class Walkthrough:
         source, awaited = self._awaited(rank, row[begun], time)
         has_begun = any(not action.kind.is_communication for action in row[:begun])
         cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
-        activity = (
-            Activity.STUCK
-            if coming is None and number == len(self) - 1
-            else Activity.WAITS
-        )
+        if coming is None and number == len(self) - 1:
+            activity = Activity.STUCK
+        else:
+            activity = Activity.WAITS
         cause = cause if awaited else IdleCause.OVERHEAD
         return RankState(
             activity, row[begun], begun, coming, cause, source, awaited, *after
@@ -459,11 +449,9 @@ class Walkthrough:
     @cached_property
     def _predicted(self) -> dict[Action, Message]:
         """The messages of a legal schedule, by consumer."""
-        return (
-            {message.used_by: message for message in self.timeline.messages}
-            if self.is_timed
-            else {}
-        )
+        if self.is_timed:
+            return {message.used_by: message for message in self.timeline.messages}
+        return {}
 
     def _awaited(
         self, rank: int, action: Action, time: float

@@ -9,17 +9,10 @@ from statistics import median
 from typing import NamedTuple
 
 from minipipe.io import escaped
-from minipipe.render.layout import number
-from minipipe.render.svg.lanes import hatch_path
+from minipipe.render.svg.elements import moved, path, path_data, rect
+from minipipe.render.svg.lanes import slot
 from minipipe.render.svg.legend import Entry, Legend
-from minipipe.render.svg.style import (
-    DEFAULT_SIZE,
-    Letters,
-    Page,
-    box_paint,
-    moved,
-    paint,
-)
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, box_paint, paint
 from minipipe.schedules import ActionKind, IdleCause
 
 _HEIGHT, _ROW, _GAP = 16, 26, 22  # pixels: of a bar, from bar to bar, between columns
@@ -120,11 +113,8 @@ class _BarsPage(NamedTuple):
         )
         room = (page.width - page.margin - left) / len(self.columns)
         for i, name in enumerate(self.names):
-            parts.append(
-                letters.draw(
-                    "rank", left - 10, y + 28 + i * _ROW + 0.75 * _HEIGHT, name
-                )
-            )
+            baseline = y + 28 + i * _ROW + 0.75 * _HEIGHT
+            parts.append(letters.draw("rank", left - 10, baseline, name))
         for i, (head, bars) in enumerate(self.columns.items()):
             parts.append(
                 moved(left + i * room, y, self._column(head, bars, room - _GAP))
@@ -134,19 +124,13 @@ class _BarsPage(NamedTuple):
         entries, bottom = legend.draw(
             self._entries(legend), left, page.width - page.margin, y
         )
-        described = " ".join(
-            (
-                f"{head}: "
-                f"{', '.join(f'{name} {bar.label}' for name, bar in zip(self.names, bars))}."
-            )
-            for head, bars in self.columns.items()
-        )
-        boxes = [
-            (look, 0) for look in self.looks.values() if isinstance(look, ActionKind)
-        ]
-        return page.document(
-            [*parts, *entries], bottom, page.title or "Bars", described, boxes
-        )
+        sentences = []
+        for head, bars in self.columns.items():
+            labels = (f"{name} {bar.label}" for name, bar in zip(self.names, bars))
+            sentences.append(f"{head}: {', '.join(labels)}.")
+        described = " ".join(sentences)
+        title = page.title or "Bars"
+        return page.document([*parts, *entries], bottom, title, described)
 
     def _column(self, head: str, bars: Sequence[Bar], width: float) -> Iterator[str]:
         """Yield a column whose upper left corner is at 0, 0."""
@@ -155,7 +139,7 @@ class _BarsPage(NamedTuple):
         most = _most(bars)
         scale = (width - labels) / most
         yield letters.draw("fact", 0, 14, head)
-        yield f'<path {paint("grid")} d="M0 22V{28 + len(bars) * _ROW - 4}"/>'
+        yield path(paint("grid"), f"M0 22V{28 + len(bars) * _ROW - 4}")
         for i, (name, bar) in enumerate(zip(self.names, bars)):
             yield moved(0, 28 + i * _ROW, self._bar(name, bar, scale, most))
 
@@ -174,10 +158,8 @@ class _BarsPage(NamedTuple):
         if bar.total > most:
             yield _slash(x - 12, _HEIGHT)
         if bar.mark is not None and bar.mark <= most:
-            yield (
-                f'<path {paint("step")} d="M{number(bar.mark * scale)} '
-                f'-3V{_HEIGHT + 3}"/>'
-            )
+            line = path_data("M", bar.mark * scale, -3, "V", _HEIGHT + 3)
+            yield path(paint("step"), line)
             x = max(x, bar.mark * scale)
         yield self.page.letters.draw("choice", x + 6, 0.75 * _HEIGHT, bar.label)
 
@@ -192,25 +174,16 @@ class _BarsPage(NamedTuple):
             for column in self.columns.values()
             for bar in column
         ):
-            box = (
-                f'<rect {paint("held")} width="{legend.width}" '
-                f'height="{legend.height}"/>'
-            )
-            yield Entry(
-                box + _slash(legend.width / 2 - 3, legend.height),
-                "truncated: longer than the column",
-            )
+            box = rect(paint("held"), legend.width, legend.height)
+            slash = _slash(legend.width / 2 - 3, legend.height)
+            yield Entry(box + slash, "truncated: longer than the column")
         if any(bar.mark is not None for bar in bars):
-            yield Entry(
-                f'<path {paint("step")} d="M{legend.width / 2} 0V{legend.height}"/>',
-                self.marks,
-            )
+            yield legend.step()._replace(text=self.marks)
 
 
 def _slash(x: float, height: float) -> str:
-    return (
-        f'<path {paint("box")} stroke-width="3" d="M{number(x)} {height}l6 {-height}"/>'
-    )
+    data = path_data("M", x, height, "l", 6, -height)
+    return path(f'{paint("box")} stroke-width="3"', data)
 
 
 def _most(bars: Sequence[Bar]) -> float:
@@ -221,12 +194,8 @@ def _most(bars: Sequence[Bar]) -> float:
 
 def _box(look: ActionKind | IdleCause, width: float, height: float) -> str:
     """Return a part of a bar, or its picture in the legend."""
-    size = f'width="{number(width)}" height="{height}"'
     if isinstance(look, ActionKind):
-        return f"<rect {box_paint(look, 0)} {size}/>"
-    hatch = (
-        f'<path {paint("hatch")} d="{hatch_path(0, width, height, look)}"/>'
-        if width >= 1
-        else ""
+        return rect(box_paint(look, 0), width, height)
+    return (
+        slot(width, height, look) if width >= 1 else rect(paint("slot"), width, height)
     )
-    return f"<rect {paint('slot')} {size}/>{hatch}"

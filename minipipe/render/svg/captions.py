@@ -42,10 +42,8 @@ def heading(panels: Sequence[Panel]) -> str | None:
     microbatches, ranks, steps = sizes.pop()
     if sizes or steps != 1:
         return None
-    return (
-        f"One training step: {counted(microbatches, 'microbatch')} on "
-        f"{counted(ranks, 'rank')}"
-    )
+    batch = counted(microbatches, "microbatch")
+    return f"One training step: {batch} on {counted(ranks, 'rank')}"
 
 
 def panel_title(panel: Panel) -> str:
@@ -65,11 +63,9 @@ def panel_title(panel: Panel) -> str:
     ['1F1B', 'ZB-H1 (zero bubble)']
     """
     timeline = panel.timeline
-    return (
-        _TITLES.get(timeline.name, timeline.name)
-        if timeline.unit == "units"
-        else title(timeline)
-    )
+    if timeline.unit == "units":
+        return _TITLES.get(timeline.name, timeline.name)
+    return title(timeline)
 
 
 def cause(panel: Panel) -> str:
@@ -88,11 +84,10 @@ def cause(panel: Panel) -> str:
         return _SPLIT
     if B not in times:
         return ""
-    length = (
-        f" of {time_of(min(times[B]), panel.timeline.unit)}"
-        if len(times[B]) == 1
-        else ""
-    )
+    if len(times[B]) == 1:
+        length = f" of {time_of(min(times[B]), panel.timeline.unit)}"
+    else:
+        length = ""
     return f"B is one block{length}: {_WHOLE}"
 
 

@@ -9,23 +9,23 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from minipipe.io import MOST_PIXELS, note_lines
-from minipipe.render.descriptions import caption, darker_words, figures, held_words
+from minipipe.render.descriptions import (
+    caption,
+    darker_words,
+    figures,
+    held_words,
+    ways_of,
+)
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.layout import Axis, number
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.svg.captions import cause, heading, panel_title, unit_note
+from minipipe.render.svg.elements import group, moved, path, path_data
 from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of, versions_of
-from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
+from minipipe.render.svg.legend import Entry, Legend, draw_messages
 from minipipe.render.svg.motion import Motion, idle_label
-from minipipe.render.svg.style import (
-    BASELINE,
-    DEFAULT_SIZE,
-    Letters,
-    Page,
-    moved,
-    paint,
-)
+from minipipe.render.svg.style import BASELINE, DEFAULT_SIZE, Letters, Page, paint
 from minipipe.render.units import scale_of
 from minipipe.schedules import ActionKind, IdleCause, Timeline
 from minipipe.schedules.action_table import ActionTable
@@ -127,10 +127,8 @@ def draw_svg(
         "width", width
     )
     if animated:
-        title, notes = (
-            title or heading(panels),
-            [*note_lines(notes), *filter(None, [unit_note(panels)])],
-        )
+        title = title or heading(panels)
+        notes = [*note_lines(notes), *filter(None, [unit_note(panels)])]
     letters = Letters(font_size)
     page = _TimelinePage(
         panels,
@@ -161,11 +159,9 @@ class _TimelinePage(Page):
         is_animated: bool,
     ) -> None:
         super().__init__(width, title, notes, letters)
-        self.panels, self.has_messages, self.is_animated = (
-            panels,
-            has_messages,
-            is_animated,
-        )
+        self.panels = panels
+        self.has_messages = has_messages
+        self.is_animated = is_animated
         timelines = [panel.timeline for panel in panels]
         self.strips = [[strip_of(panel)] for panel in panels] if has_memory else []
         versions = list(map(versions_of, panels)) if has_memory else []
@@ -174,16 +170,12 @@ class _TimelinePage(Page):
         beside = list(
             dict.fromkeys(kind for panel in panels for kind in panel.kinds_beside())
         )
-        num_lanes, num_strips = (
-            sum(timeline.num_ranks for timeline in timelines),
-            max(map(len, self.strips), default=0),
-        )
+        num_lanes = sum(timeline.num_ranks for timeline in timelines)
+        num_strips = max(map(len, self.strips), default=0)
         self.size = LaneSize.of(num_lanes, num_strips, beside, letters)
         left, right = self._margins()
-        duration, room = (
-            max(timeline.makespan for timeline in timelines),
-            width - left - right,
-        )
+        duration = max(timeline.makespan for timeline in timelines)
+        room = width - left - right
         self.axis = Axis(
             duration, timelines[0].unit, left, room, letters.size_of("tick")
         )
@@ -237,14 +229,8 @@ class _TimelinePage(Page):
         )
         title = self.title or f"Timeline of {', above '.join(self._names())}"
         described = " ".join([*captions, *self.notes])
-        return self.document(
-            parts,
-            y,
-            title,
-            described,
-            self.boxes,
-            self.motion.style if self.motion else None,
-        )
+        motion = self.motion.style if self.motion else None
+        return self.document(parts, y, title, described, motion)
 
     def _names(self) -> list[str]:
         return [panel.timeline.name for panel in self.panels]
@@ -279,9 +265,8 @@ class _TimelinePage(Page):
         # Running figures stand on the line of the name, if it has room.
         still = cause(panel) if self.motion else figures(panel)
         parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
-        if self.motion and self.letters.width("name", name) > self.motion.room_beside(
-            panel
-        ):
+        width = self.letters.width("name", name)
+        if self.motion and width > self.motion.room_beside(panel):
             head, y = y, y + self.letters.line("name")
         baseline = head + BASELINE * self.letters.line("name")
         top = y + self.letters.scaled(8)
@@ -294,12 +279,9 @@ class _TimelinePage(Page):
             parts += draw_messages(panel, self.axis, tops, size.box, head)
         # above the arrows, which would cross them out
         labels = self.labels[panel.timeline.name]
-        parts.append(
-            f'<g font-size="{number(labels.size)}" text-anchor="middle" '
-            'pointer-events="none">'
-        )
-        parts += (moved(0, y, labels.draw(lane)) for y, lane in zip(tops, lanes))
-        parts.append("</g>")
+        drawn = (moved(0, y, labels.draw(lane)) for y, lane in zip(tops, lanes))
+        look = f'font-size="{number(labels.size)}" text-anchor="middle"'
+        parts.append(group(f'{look} pointer-events="none"', drawn))
         if self.motion:
             peaks = "".join(
                 moved(0, y, self._peaks(index, lane)) for y, lane in zip(tops, lanes)
@@ -307,19 +289,14 @@ class _TimelinePage(Page):
             parts += self.motion.draw(
                 panel, tops, bottom, size.box, round(baseline), peaks
             )
-        return parts, bottom + (
-            self.letters.scaled(14) if panel is not self.panels[-1] else 0
-        )
+        is_last = panel is self.panels[-1]
+        return parts, bottom + (0 if is_last else self.letters.scaled(14))
 
     def _lane(self, index: int, lane: Lane) -> Iterator[str]:
         """Yield the parts of a lane, all but its labels."""
         baseline = self.size.box / 2 + 0.35 * self.letters.size_of("rank")
-        yield self.letters.draw(
-            "rank",
-            self.axis.left - self.letters.scaled(8),
-            baseline,
-            f"rank {lane.rank}",
-        )
+        right = self.axis.left - self.letters.scaled(8)
+        yield self.letters.draw("rank", right, baseline, f"rank {lane.rank}")
         yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.thin())
         for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
             yield from lane.strip(strip, self._most(strip), number_of)
@@ -344,20 +321,18 @@ class _TimelinePage(Page):
     # -- axis and legend ---------------------------------------------------------------
 
     def _grid(self, top: float, bottom: float) -> str:
-        lines = "".join(
-            f"M{number(self.axis.x(time))} {number(top)}V{number(bottom)}"
+        lines = (
+            path_data("M", self.axis.x(time), top, "V", bottom)
             for time, _ in self.axis.ticks
         )
-        return f'<path {paint("grid")} d="{lines}"/>'
+        return path(paint("grid"), "".join(lines))
 
     def _ticks(self, top: float) -> Iterator[str]:
         """Yield the times under the lowest lane, and their unit to the left of them."""
         y = top + self.letters.scaled(13)
+        _, unit = scale_of(self.axis.unit)
         yield self.letters.draw(
-            "unit",
-            self.axis.left - self.letters.scaled(12),
-            y,
-            scale_of(self.axis.unit)[1],
+            "unit", self.axis.left - self.letters.scaled(12), y, unit
         )
         for time, text in self.axis.ticks:
             yield self.letters.draw("tick", self.axis.x(time), y, text)
@@ -376,19 +351,11 @@ class _TimelinePage(Page):
         for noun in sorted(
             {strip.noun for strip in chain(*self.strips) if any(strip.curves)}
         ):
-            words = (
-                "versions of weights held"
-                if noun == "versions"
-                else held_words(noun != "activations", self.panels)
-            )
+            if noun == "versions":
+                words = "versions of weights held"
+            else:
+                words = held_words(noun != "activations", self.panels)
             yield legend.strip(words)
         if self.has_messages:
-            ways = {
-                way_of(message)
-                for panel in self.panels
-                for message in panel.timeline.messages
-            }
             has_late_receipts = any(panel.has_late_receipts for panel in self.panels)
-            yield from legend.arrows(
-                (way for way in WAYS if way in ways), has_late_receipts
-            )
+            yield from legend.arrows(ways_of(self.panels), has_late_receipts)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from minipipe.errors import ArgumentError, quoted
-from minipipe.render.layout import number
+from minipipe.render.svg.elements import moved, path, path_data, polyline, rect
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 
 # pixels: of a node, beside its name, from row to row, between columns
@@ -56,18 +56,11 @@ def draw_graph(
     arrows = list(arrows)
     names = Counter(name for column in columns for name in column)
     for name in [name for name, count in names.items() if count > 1]:
-        raise ArgumentError(
-            "value",
-            f"There are {names[name]} nodes called {quoted(name)}; expected one.",
-        )
+        problem = f"There are {names[name]} nodes called {quoted(name)}"
+        raise ArgumentError("value", f"{problem}; expected one.")
     for name in [name for arrow in arrows for name in arrow[:2] if name not in names]:
-        raise ArgumentError(
-            "value",
-            (
-                f"An arrow is at {quoted(name)}; expected one of the nodes: "
-                f"{', '.join(names)}."
-            ),
-        )
+        problem = f"An arrow is at {quoted(name)}; expected one of the nodes"
+        raise ArgumentError("value", f"{problem}: {', '.join(names)}.")
     return _GraphPage(columns, arrows, title).drawn()
 
 
@@ -86,10 +79,8 @@ class _GraphPage(Page):
         self.places: dict[str, tuple[float, float]] = {}
         self.halves: dict[str, float] = {}
         self.column_of: dict[str, int] = {}
-        x, self.lower = (
-            float(letters.scaled(18)),
-            _ROW * max(map(len, columns), default=0),
-        )
+        x = float(letters.scaled(18))
+        self.lower = _ROW * max(map(len, columns), default=0)
         for i, column in enumerate(columns):
             half = max(
                 (letters.width("node", name) / 2 + _PADDING for name in column),
@@ -110,10 +101,8 @@ class _GraphPage(Page):
     def drawn(self) -> str:
         """Return the whole document."""
         parts, y = self.head()
-        times, before = (
-            Counter(arrow[:2] for arrow in self.arrows),
-            Counter[tuple[str, str]](),
-        )
+        times = Counter(arrow[:2] for arrow in self.arrows)
+        before = Counter[tuple[str, str]]()
         drawn, bottom = [], float(self.lower)
         for source, target, words in self.arrows:
             bow = _BOW * (2 * before[source, target] - (times[source, target] - 1))
@@ -125,13 +114,12 @@ class _GraphPage(Page):
         upper = (
             _ROW / 2 if any(self._span(*arrow[:2]) > 1 for arrow in self.arrows) else 0
         )
-        moved = f'<g transform="translate(0 {number(y + upper)})">{"".join(drawn)}</g>'
         described = "; ".join(
             f"{source} to {target}: {words}" for source, target, words in self.arrows
         )
-        return self.document(
-            [*parts, moved], y + upper + bottom, self.title or "A graph", described, ()
-        )
+        parts.append(moved(0, y + upper, drawn))
+        title = self.title or "A graph"
+        return self.document(parts, y + upper + bottom, title, described)
 
     def _span(self, source: str, target: str) -> int:
         """Return how many columns an arrow goes to the right."""
@@ -139,11 +127,8 @@ class _GraphPage(Page):
 
     def _node(self, name: str) -> str:
         (x, y), half = self.places[name], self.halves[name]
-        box = (
-            f'<rect {paint("other")} x="{number(x - half)}" '
-            f'y="{number(y - _HEIGHT / 2)}" '
-        )
-        box += f'width="{number(2 * half)}" height="{_HEIGHT}" rx="5"/>'
+        place = (x - half, y - _HEIGHT / 2)
+        box = rect(paint("other"), 2 * half, _HEIGHT, *place, more='rx="5"')
         return box + self.letters.draw("node", x, y + 4, name)
 
     def _arrow(
@@ -152,40 +137,26 @@ class _GraphPage(Page):
         """Return an arrow, a curve that is bent downwards by ``bow``, with its label;
         and its lower edge.
         """
-        (x0, y0), (x1, y1), span = (
-            self.places[source],
-            self.places[target],
-            self._span(source, target),
-        )
+        x0, y0 = self.places[source]
+        x1, y1 = self.places[target]
+        span = self._span(source, target)
         if span == 1:
             x0, x1 = x0 + self.halves[source], x1 - self.halves[target]
             across, down = (x0 + x1) / 2, (y0 + y1) / 2 + bow
         else:  # above the nodes between the two, or back below all
             side = -_HEIGHT / 2 if span > 1 else _HEIGHT / 2
             y0, y1 = y0 + side, y1 + side
-            across, down = (
-                (x0 + x1) / 2,
-                bow + (min(y0, y1) - _ROW if span > 1 else self.lower + _BOW),
-            )
+            across = (x0 + x1) / 2
+            down = bow + (min(y0, y1) - _ROW if span > 1 else self.lower + _BOW)
         angle = math.atan2(y1 - down, x1 - across)
         dx, dy = _HEAD * math.cos(angle), _HEAD * math.sin(angle)
-        curve = (
-            f"M{number(x0)} {number(y0)}Q{number(across)} {number(down)} "
-            f"{number(x1 - dx)} {number(y1 - dy)}"
-        )
-        left, right = (
-            (x1 - dx - dy / 2, y1 - dy + dx / 2),
-            (x1 - dx + dy / 2, y1 - dy - dx / 2),
-        )
-        head = "L".join(f"{number(x)} {number(y)}" for x, y in ((x1, y1), left, right))
+        curve = path_data("M", x0, y0, "Q", across, down, x1 - dx, y1 - dy)
+        left = (x1 - dx - dy / 2, y1 - dy + dx / 2)
+        right = (x1 - dx + dy / 2, y1 - dy - dx / 2)
+        head = f"{polyline([(x1, y1), left, right])}z"
+        line = path(paint("forward"), curve) + path(paint("forward-head"), head)
         middle = (y0 + y1) / 4 + down / 2
-        label = (
-            self.letters.draw("tick", (x0 + x1) / 4 + across / 2, middle - 5, words)
-            if words
-            else ""
-        )
-        line = (
-            f'<path {paint("forward")} d="{curve}"/><path {paint("forward-head")} '
-            f'd="M{head}z"/>'
-        )
-        return line + label, middle + 8
+        if words:
+            x = (x0 + x1) / 4 + across / 2
+            line += self.letters.draw("tick", x, middle - 5, words)
+        return line, middle + 8

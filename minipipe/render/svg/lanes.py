@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from minipipe.core.values import KINDS
 from minipipe.errors import counted
-from minipipe.io import escaped
 from minipipe.render.descriptions import describe_action, describe_idle, format_memory
 from minipipe.render.layout import Axis, number
 from minipipe.render.palette import HATCH
 from minipipe.render.panel import NARROW, TOGETHER, Panel, side_by_side
+from minipipe.render.svg.elements import group, moved, path, path_data, rect
 from minipipe.render.svg.style import Letters, box_paint, paint
 from minipipe.schedules import ActionKind, IdleCause, Span
 from minipipe.schedules.simulation.timeline import format_number, format_time
@@ -43,32 +43,33 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
     'M0 0.5H10M0 4.5H10M0 8.5H10'
     """
     angle, gap = HATCH[cause]
-    along_x, along_y = (
-        round(math.cos(math.radians(angle)), 12),
-        round(math.sin(math.radians(angle)), 12),
-    )
+    along_x = round(math.cos(math.radians(angle)), 12)
+    along_y = round(math.sin(math.radians(angle)), 12)
     # Lines of one pixel are crisp in the middle of pixels.
-    middle_x, middle_y = (
-        math.floor((left + right) / 2) + 0.5,
-        math.floor(height / 2) + 0.5,
-    )
+    middle_x = math.floor((left + right) / 2) + 0.5
+    middle_y = math.floor(height / 2) + 0.5
     count = math.ceil(math.hypot(right - left, height) / 2 / gap)
-    path = []
+    lines = []
     for i in range(-count, count + 1):
         x, y = middle_x - i * gap * along_y, middle_y + i * gap * along_x
         first_x, last_x = _range(x, along_x, left, right)
         first_y, last_y = _range(y, along_y, 0.0, height)
         first, last = max(first_x, first_y), min(last_x, last_y)
         if first < last:
-            path.append(
-                _segment(
-                    x + first * along_x,
-                    y + first * along_y,
-                    x + last * along_x,
-                    y + last * along_y,
-                )
-            )
-    return "".join(path)
+            start = (x + first * along_x, y + first * along_y)
+            lines.append(_segment(*start, x + last * along_x, y + last * along_y))
+    return "".join(lines)
+
+
+def slot(width: float, height: float, cause: IdleCause) -> str:
+    """Return an idle slot with its hatching; its upper left corner is at 0, 0."""
+    hatch = path(paint("hatch"), hatch_path(0, width, height, cause))
+    return rect(paint("slot"), width, height) + hatch
+
+
+def filled(outline: str) -> str:
+    """Return the area of a strip inside path data, and its edge."""
+    return path(paint("held"), outline) + path(paint("edge"), outline)
 
 
 def _range(start: float, step: float, low: float, high: float) -> tuple[float, float]:
@@ -302,76 +303,58 @@ class Lane:
         counts: Counter[ActionKind] = Counter()
         for run, following in zip_longest(self.runs, self.runs[1:]):
             if len(run) == 1:
-                (action, start, end), width = (
-                    run[0],
-                    (run[0].end - run[0].start) * self.axis.scale,
-                )
-                rounding = ' rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
-                other = self.panel.joined.get(action)
-                joined = f", overlapped with {other.action}" if other else ""
-                whole = (other.start, other.end) if other else None
-                box = self._rectangle(
-                    start,
-                    end,
-                    f"{describe_action(action)}{joined}",
-                    after=rounding,
-                    whole=whole,
-                )
-                boxes[
-                    action.kind, self.panel.chunk_of(self.rank, action), width < _THIN
-                ].append(box)
+                action, start, end = run[0]
+                width = (run[0].end - run[0].start) * self.axis.scale
+                rounding = 'rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
+                words, whole = describe_action(action), (start, end)
+                if other := self.panel.joined.get(action):
+                    words += f", overlapped with {other.action}"
+                    whole = (other.start, other.end)
+                title = f"{words}, {self._when(*whole)}"
+                box = self._box(start, end, title, more=rounding)
+                chunk = self.panel.chunk_of(self.rank, action)
+                boxes[action.kind, chunk, width < _THIN].append(box)
                 continue
             counts.update(span.action.kind for span in run)
             for kind, band in self._bands(run, following):
                 bands[kind].append(band)
         if boxes:
-            yield f"<g {paint('box')}>"
+            groups = []
             for (kind, chunk, is_thin), drawn in boxes.items():
                 outline = ' stroke-width=".4"' if is_thin else ""
-                yield f"<g {box_paint(kind, chunk)}{outline}>{''.join(drawn)}</g>"
-            yield "</g>"
+                groups.append(group(f"{box_paint(kind, chunk)}{outline}", drawn))
+            yield group(paint("box"), groups)
         if frames := "".join(self._frames()):
-            yield f'<path {paint("joined")} d="{frames}"/>'
+            yield path(paint("joined"), frames)
         for kind, paths in bands.items():
             short = (
                 f"{counted(counts[kind], 'action')} too short to be drawn one by one"
             )
             title = f"{kind}: {short}; heights are shares of the time"
-            yield (
-                f"<path {box_paint(kind, 0)} "
-                f'd="{"".join(paths)}"><title>{title}</title></path>'
-            )
+            yield path(box_paint(kind, 0), "".join(paths), title)
         if self.instants:
             marks = (
-                f"M{number(self.x(time) - 1)} 0h2v{self.size.box}h-2z"
+                path_data("M", self.x(time) - 1, 0, "h", 2, "v", self.size.box, "h-2z")
                 for time in self.instants
             )
-            yield f'<path {box_paint(ActionKind.UPDATE, 0)} d="{"".join(marks)}"/>'
+            yield path(box_paint(ActionKind.UPDATE, 0), "".join(marks))
 
     def thin(self) -> Iterator[str]:
         """Yield gradient all-reduces and copies in thin lanes: they continue while the
         rank runs its actions.
         """
-        unit, origin = self.panel.timeline.unit, self.panel.timeline.start
         for action, start, end, whole in self.beside:
             x, y = self.x(start), self.size.top_of(self.size.beside.index(action.kind))
-            ranks = ", ".join(map(str, whole.ranks if whole else ()))
-            what = (
-                f"gradient all-reduce of stage {action.stage} over ranks {ranks}"
-                if whole
-                else describe_action(action)
-            )
-            when = (
-                f"{format_number(start - origin, unit)} to "
-                f"{format_time(end - origin, unit)}"
-            )
-            words = escaped(f"{what}, {when}")
+            words = describe_action(action)
+            if whole:
+                ranks = ", ".join(map(str, whole.ranks))
+                words = (
+                    f"gradient all-reduce of stage {action.stage} over ranks {ranks}"
+                )
             colours = box_paint(action.kind, self.panel.chunk_of(self.rank, action))
-            place = (
-                f'x="{number(x)}" y="{y}" width="{number(self.x(end) - x)}" '
-                f'height="{self.size.thin}"'
-            )
-            yield f"<rect {colours} {place}><title>{words}</title></rect>"
+            title = f"{words}, {self._when(start, end)}"
+            width, height = self.x(end) - x, self.size.thin
+            yield rect(colours, width, height, x, y, title=title)
 
     def _frames(self) -> Iterator[str]:
         """Yield frames around two overlapped actions if both have boxes of their
@@ -381,11 +364,9 @@ class Lane:
         for first, second in pairwise(alone):
             other = self.panel.joined.get(first.action)
             if other and other.action == second.action:
-                yield (
-                    f"M{number(self.x(first.start))} "
-                    f"0H{number(self.x(second.end))}V{self.size.box}"
-                )
-                yield f"H{number(self.x(first.start))}z"
+                left, right = self.x(first.start), self.x(second.end)
+                yield path_data("M", left, 0, "H", right, "V", self.size.box)
+                yield path_data("H", left, "z")
 
     def _bands(
         self, run: Sequence[Span], following: Sequence[Span] | None
@@ -395,11 +376,10 @@ class Lane:
 
         They extend to the start of the next actions, if these are near.
         """
-        stop = (
-            following[0].start
-            if following and self._is_narrow(run[-1].end, following[0].start)
-            else run[-1].end
-        )
+        if following and self._is_narrow(run[-1].end, following[0].start):
+            stop = following[0].start
+        else:
+            stop = run[-1].end
         first, last = self.x(run[0].start), self.x(stop)
         times: defaultdict[ActionKind, float] = defaultdict(float)
         for action, start, end in run:
@@ -407,91 +387,54 @@ class Lane:
         top = 0.0
         for kind in (kind for kind in map(ActionKind, KINDS) if kind in times):
             part = self.size.box * times[kind] / (stop - run[0].start)
-            yield (
-                kind,
-                (
-                    f"M{number(first)} "
-                    f"{number(top)}h{number(last - first)}v{number(part)}H{number(first)}z"
-                ),
-            )
+            outline = ("M", first, top, "h", last - first, "v", part, "H", first, "z")
+            yield kind, path_data(*outline)
             top += part
 
-    def _rectangle(
-        self,
-        start: float,
-        end: float,
-        words: str,
-        before: str = "",
-        after: str = "",
-        whole: tuple[float, float] | None = None,
+    def _box(
+        self, start: float, end: float, title: str, look: str = "", more: str = ""
     ) -> str:
-        """Return a rectangle from one time to another, with a tooltip, possibly with
-        the times of a ``whole``.
-        """
-        x, unit, origin = (
-            self.x(start),
-            self.panel.timeline.unit,
-            self.panel.timeline.start,
-        )
-        begun, ended = whole or (start, end)
-        when = escaped(
-            f"{format_number(begun - origin, unit)} to "
-            f"{format_time(ended - origin, unit)}"
-        )
-        place = (
-            f'x="{number(x)}" width="{number(self.x(end) - x)}" '
-            f'height="{self.size.box}"'
-        )
-        return f"<rect {before}{place}{after}><title>{words}, {when}</title></rect>"
+        """Return a rectangle from one time to another, with a tooltip."""
+        x, height = self.x(start), self.size.box
+        return rect(look, self.x(end) - x, height, x, more=more, title=title)
+
+    def _when(self, start: float, end: float) -> str:
+        unit, origin = self.panel.timeline.unit, self.panel.timeline.start
+        begun = format_number(start - origin, unit)
+        return f"{begun} to {format_time(end - origin, unit)}"
 
     # -- idle time and memory ----------------------------------------------------------
 
     def idle(self) -> Iterator[str]:
         """Yield the idle slots, hatched by cause."""
-        if self.slots:
-            slots = "".join(
-                self._rectangle(
-                    slot.start,
-                    slot.end,
-                    describe_idle(slot),
-                    before=f'class="{slot.cause}" ',
-                )
-                for slot in self.slots
-            )
-            ends = (
-                (self.x(slot.start), self.x(slot.end), slot.cause)
-                for slot in self.slots
-            )
-            hatch = "".join(
-                hatch_path(x, end, self.size.box, cause) for x, end, cause in ends
-            )
-            yield f'<g {paint("slot")}>{slots}</g><path {paint("hatch")} d="{hatch}"/>'
+        slots, hatch = [], []
+        for each in self.slots:
+            title = f"{describe_idle(each)}, {self._when(each.start, each.end)}"
+            look = f'class="{each.cause}"'
+            slots.append(self._box(each.start, each.end, title, look))
+            x, end = self.x(each.start), self.x(each.end)
+            hatch.append(hatch_path(x, end, self.size.box, each.cause))
+        if slots:
+            yield group(paint("slot"), slots)
+            yield path(paint("hatch"), "".join(hatch))
 
     def steps(self) -> Iterator[str]:
         """Yield a line at the start of each further training step of the rank."""
         if changes := self.panel.timeline.step_changes:
-            lines = "".join(
-                f"M{number(self.x(change.begun))} -2V{self.size.box + 2}"
+            lines = (
+                path_data("M", self.x(change.begun), -2, "V", self.size.box + 2)
                 for change in changes[self.rank]
             )
-            yield f'<path {paint("step")} d="{lines}"/>'
+            yield path(paint("step"), "".join(lines))
 
     def strip(self, strip: Strip, most: float, index: int = 0) -> Iterator[str]:
         """Yield a strip, whose height stands for ``most``, below ``index`` others."""
-        path, right = (
-            self._strip_path(strip, most),
-            self.axis.x(self.panel.timeline.makespan),
-        )
-        top = self._top_of_strip(index)
-        yield f'<g transform="translate(0 {top})">'
-        if path:
-            yield (
-                f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
-            )
-        yield (
-            f'<path {paint("grid")} d="M{number(self.axis.left)} '
-            f'{self.size.strip}H{number(right)}"/></g>'
-        )
+        outline = self._strip_path(strip, most)
+        right = self.axis.x(self.panel.timeline.makespan)
+        ground = path_data("M", self.axis.left, self.size.strip, "H", right)
+        parts = [filled(outline)] if outline else []
+        parts.append(path(paint("grid"), ground))
+        yield moved(0, self._top_of_strip(index), parts)
 
     def peak(self, strip: Strip, letters: Letters, index: int = 0) -> str:
         """Return the peak of a strip as text to the right of it."""
@@ -516,13 +459,11 @@ class Lane:
         for time, level in strip.curves[self.rank]:
             heights[number(self.x(time))] = number(self.size.strip * (1 - level / most))
         bottom = drawn = number(self.size.strip)
-        path = []
+        steps = []
         for x, y in heights.items():
             if y != drawn:
-                path.append(f"H{x}V{y}")
+                steps.append(f"H{x}V{y}")
             drawn = y
-        return (
-            f"M{number(self.axis.left)} {bottom}{''.join(path)}V{bottom}"
-            if path
-            else ""
-        )
+        if steps:
+            return f"M{number(self.axis.left)} {bottom}{''.join(steps)}V{bottom}"
+        return ""

@@ -7,21 +7,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from minipipe.render.descriptions import LATE_RECEIPTS, describe_message, entries_of
+from minipipe.render.descriptions import (
+    LATE_RECEIPTS,
+    OVERLAPPED,
+    SENT,
+    WAYS,
+    describe_message,
+    entries_of,
+    way_of,
+)
 from minipipe.render.layout import Axis, number, wrapped
 from minipipe.render.palette import chunks_by_kind
 from minipipe.render.panel import Panel
-from minipipe.render.svg.lanes import hatch_path
+from minipipe.render.svg.elements import group, moved, path, path_data, polyline, rect
+from minipipe.render.svg.lanes import filled, slot
 from minipipe.render.svg.style import Letters, box_paint, paint
-from minipipe.schedules import ActionKind, IdleCause, Message
+from minipipe.schedules import ActionKind, IdleCause
 
-WAYS = ("forward", "backward")
 _ASIDE = 0.4  # of its length: half the width of a head
-
-
-def way_of(message: Message) -> str:
-    """Return ``"forward"`` for an activation, ``"backward"`` for a gradient."""
-    return WAYS[message.value.kind is not ActionKind.FORWARD]
 
 
 def draw_messages(
@@ -54,10 +57,8 @@ def draw_messages(
             message for message in panel.timeline.messages if way_of(message) == way
         ):
             goes_down = tops[message.source] < tops[message.destination]
-            start, end = (
-                tops[message.source] + height * goes_down,
-                tops[message.destination] + height * (not goes_down),
-            )
+            start = tops[message.source] + height * goes_down
+            end = tops[message.destination] + height * (not goes_down)
             x, arrival = axis.x(message.sent - origin), axis.x(message.arrived - origin)
             aside = 2 * _ASIDE * (-head if goes_down else head)
             if x == arrival:
@@ -65,30 +66,20 @@ def draw_messages(
             if (x, start, arrival, end) in places:
                 x, arrival = x + aside, arrival + aside
             places.add((x, start, arrival, end))
-            shafts.append(
-                "<path "
-                f'd="{_shaft(x, start, arrival, end)}"><title>{describe_message(message)}</title></path>'
-            )
+            shaft = _shaft(x, start, arrival, end)
+            shafts.append(path("", shaft, describe_message(message)))
             heads.append(arrow_head(arrival, end, 0, head if goes_down else -head))
         if shafts:
-            yield (
-                f"<g {paint(way)}>{''.join(shafts)}</g><path {paint(f'{way}-head')} "
-                f'd="{"".join(heads)}"/>'
-            )
+            yield group(paint(way), shafts)
+            yield path(paint(f"{way}-head"), "".join(heads))
 
 
 def _shaft(x: float, y: float, end_x: float, end_y: float) -> str:
     """Return path data of a line that begins and ends vertically."""
-    start, end, middle = (
-        f"M{number(x)} {number(y)}",
-        number(end_y),
-        number((y + end_y) / 2),
-    )
     if number(x) == number(end_x):
-        return f"{start}V{end}"
-    return (
-        f"{start}C{number(x)} {middle} {number(end_x)} {middle} {number(end_x)} {end}"
-    )
+        return path_data("M", x, y, "V", end_y)
+    middle = (y + end_y) / 2
+    return path_data("M", x, y, "C", x, middle, end_x, middle, end_x, end_y)
 
 
 def arrow_head(x: float, y: float, along_x: float, along_y: float) -> str:
@@ -112,7 +103,7 @@ def arrow_head(x: float, y: float, along_x: float, along_y: float) -> str:
         (base_x - aside_x, base_y - aside_y),
         (x, y),
     )
-    return f"M{'L'.join(f'{number(a)} {number(b)}' for a, b in corners)}z"
+    return f"{polyline(corners)}z"
 
 
 # pixels from one line to the next; this and the sizes below at the default font size
@@ -156,9 +147,7 @@ class Legend:
             kind, chunks = kinds[0], found[kinds[0]]
             width = self.width / len(chunks)
             shades = (
-                f'<rect {box_paint(kind, chunk)} x="{number(i * width)}" '
-                f'width="{number(width)}" '
-                f'height="{self.height}"/>'
+                rect(box_paint(kind, chunk), width, self.height, x=i * width)
                 for i, chunk in enumerate(chunks)
             )
             yield Entry("".join(shades), f"{', '.join(kinds)} {words}")
@@ -168,28 +157,17 @@ class Legend:
     def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
         """Yield the causes of idle time, each with its hatching."""
         for cause in causes:
-            slot = (
-                f'<rect {paint("slot")} width="{self.width}" height="{self.height}"/>'
-            )
-            hatch = (
-                f"<path {paint('hatch')} "
-                f'd="{hatch_path(0, self.width, self.height, cause)}"/>'
-            )
-            yield Entry(slot + hatch, f"idle, {cause}")
+            yield Entry(slot(self.width, self.height, cause), f"idle, {cause}")
 
     def step(self) -> Entry:
         """Return the entry of the lines between training steps."""
-        return Entry(
-            f'<path {paint("step")} d="M{self.width / 2} 0V{self.height}"/>',
-            "the rank begins the next step",
-        )
+        line = path(paint("step"), f"M{self.width / 2} 0V{self.height}")
+        return Entry(line, "the rank begins the next step")
 
     def joined(self) -> Entry:
         """Return the entry of the frames around overlapped actions."""
-        frame = f'<path {paint("joined")} d="M0 0H{self.width}V{self.height}H0z"/>'
-        return Entry(
-            frame, "overlapped forward and backward, each drawn in half of their time"
-        )
+        frame = path(paint("joined"), f"M0 0H{self.width}V{self.height}H0z")
+        return Entry(frame, OVERLAPPED)
 
     def runs(self) -> Entry:
         """Return the entry of the bands that merge many short actions."""
@@ -201,28 +179,18 @@ class Legend:
         """Return the entry of the strips under the ranks."""
         right, bottom = self.width, self.height
         steps = ((0.25, 0.6), (0.5, 0.3), (0.75, 0.1), (1.0, 0.6))
-        outline = "".join(
-            f"V{number(y * bottom)}H{number(x * right)}" for x, y in steps
-        )
-        path = f"M0 {bottom}{outline}V{bottom}"
-        picture = (
-            f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
-        )
-        return Entry(picture, words)
+        corners = (path_data("V", y * bottom, "H", x * right) for x, y in steps)
+        return Entry(filled(f"M0 {bottom}{''.join(corners)}V{bottom}"), words)
 
     def arrows(self, ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
         """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the
         limit of measured arrows.
         """
-        texts = {"forward": "activation sent", "backward": "gradient sent"}
         middle, head = self.height / 2, self._letters.size / 2
         for way in ways:
-            shaft = f'<path {paint(way)} d="M0 {number(middle)}H{self.width}"/>'
-            tip = (
-                f"<path {paint(f'{way}-head')} "
-                f'd="{arrow_head(self.width, middle, head, 0)}"/>'
-            )
-            yield Entry(shaft + tip, texts[way])
+            shaft = path(paint(way), path_data("M", 0, middle, "H", self.width))
+            tip = path(paint(f"{way}-head"), arrow_head(self.width, middle, head, 0))
+            yield Entry(shaft + tip, SENT[way])
         if has_late_receipts:
             yield Entry("", LATE_RECEIPTS)
 
@@ -243,14 +211,9 @@ class Legend:
                 letters.draw("key", indent, self._baseline(row), line)
                 for row, line in enumerate(lines)
             )
-            drawn.append(
-                f'<g transform="translate({number(x)} '
-                f'{number(y)})">{picture}{words}</g>'
-            )
-            x, y = (
-                x + width + letters.scaled(_GAP),
-                y + (len(lines) - 1) * letters.scaled(_LINE),
-            )
+            drawn.append(moved(x, y, [picture, words]))
+            x = x + width + letters.scaled(_GAP)
+            y = y + (len(lines) - 1) * letters.scaled(_LINE)
         return drawn, y + self.height
 
     def _baseline(self, row: int) -> float:

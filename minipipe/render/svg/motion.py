@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from minipipe.render.layout import Axis, number
 from minipipe.render.panel import Panel
 from minipipe.render.svg.captions import time_of
+from minipipe.render.svg.elements import group, path, path_data, rect
 from minipipe.render.svg.legend import arrow_head
 from minipipe.render.svg.style import Letters, paint
 from minipipe.render.units import round_step
@@ -71,24 +71,19 @@ class Motion:
         """
         top = tops[0] - 5
         yield from self._curtain(top, bottom)
-        line = (
-            f'<path {paint("step")} d="M{number(self._axis.left)} '
-            f'{number(top)}V{number(bottom)}"/>'
-        )
-        yield f'<g class="now" display="none">{line}</g>'
+        line = path_data("M", self._axis.left, top, "V", bottom)
+        yield group('class="now" display="none"', [path(paint("step"), line)])
         end = panel.timeline.makespan
         for index in range(math.ceil(end / self._step)):
             time = index * self._step
             delay = f'style="animation-delay:{_LEAD + time * self._seconds:.3f}s"'
-            yield (
-                '<g class="frame" display="none" '
-                f"{delay}>{self._figures(panel, time, tops, height, baseline)}</g>"
-            )
+            figures = self._figures(panel, time, tops, height, baseline)
+            yield group(f'class="frame" display="none" {delay}', figures)
         figures = self._figures(panel, end, tops, height, baseline)
-        gap = "".join(self._gap(panel, (top + bottom) / 2))
-        yield f'<g class="end end-{len(self._ends)}">{figures}{finished}</g>'
+        gap = list(self._gap(panel, (top + bottom) / 2))
+        yield group(f'class="end end-{len(self._ends)}"', [*figures, finished])
         if gap:  # after the line of the current time has crossed it
-            yield f'<g class="saved">{gap}</g>'
+            yield group('class="saved"', gap)
         self._ends.append(end)
 
     def room_beside(self, panel: Panel) -> float:
@@ -103,14 +98,11 @@ class Motion:
     def _curtain(self, top: float, bottom: float) -> Iterator[str]:
         """Yield the curtain: mirrored, so that it shrinks towards its right edge."""
         right = self._axis.right + 1
-        size = (
-            f'width="{number(right - self._axis.left)}" height="{number(bottom - top)}"'
-        )
-        yield (
-            f'<g transform="translate({number(right)} 0) scale(-1 1)"><g '
-            'class="curtain" display="none">'
-        )
-        yield f'<rect {paint("ground")} y="{number(top)}" {size}/></g></g>'
+        look, width = paint("ground"), right - self._axis.left
+        ground = rect(look, width, bottom - top, y=top)
+        curtain = group('class="curtain" display="none"', [ground])
+        mirrored = f'transform="translate({number(right)} 0) scale(-1 1)"'
+        yield group(mirrored, [curtain])
 
     def _gap(self, panel: Panel, middle: float) -> Iterator[str]:
         """Yield a double arrow from the end of a panel to the end of the longest one,
@@ -124,14 +116,11 @@ class Motion:
             yield self._letters.draw(
                 "node", (first + last) / 2, middle - self._letters.scaled(7), text
             )
-            yield (
-                f'<path {paint("step")} d="M{number(first + head)} '
-                f'{number(middle)}H{number(last - head)}"/>'
-            )
-            heads = arrow_head(first + 1, middle, -head, 0) + arrow_head(
-                last - 1, middle, head, 0
-            )
-            yield f'<path {paint("choice")} d="{heads}"/>'
+            line = path_data("M", first + head, middle, "H", last - head)
+            yield path(paint("step"), line)
+            heads = [arrow_head(first + 1, middle, -head, 0)]
+            heads.append(arrow_head(last - 1, middle, head, 0))
+            yield path(paint("choice"), "".join(heads))
 
     def _figures(
         self,
@@ -140,24 +129,19 @@ class Motion:
         tops: Sequence[float],
         height: float,
         baseline: float,
-    ) -> str:
+    ) -> list[str]:
         """Return the time beside the name of a panel, with the bubble at the end, and
         the idle time of each rank.
         """
-        letters, unit = self._letters, panel.timeline.unit
+        letters, right = self._letters, self._axis.right
         role = "running" if time < panel.timeline.makespan else "total"
-        texts = [letters.draw(role, self._axis.right, baseline, _running(panel, time))]
-        down, x = (
-            height / 2 + 0.35 * letters.size_of("peak"),
-            self._axis.right + letters.scaled(8),
-        )
-        idles = (
-            letters.draw(
-                "peak", x, top + down, idle_label(panel.idle_until(rank, time), unit)
-            )
-            for rank, top in enumerate(tops)
-        )
-        return "".join(chain(texts, idles))
+        texts = [letters.draw(role, right, baseline, _running(panel, time))]
+        down = height / 2 + 0.35 * letters.size_of("peak")
+        x = right + letters.scaled(8)
+        for rank, top in enumerate(tops):
+            idle = idle_label(panel.idle_until(rank, time), panel.timeline.unit)
+            texts.append(letters.draw("peak", x, top + down, idle))
+        return texts
 
     def style(self, name: str) -> str:
         """Return the rules that move the drawing whose id is ``name``. Frames differ
@@ -165,11 +149,9 @@ class Motion:
         """
         total = _LEAD + _PLAY + _HOLD
         start, stop = 100 * _LEAD / total, 100 * (_LEAD + _PLAY) / total
-        begins, ends, after = (
-            f"{number(start)}%",
-            f"{number(stop)}%",
-            f"{number(stop + 0.1)}%",
-        )
+        begins = f"{number(start)}%"
+        ends = f"{number(stop)}%"
+        after = f"{number(stop + 0.1)}%"
         frame = 100 * self._step * self._seconds / total
         across = f"translateX({number(self._axis.duration * self._axis.scale)}px)"
         jump = "animation-timing-function:step-end"
@@ -197,15 +179,11 @@ class Motion:
         rules = []
         for each, steps in frames.items():
             timing = "linear" if each in ("curtain", "now") else "step-end"
-            rules.append(
-                f"#{name} .{each}{{animation:{name}-{each} {number(total)}s "
-                f"{timing} infinite}}"
-            )
+            motion = f"{name}-{each} {number(total)}s {timing} infinite"
+            rules.append(f"#{name} .{each}{{animation:{motion}}}")
             rules.append(f"@keyframes {name}-{each}{{{steps}}}")
-        return (
-            "@media screen and "
-            f"(prefers-reduced-motion:no-preference){{{shown}{''.join(rules)}}}"
-        )
+        query = "@media screen and (prefers-reduced-motion:no-preference)"
+        return f"{query}{{{shown}{''.join(rules)}}}"
 
 
 def _running(panel: Panel, time: float) -> str:

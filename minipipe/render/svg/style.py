@@ -100,53 +100,29 @@ def paint(name: str, *attributes: str) -> str:
     return " ".join(filter(None, [f'class="{name}"', colour, *attributes, role.fixed]))
 
 
-def box_class(kind: ActionKind, chunk: int) -> str:
-    """Return the class of an action's box: its letter, followed by the chunk unless
-    that is 0.
-    """
-    return f"{kind}{chunk or ''}"
-
-
 def box_paint(kind: ActionKind, chunk: int) -> str:
-    """Return the attributes of the boxes of a kind and chunk."""
-    return (
-        f'class="{box_class(kind, chunk)}" fill="{shade(fill_of(kind), chunk).light}"'
-    )
+    """Return the attributes of the boxes of a kind and chunk: the class is its letter,
+    followed by the chunk unless that is 0.
+    """
+    return f'class="{kind}{chunk or ""}" fill="{shade(fill_of(kind), chunk).box}"'
 
 
 def label_paint(kind: ActionKind, chunk: int) -> str:
     """Return the attributes of the labels in the boxes of a kind and chunk."""
-    return (
-        f'class="on-{box_class(kind, chunk)}" '
-        f'fill="{shade(fill_of(kind), chunk).light_text}"'
-    )
+    return f'class="on-{kind}{chunk or ""}" fill="{shade(fill_of(kind), chunk).text}"'
 
 
-def style_sheet(name: str, boxes: Iterable[tuple[ActionKind, int]]) -> str:
+def style_sheet(name: str) -> str:
     """Return the style sheet of the drawing whose id is ``name``: fonts and scaling for
-    browsers, and dark colours.
-
-    Parameters
-    ----------
-    name : str
-    boxes : iterable of (ActionKind, int)
-        The kinds and chunks that occur.
+    browsers, and dark colours. Boxes have the same colours on both backgrounds.
     """
     browser = f"font-family:{_BROWSER_FONTS};font-variant-numeric:tabular-nums;max-width:100%;height:auto"
     rules = [
         f"#{name} .{each}{{{role.attribute}:{getattr(DARK, role.colour)}}}"
         for each, role in _ROLES.items()
     ]
-    for kind, chunk in sorted(set(boxes)):
-        fill, box = shade(fill_of(kind), chunk), box_class(kind, chunk)
-        rules += [
-            f"#{name} .{box}{{fill:{fill.dark}}}",
-            f"#{name} .on-{box}{{fill:{fill.dark_text}}}",
-        ]
-    return (
-        f"@media all{{#{name}{{{browser}}}}}@media screen and "
-        f"(prefers-color-scheme:dark){{{''.join(rules)}}}"
-    )
+    dark = "@media screen and (prefers-color-scheme:dark)"
+    return f"@media all{{#{name}{{{browser}}}}}{dark}{{{''.join(rules)}}}"
 
 
 class Letters(NamedTuple):
@@ -195,10 +171,8 @@ class Letters(NamedTuple):
     def draw(self, role: str, x: float, y: float, words: str) -> str:
         """Return a text whose base line is at ``y``."""
         attributes = paint(role, f'font-size="{number(self.size_of(role))}"')
-        return (
-            f'<text {attributes} x="{number(x)}" '
-            f'y="{number(y)}">{escaped(words)}</text>'
-        )
+        place = f'x="{number(x)}" y="{number(y)}"'
+        return f"<text {attributes} {place}>{escaped(words)}</text>"
 
 
 # -- pages -----------------------------------------------------------------------------
@@ -223,12 +197,10 @@ class Page:
     def __init__(
         self, width: int, title: str | None, notes: Sequence[str], letters: Letters
     ) -> None:
-        self.width, self.title, self.notes, self.letters = (
-            width,
-            title,
-            note_lines(notes),
-            letters,
-        )
+        self.width = width
+        self.title = title
+        self.notes = note_lines(notes)
+        self.letters = letters
         self.margin = letters.scaled(_MARGIN)
 
     def head(self) -> tuple[list[str], float]:
@@ -250,11 +222,8 @@ class Page:
             for line in filter(
                 None, wrapped(words, self.letters.wrapping_size(role), room)
             ):
-                parts.append(
-                    self.letters.draw(
-                        role, self.margin, round(y + BASELINE * height), line
-                    )
-                )
+                baseline = round(y + BASELINE * height)
+                parts.append(self.letters.draw(role, self.margin, baseline, line))
                 y += height
         return parts, y
 
@@ -264,7 +233,6 @@ class Page:
         bottom: float,
         title: str,
         described: str,
-        boxes: Iterable[tuple[ActionKind, int]],
         motion: Callable[[str], str] | None = None,
     ) -> str:
         """Return the whole file.
@@ -276,8 +244,6 @@ class Page:
             The lower edge of the drawing, in pixels.
         title, described : str
             For screen readers.
-        boxes : iterable of (ActionKind, int)
-            The kinds and chunks that occur.
         motion : callable, optional
             The rules that move the drawing, from its id.
         """
@@ -291,12 +257,7 @@ class Page:
             f'font-size="{number(self.letters.size)}">'
             f'<title id="{name}-title">{escaped(title)}</title>'
             f'<desc id="{name}-description">{escaped(described)}</desc>'
-            f"<style>{style_sheet(name, boxes)}{motion(name) if motion else ''}</style>"
+            f"<style>{style_sheet(name)}{motion(name) if motion else ''}</style>"
             f'<rect {paint("ground")} width="{width}" height="{height}" '
             f'rx="4"/>{body}</svg>\n'
         )
-
-
-def moved(x: float, y: float, parts: Iterable[str]) -> str:
-    """Return parts of a drawing, moved by (x, y) pixels."""
-    return f'<g transform="translate({number(x)} {number(y)})">{"".join(parts)}</g>'

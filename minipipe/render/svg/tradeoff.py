@@ -12,8 +12,9 @@ from typing import NamedTuple
 from minipipe.errors import ArgumentError, counted
 from minipipe.io import MOST_PIXELS, escaped
 from minipipe.render.layout import LogAxis, number
+from minipipe.render.svg.elements import moved, path, path_data, polyline, rect
 from minipipe.render.svg.legend import Entry, Legend
-from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 from minipipe.schedules.simulation.comparison import (
     Tradeoff,
     TradeoffPoint,
@@ -160,9 +161,8 @@ _SQUARE = f"M{-_RADIUS} {-_RADIUS}H{_RADIUS}V{_RADIUS}H{-_RADIUS}Z"
 _MARKS = {
     "V": f"M{-_RADIUS - 0.5} {-_RADIUS}H{_RADIUS + 0.5}L0 {_RADIUS + 0.5}Z",
     "straight": (
-        f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} "
-        f"{_RADIUS} 0 1 1 "
-        f"{-_RADIUS} 0Z"
+        f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 "
+        f"1 {-_RADIUS} 0Z"
     ),
 }
 _GAP = 8  # from the middle of a mark to its name
@@ -270,18 +270,15 @@ class _TradeoffPage(Page):
         """Return the whole document."""
         parts, y = self.head()
         for of_batch in self.batches:
-            name = (
-                f"{counted(of_batch.num_ranks, 'rank')}, "
-                f"{counted(of_batch.num_microbatches, 'microbatch')}"
-            )
+            ranks = counted(of_batch.num_ranks, "rank")
+            name = f"{ranks}, {counted(of_batch.num_microbatches, 'microbatch')}"
             lines, y = self.text([("name", name)], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
-        unit = (
-            "microbatches"
-            if all(t.counts_microbatches for t in self.batches)
-            else "the memory unit of the costs"
-        )
+        if all(t.counts_microbatches for t in self.batches):
+            unit = "microbatches"
+        else:
+            unit = "the memory unit of the costs"
         words = f"peak of the fullest rank, in {unit}"
         parts.append(
             self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words)
@@ -291,13 +288,8 @@ class _TradeoffPage(Page):
             self._entries(legend), self.left, self.right, y + 22
         )
         described = " ".join([*map(_sentence, self.batches), *self.notes])
-        return self.document(
-            [*parts, *entries],
-            bottom,
-            self.title or "Bubble over peak memory",
-            described,
-            (),
-        )
+        title = self.title or "Bubble over peak memory"
+        return self.document([*parts, *entries], bottom, title, described)
 
     # -- a panel -----------------------------------------------------------------------
 
@@ -310,14 +302,10 @@ class _TradeoffPage(Page):
             name: self._steps(corners) for name, corners in of_batch.bounds.items()
         }
         for name, steps in bounds.items():
-            yield _line(name, _path(steps))
-        front = self._steps(
-            [
-                (choice.memory, choice.bubble)
-                for choice in pareto_front(of_batch.choices)
-            ]
-        )
-        yield _line("front", _path(front))
+            yield _line(name, polyline(steps))
+        best = pareto_front(of_batch.choices)
+        front = self._steps([(choice.memory, choice.bubble) for choice in best])
+        yield _line("front", polyline(front))
         lines = [
             _around(*ends)
             for steps in (*bounds.values(), front)
@@ -337,15 +325,11 @@ class _TradeoffPage(Page):
         vertical label of the axis.
         """
         memory, bubbles = self.x.powers_of_two(), self.y.round_amounts()
-        lines = [f"M{number(self.x.at(amount))} 0V{_HEIGHT}" for amount in memory]
-        lines += [
-            f"M{number(self.left)} {number(self.y.at(bubble))}H{number(self.right)}"
-            for bubble in bubbles
-        ]
-        yield (
-            f'<path {paint("grid")} d="{"".join(lines)}M{number(self.left)} '
-            f'0V{_HEIGHT}H{number(self.right)}"/>'
-        )
+        left, right = self.left, self.right
+        lines = [path_data("M", self.x.at(each), 0, "V", _HEIGHT) for each in memory]
+        lines += [path_data("M", left, self.y.at(each), "H", right) for each in bubbles]
+        lines.append(path_data("M", left, 0, "V", _HEIGHT, "H", right))
+        yield path(paint("grid"), "".join(lines))
         for amount in memory:
             yield self.letters.draw(
                 "tick", self.x.at(amount), _HEIGHT + 15, f"{amount:g}"
@@ -381,21 +365,13 @@ class _TradeoffPage(Page):
         shown = sorted(choices, key=lambda choice: (self._point(choice), choice.name))
         labels: list[tuple[tuple[float, float], str]] = []
         for point, alike in groupby(shown, self._point):
-            labels.append(
-                (
-                    point,
-                    ", ".join(
-                        choice.name for choice in alike if not choice.is_searched
-                    ),
-                )
-            )
+            names = (choice.name for choice in alike if not choice.is_searched)
+            labels.append((point, ", ".join(names)))
         widths = [
             self.letters.width("choice", words) if words else 0.0 for _, words in labels
         ]
-        page, line = (
-            Box(self.left, 0, self.right, _HEIGHT),
-            1.15 * self.letters.size_of("choice"),
-        )
+        page = Box(self.left, 0, self.right, _HEIGHT)
+        line = 1.15 * self.letters.size_of("choice")
         places = place_names(
             [point for point, _ in labels], widths, line, _GAP, page, lines
         )
@@ -405,27 +381,16 @@ class _TradeoffPage(Page):
 
     def _name(self, point: tuple[float, float], words: str, callout: Callout) -> str:
         box, (near, middle) = callout.box, callout.near_end
-        leader = (
-            _line("leader", _path(_between(point, callout.near_end)))
-            if callout.rows
-            else ""
-        )
-        ground = (
-            f'<rect {paint("ground")} fill-opacity=".8" x="{number(box.left)}" '
-            f'y="{number(box.top)}" '
-        )
-        ground += (
-            f'width="{number(box.right - box.left)}" '
-            f'height="{number(box.bottom - box.top)}"/>'
-        )
+        parts = []
+        if callout.rows:
+            parts.append(_line("leader", polyline(_between(point, callout.near_end))))
+        width, height = box.right - box.left, box.bottom - box.top
+        look = f'{paint("ground")} fill-opacity=".8"'
+        parts.append(rect(look, width, height, box.left, box.top))
         role = "choice-left" if callout.is_left else "choice"
-        return (
-            leader
-            + ground
-            + self.letters.draw(
-                role, near, middle + 0.36 * self.letters.size_of(role), words
-            )
-        )
+        baseline = middle + 0.36 * self.letters.size_of(role)
+        parts.append(self.letters.draw(role, near, baseline, words))
+        return "".join(parts)
 
     # -- legend ------------------------------------------------------------------------
 
@@ -453,31 +418,19 @@ def _sentence(of_batch: Tradeoff) -> str:
     choices = "; ".join(
         _described(choice, of_batch.counts_microbatches) for choice in of_batch.choices
     )
-    return (
-        f"{counted(of_batch.num_ranks, 'rank')}, "
-        f"{counted(of_batch.num_microbatches, 'microbatch')}: {choices}."
-    )
+    ranks = counted(of_batch.num_ranks, "rank")
+    batch = counted(of_batch.num_microbatches, "microbatch")
+    return f"{ranks}, {batch}: {choices}."
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
-    peak = (
-        counted(choice.memory, "microbatch")
-        if counts_microbatches
-        else f"{choice.memory:g}"
-    )
+    if counts_microbatches:
+        peak = counted(choice.memory, "microbatch")
+    else:
+        peak = f"{choice.memory:g}"
     found = ", found by search" if choice.is_searched else ""
-    return (
-        f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {peak}, makespan "
-        f"{choice.makespan:g}{found}"
-    )
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return (
-        "L".join(f"{number(x)} {number(y)}" for x, y in points).join(["M", ""])
-        if points
-        else ""
-    )
+    figures = f"peak {peak}, makespan {choice.makespan:g}{found}"
+    return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, {figures}"
 
 
 def _between(
@@ -489,23 +442,19 @@ def _between(
     return [(x + share * (end[0] - x), y + share * (end[1] - y)), end]
 
 
-def _line(name: str, path: str) -> str:
-    dashes = (
-        f' stroke-width="1.4" stroke-dasharray="{_DASHES[name]}"'
-        if name in _DASHES
-        else ""
-    )
-    return f'<path {paint(name)}{dashes} d="{path}"/>'
+def _line(name: str, data: str) -> str:
+    dashes = ""
+    if name in _DASHES:
+        dashes = f' stroke-width="1.4" stroke-dasharray="{_DASHES[name]}"'
+    return path(f"{paint(name)}{dashes}", data)
 
 
 def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
     """Return the rectangle that a horizontal or vertical line takes, with a pixel on
     each side.
     """
-    (left, right), (top, bottom) = (
-        sorted([start[0], end[0]]),
-        sorted([start[1], end[1]]),
-    )
+    left, right = sorted([start[0], end[0]])
+    top, bottom = sorted([start[1], end[1]])
     return Box(left - 1, top - 1, right + 1, bottom + 1)
 
 
@@ -513,5 +462,5 @@ def _mark(placement: str, is_searched: bool = False) -> str:
     """Return the mark of a choice, with its middle at 0, 0: not filled, so that all of
     several at one point show.
     """
-    path = _CROSS if is_searched else _MARKS.get(placement, _SQUARE)
-    return f'<path {paint(placement)} stroke-width="1.8" d="{path}"/>'
+    shape = _CROSS if is_searched else _MARKS.get(placement, _SQUARE)
+    return path(f'{paint(placement)} stroke-width="1.8"', shape)

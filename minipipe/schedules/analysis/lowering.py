@@ -21,7 +21,7 @@ even when every send blocks until it is received. The naive rule (receive just b
 use, send just after) makes 1F1B deadlock on two ranks: rank 0 is at 0SEND_F1 and rank 1
 at 1SEND_B0, and each RECV comes after the other rank's SEND.
 
-File 4 of 12 on the first path through the code (README.md):
+File 4 of 13 on the first path through the code (README.md):
 after ``schedules/analysis/dependencies.py``, before ``execution/executor.py``.
 """
 

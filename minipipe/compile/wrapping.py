@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 
 WIDTH = 88
 """Columns of a line."""
+
+_TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.""", re.DOTALL)
 
 
 def wrapped(text: str, indent: int) -> list[str]:
@@ -52,13 +55,13 @@ def _in_brackets(head: str, inside: str, tail: str, indent: int) -> Iterator[str
     yield " " * indent + tail
 
 
-def _parts(text: str) -> Iterable[str]:
+def _parts(text: str) -> list[str]:
     """Return what stands between commas outside of brackets, with the commas."""
     found, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            found.append(text[start : i + 1].strip())
-            start = i + 1
+    for token in _TOKEN.finditer(text):
+        depth += (token[0] in "([{") - (token[0] in ")]}")
+        if token[0] == "," and depth == 0:
+            found.append(text[start : token.end()].strip())
+            start = token.end()
     rest = text[start:].strip()
     return [*found, rest] if rest else found

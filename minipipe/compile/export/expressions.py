@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from minipipe.compile.export.constants import Constants
 from minipipe.compile.places import needed_lines
+from minipipe.compile.statements import PLACEHOLDER, Statement, substituted
 from minipipe.compile.trace import Line, Trace
 from minipipe.errors import ModelError
 
-PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _UNIFORM = re.compile(
     r"uniform\((\{\w+\}), \{key\}\._replace\(layer=(\d+), draw=(\d+)\), \(0, 1\)\)"
 )
@@ -31,34 +31,6 @@ _MASKED = re.compile(
 )
 _RESHAPED = re.compile(r"\.reshape\((?:[^()]|\([^()]*\))*\)(?=\.reshape\()")
 _LONGEST = 76  # characters of a line with others in it
-
-
-@dataclass
-class Statement:
-    """A line of a program.
-
-    Attributes
-    ----------
-    text : str
-        With names in braces: ``{v3}`` a variable, ``{w:2.bias}`` a parameter,
-        ``{d:2.bias}`` the name of its gradient, ``{layer:3}`` the layer of a draw.
-    makes, reads, changes : tuple of str
-        Variables.
-    layer : int or None
-    """
-
-    text: str
-    makes: tuple[str, ...]
-    reads: tuple[str, ...]
-    changes: tuple[str, ...] = ()
-    layer: int | None = None
-    is_view: bool = False
-
-    @property
-    def layers(self) -> list[int]:
-        """The layers whose parameters it names."""
-        names = PLACEHOLDER.findall(self.text)
-        return [int(n[2:].partition(".")[0]) for n in names if n[:2] in ("w:", "d:")]
 
 
 class Writer:
@@ -81,6 +53,8 @@ class Writer:
     helpers : set of str
         Those that they call.
     sections : dict of str to list of Statement
+    results : dict of str to tuple of str
+        By section, the names of its results.
 
     Raises
     ------
@@ -100,6 +74,7 @@ class Writer:
         self._parameters, self._gradients = parameters, gradients
         self._values = dict(trace.constants.values())
         self.helpers: set[str] = set()
+        self.results = dict(trace.results)
         self.sections = {
             section: list(self._statements(lines))
             for section, lines in needed_lines(trace).items()
@@ -114,7 +89,7 @@ class Writer:
             if line.leaf is not None:
                 gradient = self._gradients[line.leaf]
                 text = f"add_gradient({{d:{gradient}}}, {{{line.reads[0]}}})"
-                yield Statement(text, (), self._variables(line.reads))
+                yield Statement(text)
             elif not line.has_effect:
                 yield self._statement(line)
             elif not line.form.text.startswith("check_"):
@@ -127,17 +102,12 @@ class Writer:
             message = "which divides random numbers among ranks"
             raise _unsupported("uniform", message)
         text = self._with_functions(text)
-        text = PLACEHOLDER.sub(lambda found: self._named(found[1], text, line), text)
-        if line.makes:
-            text = f"{', '.join(f'{{{name}}}' for name in line.makes)} = {text}"
+        text = line.left + substituted(text, lambda name: self._named(name, text, line))
         variables = self._trace.variables
-        is_view = len(line.makes) == 1 == len(line.reads) and not line.changes
+        is_view = line.makes_one and len(line.reads) == 1 and not line.changes
         is_view = is_view and variables[line.makes[0]].root != line.makes[0]
-        reads, changes = self._variables(line.reads), self._variables(line.changes)
-        return Statement(text, line.makes, reads, changes, line.layer, is_view)
-
-    def _variables(self, names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(n for n in names if n[0] in "vxg")
+        changes = tuple(name for name in line.changes if name[0] in "vxg")
+        return Statement(text, line.makes, changes, line.layer, is_view)
 
     def _named(self, name: str, text: str, line: Line) -> str:
         """Return what stands for a name: a placeholder, or a number."""
@@ -184,46 +154,35 @@ class Writer:
         known: dict[str, str] = {}
         same: dict[str, str] = {}
         kept = []
-        for each in self.sections[section]:
-            each = _renamed(each, same)
+        for statement in self.sections[section]:
+            each = _renamed(statement, same)
             if each.is_view:
-                (name,), text = each.makes, each.text.partition(" = ")[2]
-                if known.setdefault(text, name) != name:
-                    same[name] = known[text]
+                (name,) = each.makes
+                earlier = known.setdefault(each.expression, name)
+                if earlier != name:
+                    same[name] = earlier
                     continue
             kept.append(each)
         self.sections[section] = kept
-        for later in self.sections:
-            self.sections[later] = [_renamed(s, same) for s in self.sections[later]]
-        results = self._trace.results
-        results[section] = tuple(same.get(n, n) for n in results[section])
+        for later, statements in self.sections.items():
+            self.sections[later] = [_renamed(each, same) for each in statements]
+        own = self.results[section]
+        self.results[section] = tuple(same.get(name, name) for name in own)
 
     def _inline(self, section: str) -> None:
         """Write a view, or the term of a gradient, in the line that uses it."""
         uses = self._uses()
         found: list[Statement] = []
         for each in self.sections[section]:
-            for name in dict.fromkeys(each.reads):
+            for name in each.reads:
                 maker = next((s for s in found if s.makes == (name,)), None)
                 if maker is None or uses[name] > 1 or name in each.changes:
                     continue
-                if not self._can_move(maker, each, found):
-                    continue
-                value = maker.text.partition(" = ")[2]
-                text = _with(each.text, name, value)
-                reads = [n for n in each.reads if n != name]
-                each = Statement(
-                    text,
-                    each.makes,
-                    tuple(dict.fromkeys([*reads, *maker.reads])),
-                    each.changes,
-                    each.layer,
-                    False,
-                )
-                found.remove(maker)
-            found.append(each)
-        for each in found:
-            each.text = _RESHAPED.sub("", each.text)
+                if self._can_move(maker, each, found):
+                    text = _with(each.text, name, maker.expression)
+                    each = replace(each, text=text, is_view=False)
+                    found.remove(maker)
+            found.append(replace(each, text=_RESHAPED.sub("", each.text)))
         self.sections[section] = found
 
     def _write_masks(self, section: str) -> None:
@@ -243,23 +202,19 @@ class Writer:
             if any(uses[name] > 1 for name in between):
                 continue
             mask, values, result = match.group("mask", "values", "result")
-            reads = [n for s in last for n in s.reads if n not in between]
             text = f"{{{result}}} = np.where({mask}, {values}, 0)"
-            made = Statement(text, (result,), tuple(dict.fromkeys(reads)))
-            made.layer = each.layer
-            found[-4:] = [made]
+            found[-4:] = [Statement(text, (result,), layer=each.layer)]
         self.sections[section] = found
 
     def _can_move(
         self, maker: Statement, reader: Statement, before: Sequence[Statement]
     ) -> bool:
         """Return whether a line may be computed in a later one that is short."""
-        is_of_one_layer = (
-            maker.layer == reader.layer
-        )  # else the last one of many differs
-        if maker.changes or len(maker.makes) != 1 or not is_of_one_layer:
+        is_of_one_layer = maker.layer == reader.layer  # else the last of many differs
+        is_one = maker.text.startswith(f"{{{maker.makes[0]}}} = ") and not maker.changes
+        if not is_one or not is_of_one_layer:
             return False
-        length = _length(maker.text.partition(" = ")[2]) + _length(reader.text)
+        length = _length(maker.expression) + _length(reader.text)
         if length > _LONGEST:
             return False
         if maker.is_view:
@@ -272,9 +227,8 @@ class Writer:
         found: Counter[str] = Counter()
         for statements in self.sections.values():
             for each in statements:
-                names = PLACEHOLDER.findall(each.text.partition(" = ")[2] or each.text)
-                found.update(names)
-        for results in self._trace.results.values():
+                found.update(PLACEHOLDER.findall(each.expression or each.text))
+        for results in self.results.values():
             found.update(2 * results)
         return found
 
@@ -283,11 +237,11 @@ class Writer:
 
 
 def _length(text: str) -> int:
-    return len(PLACEHOLDER.sub(_shown, text))
+    return len(substituted(text, _shown))
 
 
-def _shown(found: re.Match[str]) -> str:
-    kind, _, rest = found[1].partition(":")
+def _shown(name: str) -> str:
+    kind, _, rest = name.partition(":")
     own = rest.partition(".")[2]  # of any layer, so that layers are written alike
     return {"w": f'w["00.{own}"]', "d": f'"00.{own}"'}.get(kind, "v00")
 
@@ -315,21 +269,12 @@ def _has_operator(text: str) -> bool:
 
 
 def _renamed(each: Statement, names: Mapping[str, str]) -> Statement:
-    if not any(name in names for name in (*each.reads, *each.changes)):
+    if names.keys().isdisjoint(each.names):
         return each
 
-    def renamed(many: Iterable[str]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(names.get(name, name) for name in many))
-
-    text = PLACEHOLDER.sub(lambda f: f"{{{names.get(f[1], f[1])}}}", each.text)
-    return Statement(
-        text,
-        each.makes,
-        renamed(each.reads),
-        renamed(each.changes),
-        each.layer,
-        each.is_view,
-    )
+    text = substituted(each.text, lambda name: f"{{{names.get(name, name)}}}")
+    changes = tuple(names.get(name, name) for name in each.changes)
+    return replace(each, text=text, changes=changes)
 
 
 def _unsupported(what: str, why: str) -> ModelError:

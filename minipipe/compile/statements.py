@@ -1,0 +1,97 @@
+"""Statements: lines of a program as a template, in which names are still open.
+
+Both programs of a stage are made of them: the compiled one, whose names are arrays that
+exist already, and the one of ``minipipe export``, whose names are variables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+PLACEHOLDER = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
+"""A name in a template; braces of strings are doubled."""
+
+
+@dataclass
+class Statement:
+    """A statement, perhaps of several lines.
+
+    Attributes
+    ----------
+    text : str
+        With names in braces: ``{v3}`` a variable. ``{layer:3}`` is the number of a
+        layer; exported are also ``{w:2.bias}``, a parameter, and ``{d:2.bias}``, the
+        name of its gradient.
+    makes, changes : tuple of str
+        The variables that it assigns, and those that it changes in place.
+    layer : int or None
+        In which layer it was noted.
+    is_view : bool
+        Whether it makes a view of one array.
+    """
+
+    text: str
+    makes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    layer: int | None = None
+    is_view: bool = False
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All names, in their order."""
+        return PLACEHOLDER.findall(self.text)
+
+    @cached_property
+    def shape(self) -> str:
+        """Equal for statements that differ in their names alone."""
+        return PLACEHOLDER.sub("{}", self.text)
+
+    @property
+    def reads(self) -> list[str]:
+        """The variables that it reads, each once."""
+        variables = dict.fromkeys(name for name in self.names if name[0] in "vxg")
+        return [name for name in variables if name not in self.makes]
+
+    @property
+    def expression(self) -> str:
+        """The right side of an assignment; empty for another statement."""
+        return self.text.partition(" = ")[2]
+
+
+def substituted(text: str, name_of: Callable[[str], str]) -> str:
+    """Return a template with something else for each name.
+
+    Examples
+    --------
+    >>> substituted("{v1} = {v0} + 1", lambda name: f"{{{name}_a}}")
+    '{v1_a} = {v0_a} + 1'
+    """
+    return PLACEHOLDER.sub(lambda found: name_of(found[1]), text)
+
+
+def written(text: str, names: Mapping[str, str] | None = None) -> str:
+    """Return the lines of a template, with other names for some variables.
+
+    Examples
+    --------
+    >>> written("{v1} = uniform({v0}, {layer:3})", {"v1": "mask"})
+    'mask = uniform(v0, 3)'
+    """
+    own = {} if names is None else names
+    shown = substituted(text, lambda n: own.get(n, n.rpartition(":")[2]))
+    return shown.replace("{{", "{").replace("}}", "}")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the template of a tuple of names.
+
+    Examples
+    --------
+    >>> listed(["v0"]), listed(["v0", "v1"])
+    ('{v0},', '{v0}, {v1}')
+    """
+    found = [f"{{{name}}}" for name in names]
+    return ", ".join(found) + "," * (len(found) == 1)

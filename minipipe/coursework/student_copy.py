@@ -1,0 +1,133 @@
+"""The student's copy of the exercises: stubs, visible tests, and how to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+from minipipe.coursework.exercise import Exercise, exercises_in, find_source, total
+from minipipe.coursework.templating import template
+from minipipe.errors import CourseworkError, quoted
+
+_WITH_SOURCE = "Your instructor runs the hidden tests and counts the points."
+_WITHOUT = (
+    "`minipipe grade` stops endless loops, and does not change your files. "
+    "Its hidden tests come with minipipe;\nyour instructor may have others."
+)
+
+
+def write_coursework(
+    directory: str | Path,
+    *,
+    source: str | Path | None = None,
+    student: str | None = None,
+) -> list[Path]:
+    """Write the student's copy of the exercises; the same exercises give the same
+    bytes.
+
+    Parameters
+    ----------
+    directory : str or Path
+        A new or empty directory.
+    source : str or Path, optional
+        The directory with solutions and tests; by default minipipe's own.
+    student : str, optional
+        A name that draws the numbers of exercises with ``VARIANTS``.
+
+    Returns
+    -------
+    list of Path
+        The written files.
+
+    Raises
+    ------
+    CourseworkError
+        Codes ``not-found`` and ``unwritable``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in write_coursework(folder)][:4]
+    ['README.md', 'conftest.py', 'pytest.ini', '01_multiply.py']
+    """
+    copies = _copies(
+        exercises_in(find_source(source), student), student, is_own=source is not None
+    )
+    directory = Path(directory)
+    try:
+        _check_is_empty(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in copies.items():
+            (directory / name).write_bytes(text.encode())
+    except CourseworkError:
+        raise
+    except (OSError, ValueError) as error:  # such as a name with a NUL
+        reason = getattr(error, "strerror", None) or str(error)
+        message = f"{quoted(str(directory), 200)} cannot be written: {reason}."
+        raise CourseworkError("not-found", message) from None
+    return [directory / name for name in copies]
+
+
+def _check_is_empty(directory: Path) -> None:
+    found = (
+        sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    )
+    if found:
+        raise CourseworkError(
+            "unwritable",
+            f"'{directory}' is not empty "
+            f"({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no file "
+            "is overwritten. Give a new directory; to restart one task, copy its file "
+            "from there.",
+        )
+
+
+def _copies(
+    exercises: Sequence[Exercise], student: str | None, is_own: bool
+) -> dict[str, str]:
+    """Return the text of each file of the student's copy, by its name."""
+    copies = {
+        "README.md": _readme(exercises, student, is_own),
+        "conftest.py": template("conftest.txt"),
+        # With a configuration file, pytest takes this directory as the root,
+        # independent of the current directory.
+        "pytest.ini": template("pytest.ini"),
+    }
+    for exercise in exercises:
+        copies[f"{exercise.name}.py"] = exercise.stub
+        copies[f"test_{exercise.name}.py"] = exercise.visible_checks
+    return copies
+
+
+def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) -> str:
+    rows = []
+    for exercise in exercises:
+        hidden = total(test.weight for test in exercise.tests if test.is_hidden)
+        points = f"{exercise.points} | {hidden}"
+        about = f"{exercise.lesson} | {exercise.subject}"
+        rows.append(f"| {exercise.name} | {points} | {about} |")
+    first = exercises[0].name
+    own = "" if student is None else f" --student {quote(student)}"
+    commands = {
+        "pip install pytest": "once: the next two need it",
+        "python -m pytest .": "all visible tests",
+        f"python -m pytest test_{first}.py": "visible tests of one task",
+    }
+    if not is_own:  # a student has no others
+        grade = f"minipipe grade .{own}"
+        commands[grade] = "all tests, also hidden ones, and points"
+        commands[f"{grade} --only {first}"] = "all tests of one task"
+    graded = _WITH_SOURCE if is_own else _WITHOUT
+    if own and not is_own:
+        graded = f"With `--student`, some tasks have their own numbers. {graded}"
+    width = max(map(len, commands))
+    return template(
+        "student.md",
+        first=first,
+        commands="\n".join(f"    {c:{width}}    {why}" for c, why in commands.items()),
+        graded=graded,
+        rows="\n".join(rows),
+        points=str(total(exercise.points for exercise in exercises)),
+    )

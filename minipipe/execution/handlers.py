@@ -1,0 +1,175 @@
+"""The handlers of computations and messages: what each instruction does on its rank.
+
+File 6 of 13 on the first path through the code (README.md):
+after ``execution/executor.py``, before ``execution/stage.py``.
+
+The executor takes the values that an instruction needs, calls its handler, and keeps
+what that gives. Not on the path: a ``Batch`` has this rank's inputs and targets, and
+the ``objective``, which is the loss with the weight of each microbatch; a ``Payload``
+has the arrays of a value, which of them require a gradient, and the structure of their
+pytree (None for one array).
+
+Two tags of ``execution/executor.py`` stand here, too: [2] sends a value, [3] gives a
+message that is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Any
+
+from minipipe.autograd import backend
+from minipipe.execution.executor import Executor, Handlers, Pending, Route, gives
+from minipipe.execution.payload import Payload
+from minipipe.execution.record import Receipt
+from minipipe.schedules.action import (
+    RECV_B,
+    RECV_F,
+    SEND_B,
+    SEND_F,
+    Action,
+    B,
+    F,
+    I,
+    L,
+    O,
+    R,
+    W,
+)
+
+# -- computing --------------------------------------------------------------------------------------------------------
+
+
+@gives("x", "graph")
+def forward(
+    executor: Executor, action: Action, x: Payload | None = None
+) -> tuple[Payload | None, Any]:
+    """Run an F; on the last stage, with its loss."""
+    stage, k = executor.stages[action.stage], action.microbatch
+    received = executor.batch.input(k) if x is None else x
+    executor.place.begin(k)
+    if stage.is_last:
+        return None, stage.forward_with_loss(k, received, executor.batch.objective)
+    return stage.forward(k, received)
+
+
+@gives("g")
+def backward(
+    executor: Executor, action: Action, graph: Any, g: Payload | None = None
+) -> Payload:
+    """Run a B."""
+    stage, k = executor.stages[action.stage], action.microbatch
+    gradient = stage.backward(k, graph, g)
+    if stage.is_first:
+        executor.record.input_gradients[k] = gradient
+    return gradient
+
+
+@gives("g", "rest")
+def backward_input(
+    executor: Executor, action: Action, graph: Any, g: Payload | None = None
+) -> tuple[Payload, Any]:
+    """Run an I."""
+    stage, k = executor.stages[action.stage], action.microbatch
+    gradient, rest = stage.backward_input(k, graph, g)
+    if stage.is_first:
+        executor.record.input_gradients[k] = gradient
+    return gradient, rest
+
+
+def backward_weight(executor: Executor, action: Action, rest: Any) -> None:
+    """Run a W."""
+    executor.stages[action.stage].backward_weight(action.microbatch, rest)
+
+
+@gives("graph")
+def recompute(executor: Executor, action: Action, graph: Any) -> Any:
+    """Run an R: compute the graph whose inputs its forward has kept."""
+    executor.stages[action.stage].recompute(action.microbatch, graph)
+    return graph
+
+
+# -- messages --------------------------------------------------------------------------
+
+
+class Received(Pending):
+    """A message from a neighbouring stage, which may still be under way."""
+
+    def __init__(self, executor: Executor, route: Route) -> None:
+        self._value, self._record, self._xp = route.value, executor.record, executor.xp
+        self.request = executor.early.pop(route.value, None) or executor.group.irecv(
+            route.peer,
+            route.tag,
+            step=executor.batch.step,
+            what=route.words,
+            allocate=executor.allocate,
+        )
+
+    def wait(self) -> Payload:
+        """Return the value, and note the times of the message."""
+        awaited_from = perf_counter()
+        message = self.request.wait()
+        self._record.received[self._value] = Receipt(
+            awaited_from, perf_counter(), backend.num_bytes(message)
+        )
+        return Payload.from_message(message, self._xp)
+
+
+def send_activation(executor: Executor, action: Action, x: Payload) -> None:
+    """Run a SEND_F."""
+    route = executor.routes[action]
+    message = x.to_message(executor.group.takes_device_arrays)
+    executor.record.sent[route.value] = perf_counter()
+    executor.send(message, route.peer, route.tag)  # [2]
+
+
+def send_gradient(executor: Executor, action: Action, g: Payload) -> None:
+    """Run a SEND_B."""
+    send_activation(executor, action, g)
+
+
+@gives("x")
+def receive_activation(executor: Executor, action: Action) -> Pending:
+    """Run a RECV_F, which waits for nothing."""
+    return Received(executor, executor.routes[action])  # [3]
+
+
+@gives("g")
+def receive_gradient(executor: Executor, action: Action) -> Pending:
+    """Run a RECV_B, which waits for nothing."""
+    return Received(executor, executor.routes[action])  # [3]
+
+
+HANDLERS: Handlers = {
+    F: forward,
+    B: backward,
+    I: backward_input,
+    W: backward_weight,
+    R: recompute,
+    SEND_F: send_activation,
+    SEND_B: send_gradient,
+    RECV_F: receive_activation,
+    RECV_B: receive_gradient,
+}
+"""The handlers of computations and messages."""
+
+_QUIET: Handlers = {kind: backend.quietly(HANDLERS[kind]) for kind in (B, I, W)}
+
+
+def handlers_of(row: Iterable[Action], is_half: bool = False) -> Handlers:
+    """Return the handlers of a row: its computations, messages and copies to a file.
+
+    Parameters
+    ----------
+    row : iterable of Action
+    is_half : bool
+        Whether gradients are in half precision and may overflow. A loss scale notices,
+        and NumPy does not warn.
+    """
+    handlers = {**HANDLERS, **_QUIET} if is_half else HANDLERS
+    if all(kind not in (O, L) for _, kind, _ in row):
+        return handlers
+    from minipipe.execution.offloading import Offloading  # most rows copy nothing
+
+    return Offloading().handlers(handlers)

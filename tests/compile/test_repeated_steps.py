@@ -1,0 +1,160 @@
+"""Steps like the last one: one printed function, or an ordinary step."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, init_process_group, nn, optim, spawn
+
+WIDTH, ROWS, STEPS = 3, 8, 9
+
+
+def layers():
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.ReLU(), nn.Linear(WIDTH, WIDTH)
+    ).initialise(0)
+
+
+def batches():
+    random = np.random.default_rng(0)
+    shape = STEPS, ROWS, WIDTH
+    return [random.normal(size=shape).astype(np.float32) for _ in range(2)]
+
+
+def plainly(pipeline, x, y):
+    return pipeline.step(x, y)
+
+
+def of_fewer_rows(pipeline, x, y):
+    return pipeline.step(x[:6], y[:6])
+
+
+def in_float64(pipeline, x, y):
+    return pipeline.step(x.astype(np.float64), y)
+
+
+def with_other_strides(pipeline, x, y):
+    return pipeline.step(np.asfortranarray(x), y)
+
+
+def of_lists(pipeline, x, y):
+    return pipeline.step(x.tolist(), y.tolist())
+
+
+def with_a_scale(pipeline, x, y):
+    return pipeline.step(x, y, scale=4.0)
+
+
+def with_a_metric(pipeline, x, y):
+    error = {"error": lambda outputs, targets: abs(outputs - targets).max()}
+    return pipeline.step(x, y, metrics=error)
+
+
+def with_outputs(pipeline, x, y):
+    return pipeline.step(x, y, outputs="everywhere")
+
+
+def without_waiting(pipeline, x, y):
+    return pipeline.step(x, y, wait=False).wait()
+
+
+def without_waiting_for_long(pipeline, x, y):
+    pipeline.step(x, y, wait=False)
+    return 0.0
+
+
+def accumulating(pipeline, x, y):
+    pipeline.step(x, y)
+    return pipeline.step(x, y, accumulate=True)
+
+
+def after_an_evaluation(pipeline, x, y):
+    pipeline.eval()
+    pipeline.evaluate(x, y)
+    pipeline.train()
+    return pipeline.step(x, y)
+
+
+def after_another_number(pipeline, x, y):
+    pipeline.num_steps += 5
+    return pipeline.step(x, y)
+
+
+CALLS = [
+    *(plainly, of_fewer_rows, in_float64, with_other_strides, of_lists, with_a_scale),
+    *(with_a_metric, with_outputs, without_waiting, without_waiting_for_long),
+    *(accumulating, after_an_evaluation, after_another_number),
+]
+
+
+def train(group, compiled, call, schedule="1f1b"):
+    """Return everything that steps leave; every third one is made in another way."""
+    options = {"loss": nn.MSELoss(), "num_microbatches": 2, "schedule": schedule}
+    pipeline = Pipeline(layers(), group, compile=compiled, **options)
+    rule, found = optim.Adam(pipeline.parameters(), 0.1), []
+    for step, (x, y) in enumerate(zip(*batches())):
+        loss = (call if step % 3 == 0 and step > 3 else plainly)(pipeline, x, y)
+        found.append((float(loss), getattr(loss, "losses", ())))
+        found.append([p.grad.tobytes() for p in pipeline.parameters()])
+        rule.step()
+    pipeline.wait()
+    state = pipeline.state_dict()
+    return found, {name: value.tobytes() for name, value in state.items()}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_call_unlike_the_last_has_the_bits_of_an_eager_one(call, num_ranks):
+    eager = spawn(lambda group: train(group, False, call), num_ranks)
+    assert spawn(lambda group: train(group, True, call), num_ranks) == eager
+
+
+def test_the_printed_step_has_the_instructions_of_the_row():
+    def sources(group, check):
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
+        pipeline = Pipeline(layers(), group, check_finite=check, **options)
+        x, y = batches()
+        for _ in range(3):
+            pipeline.step(x[0], y[0])
+        return pipeline.source()
+
+    for check in ("stop", "off"):
+        for rank, text in enumerate(spawn(lambda group: sources(group, check), 2)):
+            step = text[text.index("def step(call):") :]
+            parts = [f"# rank {rank} of 1f1b", "calls.agree(", "program.run(rank)"]
+            parts += ["finite.first_not_finite()"] * (check == "stop")
+            parts += ["exchange(", "call.loss = BatchLoss("]
+            places = [step.index(part) for part in parts]
+            assert places == sorted(places)
+            assert ("finite" in step) == (check == "stop")
+
+
+def test_a_row_with_an_instruction_that_has_no_lines_takes_ordinary_steps():
+    def source(group):
+        inner = nn.Linear(WIDTH, WIDTH)
+        tied = nn.Sequential(inner, nn.Linear(WIDTH, WIDTH), inner).initialise(0)
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
+        pipeline = Pipeline(tied, group, **options)
+        x, y = batches()
+        for _ in range(5):
+            pipeline.step(x[0], y[0])
+        return pipeline.source()
+
+    for text in spawn(source, 2):
+        assert "def step(rank):" in text and "reduce_tied(" in text
+        assert "def step(call):" not in text
+
+
+def test_a_repeated_step_holds_no_batch_after_it():
+    with init_process_group() as group:
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
+        pipeline = Pipeline(layers(), group, **options)
+        for _ in range(6):
+            x, y = (each[0].copy() for each in batches())
+            references = [weakref.ref(x), weakref.ref(y)]
+            pipeline.step(x, y)
+            del x, y
+        gc.collect()
+        assert [each() for each in references] == [None, None]
