@@ -293,7 +293,8 @@ def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
 def _unsummed(fault: Fault) -> Iterator[Remark]:
     """Tell of a use of the gradients of replicas before their sum."""
     if fault.is_of_rank:
-        yield from plainly(fault)
+        if fault.reason != "late":  # `core/order.py` finds it
+            yield from plainly(fault)
         return
     yield from _gradients(fault)
     stage, _, k = fault.action

@@ -18,8 +18,6 @@ from minipipe.schedules import (
     Program,
     Schedule,
     build,
-    data_parallel,
-    read_schedule,
     verify,
 )
 from minipipe.schedules.action import REDUCE_GRAD
@@ -30,8 +28,6 @@ from minipipe.schedules.placement import (
     neighbouring_placement,
 )
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled, takes
-from minipipe.schedules.sequential import forward_only_through
-from minipipe.schedules.transforms import first_stages, spread_stages
 from minipipe.specs import COUNT
 
 
@@ -47,6 +43,8 @@ def _resolved(
     if isinstance(schedule, Path) or (
         isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))
     ):
+        from minipipe.schedules import read_schedule
+
         schedule = read_schedule(schedule)
     if not isinstance(schedule, Schedule | Program):
         if num_ranks is None:
@@ -91,6 +89,8 @@ def replicated(
         raise ScheduleError.of(Code.TYPE, message)
     verify(found)
     if not found.is_forward_only:
+        from minipipe.schedules import data_parallel
+
         return data_parallel(found, replicas)
     p, m = found.num_ranks, found.num_microbatches
     ways = [
@@ -98,6 +98,8 @@ def replicated(
         for d in range(replicas)
         for way in pipelines_of(found)
     ]
+    from minipipe.schedules.sequential import forward_only_through
+
     return forward_only_through(ways, replicas * m, replicas * p)
 
 
@@ -159,6 +161,8 @@ def schedule_of_modules(
         num_microbatches = (
             NUM_MICROBATCHES if num_microbatches is None else num_microbatches
         )
+        from minipipe.schedules.transforms import first_stages, spread_stages
+
         built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
         if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
             return spread_stages(

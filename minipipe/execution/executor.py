@@ -482,7 +482,8 @@ class Binding(NamedTuple):
     def is_timed(self) -> bool:
         """Whether it is a computation of a stage."""
         kind = self.action.kind.declaration
-        return kind.time != "" and kind.lane == "compute" and not kind.of_rank
+        has_time = kind.time.isupper()  # "I+W"; messages have "latency" and the like
+        return has_time and kind.lane == "compute" and not kind.of_rank
 
 
 def _time_on(xp: ModuleType) -> float:

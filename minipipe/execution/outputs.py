@@ -137,6 +137,21 @@ class OutputDivision:
                 f"microbatch; expected one loss. {_TO_GATHER}",
             )
 
+    def check_given_gradient(self) -> None:
+        """Refuse to take the gradient of outputs of which each rank has a part. Local.
+
+        Raises
+        ------
+        ModelError
+            Code ``loss``.
+        """
+        if self.are_parts:
+            message = (
+                "forward_backward() takes the gradient of whole outputs, and after the "
+                "last layer each rank has a part"
+            )
+            raise ModelError("loss", f"{message}; give that layer gather=True.")
+
     def whole(self, outputs: Bundle) -> list[Array]:
         """Return the arrays of outputs, concatenated from all ranks. Collective, unless
         they are known as whole.
@@ -228,21 +243,6 @@ def _against_loss(
             f"{name} takes whole outputs, and after {model.flat_layers[-1].brief()} "
             f"each of {group.size} ranks has a part of them. Take "
             "ParallelCrossEntropyLoss(grid.tensor), or give the last layer gather=True."
-        )
-
-
-def check_given_gradient(division: OutputDivision | None) -> None:
-    """Refuse to take the gradient of outputs of which each rank has a part. Local.
-
-    Examples
-    --------
-    >>> check_given_gradient(None)
-    """
-    if division is not None and division.are_parts:
-        raise ModelError(
-            "loss",
-            "forward_backward() takes the gradient of whole outputs, and after the "
-            "last layer each rank has a part; give that layer gather=True.",
         )
 
 

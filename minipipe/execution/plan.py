@@ -8,12 +8,12 @@ is a plan, a group and stages.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,16 +28,17 @@ from minipipe.execution.choosing import (
 )
 from minipipe.execution.partition import partition_of
 from minipipe.execution.stage import Stage
-from minipipe.io import html_table, text_table
-from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
-from minipipe.nn.auxiliary_loss import carrying_losses
+from minipipe.nn import Module, Parameter, Recompute, Sequential
+from minipipe.nn.collected_losses import carrying_losses
 from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
-from minipipe.optim import Optimiser
-from minipipe.schedules import REGISTRY, Program, Schedule, freeze_stages, lower, verify
+from minipipe.schedules import REGISTRY, Program, Schedule, lower, verify
 from minipipe.schedules.action import Action, R
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
+
+if TYPE_CHECKING:
+    from minipipe.optim import Optimiser
 
 # The features of schedules that pipelines run; there is no handler for a kind that a
 # program has declared.
@@ -186,7 +187,7 @@ class Plan:
         _check_frozen(given, parts, is_trained, inputs_require_grad)
         vars(self).update(
             model=model,
-            program=lower(freeze_stages(given, frozen)),
+            program=lower(_frozen(given, frozen)),
             partition=parts,
             _tied=tied,
         )
@@ -290,7 +291,7 @@ class Plan:
             self.built_as, self.program.num_ranks, num_microbatches // n, None, n
         )
         verify(table)
-        return lower(freeze_stages(table, self.schedule.frozen))
+        return lower(_frozen(table, self.schedule.frozen))
 
     def is_stashed(self, stash: bool | None) -> bool:
         """Return whether a run keeps the weights of a forward for its backward: by
@@ -528,9 +529,13 @@ class Plan:
         )
 
     def __str__(self) -> str:
+        from minipipe.io import text_table
+
         return text_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
     def _repr_html_(self) -> str:
+        from minipipe.io import html_table
+
         return html_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
     def _home(self, stage: int) -> str:
@@ -562,6 +567,15 @@ class Plan:
                 )
                 total_size, total_bytes = total_size + size, total_bytes + nbytes
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
+
+
+def _frozen(table: Schedule | Program, stages: Collection[int]) -> Schedule | Program:
+    """Return a table in which some stages train no parameters."""
+    if not stages:
+        return table
+    from minipipe.schedules import freeze_stages  # few models have frozen stages
+
+    return freeze_stages(table, stages)
 
 
 def check_model(model: Any) -> None:
@@ -657,9 +671,8 @@ def build_stages(
     names = {
         id(parameter.owner): name for name, parameter in plan.model.named_parameters()
     }
-    has_losses = any(
-        isinstance(module, AuxiliaryLoss) for module in plan.model.modules()
-    )
+    modules = plan.model.modules()
+    has_losses = any(getattr(module, "adds_losses", False) for module in modules)
     copies: dict = {}  # of everything that was copied, by the identity of the original
     kind = _kind_of_stages(plan, recompute)
     stages: dict[int, Stage] = {}

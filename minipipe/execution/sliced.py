@@ -124,17 +124,13 @@ def _option_behind(module: nn.Module) -> str:
     return ""
 
 
-def weight_of_loss(
-    schedule: Schedule, loss: Any, given: Weight | None
-) -> Weight | None:
-    """Return the weight of a microbatch; for a slice of a loss without weight, its
-    samples times its positions.
-    """
+def weight_of_loss(loss: Any, given: Weight | None) -> Weight | None:
+    """Return the weight of a slice: its samples times its positions by default."""
     has_own = (
         callable(getattr(loss, "weight", None))
         or getattr(loss, "reduction", "mean") == "sum"
     )
-    if given or schedule.num_slices == 1 or has_own:
+    if given or has_own:
         return given
     return lambda targets: prod(flattened(targets)[0][0].shape[:2])
 

@@ -20,7 +20,7 @@ from minipipe.autograd.modes import (
 )
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import TensorError
-from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
+from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
 from minipipe.nn.module import Module, in_modes
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.specs import Spec
@@ -139,12 +139,8 @@ class Recompute(Module):
         is_watched = mode().watch is not None
 
         def again(look: list[Any], inputs: list[Tensor]) -> list[Node | None]:
-            with (
-                in_modes(modes),
-                record_again(first),
-                here,
-                auxiliary_losses() as losses,
-            ):
+            collected = auxiliary_losses()
+            with in_modes(modes), record_again(first), here, collected as losses:
                 results = [*tensors_in(function(rebuilt(form, inputs))), *losses]
             if _look(results, is_watched) != look:
                 raise TensorError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from math import inf
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, Self, cast
@@ -19,6 +18,7 @@ from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.optim.nothing import steps_over_nothing
 from minipipe.optim.runs import Run, Walk
 from minipipe.specs import Spec
 
@@ -58,9 +58,8 @@ class ParameterGroup(Familiar, SimpleNamespace):
     def __init__(
         self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]
     ) -> None:
-        numbers = {
-            name: checked(name, value) for name, value in hyper_parameters.items()
-        }
+        given = hyper_parameters.items()
+        numbers = {name: checked(name, value) for name, value in given}
         super().__init__(parameters=tuple(map(_as_parameter, parameters)), **numbers)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -126,10 +125,6 @@ def _as_parameter(item: Any) -> Parameter:
 
 # Of a parameter in half precision: its values in float32, beside what its rule keeps.
 _MASTER = "master"
-
-_steps_over_nothing: ContextVar[int] = ContextVar("steps_over_nothing", default=0)
-num_steps_over_nothing = _steps_over_nothing.get
-"""Return how many steps optimisers over no parameters have taken on this rank."""
 
 
 class Optimiser(Familiar, ABC):
@@ -362,7 +357,7 @@ class Optimiser(Familiar, ABC):
         if not self.apply():
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
-                _steps_over_nothing.set(num_steps_over_nothing() + 1)
+                steps_over_nothing.set(steps_over_nothing.get() + 1)
 
     def apply(self) -> bool:
         """Change every parameter that has a gradient, as a part of a step that was
@@ -507,11 +502,10 @@ class Optimiser(Familiar, ABC):
                 setattr(group, name, value)
         for parameter, given in zip(self.parameters, state["states"]):
             xp = parameter.xp
-            kept = {
-                k: backend.copy(backend.moved(v, xp)) if backend.is_array(v) else v
-                for k, v in given.items()
-            }
-            self._states[id(parameter)] = kept
+            kept = self._states[id(parameter)] = dict(given)
+            for name, value in given.items():
+                if backend.is_array(value):
+                    kept[name] = backend.copy(backend.moved(value, xp))
         self._walks.clear()
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
 
@@ -668,11 +662,10 @@ def _problem(
         if is_right:
             return None
         return f"{value!r:.40}; expected a whole number, at least {least}"
-    if not backend.is_array(value) or (
-        value.shape,
-        backend.numpy_dtype(value.dtype),
-    ) != (shape, dtype):
-        if backend.is_array(value):
+    is_array = backend.is_array(value)
+    fits = is_array and value.shape == shape
+    if not fits or backend.numpy_dtype(value.dtype) != dtype:
+        if is_array:
             looks = f"an array of shape {value.shape} and dtype {value.dtype}"
         else:
             looks = f"{value!r:.40}"

@@ -14,12 +14,9 @@ from minipipe.errors import ArgumentError, ModelError, RankError, counted
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.objective import BatchObjective, Weight
-from minipipe.execution.outputs import output_division
 from minipipe.execution.plan import Plan, check_model
-from minipipe.execution.sliced import weight_of_loss
 from minipipe.hints import check_pipeline_options
-from minipipe.nn import Sequential, fully_shard, parallelise
-from minipipe.nn.dividing import check_not_sharded
+from minipipe.nn import Sequential
 from minipipe.pipeline.options import MeasuringOptions, PipelineOptions
 from minipipe.schedules.action import U
 
@@ -201,6 +198,9 @@ def over_grid(
         return Stages(list(divided.layers)), options
     if not isinstance(model, Plan):
         check_model(model)
+        from minipipe.nn import fully_shard, parallelise
+        from minipipe.nn.dividing import check_not_sharded
+
         if is_shared:
             check_not_sharded(model)
         if is_shared or is_sharded:
@@ -248,8 +248,17 @@ def objective_of(
     ModelError
         Code ``loss``.
     """
-    division = output_division(plan.model, check_loss(loss), grid)
-    weight = weight_of_loss(plan.schedule, loss, loss_weight)
+    check_loss(loss)
+    division, weight = None, loss_weight
+    is_divided = any(parameter.is_divided for parameter in plan.model.parameters())
+    if grid is not None or is_divided or hasattr(loss, "group"):
+        from minipipe.execution.outputs import output_division
+
+        division = output_division(plan.model, loss, grid)
+    if plan.schedule.num_slices > 1:
+        from minipipe.execution.sliced import weight_of_loss
+
+        weight = weight_of_loss(loss, loss_weight)
     return partial(BatchObjective, loss, weight, division=division)
 
 

@@ -371,7 +371,7 @@ def on_shares(make):
         (lambda grid: nn.FullySharded(nn.Linear(2, 2), grid.data), "nn.fully_shard makes both"),
         (lambda grid: nn.parallelise(language_model(), 2), "such as grid.tensor; this is of type int"),
         (lambda grid: Grid(2, data=2), "Grid takes the group of all ranks; this is of type int"),
-        (lambda grid: Grid(grid.group, data=2, fully_sharded="yes"), "fully_sharded takes True or False"),
+        (lambda grid: Grid(grid.group, data=2, fully_sharded="yes"), "expected True, False or .stages."),
         (
             lambda grid: Normed(Pipeline(language_model(), grid).parameters()),
             "Normed may read a parameter",

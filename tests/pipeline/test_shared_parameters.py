@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, Tensor, nn, optim, spawn
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.errors import ParameterError
-from minipipe.pipeline import parameters
-from minipipe.pipeline.parameters import SharedParameters
+from minipipe.pipeline import tied
+from minipipe.pipeline.tied import SharedParameters
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model, text, train_alone, train_on
@@ -302,8 +302,8 @@ def test_a_sum_in_another_order_is_noticed(monkeypatch):
 
 
 def test_a_gradient_that_counts_twice_is_noticed(monkeypatch):
-    once = parameters._message
-    monkeypatch.setattr(parameters, "_message", lambda gradient: 2 * once(gradient))
+    once = tied._message
+    monkeypatch.setattr(tied, "_message", lambda gradient: 2 * once(gradient))
     check_is_noticed()
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from math import prod
 from numbers import Number
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -19,10 +19,12 @@ from minipipe.data import take_last_draw
 from minipipe.execution.checks.description import description, names_of
 from minipipe.execution.samples import Microbatches, Replicated
 from minipipe.nn import Parameter
-from minipipe.optim import Optimiser
-from minipipe.optim.optimiser import num_steps_over_nothing
+from minipipe.optim.nothing import steps_over_nothing
 from minipipe.pytree import flattened
 from minipipe.tensor import Tensor
+
+if TYPE_CHECKING:
+    from minipipe.optim import Optimiser
 
 _NUM_STEPS, _RATE, _SETTINGS = "number of optimiser steps", "learning rate", "optimiser"
 _STATE, _GRADIENTS = "loaded state", "state of the gradients"
@@ -77,7 +79,7 @@ class Updates:
         self._described, self._settings_digest, self._history = "", 0, (0, 0)
         self.are_gradients_kept = True
         self._is_trained = False
-        self._over_nothing = num_steps_over_nothing()
+        self._over_nothing = steps_over_nothing.get()
         for parameter in parameters:
             parameter.updates = self
             self._is_trained |= parameter.requires_grad
@@ -138,7 +140,7 @@ class Updates:
         """
         is_known = (
             self._is_trained or self._num_steps
-        ) and num_steps_over_nothing() == self._over_nothing
+        ) and steps_over_nothing.get() == self._over_nothing
         found = {
             _NUM_STEPS: self._num_steps,
             _RATE: self._rate,

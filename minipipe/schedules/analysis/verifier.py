@@ -60,18 +60,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from minipipe.core.flow import flow_of
 from minipipe.core.legality import misplaced, remarks
-from minipipe.core.memory import copies_held
 from minipipe.errors import Code, Problem, ScheduleError
 from minipipe.schedules.action import Action, F
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import Footprint, memory_levels
-from minipipe.schedules.analysis.updates import staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.collector import collector_paused
 from minipipe.specs import SCHEDULE_COUNT
+
+if TYPE_CHECKING:
+    from minipipe.schedules.analysis.activations import Footprint
 
 _DEADLOCKS = (Code.DEADLOCK, Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
 
@@ -263,6 +264,7 @@ def _memory_problems(
     if memory_limit is None:
         return []
     # on demand
+    from minipipe.schedules.analysis.activations import Footprint, memory_levels
     from minipipe.schedules.analysis.workload import (
         amount_per_rank,
         check_amounts,
@@ -298,6 +300,12 @@ def _age_problems(
     """Report, for each rank, the first action with too many versions of weights, or
     with weights that are too old.
     """
+    if max_versions is None and max_staleness is None:
+        return []
+    # on demand
+    from minipipe.core.memory import copies_held
+    from minipipe.schedules.analysis.updates import staleness
+
     problems = []
     limits = {"max_versions": (max_versions, 1), "max_staleness": (max_staleness, 0)}
     for name, (limit, least) in limits.items():
