@@ -256,8 +256,8 @@ class Framing:
         tag = 2 * program.num_stages * program.num_microbatches  # after the executor's
         if self._sums is not None:
             tag = self._sums.last_tag
-        assert shared is not None
-        shared.exchange_gradients(executor.batch.step, tag, executor.call.earlier)
+        if shared is not None:  # otherwise each rank has all stages that share one
+            shared.exchange_gradients(executor.batch.step, tag, executor.call.earlier)
 
     def _gather_input_gradients(self, executor: Executor, action: Action) -> None:
         self._intake.gather_input_gradients(executor.record.input_gradients)

@@ -208,10 +208,9 @@ class RankFile:
         yield from frame.state()
         if program.num_ranks > 1:
             yield "comm, sent = MPI.COMM_WORLD, []"
-        used = "\n".join([*sources, *row.lines])
-        step = "\n".join(row.lines)
+        used = "\n".join([*sources, row.source])
         updates = frame.update(self._plan.owners)
-        for text in [*self._general(used), *sources, step, *updates]:
+        for text in [*self._general(used), *sources, row.source, *updates]:
             yield f"\n\n{text}"
         yield "\n"
         draws = "uniform" in self._helpers
@@ -227,7 +226,7 @@ class RankFile:
             values = ", ".join(["{}"] * len(kept))
             what = "by stage or layer, and microbatch"
             yield f"{', '.join(kept)} = {values}  # {what}"
-        if "end_block(" in "".join(self._row.lines):
+        if "end_block(" in self._row.source:
             yield "blocks = {}  # by layers, the gradients of blocks of microbatches"
         yield from self._row.constants()
         yield from self._constants.lines(body)
