@@ -7,7 +7,7 @@ expected values, what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from math import inf, isfinite
 from numbers import Integral, Number, Real
 from typing import Any, NamedTuple
@@ -176,10 +176,11 @@ class Spec(NamedTuple):
         minipipe.errors.ArgumentError: Recompute takes a class; this is of type int.
         """
         if not isinstance(value, self.kind):
-            message = (
+            raise self.error(
+                "type",
                 f"{taker} takes {self.words}; this is of type {type(value).__name__}."
+                f"{self._behind}",
             )
-            raise self.error("type", f"{message}{self._behind}")
         return value
 
     @property
@@ -242,6 +243,37 @@ SCHEDULE_NUMBER = Spec(float, minimum=0, error=ScheduleError.of)
 """Numbers of a schedule: the error lists problems, as an error of the verifier does."""
 
 TEXT_WIDTH = Spec(int, minimum=40, expected="at least 40 columns")
+
+
+def state_of(owner: str, state: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
+    """Return the members of a state, each as declared; refuse any other state.
+
+    Parameters
+    ----------
+    owner : str
+        The class that takes the state.
+    state : Any
+        The result of a method ``state_dict``, or anything else.
+    specs : mapping of str to Spec
+
+    Examples
+    --------
+    >>> state_of("LossScale", {"value": 2}, {"value": Spec(float, above=0)})
+    {'value': 2.0}
+    >>> state_of("LossScale", {}, {"value": Spec(float, above=0)})
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: LossScale: the state is {}; expected the result...
+    """
+    if not isinstance(state, Mapping) or state.keys() != specs.keys():
+        raise ArgumentError(
+            "value",
+            f"{owner}: the state is {quoted(state, 80)}; expected the result of "
+            f"state_dict(), with {' and '.join(specs)}.",
+        )
+    return {
+        name: spec.check(f"{owner}: {name}", state[name])
+        for name, spec in specs.items()
+    }
 
 
 def divisor(

@@ -9,9 +9,15 @@ _NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, t
 
 
 @functools.cache
+def tree_of(source):
+    """Return the syntax tree of a text, which no test may change."""
+    return ast.parse(source)
+
+
+@functools.cache
 def parsed(path):
     """Return the syntax tree of a file, which no test may change."""
-    return ast.parse(path.read_text())
+    return tree_of(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -19,7 +25,7 @@ def code_lines(source):
     """Return the numbers of the lines of a module that hold code."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     lines = {n for t in tokens if t.type not in _NOT_CODE for n in range(t.start[0], t.end[0] + 1)}
-    return lines - _docstring_lines(ast.parse(source))
+    return lines - _docstring_lines(tree_of(source))
 
 
 def _docstring_lines(tree):
@@ -31,6 +37,6 @@ def _docstring_lines(tree):
 def functions(source):
     """Yield (name, lines of code) for every function of a module."""
     lines = code_lines(source)
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, len(lines & set(range(node.lineno, node.end_lineno + 1)))

@@ -2,7 +2,10 @@
 
 import functools
 import inspect
+import itertools
+import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -34,6 +37,33 @@ needs_mpi = pytest.mark.skipif(
 def slowly(*values, **options):
     """Return parameters of a test that runs in ``.ci/run`` only: others say the same, in less time."""
     return pytest.param(*values, marks=pytest.mark.slow, **options)
+
+
+def covering(*axes, strength=2):
+    """Return all cells of a table as parameters; those outside of a covering sample run in ``.ci/run`` only.
+
+    In the sample every combination of values of any ``strength`` axes occurs at least once. With 1 each value does.
+    """
+    axes = [list(axis) for axis in axes]
+    places = list(itertools.combinations(range(len(axes)), strength))
+    cells = list(itertools.product(*(range(len(axis)) for axis in axes)))
+
+    def combinations_in(cell):
+        return {(place, tuple(cell[axis] for axis in place)) for place in places}
+
+    missing = {each for cell in cells for each in combinations_in(cell)}
+    order, sample = random.Random(0).sample(cells, len(cells)), set()
+    for least in range(len(places), 0, -1):  # first the cells that add most
+        for cell in order:
+            added = combinations_in(cell) & missing
+            if len(added) >= least:
+                sample.add(cell)
+                missing -= added
+    parameters = []
+    for cell in cells:
+        values = [axis[number] for axis, number in zip(axes, cell)]
+        parameters.append(pytest.param(*values) if cell in sample else slowly(*values))
+    return parameters
 
 
 def for_each(**cases):
@@ -90,6 +120,16 @@ def environment(**changes):
 def mpirun(num_ranks, *command, limit=60, **changes):
     """Run ``python *command`` on ranks and wait. A job that outlasts ``limit`` seconds fails the test."""
     return run([find_mpirun(), "-n", str(num_ranks), sys.executable, *map(str, command)], limit, **changes)
+
+
+def mpirun_together(num_ranks, programs, limit=120):
+    """Run programs, a dict of names to words, by one mpirun; return what the ranks printed by name, in any order."""
+    words = [[str(word) for word in program] for program in programs.values()]
+    done = mpirun(num_ranks, "-m", "tests.together", json.dumps(words), limit=limit)
+    assert done.code == 0, done.err
+    ranks = [json.loads(line) for line in done.out.splitlines()]
+    assert len(ranks) == num_ranks
+    return {name: "".join(texts) for name, texts in zip(programs, zip(*ranks))}
 
 
 def run(command, limit=60, **changes):

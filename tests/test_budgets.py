@@ -39,8 +39,8 @@ LONG_YET = """
     coursework.sandbox
     coursework.several:grade_all
     coursework.submission:open_submission
-    execution.checks.finite:_described
-    execution.checks.finite:culprit_of
+    execution.checks.culprit:_described
+    execution.checks.culprit:culprit_of
     execution.executor
     execution.executor:__init__
     execution.objective
@@ -62,7 +62,7 @@ LONG_YET = """
     pipeline.checkpoint.restoring:_read
     pipeline.checkpoint.restoring:load
     pipeline.intake:batch
-    pipeline.parameters:exchange_gradients
+    pipeline.tied:exchange_gradients
     pipeline.pipeline
     pipeline.pipeline:__init__
     pipeline.pipeline:_train

@@ -14,15 +14,8 @@ from pathlib import Path
 import pytest
 
 from minipipe import io as files
-from minipipe.errors import FileError
 from tests.launch import run
-
-
-def refusal(call, *arguments, **options):
-    with pytest.raises(FileError) as caught:
-        call(*arguments, **options)
-    return caught.value
-
+from tests.refusals import refusal
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 

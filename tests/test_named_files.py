@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.code_lines import tree_of
 from tests.launch import ROOT, slowly
 
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
@@ -45,7 +46,7 @@ def missing(text, folder):
 
 def prose_of(source):
     """Return the docstrings and the comments of a program."""
-    nodes = ast.walk(ast.parse(source))
+    nodes = ast.walk(tree_of(source))
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     docstrings = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)

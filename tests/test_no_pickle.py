@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.code_lines import tree_of
 from tests.launch import mpirun, needs_mpi
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +29,7 @@ RUNS_TEXT = {
 
 def dangers(source, runs_text=False):
     """Yield each expression in a source that unpickles, or runs a text."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             if any(name.split(".")[0] in MODULES for name in names):

@@ -37,11 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
-        raise LaunchError(
-            "not-found",
-            "Expected a training program after the options, as in: minipipe "
-            "advise --ranks 4 train.py.",
-        )
+        given = "Expected a training program after the options, as in"
+        raise LaunchError("not-found", f"{given}: minipipe advise --ranks 4 train.py.")
     from minipipe.cli.advise_program import program_report
     from minipipe.cli.programs import check_program
     from minipipe.cli.ranks import check_room, warn_if_busy

@@ -151,9 +151,9 @@ def question_about(
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
         size = pipeline.group.size
         if size != 1:
-            given = f"{program} starts {counted(size, 'rank')} itself"
+            problem = f"{program} starts {counted(size, 'rank')} itself"
             how = "expected a program that calls init_process_group()"
-            raise ArgumentError("value", f"{given}; {how}.")
+            raise ArgumentError("value", f"{problem}; {how}.")
         raise _Left(question)
 
     with redirect_stdout(sys.stderr):
@@ -168,8 +168,8 @@ def question_about(
         except Exception as error:
             traceback.print_exception(error)
             raise ended_early(program, error, _BEFORE, _HINT) from None
-    given = f"{program} ended without a training step"
-    raise ArgumentError("value", f"{given}; expected a call of Pipeline.step.")
+    problem = f"{program} ended without a training step"
+    raise ArgumentError("value", f"{problem}; expected a call of Pipeline.step.")
 
 
 _BEFORE = "before its first training step"
@@ -215,10 +215,9 @@ def program_report(
     """
     checked_seconds(seconds, RACE_SECONDS)
     launcher = launcher_of_ranks()
-    work = (
-        f"running {program} until its first step, then measuring choices in turns on "
-        f"{counted(num_ranks, 'rank')}"
-    )
+    ranks = counted(num_ranks, "rank")
+    begin = f"running {program} until its first step"
+    work = f"{begin}, then measuring choices in turns on {ranks}"
     with Progress(work, _expected_seconds(seconds)) as progress:
         progress.tell(f"running {program} in this process")
         question = question_about(program, arguments, **limits)

@@ -92,10 +92,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
         remark = "; forward only, so it does not train"
     found = _ages(schedule) if U in schedule.kinds else {}
     if found:
-        versions = (
-            f"versions of weights by rank {by_rank(found['versions'])} (without "
-            f"copies: drift {found['drift']})"
-        )
+        by_ranks = by_rank(found["versions"])
+        change = f"drift {found['drift']}"
+        versions = f"versions of weights by rank {by_ranks} (without copies: {change})"
         remark += f"; {versions}; staleness {found['staleness']}"
     text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"
     return answer(options, {ANSWER: True, **figures(schedule, timeline), **found}, text)
@@ -187,10 +186,8 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
     except ArgumentError:
         found = solve_by_branch_and_bound(workload, objective, seconds)
     if found.value < certificate.bound * (1 - ROUNDING):
-        message = (
-            f"The certificate says that no schedule is below {certificate.bound:.12g}; "
-            f"{found.found_by} found"
-        )
+        claim = f"no schedule is below {certificate.bound:.12g}"
+        message = f"The certificate says that {claim}; {found.found_by} found"
         raise ScheduleError.of(Code.MISMATCH, f"{message} one with {found.value:.12g}.")
     return found
 

@@ -85,26 +85,21 @@ def run(options: argparse.Namespace) -> ExitStatus:
     grids, left_out = task.grids(num_ranks)
     if not grids:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise misuse(
-            f"No mesh of {counted(num_ranks, 'rank')} fits this model. {reasons}."
-        )
+        problem = f"No mesh of {counted(num_ranks, 'rank')} fits this model"
+        raise misuse(f"{problem}. {reasons}.")
     hosts, link = _hosts_of(options)
     rounds = options.rounds
     seconds = _checked_seconds(task, grids, num_ranks, rounds)
     if ranks_of_launcher(os.environ) != 1:
-        raise misuse(
-            "minipipe compare starts its ranks itself; run it without mpirun, as "
-            f"minipipe compare --ranks {num_ranks}."
-        )
+        problem = "minipipe compare starts its ranks itself; run it without mpirun"
+        raise misuse(f"{problem}, as minipipe compare --ranks {num_ranks}.")
     launcher = launcher_of_ranks()
     if launcher is None:
         on = counted(num_ranks, "thread rank")
     else:
         on = f"{counted(num_ranks, 'rank')} under mpirun"
-    work = (
-        f"comparing {counted(len(grids), 'mesh')} on {on}, {counted(rounds, 'round')} "
-        "of steps in turns"
-    )
+    turns = f"{counted(rounds, 'round')} of steps in turns"
+    work = f"comparing {counted(len(grids), 'mesh')} on {on}, {turns}"
     warn_if_busy()
     with Progress(work, seconds) as progress:
         if launcher is None:
@@ -155,28 +150,20 @@ def _checked_seconds(
     """Return the approximate time of the comparison; refuse one that exceeds the
     memory, or takes days.
     """
-    own = (
-        f"--layers {task.layers}, --width {task.width}, --batch {task.batch}, --length "
-        f"{task.length}"
-    )
+    model = f"--layers {task.layers}, --width {task.width}"
+    own = f"{model}, --batch {task.batch}, --length {task.length}"
     needed, here = least_bytes(task, grids, num_ranks), memory_of_this_host()
     if needed > here:
         sizes = [format_memory(size, "bytes") for size in (needed, here)]
         held = f"the meshes of {counted(num_ranks, 'rank')} need at least {sizes[0]}"
-        raise misuse(
-            f"With {own}, {held}, and this machine has {sizes[1]}; choose a smaller "
-            "model, batch or --ranks."
-        )
+        reason = f"With {own}, {held}, and this machine has {sizes[1]}"
+        raise misuse(f"{reason}; choose a smaller model, batch or --ranks.")
     seconds = expected_seconds(task, len(grids), rounds, num_ranks, len(cores()))
     if seconds > _MOST_SECONDS:
-        given = (
-            f"With {own} and --rounds {rounds}, the comparison takes about "
-            f"{duration(seconds)}"
-        )
-        raise misuse(
-            f"{given}; expected at most {duration(_MOST_SECONDS)}: choose a smaller "
-            "model, batch or --rounds."
-        )
+        time = duration(seconds)
+        given = f"With {own} and --rounds {rounds}, the comparison takes about {time}"
+        reason = f"{given}; expected at most {duration(_MOST_SECONDS)}"
+        raise misuse(f"{reason}: choose a smaller model, batch or --rounds.")
     return seconds
 
 
@@ -207,10 +194,8 @@ def _form_of(options: argparse.Namespace) -> str:
     """
     # refuse now instead of after a minute
     if options.output is not None and not options.output.parent.is_dir():
-        raise misuse(
-            f"{quoted(str(options.output), 200)} cannot be written: its folder does "
-            "not exist."
-        )
+        problem = f"{quoted(str(options.output), 200)} cannot be written"
+        raise misuse(f"{problem}: its folder does not exist.")
     if options.output is not None and options.format is None:
         return _ENDINGS[ending_of(options.output, _ENDINGS)]
     return options.format or ("json" if options.json else "text")

@@ -44,29 +44,21 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Write the student's copy of the exercises, or a file about them."""
     form, target = options.form, options.target
     if form != "autograder" and (options.variants or options.late_factor is not None):
-        raise misuse(
-            f"--variants and --late-factor need --as autograder; --as {form} has "
-            "neither."
-        )
+        problem = "--variants and --late-factor need --as autograder"
+        raise misuse(f"{problem}; --as {form} has neither.")
     if form == "copy":
         if options.only:
-            raise misuse(
-                "A copy has all tasks; --only needs --as handout, solutions, "
-                "autograder or classroom."
-            )
+            forms = "handout, solutions, autograder or classroom"
+            raise misuse(f"A copy has all tasks; --only needs --as {forms}.")
         if target.suffix.lower() in (".html", ".pdf", ".zip", ".yml"):
-            raise misuse(
-                f"A copy is a directory, and {target.name} is the name of a file; "
-                "choose what to write with --as."
-            )
+            problem = f"A copy is a directory, and {target.name} is the name of a file"
+            raise misuse(f"{problem}; choose what to write with --as.")
         written = write_coursework(
             target, source=options.source, student=options.student
         )
         tasks = sum(path.name.startswith("test_") for path in written)
-        text = (
-            f"wrote {counted(tasks, 'task')} to {target}; begin with "
-            f"{target / 'README.md'}"
-        )
+        first = target / "README.md"
+        text = f"wrote {counted(tasks, 'task')} to {target}; begin with {first}"
         return answer(
             options,
             {"directory": str(target), "files": [path.name for path in written]},

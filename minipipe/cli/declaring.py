@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.numbers import add_number
-from minipipe.cli.options import NUM_RANKS, file_path
 from minipipe.io import MOST_STAGES
 from minipipe.specs import COUNT
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 RANKS = COUNT._replace(maximum=MOST_STAGES)
+NUM_RANKS = 4  # by default
 
 
-def add_flag(parser: argparse.ArgumentParser, name: str, words: str) -> None:
+def file_path(text: str) -> Path:
+    """Return the path of an option."""
+    from pathlib import Path  # on demand: most commands print their answer
+
+    return Path(text)
+
+
+def add_flag(parser: Parser, name: str, words: str, **more: Any) -> None:
     """Declare an option without a value."""
-    parser.add_argument(name, action="store_true", help=words)
+    parser.add_argument(name, action="store_true", help=words, **more)
 
 
-def add_text(
-    parser: argparse.ArgumentParser, name: str, metavar: str, words: str
-) -> None:
+def add_text(parser: Parser, name: str, metavar: str, words: str) -> None:
     """Declare an option or argument whose value is text."""
     parser.add_argument(name, metavar=metavar, help=words)
 
 
-def add_file(
-    parser: argparse.ArgumentParser, name: str, words: str, metavar: str = "FILE"
-) -> None:
+def add_file(parser: Parser, name: str, words: str, metavar: str = "FILE") -> None:
     """Declare an option or argument whose value is a path."""
     parser.add_argument(name, type=file_path, metavar=metavar, help=words)
 
 
-def add_ranks(parser: argparse.ArgumentParser) -> None:
+def add_ranks(parser: Parser) -> None:
     """Declare the number of ranks that a verb starts."""
     usual = "number of ranks (default: %(default)s)"
     add_number(parser, "--ranks", RANKS, "P", usual, default=NUM_RANKS)
 
 
-def add_program(parser: argparse.ArgumentParser, name: str, words: str) -> None:
+def add_program(parser: Parser, name: str, words: str) -> None:
     """Declare a program to run; :func:`add_arguments` declares its arguments."""
     parser.add_argument(name, nargs="?", metavar=name.upper(), help=words)
 
 
-def add_arguments(parser: argparse.ArgumentParser, program: str) -> None:
+def add_arguments(parser: Parser, program: str) -> None:
     """Declare the arguments of a program: all that follow it."""
     words = f"arguments of the {program}"
     rest = argparse.REMAINDER

@@ -90,10 +90,8 @@ def _file(options: argparse.Namespace) -> Path:
     is_name = name in REGISTRY
     file = options.output or Path(f"{name}.csv" if is_name else name)
     if is_name and options.output is None and os.path.exists(file):
-        raise misuse(
-            f"{file} exists: edit it with `minipipe edit {file}`, or save to "
-            "another file with -o FILE."
-        )
+        problem = f"{file} exists: edit it with `minipipe edit {file}`"
+        raise misuse(f"{problem}, or save to another file with -o FILE.")
     ending_of(file, (".csv", ".txt"))
     return file
 

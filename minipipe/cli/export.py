@@ -34,15 +34,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Run the program, and write the files of its ranks."""
     if options.program is None:
         example = "minipipe export train.py --ranks 2 -o exported"
-        raise LaunchError(
-            "not-found", f"Expected a training program, as in: {example}."
-        )
+        problem = "Expected a training program, as in"
+        raise LaunchError("not-found", f"{problem}: {example}.")
     if options.output is None:
         raise misuse("Expected a folder to write to: -o DIR.")
     if options.output.exists() and not options.output.is_dir():
-        raise misuse(
-            f"{quoted(str(options.output), 200)} is a file; expected a folder."
-        )
+        problem = f"{quoted(str(options.output), 200)} is a file"
+        raise misuse(f"{problem}; expected a folder.")
     from minipipe.cli.export_program import exported
     from minipipe.cli.ranks import check_room
 
@@ -53,10 +51,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     folder = printable(str(options.output))
     parts = " : ".join(f"-n 1 python {name}" for name in files)
     command = f"mpirun {parts}" if len(files) > 1 else f"python {files[0]}"
-    text = (
-        f"wrote {', '.join(files)} to {folder}, {counted(options.steps, 'step')}; run "
-        f"them there: {command}"
-    )
+    steps = counted(options.steps, "step")
+    text = f"wrote {', '.join(files)} to {folder}, {steps}; run them there: {command}"
     data = {
         "wrote": [str(options.output / name) for name in files],
         "steps": options.steps,

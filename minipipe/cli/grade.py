@@ -142,14 +142,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
 def _check(options: argparse.Namespace, count: int) -> None:
     """Refuse options that do not fit together, or a number of submissions."""
     if options.gradescope and count != 1:
-        raise misuse(
-            f"--gradescope writes the results of one submission, and there are {count}."
-        )
+        problem = "--gradescope writes the results of one submission"
+        raise misuse(f"{problem}, and there are {count}.")
     if options.student and count != 1:
-        raise misuse(
-            f"--student names the student of one submission, and there are {count}; "
-            "--variants uses the name of each."
-        )
+        given = f"--student names the student of one submission, and there are {count}"
+        raise misuse(f"{given}; --variants uses the name of each.")
 
 
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
@@ -163,10 +160,8 @@ def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Lead
 
 def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
     if options.submissions or options.student or options.leaderboard:
-        raise misuse(
-            "--check tests the exercises with all numbers; leave out submissions, "
-            "--student and --leaderboard."
-        )
+        problem = "--check tests the exercises with all numbers"
+        raise misuse(f"{problem}; leave out submissions, --student and --leaderboard.")
     with Progress("trying the exercises", is_long=False):
         tried = try_exercises(chosen_of(exercises, options.only), options.time_limit)
     is_so = not any(each.problem for each in tried)
@@ -178,10 +173,8 @@ def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
 
 def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
     if board is None or options.csv or options.junit or options.gradescope:
-        raise misuse(
-            "Expected a submission, such as `minipipe grade mine`; --leaderboard "
-            "FILE alone prints that file."
-        )
+        problem = "Expected a submission, such as `minipipe grade mine`"
+        raise misuse(f"{problem}; --leaderboard FILE alone prints that file.")
     entries = board.read()
     return answer(
         options, {"leaderboard": standings_as_json(entries)}, as_text(entries)
@@ -197,10 +190,8 @@ def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
     if factor is not None and handed is None:
         raise misuse("--late-factor needs the times of submissions: add --times FILE.")
     if factor is None and deadline is not None:
-        raise misuse(
-            "--deadline changes no points without --late-factor: add --late-factor "
-            "F, such as 0.9."
-        )
+        problem = "--deadline changes no points without --late-factor"
+        raise misuse(f"{problem}: add --late-factor F, such as 0.9.")
 
     def of_each(name: str) -> dict[str, Any]:
         found: dict[str, Any] = (

@@ -134,9 +134,8 @@ class _Once(argparse.Action):
     ) -> None:
         assert isinstance(parser, _Parser)
         if option is not None and self.dest in parser.seen:
-            raise argparse.ArgumentError(
-                self, "this option was passed twice; pass it once"
-            )
+            problem = "this option was passed twice"
+            raise argparse.ArgumentError(self, f"{problem}; pass it once")
         parser.seen.add(self.dest)
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
@@ -204,9 +203,8 @@ def _explain_or_refuse(words: list[str]) -> NoReturn:
         parser.print_help(sys.stderr)
         parser.exit(ExitStatus.MISUSE)
     parser.parse_args(words)
-    raise AssertionError(
-        "without a verb, argparse prints the help, the version or the usage, and exits"
-    )
+    problem = "without a verb, argparse prints the help"
+    raise AssertionError(f"{problem}, the version or the usage, and exits")
 
 
 def _complete() -> NoReturn:
@@ -292,10 +290,9 @@ def _complaint(error: MinipipeError, shown: int = 5) -> str:
     if not isinstance(error, ScheduleError):
         return error.message
     first, *others = error.problems
-    lines = [
-        f"[{first.code}] {first.message}",
-        *([f"\n{error.grid}\n"] if error.grid else []),
-    ]
+    lines = [f"[{first.code}] {first.message}"]
+    if error.grid:
+        lines.append(f"\n{error.grid}\n")
     lines += [f"also: [{problem.code}] {problem.message}" for problem in others[:shown]]
     if len(others) > shown:
         lines.append(f"and {len(others) - shown} more")

@@ -65,9 +65,8 @@ def whole(text: str) -> int:
     try:
         return parse_integer(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"cannot read {quoted(text)}; expected a whole number, such as 4"
-        ) from None
+        problem = f"cannot read {quoted(text)}; expected a whole number"
+        raise argparse.ArgumentTypeError(f"{problem}, such as 4") from None
 
 
 def real(text: str) -> float:
@@ -81,6 +80,5 @@ def real(text: str) -> float:
     try:
         return parse_real(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"cannot read {quoted(text)}; expected a number, such as 0.5"
-        ) from None
+        problem = f"cannot read {quoted(text)}; expected a number"
+        raise argparse.ArgumentTypeError(f"{problem}, such as 0.5") from None

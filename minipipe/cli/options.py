@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from minipipe.cli.declaring import NUM_RANKS, Parser, add_flag, file_path
 from minipipe.cli.numbers import add_number, real
+from minipipe.cli.output import help_text
 from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.io import parse_integer, read_stream
 from minipipe.schedules.action_table import (
@@ -20,6 +23,7 @@ from minipipe.schedules.action_table import (
     read_schedule,
     schedule_of_text,
 )
+from minipipe.schedules.placement import check_sizes_of
 from minipipe.schedules.registry import (
     NUM_MICROBATCHES,
     REGISTRY,
@@ -32,35 +36,14 @@ from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, 
 from minipipe.specs import SCHEDULE_COUNT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from minipipe.schedules.analysis.activations import Footprint
     from minipipe.schedules.simulation.costs import Costs
 
-    _Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 _MOST_OF_A_FLOAT = 10**308  # a larger limit has no effect
-NUM_RANKS = 4  # of a named schedule, by default
-COSTS = """Costs of one stage, such as F=1,I=1,W=1,latency=0.5. A value per stage has
-colons: F=1:2:1:1. Times share one unit, sizes and memory another.
-  F, I, W               time of forward, input gradient, weight gradient
-  latency, bandwidth    a message takes latency + message_size / bandwidth
-  message_size          size of an activation sent to the next stage
-  overhead              time between two actions of a rank
-  update                time of U, or between two training steps
-  overlap               hidden part of the shorter of two overlapped actions,
-                        from 0 to 1
-  activation            memory of a microbatch from F until B or I
-  weight_activation     the same from I until W (default: activation)
-  transient_activation  additional memory during B or I
-  copy_bandwidth        memory copied in a unit of time by O or L
-  weights               memory of each additional version of the weights
-  gradient_size         size of the gradients that replicas all-reduce
-  slice_work            relative work of the slices of a sequence: 3:1
-  keys_values           part of activation that is keys and values of slices
-  cores                 cores of each host, which its ranks share: 2
-  hosts                 host of each rank: 0:0:1:1; messages between two hosts
-                        share a link"""
+
+
+_OF_NAMES = ("--group", "--per-update", "--joined", "--slices")  # not of a table
 
 
 def add_schedule(
@@ -75,123 +58,87 @@ def add_schedule(
     )
     schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
     group = parser.add_argument_group("schedule")
-    add = group.add_argument
     add_chunks(group)
     smallest = "smallest group of microbatches, if interleaved (default: P)"
-    add_number(group, "--group", SCHEDULE_COUNT, metavar="G", help=smallest)
+    add_number(group, "--group", SCHEDULE_COUNT, "G", smallest)
     per_update = "microbatches per weight update, for 2bw (default: P) and paci (2)"
-    add_number(group, "--per-update", SCHEDULE_COUNT, metavar="A", help=per_update)
-    add(
-        "--joined",
-        action="store_true",
-        default=None,
-        help="overlap forwards with backwards, for dualpipe and dualpipe-v",
-    )
-    add(
-        "--recompute",
-        action="store_true",
-        help="drop activations after F; recompute them (R) before B",
-    )
+    add_number(group, "--per-update", SCHEDULE_COUNT, "A", per_update)
+    joined = "overlap forwards with backwards, for dualpipe and dualpipe-v"
+    add_flag(group, "--joined", joined, default=None)
+    recompute = "drop activations after F; recompute them (R) before B"
+    add_flag(group, "--recompute", recompute)
     offload = "copy activations to the host (O) and back (L): a rank holds at most N"
-    add_number(group, "--offload", SCHEDULE_COUNT, metavar="N", help=offload)
+    add_number(group, "--offload", SCHEDULE_COUNT, "N", offload)
     replicas = "data-parallel replicas, with all-reduces of gradients"
-    add_number(group, "--replicas", SCHEDULE_COUNT, metavar="D", help=replicas)
+    add_number(group, "--replicas", SCHEDULE_COUNT, "D", replicas)
     slices = "slices per sequence, for seq1f1b (default: 2)"
-    add_number(group, "--slices", SCHEDULE_COUNT, metavar="K", help=slices)
+    add_number(group, "--slices", SCHEDULE_COUNT, "K", slices)
     frozen = "frozen stages: leave out the backwards that they do not need"
-    add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
+    numbers: dict[str, Any] = {"type": whole_numbers, "default": []}
+    group.add_argument("--freeze", **numbers, metavar="S,…", help=frozen)
     steps = "consecutive training steps (default: 1)"
-    add_number(group, "--steps", SCHEDULE_COUNT, default=1, metavar="N", help=steps)
+    add_number(group, "--steps", SCHEDULE_COUNT, "N", steps, default=1)
     rows = (
         "all that ranks do in a step: also handshake, finite check, loss and update, "
         "and gathers of replicas"
     )
-    add("--rows", action="store_true", help=rows)
-    add(
-        "--ignore-sharding",
-        action="store_true",
-        help="skip UNSHARD, RESHARD and REDUCE_GRAD in a file",
-    )
+    add_flag(group, "--rows", rows)
+    skipped = "skip UNSHARD, RESHARD and REDUCE_GRAD in a file"
+    add_flag(group, "--ignore-sharding", skipped)
     add_sizes(group)
     add_costs(parser)
 
 
-def add_chunks(parser: _Parser) -> None:
+def add_chunks(parser: Parser) -> None:
     """Declare the stages per rank."""
     chunks = "stages per rank, for schedules that support several"
-    add_number(parser, "--chunks", SCHEDULE_COUNT, metavar="V", help=chunks)
+    add_number(parser, "--chunks", SCHEDULE_COUNT, "V", chunks)
 
 
-def add_sizes(parser: _Parser, several_batches: bool = False) -> None:
+def add_sizes(parser: Parser, several_batches: bool = False) -> None:
     """Declare the sizes of named schedules, optionally with several numbers of
     microbatches.
     """
-    add_number(
-        parser,
-        "--ranks",
-        SCHEDULE_COUNT,
-        metavar="P",
-        help=f"number of ranks (default: {NUM_RANKS})",
-    )
-    help_text = f"number of microbatches (default: {NUM_MICROBATCHES})"
+    ranks = f"number of ranks (default: {NUM_RANKS})"
+    add_number(parser, "--ranks", SCHEDULE_COUNT, "P", ranks)
+    usual = f"number of microbatches (default: {NUM_MICROBATCHES})"
+    name = "--microbatches"
     if several_batches:
-        parser.add_argument(
-            "--microbatches", type=whole_numbers, metavar="M,…", help=help_text
-        )
+        parser.add_argument(name, type=whole_numbers, metavar="M,…", help=usual)
     else:
-        add_number(
-            parser, "--microbatches", SCHEDULE_COUNT, metavar="M", help=help_text
-        )
+        add_number(parser, name, SCHEDULE_COUNT, "M", usual)
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:
     """Declare the costs by which schedules are timed."""
-    costs = parser.add_argument_group("costs", COSTS)
+    costs = parser.add_argument_group("costs", help_text("costs"))
     such = "as above, or a file that Costs.save wrote (default: F=1,I=1,W=1)"
     costs.add_argument("--costs", default="", metavar="F=…,I=…|FILE.json", help=such)
     add_sends_block(costs)
 
 
-def add_sends_block(parser: _Parser) -> None:
+def add_sends_block(parser: Parser) -> None:
     """Declare blocking sends."""
-    parser.add_argument(
-        "--sends-block",
-        action="store_true",
-        help="a send blocks its rank until it is received",
-    )
+    blocks = "a send blocks its rank until it is received"
+    add_flag(parser, "--sends-block", blocks)
 
 
-def add_output(parser: argparse.ArgumentParser, help_text: str) -> None:
+def add_output(parser: argparse.ArgumentParser, words: str) -> None:
     """Declare the file to write."""
-    parser.add_argument(
-        "-o", "--output", type=file_path, metavar="FILE", help=help_text
-    )
-
-
-def file_path(text: str) -> Path:
-    """Return the path of an option."""
-    from pathlib import Path  # on demand: most commands print their answer
-
-    return Path(text)
+    add = parser.add_argument
+    add("-o", "--output", type=file_path, metavar="FILE", help=words)
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Declare the wait between training steps."""
-    parser.add_argument(
-        "--wait",
-        action="store_true",
-        help="before each further step, wait for the loss from the last stage",
-    )
+    wait = "before each further step, wait for the loss from the last stage"
+    add_flag(parser, "--wait", wait)
 
 
 def add_memory_limit(parser: argparse.ArgumentParser, unit: str) -> None:
     """Declare a limit of memory."""
-    parser.add_argument(
-        "--memory-limit",
-        type=_number,
-        metavar="N",
-        help=f"the most {unit} a rank may hold",
-    )
+    most = f"the most {unit} a rank may hold"
+    parser.add_argument("--memory-limit", type=_number, metavar="N", help=most)
 
 
 PAIRS_OR_AMOUNT = (
@@ -219,10 +166,8 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [parse_integer(number) for number in text.split(",")]
     except ValueError:
-        message = (
-            f"{quoted(text)} is not a list of whole numbers; expected a list such as 4 "
-            "or 2,4,8"
-        )
+        given = f"{quoted(text)} is not a list of whole numbers"
+        message = f"{given}; expected a list such as 4 or 2,4,8"
         raise argparse.ArgumentTypeError(message) from None
 
 
@@ -236,10 +181,8 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
         Codes ``name``, ``value``, ``unreadable`` and ``syntax``.
     """
     schedule = _one_step(given, options)
-    try:
+    with _about("--freeze"):
         schedule = freeze_stages(schedule, options.freeze)
-    except ScheduleError as error:
-        raise misuse(f"--freeze: {error.problems[0].message}") from None
     offload, replicas = options.offload, options.replicas
     for name, is_given, transform in (
         ("--recompute", options.recompute, recomputed),
@@ -252,11 +195,18 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
                     f"{name} needs a schedule without messages; remove SEND and "
                     f"RECV from {given}."
                 )
-            try:
+            with _about(name):
                 schedule = transform(schedule)
-            except ScheduleError as error:
-                raise misuse(f"{name}: {error.problems[0].message}") from None
     return _framed(schedule, options) if getattr(options, "rows", False) else schedule
+
+
+@contextmanager
+def _about(option: str) -> Iterator[None]:
+    """Name the option in an error about its effect."""
+    try:
+        yield
+    except ScheduleError as error:
+        raise misuse(f"{option}: {error.problems[0].message}") from None
 
 
 def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Program:
@@ -264,15 +214,11 @@ def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Progra
     from minipipe.schedules.analysis.lowering import lower
 
     if options.steps > 1:
-        raise misuse(
-            f"--rows are of one step, and --steps is {options.steps}; leave one of "
-            "them out."
-        )
+        problem = f"--rows are of one step, and --steps is {options.steps}"
+        raise misuse(f"{problem}; leave one of them out.")
     if schedule.rank_kinds:
-        raise misuse(
-            f"{schedule.title} has the instructions of --rows already; leave --rows "
-            "out."
-        )
+        problem = f"{schedule.title} has the instructions of --rows already"
+        raise misuse(f"{problem}; leave --rows out.")
     if (
         isinstance(schedule, Schedule)
         and schedule.has_replicas
@@ -306,10 +252,8 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
     """
     if options.steps == 1 and getattr(options, "wait", False):
         raise misuse("--wait applies between training steps; add --steps 2 or more.")
-    try:
+    with _about("--steps"):
         return repeat(schedule, options.steps)
-    except ScheduleError as error:
-        raise misuse(f"--steps: {error.problems[0].message}") from None
 
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
@@ -318,39 +262,19 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
             options.chunks,
             options.group,
             options.per_update,
-            options.joined,
+            options.joined or None,
             options.slices,
         )
         return build(given, *sizes_of(options), *found)
-    if given == "-":
-        schedule = schedule_of_text(
-            read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding
-        )
-    elif os.path.exists(given) and not os.path.isdir(given):
-        schedule = read_schedule(given, options.ignore_sharding)
-    else:
-        message = (
-            f"There is neither a schedule nor a file {quoted(given, 120)}; "
-            f"{expected_names(given)}."
-        )
-        if given.lower().endswith((".csv", ".txt")):
-            message = (
-                f"There is no file {quoted(given, 120)}; expected a file, or a name "
-                "from `minipipe schedules`."
-            )
-        raise misuse(message, Code.NAME)
-    of_names = {
-        "--group": options.group,
-        "--per-update": options.per_update,
-        "--joined": options.joined,
-    }
-    for option, value in {**of_names, "--slices": options.slices}.items():
-        if value is not None:
+    schedule = _table_of(given, options.ignore_sharding)
+    for option in _OF_NAMES:
+        if getattr(options, option[2:].replace("-", "_")) not in (None, False):
             raise misuse(
                 f"{option} applies to named schedules only, and {given} is a file; "
                 "leave it out."
             )
-    for option, wanted, own in (
+    check_sizes_of(
+        given,
         ("--ranks", options.ranks, schedule.num_ranks),
         (
             "--microbatches",
@@ -358,13 +282,22 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
             schedule.num_microbatches / schedule.num_slices,
         ),
         ("--chunks", options.chunks, schedule.num_stages / schedule.num_ranks),
-    ):
-        if wanted not in (None, own):
-            message = (
-                f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
-            )
-            raise misuse(message)
+    )
     return schedule
+
+
+def _table_of(given: str, ignore_sharding: bool) -> Schedule | Program:
+    """Return the schedule of a file, or of the standard input."""
+    if given == "-":
+        text = read_stream(sys.stdin, "stdin")
+        return schedule_of_text(text, "stdin", ignore_sharding)
+    if os.path.exists(given) and not os.path.isdir(given):
+        return read_schedule(given, ignore_sharding)
+    what, expected = "neither a schedule nor a", expected_names(given)
+    if given.lower().endswith((".csv", ".txt")):
+        what, expected = "no", "expected a file, or a name from `minipipe schedules`"
+    message = f"There is {what} file {quoted(given, 120)}; {expected}."
+    raise misuse(message, Code.NAME)
 
 
 def schedules_of(

@@ -39,6 +39,11 @@ EPILOG = Template(help_text("paper")).substitute(
     columns=",\n".join(f"  {','.join(names)}" for names in _COLUMNS),
 )
 
+_HEAD = [
+    *("model", "GPUs", "t", "p", "d", "m", "v", "recompute"),
+    *("seconds", "paper", "TF/s", "paper", "error"),
+]
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -110,10 +115,8 @@ def _runs(given: str) -> list[Run]:
     if given in TABLES:
         return published_runs(given)
     if not given.lower().endswith(".csv"):
-        raise misuse(
-            f"There is no table {quoted(given)}; expected {', '.join(TABLES)}, or a "
-            "file that ends in .csv."
-        )
+        reason = f"There is no table {quoted(given)}; expected {', '.join(TABLES)}"
+        raise misuse(f"{reason}, or a file that ends in .csv.")
     try:
         return read_runs(read_text(given))
     except ArgumentError as error:
@@ -144,10 +147,8 @@ def _hardware(given: str | None) -> Hardware:
         except ArgumentError:
             rates[name] = nan
         if not (0 <= rates[name] < inf and (rates[name] or name.endswith("latency"))):
-            known = (
-                f"a number above 0 for any of {', '.join(_rates_of(A100))}, such as "
-                "products=6e14"
-            )
+            rate = f"any of {', '.join(_rates_of(A100))}"
+            known = f"a number above 0 for {rate}, such as products=6e14"
             raise misuse(f"--rates has {quoted(part)}; expected {known}.")
     products, memory, *links = rates.values()
     return Hardware(products, memory, Link(*links[:2]), Link(*links[2:]))
@@ -189,23 +190,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "chunks_per_rank",
         "recompute",
     )
-    cells = [
-        [
-            "model",
-            "GPUs",
-            "t",
-            "p",
-            "d",
-            "m",
-            "v",
-            "recompute",
-            "seconds",
-            "paper",
-            "TF/s",
-            "paper",
-            "error",
-        ]
-    ]
+    cells = [_HEAD]
     for row in rows:
         times = (f"{row['seconds']:.2f}", _or_dash(row["published_seconds"], "{:.2f}"))
         rates = (

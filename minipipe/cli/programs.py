@@ -80,6 +80,6 @@ def ended_early(
 def check_num_ranks(program: str, used: int, expected: int, which: str) -> None:
     """Refuse a program that trains on another number of ranks than were started."""
     if used != expected:
-        given = f"{program} uses {counted(used, 'rank')} of the {expected} {which}"
+        problem = f"{program} uses {counted(used, 'rank')} of the {expected} {which}"
         how = "expected a program that calls init_process_group()"
-        raise ArgumentError("value", f"{given}; {how}.")
+        raise ArgumentError("value", f"{problem}; {how}.")

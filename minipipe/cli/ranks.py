@@ -97,9 +97,8 @@ def answer_of_ranks(
                 json.loads(error.read_text()), f"{failed} under mpirun -n {num_ranks}"
             )
         if job.code or not answer.exists():
-            raise LaunchError(
-                "unavailable", f"{failed} under mpirun -n {num_ranks}: {job.cause}"
-            )
+            problem = f"{failed} under mpirun -n {num_ranks}"
+            raise LaunchError("unavailable", f"{problem}: {job.cause}")
         return json.loads(answer.read_text())
 
 
@@ -130,10 +129,8 @@ def check_room(num_ranks: int) -> None:
             format_memory(size, "bytes") for size in (BYTES_OF_A_RANK, needed, here)
         ]
         held = f"each is a process of at least {sizes[0]}, together {sizes[1]}"
-        raise misuse(
-            f"--ranks is {num_ranks}: {held}, and this machine has {sizes[2]}; "
-            "choose fewer ranks."
-        )
+        problem = f"--ranks is {num_ranks}: {held}, and this machine has {sizes[2]}"
+        raise misuse(f"{problem}; choose fewer ranks.")
 
 
 def asked_of_ranks() -> dict[str, Any]:
@@ -189,9 +186,8 @@ def _raise(found: Mapping[str, Any], failed: str) -> NoReturn:
     """
     kind, code, message = found["kind"], found.get("code"), found["message"]
     if code is None:
-        raise LaunchError(
-            "unavailable", f"{failed}: rank {found['rank']}: {kind}: {message}"
-        )
+        problem = f"{failed}: rank {found['rank']}"
+        raise LaunchError("unavailable", f"{problem}: {kind}: {message}")
     if kind == "ScheduleError":
         raise ScheduleError.of(Code(code), message)
     raise getattr(errors, kind)(code, message)

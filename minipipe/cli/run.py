@@ -50,11 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the job, and return its exit code for the shell."""
     if sys.platform == "win32":
-        raise LaunchError(
-            "unavailable",
-            "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are "
-            "threads.",
-        )
+        problem = "minipipe has no MPI on Windows; use minipipe.spawn"
+        raise LaunchError("unavailable", f"{problem}, whose ranks are threads.")
     job = _job(options)
     code = become_supervisor()
     if code is not None:  # in the guarding process, after the supervisor has exited
@@ -80,29 +77,23 @@ def _job(options: argparse.Namespace) -> JobSpec:
         ("--probe", options.probe),
     ):
         if not hosts and given is not None:
-            raise ArgumentError(
-                "value", f"{option} needs --hostfile FILE, which lists the hosts."
-            )
+            reason = f"{option} needs --hostfile FILE"
+            raise ArgumentError("value", f"{reason}, which lists the hosts.")
     _check_script(options.script)
     slots = sum(host.slots for host in hosts)
     ranks = slots if options.ranks is None and hosts else options.ranks
     if ranks is None:
-        raise ArgumentError(
-            "value",
-            "-n is missing; expected the number of ranks before the script, as in "
-            "-n 4 train.py.",
-        )
+        reason = "-n is missing; expected the number of ranks before the script"
+        raise ArgumentError("value", f"{reason}, as in -n 4 train.py.")
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
     # also the slots of the hostfile
     RANKS.check("-n", ranks)
     COUNT._replace(maximum=ranks).check("--min-ranks", min_ranks)
     probe = PROBE if options.probe is None else _words("--probe", options.probe)
     if not any("HOST" in word for word in probe):
-        raise ArgumentError(
-            "value",
-            f"--probe is {quoted(options.probe)}; expected a command that "
-            "contains HOST, in place of the host name.",
-        )
+        reason = f"--probe is {quoted(options.probe)}"
+        how = "expected a command that contains HOST, in place of the host name"
+        raise ArgumentError("value", f"{reason}; {how}.")
     if not all(is_here(host.name) for host in hosts):
         _check_installed(probe[0], "install it, or choose another command with --probe")
     program = (options.script, *options.arguments)
@@ -119,15 +110,11 @@ def _job(options: argparse.Namespace) -> JobSpec:
 
 def _check_script(script: str | None) -> None:
     if script is None:
-        raise LaunchError(
-            "not-found",
-            "Expected a script after the options, as in: minipipe run -n 4 train.py.",
-        )
+        problem = "Expected a script after the options, as in"
+        raise LaunchError("not-found", f"{problem}: minipipe run -n 4 train.py.")
     if not os.path.isfile(script):
-        raise LaunchError(
-            "not-found",
-            f"There is no script {quoted(script, 200)}; expected a Python file.",
-        )
+        problem = f"There is no script {quoted(script, 200)}"
+        raise LaunchError("not-found", f"{problem}; expected a Python file.")
 
 
 def _words(option: str, command: str) -> tuple[str, ...]:
@@ -159,6 +146,5 @@ def _launcher(given: str | None) -> tuple[str, ...]:
 
 def _check_installed(command: str, remedy: str) -> None:
     if shutil.which(command) is None:
-        raise LaunchError(
-            "unavailable", f"There is no command {quoted(command, 200)} here; {remedy}."
-        )
+        problem = f"There is no command {quoted(command, 200)} here"
+        raise LaunchError("unavailable", f"{problem}; {remedy}.")

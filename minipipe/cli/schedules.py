@@ -55,9 +55,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _plot(batches, options)
     if len(batches) > 1 or options.search is not None:
         given = "--search" if options.search is not None else "a list of --microbatches"
-        raise misuse(
-            f"{given} is for a picture, --plot FILE; `minipipe sweep` has tables."
-        )
+        reason = f"{given} is for a picture, --plot FILE"
+        raise misuse(f"{reason}; `minipipe sweep` has tables.")
     (options.microbatches,) = batches
     ranks, microbatches = sizes_of(options)
     rows = comparison.table(
@@ -68,16 +67,12 @@ def run(options: argparse.Namespace) -> ExitStatus:
         limit = ""
     else:
         limit = f", at most {options.memory_limit:g} held"
-    head = (
-        f"{counted(ranks, 'rank')}, {counted(microbatches, 'microbatch')}, "
-        f"{_costs_in_words(options)}{limit}"
-    )
+    sizes = [counted(ranks, "rank"), counted(microbatches, "microbatch")]
+    head = f"{', '.join(sizes)}, {_costs_in_words(options)}{limit}"
     body = f"{_table(rows)}\n\n{help_text('table_of_schedules')}"
     if not rows:
-        body = (
-            "No named schedule holds at most "
-            f"{counted(options.memory_limit, 'microbatch')} on each rank."
-        )
+        most = counted(options.memory_limit, "microbatch")
+        body = f"No named schedule holds at most {most} on each rank."
     return answer(options, rows, f"{head}\n\n{body}", status)
 
 
@@ -115,19 +110,16 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     from minipipe.render.svg.tradeoff import draw_tradeoff
 
     if options.memory_limit is not None:
-        raise misuse(
-            "--memory-limit is for the table; a picture has all limits. Leave it out."
-        )
+        problem = "--memory-limit is for the table"
+        raise misuse(f"{problem}; a picture has all limits. Leave it out.")
     seconds, costs = options.search, costs_of(options)
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]
     if seconds is not None:
         count = sum(len(list(_questions(of_batch, costs))) for of_batch in drawn)
-        work = (
-            f"searching for better schedules, for each of {counted(count, 'limit')} of "
-            "memory"
-        )
+        limits = counted(count, "limit")
+        work = f"searching for better schedules, for each of {limits} of memory"
         with Progress(work, seconds) as progress:
             drawn = [
                 _with_searched(of_batch, costs, seconds / max(1, count), progress)

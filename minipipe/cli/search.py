@@ -121,25 +121,21 @@ def _data(found: Certificate, timeline: Timeline, file: Path | None) -> dict[str
 def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
     peaks = ", ".join(f"{peak:g}" for peak in timeline.peak_memory or ())
     unit = timeline.unit
+    step = f"makespan {timeline.makespan:g} {unit}"
+    idle = f"bubble {100 * timeline.bubble_fraction:.2f} % of all time"
+    bound = f"{found.bound:.12g} {unit} ({found.bound_by})"
+    by = f"found by {found.found_by}, in {found.seconds:.1f} s"
+    span_idle = f"{100 * timeline.span_bubble_rate:.2f} %"
     lines = [
-        (
-            f"{found.schedule.describe(', ')}; found by {found.found_by}, in "
-            f"{found.seconds:.1f} s"
-        ),
-        (
-            f"makespan {timeline.makespan:g} {unit}, longest span of a rank "
-            f"{timeline.cost:g} {unit}"
-        ),
-        f"bubble {100 * timeline.bubble_fraction:.2f} % of all time, "
-        f"{100 * timeline.span_bubble_rate:.2f} % of the longest span of a rank",
+        f"{found.schedule.describe(', ')}; {by}",
+        f"{step}, longest span of a rank {timeline.cost:g} {unit}",
+        f"{idle}, {span_idle} of the longest span of a rank",
         f"peak memory by rank {peaks}",
-        (
-            f"lower bound of the {found.objective}: {found.bound:.12g} {unit} "
-            f"({found.bound_by})"
-        ),
-        *([str(found.schedule)] if file is None else [f"written to {file}"]),
-        f"{100 * found.gap:.3g} % above the bound"
-        if found.gap
-        else "optimal: equal to the bound",
+        f"lower bound of the {found.objective}: {bound}",
+        str(found.schedule) if file is None else f"written to {file}",
     ]
+    if found.gap:
+        lines.append(f"{100 * found.gap:.3g} % above the bound")
+    else:
+        lines.append("optimal: equal to the bound")
     return "\n".join(lines)

@@ -97,14 +97,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     else:
         for schedule in schedules:
             verify(all_steps(schedule, options))
+        cuts = map(chunks_of, schedules, shares(schedules))
         timelines = [
-            simulate(
-                schedule,
-                costs.cut(chunks_of(schedule, share)),
-                options.steps,
-                options.wait,
-            )
-            for schedule, share in zip(schedules, shares(schedules))
+            simulate(schedule, costs.cut(cut), options.steps, options.wait)
+            for schedule, cut in zip(schedules, cuts)
         ]
         if options.format == "text":
             content = _text(timelines, options)
@@ -180,25 +176,21 @@ def _format(options: argparse.Namespace) -> str:
 def _check(options: argparse.Namespace) -> None:
     """Refuse options that have no effect together."""
     if options.json and options.format != "text":
-        raise misuse(
-            f"--json and --format {options.format} are different formats; choose one."
-        )
+        problem = f"--json and --format {options.format} are different formats"
+        raise misuse(f"{problem}; choose one.")
     wanted = "json" if options.json else options.format
     for option, formats in _FORMATS_OF_OPTION.items():
         if getattr(options, option) not in (None, False) and wanted not in formats:
             name = option.replace("_", "-")
             how = "--json" if options.json else f"--format {wanted}"
             expected = ", ".join(formats).replace(", json", ", or --json")
-            raise misuse(
-                f"--{name} has no effect with {how}; expected --format {expected}."
-            )
+            problem = f"--{name} has no effect with {how}"
+            raise misuse(f"{problem}; expected --format {expected}.")
     if options.width is not None and wanted == "text":
         TEXT_WIDTH._replace(error=ScheduleError.of).check("--width", options.width)
     if len(options.schedule) > 1 and wanted in _WRITTEN:
-        raise misuse(
-            f"--format {wanted} writes one schedule; {len(options.schedule)} were "
-            "given."
-        )
+        problem = f"--format {wanted} writes one schedule"
+        raise misuse(f"{problem}; {len(options.schedule)} were given.")
     if wanted in ("pdf", "png"):
         if options.output is None:
             raise misuse(f"--format {wanted} needs a file to write to: -o FILE.")

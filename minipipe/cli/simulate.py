@@ -63,10 +63,8 @@ def _report(
     cells = [["rank", "busy", *causes, "peak activations", "peak memory"]]
     for rank in range(timeline.num_ranks):
         memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
-        numbers = [
-            timeline.busy(rank),
-            *(idle_by_cause[rank][cause] for cause in causes),
-        ]
+        idle = (idle_by_cause[rank][cause] for cause in causes)
+        numbers = [timeline.busy(rank), *idle]
         activations = timeline.peak_activations[rank] / (
             timeline.pairs_per_microbatch or 1
         )
@@ -108,10 +106,8 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
     else:
         either = ""
     memory = makespan.workload.memory_limit[0]
-    below = (
-        f"with memory {memory:g} per rank{either} no makespan is below "
-        f"{makespan.bound.value:.12g}"
-    )
+    limited = f"with memory {memory:g} per rank{either}"
+    below = f"{limited} no makespan is below {makespan.bound.value:.12g}"
     return [
         f"longest span of a rank: {_above(span)} the best possible for this memory",
         f"makespan: {_above(makespan)} the best possible for this memory",

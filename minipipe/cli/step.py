@@ -40,10 +40,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """
     _, schedule, costs = schedule_and_costs(options)
     if options.steps > 1 and costs.update != 0:
-        raise misuse(
-            "step does not model the time between training steps: leave update out "
-            "of --costs, or use simulate."
-        )
+        problem = "step does not model the time between training steps"
+        raise misuse(f"{problem}: leave update out of --costs, or use simulate.")
     walkthrough = Walkthrough(
         schedule, costs, options.memory_limit, memory_of(costs, schedule)
     )

@@ -94,6 +94,10 @@ class SendChannel:
             self.array, self._destination, self._tag, step=step
         )
 
+    def use(self, array: Array) -> None:
+        """Use other memory of the same shape and dtype, while nothing is under way."""
+        self.array = array
+
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the array may be filled again: at once if nothing was started.
 
@@ -110,6 +114,7 @@ class SendChannel:
         if self._request is not None:
             self._request.wait(timeout)
             self.is_over = True
+            self._request = None  # which may hold a copy of the array
 
 
 class ReceiveChannel:
@@ -182,10 +187,19 @@ class ReceiveChannel:
         """
         array = self.take(timeout)
         if array is not self.array:
-            self.other = array
-            self._expectation().check(Header.of(array, self._step))
-            self.other = None
-            self.array[...] = array
+            self.take_over(array)
+
+    def take_over(self, array: Array) -> None:
+        """Copy another array that :meth:`take` has returned; raise if it differs."""
+        self.other = array
+        self._expectation().check(Header.of(array, self._step))
+        self.other = None
+        self.array[...] = array
+
+    def use(self, array: Array) -> None:
+        """Use other memory of the same shape and dtype from the next start on."""
+        self.array = array
+        self._allocate = partial(_allocated, array)
 
     def take(self, timeout: float | None = None) -> Array:
         """Wait until the message has arrived, of whatever shape and dtype; return its
@@ -202,7 +216,9 @@ class ReceiveChannel:
             As ``wait``, but not codes ``shape`` and ``dtype``.
         """
         assert self._request is not None, "start() comes before wait()"
-        return self._request.wait(timeout)
+        array = self._request.wait(timeout)
+        self._request = None
+        return array
 
     def _expectation(self) -> Expectation:
         group = self._group
@@ -363,7 +379,9 @@ class ExchangeChannel:
     def _arrived(self) -> dict[int, list[float]]:
         found = {}
         for source, receiving in self._receiving.items():
-            receiving.wait()
+            array = receiving.take()
+            if array is not receiving.array:
+                receiving.take_over(array)
             found[source] = receiving.array.tolist()
         return found
 

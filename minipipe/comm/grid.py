@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 import warnings
-from typing import cast
+from typing import Literal, cast
 
 from minipipe.comm.agreement import compare_arguments
 from minipipe.comm.objects import gather
@@ -32,9 +32,11 @@ class Grid:
     pipeline, data, tensor : int
         Ranks of a pipeline, its replicas, and tensor-parallel ranks. Their product is
         the size of the group.
-    fully_sharded : bool
+    fully_sharded : bool or "stages"
         Whether each replica keeps only a shard of the parameters, see
-        :func:`minipipe.nn.fully_shard`. Also an attribute.
+        :func:`minipipe.nn.fully_shard`. Also an attribute. ``"stages"`` gathers each
+        stage once for a training step, instead of each layer for every F and B: fewer
+        messages, and whole parameters as long as a stage computes.
 
     Attributes
     ----------
@@ -81,13 +83,16 @@ class Grid:
         pipeline: int = 1,
         data: int = 1,
         tensor: int = 1,
-        fully_sharded: bool = False,
+        fully_sharded: bool | Literal["stages"] = False,
     ) -> None:
         Spec(ProcessGroup, expected="the group of all ranks").of_class("Grid", group)
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
         hosts = gather(group, socket.gethostname(), "Grid()")
         compare_arguments(group, "Grid()", {**sizes, "fully_sharded": fully_sharded})
-        Spec(bool, expected="True or False").of_class("fully_sharded", fully_sharded)
+        is_known = isinstance(fully_sharded, bool) or fully_sharded == "stages"
+        if not is_known:
+            how = Spec(code="type", expected='True, False or "stages"')
+            raise how.refusal("fully_sharded", fully_sharded)
         for name, size in sizes.items():
             COUNT.check(name, size)
         if pipeline * data * tensor != group.size:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from threading import get_ident
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -184,7 +185,8 @@ class MPIGroup(ProcessGroup):
             Describes the message and its sender.
         timeout : float or None
         """
-        self.check_open()
+        if self.is_closed or self._parent or get_ident() != self.activity.thread:
+            self.check_open()
         if key not in self.posted:
             self._post(key)
         posted = self.posted.pop(key)
@@ -265,7 +267,7 @@ class MPIGroup(ProcessGroup):
         with suppress(MPI.Exception):
             self.comm.Revoke()
         self.withdraw()
-        self._under_way.clear()
+        self.under_way.clear()
         self.is_closed = True
 
     def on_close(self, act: Callable[[], object]) -> None:
@@ -375,7 +377,7 @@ class MPIGroup(ProcessGroup):
     def disown(self) -> None:
         """Stop using MPI, as a forked child must."""
         self.is_closed = True
-        self._under_way.clear()
+        self.under_way.clear()
         self.posted.clear()
         self._resources.pop_all()
 

@@ -254,7 +254,9 @@ class PersistentReceive(ReceiveChannel):
     def wait_in(self, step: int) -> None:
         """Wait for a message that a program has started to receive in a step."""
         self._step, self._expected_header = step, packed_step(step) + self._form
-        self.wait()
+        array = self.take()
+        if array is not self.array:
+            self.take_over(array)
 
     def take(self, timeout: float | None = None) -> np.ndarray:
         """Wait until the message has arrived, of whatever shape and dtype, and return

@@ -101,6 +101,8 @@ class ProcessGroup(Familiar, ABC):
         error messages use.
     world_size : int
         The size of the outermost group that this one was split from.
+    under_way : deque of Receive
+        The broadcasts that were started here and have not arrived, as far as was asked.
     activity : RankActivity
         What this rank is doing, for the report to ranks whose wait takes too long.
 
@@ -128,7 +130,7 @@ class ProcessGroup(Familiar, ABC):
         # the group that this one was split off from
         self._parent: ProcessGroup | None = None
         self._resources = ExitStack()
-        self._under_way: deque[Receive] = deque()  # of ibroadcast
+        self.under_way: deque[Receive] = deque()  # of ibroadcast
 
     # -- copies: a group is not a value, so copies of objects that refer to it, such as
     # a layer or a loss, share it
@@ -611,18 +613,18 @@ class ProcessGroup(Familiar, ABC):
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
                 self.check_open()
-                while (first := self._under_way[0]) is not request:
+                while (first := self.under_way[0]) is not request:
                     try:
                         first.wait(timeout)
                     except MessageError:
                         # not arrived; any other error belongs to that message's wait()
-                        if self._under_way[0] is first:
+                        if self.under_way[0] is first:
                             raise
                 return self._take(expected, timeout)
 
             posted = self._post_receive(expected)
-            request = Receive(take, posted, self._under_way.popleft)
-            self._under_way.append(request)
+            request = Receive(take, posted, self.under_way.popleft)
+            self.under_way.append(request)
             return request
         if array is None:
             raise self._no_array("ibroadcast")
@@ -633,13 +635,6 @@ class ProcessGroup(Familiar, ABC):
     def _no_array(self, call: str) -> ArgumentError:
         message = f"{call}: rank {self.name()} is the root and must give an array."
         return ArgumentError("value", message)
-
-    @property
-    def num_under_way(self) -> int:
-        """How many broadcasts were started here and have not arrived, as far as was
-        asked.
-        """
-        return len(self._under_way)
 
     def all_gather(
         self, array: np.ndarray, *, what: str = "its part of a gather"
@@ -978,7 +973,7 @@ class ProcessGroup(Familiar, ABC):
         try:
             is_over = error is not None or self.is_closed
             # their results may be read later
-            for request in () if is_over else tuple(self._under_way):
+            for request in () if is_over else tuple(self.under_way):
                 request.wait()
         finally:
             self.close()

@@ -148,7 +148,7 @@ def written_function(
     if function is np.reshape and is_simple:
         return reshaped(trace, given[0], text)
     if function is np.astype and is_simple:
-        return Form(text, copied(trace, given[0], given[1]))
+        return Form(text, copied(trace, given[0]))
     if function is np.where and getattr(given[0], "dtype", None) == np.dtype(bool):
         mask, chosen, other = map(trace.written, given)
         trace.callable(np.copyto)
@@ -160,11 +160,9 @@ def written_function(
     return Form(text)
 
 
-def copied(trace: Trace, array: Any, dtype: Any = None) -> str:
-    """Return the call that copies an array into another one, perhaps of a dtype."""
-    is_plain = dtype is None or np.can_cast(array.dtype, dtype, "same_kind")
-    option = "" if is_plain else ', casting="unsafe"'
-    return f"{trace.callable(np.copyto)}({{out}}, {trace.written(array)}{option})"
+def copied(trace: Trace, array: Any) -> str:
+    """Return the line that copies an array into another one, perhaps of a dtype."""
+    return f"{{out}}[...] = {trace.written(array)}"
 
 
 def reshaped(trace: Trace, array: Any, text: str) -> Form:

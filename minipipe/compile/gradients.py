@@ -23,52 +23,46 @@ class GradientArrays:
     ----------
     owners, uses : iterable of Parameter
         The parameters of a rank, and all uses of them.
+
+    Attributes
+    ----------
+    arena : Arena
+    version : int
+        How often the arrays were made anew.
     """
 
     def __init__(self, owners: Iterable[Parameter], uses: Iterable[Parameter]) -> None:
         self.trained = _trained(owners)
-        self._arena = Arena(uses)
+        self.arena = Arena(uses)
         self.version = 0
 
     def serve(self, owners: Iterable[Parameter]) -> bool:
         """Return whether these are the arrays of the parameters that are trained."""
-        return self.trained == _trained(owners) and self._arena.is_intact()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether no other arrays have been made for these parameters since."""
-        return self._arena.is_open
+        return self.trained == _trained(owners) and self.arena.is_intact()
 
     def close(self) -> None:
         """Use the arrays no more."""
-        self._arena.close()
+        self.arena.close()
 
     def of(self, leaves: Sequence[Leaf]) -> list[Array | None]:
         """Return the arrays of some leaves; None for a frozen one."""
-        return list(map(self._arena.gradient_of, leaves))
+        return list(map(self.arena.gradient_of, leaves))
 
     def flat(self, leaves: Sequence[Leaf]) -> list[Array]:
         """Return the arrays of some leaves with one axis: few, if these are all."""
         own = [array for array in self.of(leaves) if array is not None]
-        everything = {id(each) for each in self._arena.gradients if each is not None}
+        everything = {id(each) for each in self.arena.gradients if each is not None}
         if everything == {id(each) for each in own}:
-            return self._arena.flat_gradients()
+            return self.arena.flat_gradients()
         return [each.reshape(-1) for each in own]
 
     def count_references(self) -> None:
         """Take all references that exist now for references of programs."""
-        self._arena.count_references()
-
-    def make_free(self) -> bool:
-        """Return whether nobody else refers to an array; make new arrays if not."""
-        if self._arena.gradients_are_free():
-            return True
-        self.renew()
-        return False
+        self.arena.count_references()
 
     def renew(self) -> None:
         """Make new arrays: programs are to be bound again."""
-        self._arena.renew_gradients()
+        self.arena.renew_gradients()
         self.version += 1
 
 
@@ -77,7 +71,7 @@ def _trained(owners: Iterable[Parameter]) -> list[Parameter]:
 
 
 class GivenGradients:
-    """Gives leaves the gradients that a program has written.
+    """The gradients that a program has written, and the leaves that get them.
 
     Attributes
     ----------
@@ -89,11 +83,6 @@ class GivenGradients:
     def __init__(self) -> None:
         self.pairs: list[tuple[Any, Array]] = []
         self.flat: list[Array] = []
-
-    def __call__(self) -> None:
-        """Give them."""
-        for leaf, gradient in self.pairs:
-            leaf.grad = gradient
 
 
 class Seeds:

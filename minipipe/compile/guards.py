@@ -210,15 +210,16 @@ class StageGuard:
 
     def holds(self) -> bool:
         """Return whether everything is what it was."""
-        return (
-            self._arrays_hold()
-            and list(map(_is_trained, self._nodes)) == self._trained
-            and self._module.layer_hook is None
-            and self.attributes.hold_again()
-        )
+        if not all(map(is_, map(_data_of, self._owners), self._arrays)):
+            return False
+        return self._rest_holds()
 
-    def _arrays_hold(self) -> bool:
-        return all(map(is_, map(_data_of, self._owners), self._arrays))
+    def _rest_holds(self) -> bool:
+        return (
+            list(map(_is_trained, self._nodes)) == self._trained
+            and self._module.layer_hook is None
+            and (self.attributes.still_hold() or self.attributes.hold_again())
+        )
 
 
 class MovingGuard(StageGuard):
@@ -228,8 +229,10 @@ class MovingGuard(StageGuard):
         """Take the forms that the parameters have now for theirs."""
         self._forms = list(map(_form_of, self._owners))
 
-    def _arrays_hold(self) -> bool:
-        return list(map(_form_of, self._owners)) == self._forms
+    def holds(self) -> bool:
+        """Return whether everything is what it was."""
+        forms = list(map(_form_of, self._owners))
+        return forms == self._forms and self._rest_holds()
 
 
 def _form_of(owner: Parameter) -> tuple[Any, ...]:

@@ -84,12 +84,9 @@ class Message:
             yield f"start_{value}()"
 
     def wait(self) -> Iterator[str]:
-        """Yield the lines that wait until it has been sent, or has arrived."""
+        """Yield the lines that wait until it has arrived."""
         value = self.value
-        if self.is_send:
-            yield f"if not {self.name}.is_over:"
-            yield f"    {self.name}.wait()"
-        elif not self._parts:
+        if not self._parts:
             yield f"{self.name}.wait()"
         else:
             own = f"own_{value}.is_over"
@@ -99,3 +96,9 @@ class Message:
             yield f"    del posted[key_{value}]"
             yield "else:"
             yield f"    {self.name}.wait_in(call)"
+
+
+def sent(channel: str) -> Iterator[str]:
+    """Yield the lines that wait until a channel has sent its last message."""
+    yield f"if not {channel}.is_over:"
+    yield f"    {channel}.wait()"

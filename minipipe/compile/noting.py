@@ -277,7 +277,7 @@ def _method(name: str) -> Callable[..., Any]:
             if name == "reshape" or (name == "ravel" and not given):
                 return reshaped(trace, self, text)
             if name == "astype" and len(given) == 1:
-                return Form(text, copied(trace, self, given[0]))
+                return Form(text, copied(trace, self))
             if name == "copy" and not given:
                 return Form(text, copied(trace, self))
             return Form(text)

@@ -162,7 +162,7 @@ class Printer:
             if not self._is_array(name):
                 returned.append(self._names[name])
             elif cell is None or (cell.section, cell.result) != (self._number, i):
-                yield Statement(f"copyto({{out{i}}}, {{{self._names[name]}}})")
+                yield Statement(f"{{out{i}}}[...] = {{{self._names[name]}}}")
         if returned:
             yield Statement(f"return {_shown(returned)}")
 
@@ -232,7 +232,7 @@ class Printer:
         own, scratch = self._names[f"d{leaf}"], self._layout.scratch(step)
         first, more = self._into(step, own), self._into(step, scratch)
         later = f"add({{{own}}}, {more}, {{{own}}})"
-        if more.startswith("copyto"):  # which returns nothing
+        if "[...] = " in more or more.startswith("copyto"):  # which return nothing
             later = f"{more}\nadd({{{own}}}, {{{scratch}}}, {{{own}}})"
         self._contribute(leaf, first, later, step)
 
@@ -241,7 +241,7 @@ class Printer:
         name = f"{{{self._names[variable]}}}"
         if self._is_static:
             own = f"{{{self._names[f'd{leaf}']}}}"
-            first, later = f"copyto({own}, {name})", f"add({own}, {name}, {own})"
+            first, later = f"{own}[...] = {name}", f"add({own}, {name}, {own})"
             self._contribute(leaf, first, later, step)
             return
         own = f"{{{self._names[f'l{leaf}']}}}.grad"

@@ -23,7 +23,7 @@ from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
-from minipipe.compile.row import SECTIONS, Row, allocated
+from minipipe.compile.row import SECTIONS, Row, memory_of
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.stage import CompiledStages
 from minipipe.compile.stage_program import (
@@ -62,6 +62,8 @@ class Compiler:
     ----------
     program : CompiledRow or None
         That ran last.
+    gradients : GradientArrays or None
+        Of all programs.
     report : str
         What the last step did, and why.
 
@@ -75,7 +77,7 @@ class Compiler:
         self._is_strict = is_strict
         self._programs: dict[Any, CompiledRow | None] = {}
         self._tries: dict[Any, int] = {}  # programs that were made and have not run
-        self._gradients: GradientArrays | None = None
+        self.gradients: GradientArrays | None = None
         self._needs_handlers: bool | None = None  # of the row, which is always the same
         self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
@@ -109,38 +111,40 @@ class Compiler:
             self.report = "runs eagerly in the first step of a kind"
             executor.run_eagerly(steps)
             return
-        program = self._programs[key]
-        if program is not None and program.holds(self._gradients):
-            if not program.is_ready():
-                self.report = "runs eagerly in the step after one that failed"
-                executor.run_eagerly(steps)
-                return
-            self.program, self.report = program, program.report
-            self._tries.pop(key, None)
-            try:
-                program.run(executor)
-                return
-            except OtherForm as error:
-                if has_run(executor):
-                    raise
-                executor.group.activity.position = 0
-                executor.early[error.value] = error.arrived
-                self.program = None
+        if self._has_run(executor, steps, key):
+            return
         if self._tries.get(key, 0) == MOST_TRIES:
             self.report = "runs eagerly: its layers or parameters change in every step"
             executor.run_eagerly(steps)
             return
         self._tries[key] = self._tries.get(key, 0) + 1
-        del program  # which would count as a reference to the gradients
         self._drop(key)
         self._record(executor, steps, key)
 
-    def still_holds(self) -> bool:
-        """Return whether the program that ran last may run again."""
-        program = self.program
-        if program is None or not program.is_ready():
+    def _has_run(self, executor: Executor, steps: Sequence[Step], key: Any) -> bool:
+        """Run the program of a batch; return whether there is one, and it is valid.
+
+        No variable of the caller may refer to it, and to the gradients.
+        """
+        program = self._programs[key]
+        if program is None or not program.holds(self.gradients):
             return False
-        return program.holds(self._gradients)
+        if not program.is_ready():
+            self.report = "runs eagerly in the step after one that failed"
+            executor.run_eagerly(steps)
+            return True
+        self.program, self.report = program, program.report
+        self._tries.pop(key, None)
+        try:
+            program.run(executor)
+        except OtherForm as error:
+            if has_run(executor):
+                raise
+            executor.group.activity.position = 0
+            executor.early[error.value] = error.arrived
+            self.program = None
+            return False
+        return True
 
     def _run_stages(self, executor: Executor, steps: Sequence[Step]) -> None:
         """Run a row as in an eager step, with stages that compile themselves."""
@@ -176,8 +180,8 @@ class Compiler:
 
         Its references to gradients go, and would hide as many that a user keeps.
         """
-        if self._programs.pop(key) is not None and self._gradients is not None:
-            self._gradients.renew()
+        if self._programs.pop(key) is not None and self.gradients is not None:
+            self.gradients.renew()
 
     def _record(self, executor: Executor, steps: Sequence[Step], key: Any) -> None:
         """Run a step eagerly, and make a program of it."""
@@ -205,18 +209,18 @@ class Compiler:
         """
         owners = [owner for each in recorders.values() for owner in each.owners]
         owners = list({id(owner): owner for owner in owners}.values())
-        if self._gradients is not None and self._gradients.serve(owners):
-            return self._gradients
-        if self._gradients is not None:
-            self._gradients.close()
+        if self.gradients is not None and self.gradients.serve(owners):
+            return self.gradients
+        if self.gradients is not None:
+            self.gradients.close()
         self._programs.clear()  # which refer to the arrays
         for each in recorders.values():
             each.guard.forget_arrays()
         uses = [use for each in recorders.values() for use in each.uses]
-        self._gradients = GradientArrays(owners, uses)
+        self.gradients = GradientArrays(owners, uses)
         for each in recorders.values():
             each.guard.note_arrays()
-        return self._gradients
+        return self.gradients
 
 
 class CompiledRow:
@@ -241,6 +245,8 @@ class CompiledRow:
     is_static : bool
         Whether all weight gradients are arrays that are written in each step.
     given : GivenGradients
+    keys : set
+        Of receives that the lines of the schedule post themselves.
     """
 
     def __init__(
@@ -250,12 +256,12 @@ class CompiledRow:
         self.report = "\n".join(_reports(recorders, is_strict))
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
-        lines = list(row.lines())
+        memory = memory_of(row)
         self._inputs = row.inputs
         parts = list({id(program): program for program in programs.values()}.values())
         self._parts = parts
         sources = [program.sections.source for program in parts]
-        self.source = "\n\n".join([*sources, "\n".join(lines) + "\n"])
+        self.source = "\n\n".join([*sources, "\n".join(memory.lines) + "\n"])
         self.sources: dict[int, str] = {}
         for part, source in zip(parts, sources):
             earlier = self.sources.get(part.stage)
@@ -268,16 +274,17 @@ class CompiledRow:
         self._loss = attributes_of_loss(objective.loss) if has_loss else None
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self.given = GivenGradients()
-        names |= {"give_gradients": self.given}
-        self._namespace = {**names, **row.names, **allocated(row)}
+        names |= {"given": self.given}
+        self._namespace = {**names, **row.names, "memory": memory}
         self._receives: list[tuple[Any, Any]] = []
-        self._keys: set[Any] = set()  # of receives that the lines post themselves
+        self.keys: set[Any] = set()
         for message in row.messages.values():
             self._namespace |= message.names
             if not message.is_send:
                 self._receives.append((message.channel, message.route.value))
-                self._keys |= {message.names.get(f"key_{message.value}")} - {None}
-        self._schedule = self._compiled("\n".join(lines), executor)
+                self.keys |= {message.names.get(f"key_{message.value}")} - {None}
+        self._namespace |= memory.arrays
+        self._schedule = self._compiled("\n".join(memory.lines), executor)
         self.is_whole = _is_whole(executor, programs)
         self.is_static = all(part.is_static for part in parts)
 
@@ -289,8 +296,8 @@ class CompiledRow:
     def bind(self, gradients: GradientArrays | None) -> None:
         """Give all functions their arrays; without gradients, if it is forward only."""
         self._gradients = gradients
-        if gradients is not None:
-            gradients.make_free()
+        if gradients is not None and not gradients.arena.gradients_are_free():
+            gradients.renew()
         self._bind_parts(gradients)
         if gradients is not None:  # no variable refers to them now
             gradients.count_references()
@@ -329,29 +336,31 @@ class CompiledRow:
         """Return whether nothing has changed on which the program depends."""
         if gradients is not self._gradients or mode().is_enabled != self._trained:
             return False
-        if gradients is not None and not gradients.is_open:
+        if gradients is not None and not gradients.arena.is_open:
             return False
         for guard in self._guards:
             if not guard.holds():
                 return False
-        return self._loss is None or self._loss.hold_again()
+        loss = self._loss
+        return loss is None or loss.still_hold() or loss.hold_again()
 
     def is_ready(self) -> bool:
         """Return whether no receive is left from a run that has failed.
 
         Another way of running takes its message; the lines would post it once more.
         """
-        return self._keys.isdisjoint(self._namespace.get("posted", ()))
+        return self.keys.isdisjoint(self._namespace.get("posted", ()))
 
     def run(self, executor: Executor) -> None:
         """Run the schedule of a batch.
 
         An error in a forward is raised again by the layers, which add their notes.
         """
-        executor.finish_sends()  # whose arrays are filled again now
+        if executor.sends:
+            executor.finish_sends()  # whose arrays are filled again now
         gradients = self._gradients
         if gradients is not None:
-            is_free = gradients.make_free()
+            is_free = gradients.arena.gradients_are_free()
             if not is_free or self._version != gradients.version:
                 self.bind(gradients)
         try:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import Array
 from minipipe.comm.message import packed_step
-from minipipe.compile.messages import Message
+from minipipe.compile.memory import Layout, RowMemory, read_after
+from minipipe.compile.messages import Message, sent
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
@@ -27,6 +27,7 @@ from minipipe.core.values import NOUNS
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.record import Receipt
 from minipipe.execution.samples import Cut
+from minipipe.execution.source import name_of, targets_of, variable_of
 from minipipe.schedules.action import (
     RECV_B,
     RECV_F,
@@ -125,10 +126,11 @@ class Row:
                 yield f"    {'rank.advance()' if self._reduces else advance}"
             for line in self._instruction(position, binding):
                 yield f"    {line}"
-        for message in self.messages.values():
+        for name, message in self.messages.items():
             if message.is_send:
-                yield from (f"    {line}" for line in message.wait())
-        yield "    give_gradients()"
+                yield from (f"    {line}" for line in sent(name))
+        yield "    for leaf, gradient in given.pairs:"
+        yield "        leaf.grad = gradient"
 
     def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
         """Yield the lines that name the arrays of a batch, and remember its rows."""
@@ -189,8 +191,7 @@ class Row:
                 self._outputs[stage, k] = base
         call = self._call(program, section, k, out)
         if own in self._sends and result is not None and result.is_plain:
-            yield f"if not send_{_name(own)}.is_over:"
-            yield f"    send_{_name(own)}.wait()"
+            yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_loss:
             yield f"losses[{k}] = {call}.item()"
@@ -223,7 +224,7 @@ class Row:
         stage, kind, k = action
         if value is None:
             return f"{'out' if kind is F else 'g_in'}{stage}_{k}"
-        return _name(value)
+        return variable_of(value)
 
     def _taken_arrays(self, binding: Binding, recorded: Recorded) -> Iterator[str]:
         """Yield lines behind which the values that an action takes have names."""
@@ -234,9 +235,9 @@ class Row:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
         if kind is F and "x" in taken:
-            self.inputs[stage, k] = _name(taken["x"])
+            self.inputs[stage, k] = variable_of(taken["x"])
         if "g" in taken:  # a later W may read it once more
-            self._gradients[stage, k] = _name(taken["g"])
+            self._gradients[stage, k] = variable_of(taken["g"])
 
     def _behind_section(
         self, position: int, binding: Binding, section: str
@@ -272,9 +273,18 @@ class Row:
         is_send = binding.action.kind in (SEND_F, SEND_B)
         value = binding.takes[0] if is_send else binding.gives[0][1]
         route, group = self._executor.routes[binding.action], self._executor.group
-        message = Message(_name(value), is_send, form, route, group)
+        message = Message(variable_of(value), is_send, form, route, group)
         self.messages[message.name] = message
         return message
+
+    def read_after(self) -> dict[str, list[str]]:
+        """Return the received arrays after which each sent one has been read."""
+        routes, names = self._executor.routes, {}
+        for binding in self._bindings:
+            if binding.action in routes:
+                value = [*binding.takes, *(each for _, each in binding.gives)][0]
+                names[routes[binding.action].value] = f"{variable_of(value)}_0"
+        return read_after(self._executor, names)
 
     # -- arguments ---------------------------------------------------------------------
 
@@ -315,14 +325,14 @@ class Row:
 
     def _handler(self, position: int, binding: Binding) -> Iterator[str]:
         """Yield the line of an instruction that its eager handler runs."""
-        name = _name_of(binding)
+        name = name_of(binding)
         self.names[name] = binding.handler
         arguments = ["rank", f"cell[{position}]"]
         for value in binding.takes:
             yield from self._as_payload(value)
-            arguments.append(_name(value))
+            arguments.append(variable_of(value))
         call = f"{name}({', '.join(arguments)})"
-        targets = self._targets(binding)
+        targets = targets_of(binding)
         if binding.is_timed:
             yield "begun = now()"
             yield f"{targets}{call}"
@@ -333,16 +343,7 @@ class Row:
         for _, value in binding.gives:
             self._state[value] = "pending" if is_pending else "payload"
         if binding.takes:
-            yield f"del {', '.join(map(_name, binding.takes))}"
-
-    def _targets(self, binding: Binding) -> str:
-        if not binding.gives:
-            return ""
-        if binding.is_only:
-            return f"{_name(binding.gives[0][1])} = "
-        kept = {place: _name(value) for place, value in binding.gives}
-        count = len(binding.handler.gives)  # type: ignore[attr-defined]
-        return f"{', '.join(kept.get(place, '_') for place in range(count))} = "
+            yield f"del {', '.join(map(variable_of, binding.takes))}"
 
     # -- values ------------------------------------------------------------------------
 
@@ -354,7 +355,7 @@ class Row:
 
     def _as_arrays(self, value: Any, form: Form) -> Iterator[str]:
         """Yield lines behind which the arrays of a value have names."""
-        state, name = self._state.get(value, "arrays"), _name(value)
+        state, name = self._state.get(value, "arrays"), variable_of(value)
         if state == "channel":
             route = self._routes[value]
             yield "awaited = now()"
@@ -376,7 +377,7 @@ class Row:
 
     def _as_payload(self, value: Any) -> Iterator[str]:
         """Yield lines behind which a value has the form in which handlers take it."""
-        state, name = self._state.get(value, "payload"), _name(value)
+        state, name = self._state.get(value, "payload"), variable_of(value)
         if state == "channel":
             yield from self._as_arrays(value, self._form_by_value[value])
             state = "arrays"
@@ -414,13 +415,15 @@ def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[st
     yield from (f"{name} = asarray({name})" for name in returned)
 
 
-def allocated(row: Row) -> dict[str, Array | None]:
-    """Return arrays for the results of compiled sections, by their names."""
-    found: dict[str, Array | None] = {}
+def memory_of(row: Row) -> RowMemory:
+    """Print a row, and return it with the memory of its arrays."""
+    lines, layouts = list(row.lines()), dict[str, Layout]()
     for name, form in row.forms.items():
-        found.update(zip(form.names(name), form.new()))
-    found.pop("None", None)
-    return found
+        for own, shape, dtype in zip(form.names(name), form.shapes, form.dtypes):
+            if shape is not None:
+                layouts[own] = shape, dtype
+    channels = {name: each.channel for name, each in row.messages.items()}
+    return RowMemory(lines, layouts, channels, row.read_after())
 
 
 def _carried(executor: Executor, action: Action) -> Any:
@@ -431,13 +434,3 @@ def _carried(executor: Executor, action: Action) -> Any:
 
 def _role(value: Any) -> str:
     return {"out": "x", "grad out": "g"}.get(value.name, value.name)
-
-
-def _name(value: Any) -> str:
-    stage = f"{value.name.replace(' ', '_')}{value.stage}"
-    return stage if NOUNS[value.name].of_rank else f"{stage}_{value.microbatch}"
-
-
-def _name_of(binding: Binding) -> str:
-    handler: Any = binding.handler
-    return getattr(handler, "__name__", binding.action.kind.lower()).lstrip("_")

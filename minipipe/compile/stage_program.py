@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from inspect import unwrap
 from typing import Any
 
+from minipipe.compile.memory import Use, slots_of
 from minipipe.compile.recording import Recorded
 from minipipe.execution.executor import Binding
 from minipipe.execution.handlers import HANDLERS
@@ -75,19 +76,15 @@ def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -
     places : mapping of (str, int) to int
         By section and microbatch, the position in the row.
     """
-    microbatches = sorted({k for _, k in places})
-    found: dict[int, list[int]] = {k: [] for k in microbatches}
+    found: dict[int, list[int]] = {k: [] for k in sorted({k for _, k in places})}
     program.num_slots = []
     for first, last in program.sections.lifetimes:
-        order = sorted(microbatches, key=lambda k: places[first, k])
-        ends: list[int] = []
-        for k in order:
-            free = (i for i, end in enumerate(ends) if end < places[first, k])
-            slot = next(free, len(ends))
-            ends[slot : slot + 1] = [places[last, k]]
-            found[k].append(slot)
-        program.num_slots.append(len(ends))
-    program.slots = {k: tuple(slots) for k, slots in found.items()}
+        slots = slots_of(Use(k, places[first, k], places[last, k]) for k in found)
+        for number, slot in enumerate(slots):
+            for use in slot:
+                found[use.name].append(number)
+        program.num_slots.append(len(slots))
+    program.slots = {k: tuple(numbers) for k, numbers in found.items()}
 
 
 _OF_MICROBATCHES = (F, B, I, W, R)

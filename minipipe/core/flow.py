@@ -125,12 +125,8 @@ class Flow:
         self.num_owners = self.num_stages
         if self.rank_kinds:
             self.num_owners = max(self.num_stages, self.num_ranks)
-        self.pairs = frozenset(
-            self.rows[rank][position]
-            for rank, row in enumerate(table.actions if table.overlaps else ())
-            for position, action in enumerate(row)
-            if action in table.overlaps and _is_pair(row, position)
-        )
+        pairs = ((stage, kind, table.number_of(k)) for stage, kind, k in table.joined)
+        self.pairs = frozenset(pairs)
         self._homes = [table.ranks_of(s) for s in range(table.num_stages)]
         self.positions: dict[tuple[str, int], dict[int, int]] = {}
         self._rows: dict[tuple[int, str, int], Sites] = {}

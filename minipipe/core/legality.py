@@ -82,13 +82,9 @@ def misplaced(table: Any) -> list[Remark]:
     """Return the instructions out of range or on a wrong rank."""
     strays = [rank for rank in range(table.num_ranks) if not _is_placed(table, rank)]
     present = list(map(frozenset, table.actions)) if strays else []
-    found = (
-        remark
-        for rank in strays
-        for position in range(len(table.actions[rank]))
-        for remark in _misplaced(table, present, rank, position)
-    )
-    return list(islice(found, MOST_REMARKS))
+    places = ((rank, at) for rank in strays for at in range(len(table.actions[rank])))
+    found = (_misplaced(table, present, *place) for place in places)
+    return list(islice(chain.from_iterable(found), MOST_REMARKS))
 
 
 def _is_placed(table: Any, rank: int) -> bool:
@@ -101,12 +97,12 @@ def _is_placed(table: Any, rank: int) -> bool:
         if set(own) != {(rank, 0)}:
             return False
     stages, numbers = (set(map(itemgetter(i), row)) for i in (0, 2))
-    return (
-        stages <= set(range(table.num_stages))
-        and (not numbers or min(numbers) >= 0)
-        and max(numbers, default=0) < table.num_microbatches
-        and all(rank in table.ranks_of(stage) for stage in stages)
+    if not stages <= set(range(table.num_stages)):
+        return False
+    is_in_range = (
+        not numbers or 0 <= min(numbers) <= max(numbers) < table.num_microbatches
     )
+    return is_in_range and all(rank in table.ranks_of(stage) for stage in stages)
 
 
 def _misplaced(
@@ -117,16 +113,13 @@ def _misplaced(
     subject = f"Rank {rank}, position {position}: {action}"
     if KINDS[kind].of_rank:
         if (stage, k) != (rank, 0):
-            message = (
-                f"{subject} names rank {stage} and microbatch {k}; an instruction "
-            )
-            message += f"of a rank names its own rank, {rank}, and 0."
+            message = f"{subject} names rank {stage} and microbatch {k}; an"
+            message += f" instruction of a rank names its own rank, {rank}, and 0."
             yield Remark("placement", message, rank, position)
         return
-    for noun, number, count in (
-        ("stage", stage, table.num_stages),
-        ("microbatch", k, table.num_microbatches),
-    ):
+    counts = {"stage": (stage, table.num_stages)}
+    counts["microbatch"] = (k, table.num_microbatches)
+    for noun, (number, count) in counts.items():
         if not 0 <= number < count:
             message = f"{subject} names {noun} {number}; there are {count}, counted "
             yield Remark("out-of-range", f"{message}from 0.", rank, position)
@@ -184,11 +177,11 @@ class _Stages:
         if not self.is_dense or any(len(set(row)) < len(row) for row in rows):
             return False
         m = table.num_microbatches
-        return not any(
-            any(self.pair(stage, kinds))
-            for stage in range(table.num_stages)
-            for kinds in set(self.kinds[stage * m : stage * m + m])
-        )
+        for stage in range(table.num_stages):
+            for kinds in set(self.kinds[stage * m : stage * m + m]):
+                if any(self.pair(stage, kinds)):
+                    return False
+        return True
 
     def pair(self, stage: int, kinds: int) -> _Wrong:
         key = stage, kinds

@@ -73,11 +73,8 @@ class Changes:
 
     def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
         self.flow, self.sizes = flow, sizes
-        self._sized = {
-            name
-            for name, noun in NOUNS.items()
-            if not {name, *noun.parts}.isdisjoint(sizes)
-        }
+        parts = {name: {name, *noun.parts} for name, noun in NOUNS.items()}
+        self._sized = {name for name in parts if not parts[name].isdisjoint(sizes)}
         self._states = {name for name in self._sized if NOUNS[name].keeps_weights}
         self._known: dict[int, Change] = {}  # by code of a rule
 
@@ -152,11 +149,8 @@ def pairs_of(flow: Flow, with_away: bool = False) -> Changes:
 
     A pair whose graph is offloaded counts only with `with_away`.
     """
-    names = [
-        name
-        for name, noun in NOUNS.items()
-        if noun.keeps_weights and (with_away or not noun.is_away)
-    ]
+    held = {name: noun for name, noun in NOUNS.items() if noun.keeps_weights}
+    names = [name for name, noun in held.items() if with_away or not noun.is_away]
     return Changes(flow, dict.fromkeys(names, [1] * flow.num_stages))
 
 
@@ -341,18 +335,13 @@ class Ran:
 
     def __init__(self, rows: Sequence[Sequence[Any]], num_slices: int = 1) -> None:
         self.actions = rows
-        self.numbered = _numbered(rows, num_slices)
         every = {(stage, kind) for row in rows for stage, kind, _ in row}
         of_ranks = {kind for _, kind in every if KINDS[kind].of_rank}
         present = {(stage, kind) for stage, kind in every if kind not in of_ranks}
-        if of_ranks:  # a row may have another number than its rank
-            self.numbered = [
-                [
-                    (rank, kind, 0) if kind in of_ranks else (s, kind, k)
-                    for s, kind, k in row
-                ]
-                for rank, row in enumerate(self.numbered)
-            ]
+        self.numbered = rows
+        if num_slices > 1 or of_ranks:
+            ranks = enumerate(rows)
+            self.numbered = [_numbered(rank, row, num_slices) for rank, row in ranks]
         back = {stage for stage, kind in present if KINDS[kind].is_backward}
         trained = {stage for stage, kind in present if kind in GRADIENTS}
         self.num_stages = _count(stage for stage, _ in present)
@@ -362,10 +351,10 @@ class Ran:
         self.first_backward_stage = min(back, default=self.num_stages)
         self.is_forward_only = not back
         self.message_cuts = (False,) * self.num_stages
-        self.overlaps: frozenset[Any] = frozenset()
+        self.joined: dict[Any, Any] = {}
         self.tied: Sequence[tuple[int, ...]] = ()
         self._stages = [
-            {stage for stage, kind, _ in row if kind not in of_ranks} for row in rows
+            {s for s, kind, _ in row if kind not in of_ranks} for row in rows
         ]
 
     def ranks_of(self, stage: int) -> list[int]:
@@ -373,14 +362,16 @@ class Ran:
         return [rank for rank, ran in enumerate(self._stages) if stage in ran]
 
 
-def _numbered(rows: Sequence[Sequence[Any]], n: int) -> Sequence[Sequence[Any]]:
-    """Return rows with a number for each of n slices of a sequence."""
-    if n == 1:
-        return rows
-    return [
-        [(stage, kind, sequence * n + part) for stage, kind, (sequence, part) in row]
-        for row in rows
-    ]
+def _numbered(rank: int, row: Sequence[Any], n: int) -> list[tuple[int, str, int]]:
+    """Return a row with a number for each of n slices of a sequence."""
+    found = []
+    for stage, kind, k in row:
+        number = k if n == 1 else k[0] * n + k[1]
+        is_of_rank = KINDS[
+            kind
+        ].of_rank  # its row may have another number than its rank
+        found.append((rank, kind, 0) if is_of_rank else (stage, kind, number))
+    return found
 
 
 def _count(numbers: Iterable[int]) -> int:

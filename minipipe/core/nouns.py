@@ -230,11 +230,10 @@ _Given = Mapping[int, tuple[int, str]]  # by microbatch, who gives its gradient
 def _gradients(fault: Fault) -> Iterator[Remark]:
     """Tell of all that is wrong with the gradients of a stage in a row."""
     flow, rank, stage = fault.flow, fault.rank, fault.action[0]
-    given = {
-        k: (at, kind)
-        for kind in GRADIENTS
-        for at, k in flow.sites(rank, kind, stage).places
-    }
+    given: dict[int, tuple[int, str]] = {}
+    for kind in GRADIENTS:
+        places = flow.sites(rank, kind, stage).places
+        given.update((k, (at, kind)) for at, k in places)
     for number, kind in enumerate(_VERBS):
         end = -1
         for at, k in flow.sites(rank, kind, stage).places:
@@ -294,7 +293,8 @@ def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
 def _unsummed(fault: Fault) -> Iterator[Remark]:
     """Tell of a use of the gradients of replicas before their sum."""
     if fault.is_of_rank:
-        yield from plainly(fault)
+        if fault.reason != "late":  # `core/order.py` finds it
+            yield from plainly(fault)
         return
     yield from _gradients(fault)
     stage, _, k = fault.action
@@ -421,18 +421,18 @@ def _sums_stay(setting: Flow, stage: int) -> bool:
 
 
 _graph = partial(Noun, keeps_weights=True, tells={"late": _disordered})
-_ALONE: dict[str, Tell] = dict.fromkeys(("never taken", "never given"), _alone)
+_AWAY = {"late": _disordered, "never taken": _alone, "never given": _alone}
+_SUMS = {"late": _unsummed, "never given": _unsummed, "never taken": _gradients}
+_FAR: dict[str, Tell] = {"elsewhere": _far_from_slice}
+_DKV = {"late": _before_later_slice}
+_keys = partial(Noun, may_stay=_stays)
 NOUNS = {
     "x": Noun("activation", travels=True, cut=-1, message=("SEND_F", "RECV_F")),
     "out": Noun("activation to send"),
     "sent": Noun("message with an activation", travels=True, cut=-1),
     "result": Noun("output of the model", may_stay=_stays),
     "graph": _graph("graph"),
-    "away": _graph(
-        "offloaded graph",
-        is_away=True,
-        tells={"late": _disordered, **_ALONE},
-    ),
+    "away": _graph("offloaded graph", is_away=True, tells=_AWAY),
     "back": _graph("loaded graph", parts=("graph",)),
     "rebuilt": _graph("recomputed graph", parts=("graph", "rebuilt part")),
     "rebuilt part": Noun("recomputed part of a graph"),
@@ -446,27 +446,11 @@ NOUNS = {
         readers=("REDUCE_GRAD",),
         tells=dict.fromkeys(("late", "never taken", "unread"), _gradients),
     ),
-    "sum": Noun(
-        "summed gradients of weights",
-        may_stay=_sums_stay,
-        tells={"late": _unsummed, "never given": _unsummed, "never taken": _gradients},
-    ),
+    "sum": Noun("summed gradients of weights", may_stay=_sums_stay, tells=_SUMS),
     "weights": Noun("weights", may_stay=_stays),
-    "kv": Noun(
-        "keys and values",
-        may_stay=_stays,
-        tells={"late": _before_slice, "elsewhere": _far_from_slice},
-    ),
-    "kv back": Noun(
-        "loaded keys and values",
-        may_stay=_stays,
-        tells={"late": _after_offload, "elsewhere": _far_from_slice},
-    ),
-    "dkv": Noun(
-        "gradients of keys and values",
-        adds_up=True,
-        tells={"late": _before_later_slice},
-    ),
+    "kv": _keys("keys and values", tells={**_FAR, "late": _before_slice}),
+    "kv back": _keys("loaded keys and values", tells={**_FAR, "late": _after_offload}),
+    "dkv": Noun("gradients of keys and values", adds_up=True, tells=_DKV),
 }
 """The names of values."""
 

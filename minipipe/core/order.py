@@ -76,11 +76,10 @@ def _order(flow: Flow, sends_block: bool) -> Order:
     runner = _Runner(flow, sends_block)
     runner.run_all()
     rows, positions, given = flow.rows, runner.position, runner.round_of
-    blocked = {
-        rank: Wait(position, awaited(flow, given, positions, rank))
-        for rank, position in enumerate(positions)
-        if position < len(rows[rank])
-    }
+    blocked: dict[int, Wait] = {}
+    for rank, position in enumerate(positions):
+        if position < len(rows[rank]):
+            blocked[rank] = Wait(position, awaited(flow, given, positions, rank))
     rounds = [sorted(runner.rounds[now]) for now in range(len(runner.rounds))]
     return Order(rounds, blocked, given)
 
@@ -119,11 +118,10 @@ def awaited(
     if kind.message:
         return flow.other_half(rank, position)
     members = flow.members(rank, position) if kind.meets is not None else ()
-    absent = [
-        rows[other][at]
-        for other, at in members
-        if positions[other] < at or not _has_values(flow, given, other, at, now)
-    ]
+    absent = []
+    for other, at in members:
+        if positions[other] < at or not _has_values(flow, given, other, at, now):
+            absent.append(rows[other][at])
     return min(absent, default=None)
 
 
@@ -175,11 +173,8 @@ class _Runner:
     def __init__(self, flow: Flow, sends_block: bool) -> None:
         self.flow, self.rows = flow, flow.rows
         self.size = flow.table.num_microbatches  # of the values of one name and stage
-        self.meeting_kinds = {
-            name
-            for name in flow.kinds
-            if KINDS[name].meets and (sends_block or not KINDS[name].message)
-        }
+        kinds = (KINDS[name] for name in flow.kinds if KINDS[name].meets)
+        self.meeting_kinds = {k.name for k in kinds if sends_block or not k.message}
         self.meetings: dict[Meeting, int] = {}
         self.halves = set(flow.pairs)
         for row in self.rows if flow.pairs else ():
@@ -206,10 +201,9 @@ class _Runner:
         There is a set for each kind: one that is no message meets only itself.
         """
         of_messages: set[int] = set()
-        inner: dict[str, set[int]] = {
-            kind: of_messages if KINDS[kind].message else set()
-            for kind in self.meeting_kinds
-        }
+        inner: dict[str, set[int]] = {}
+        for kind in self.meeting_kinds:
+            inner[kind] = of_messages if KINDS[kind].message else set()
         for kind, _, numbers in self.flow.rules:
             if kind in inner and numbers is not None:
                 inner[kind].update(number // self.size for number in numbers.gives)
@@ -230,10 +224,10 @@ class _Runner:
                     place, k = divmod(number, size)
                     givers[place].add((code, k - site.microbatch))
         events: dict[frozenset[object], int] = {}
-        return {
-            pair: events.setdefault(frozenset(givers[pair]), len(events))
-            for pair in sorted(needed)
-        }
+        numbered: dict[int, int] = {}
+        for pair in sorted(needed):
+            numbered[pair] = events.setdefault(frozenset(givers[pair]), len(events))
+        return numbered
 
     def round_of(self, number: int) -> int:
         """Return the round in which a value is given."""

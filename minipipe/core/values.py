@@ -390,6 +390,7 @@ def _message(
 ) -> tuple[Kind, ...]:
     """Return the kinds of both halves of a message to the next stage of its way."""
     words = NOUNS[name].words
+    half = partial(Kind, lane="")
 
     def send(site: Site) -> Uses | None:
         to = site.stage + step
@@ -408,22 +409,11 @@ def _message(
     def is_sent(site: Site) -> Meeting:
         return received(site._replace(stage=site.stage + step))
 
-    half = partial(Kind, lane="")
+    sends = half(f"SEND_{letter}", send, f"send of the {words}")
+    receives = half(f"RECV_{letter}", receive, f"receive of the {words}")
     return (
-        half(
-            f"SEND_{letter}",
-            send,
-            f"send of the {words}",
-            message="send",
-            meets=is_sent,
-        ),
-        half(
-            f"RECV_{letter}",
-            receive,
-            f"receive of the {words}",
-            message="receive",
-            meets=received,
-        ),
+        sends._replace(message="send", meets=is_sent),
+        receives._replace(message="receive", meets=received),
     )
 
 
@@ -499,10 +489,10 @@ def _states_of(sites: Sites) -> Iterable[object]:
     states = [(k % n, k in again, k in loaded) for k in ks]
     if n == 1 or "O" not in kinds:
         return states
-    earlier = [
-        tuple([away.get(k - i, position) < position for i in range(1, k % n + 1)])
-        for position, k in sites.places
-    ]
+    earlier = []
+    for position, k in sites.places:
+        before = range(1, k % n + 1)
+        earlier.append(tuple([away.get(k - i, position) < position for i in before]))
     return zip(states, earlier)
 
 
@@ -516,32 +506,22 @@ def _gradients_of(sites: Sites) -> Iterator[object]:
 
 
 _computation = partial(Kind, is_of_slice=True, cases=_states_of)
-_whole_or_input = partial(
-    _computation, is_backward=True, is_second=True, varies=_has_states
-)
+_again = partial(_computation, varies=_always)
+_backward_kind = partial(_computation, is_backward=True)
+_whole_or_input = partial(_backward_kind, is_second=True, varies=_has_states)
 _summary = partial(Kind, sums_up=True, varies=_always, cases=_gradients_of)
+_sum = partial(_summary, lane="", time="sum", meets=_replicas)
 _copy = partial(Kind, time="copy", varies=_always, cases=_states_of)
 _KINDS = (
     _computation("F", _forward, "forward", time="F", varies=_has_slices),
     _whole_or_input("B", _backward, "backward", time="B"),
     _whole_or_input("I", _backward_input, "backward of the inputs", time="I"),
-    _computation(
-        "W", _backward_weight, "backward of the weights", time="W", is_backward=True
-    ),
+    _backward_kind("W", _backward_weight, "backward of the weights", time="W"),
     *_message("F", "x", "out", "sent", step=1),
     *_message("B", "g", "grad out", "grad sent", step=-1),
-    _summary(
-        "REDUCE_GRAD",
-        _reduce_gradient,
-        "all-reduce of the gradients",
-        lane="",
-        time="sum",
-        meets=_replicas,
-    ),
+    _sum("REDUCE_GRAD", _reduce_gradient, "all-reduce of the gradients"),
     _summary("U", _update, "update of the weights", time="U"),
-    _computation(
-        "R", _recompute, "recomputation of the forward", time="R", varies=_always
-    ),
+    _again("R", _recompute, "recomputation of the forward", time="R"),
     _copy("O", _offload, "offload of the activations", lane="copy out"),
     _copy("L", _load, "load of the offloaded activations", lane="copy in"),
 )

@@ -81,11 +81,9 @@ def _wheel() -> tuple[str, bytes]:
     try:
         installed = distribution("minipipe-mpi")
     except PackageNotFoundError:
-        raise CourseworkError(
-            "not-found",
-            "minipipe is not installed here, so its metadata is missing; run pip "
-            "install -e . in its folder.",
-        ) from None
+        problem = "minipipe is not installed here, so its metadata is missing"
+        how = "run pip install -e . in its folder"
+        raise CourseworkError("not-found", f"{problem}; {how}.") from None
     stem = f"minipipe_mpi-{installed.version}"
     metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""
     content = {

@@ -120,11 +120,11 @@ def local_task(module: ModuleType) -> Task:
     >>> local_task(module).rows(3)
     [0, 1, 2]
     """
-    return Task(
-        lambda function, given: unpacked(
-            packed_result(module, function, unpacked(packed(given)))
-        )
-    )
+
+    def ask(function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        return unpacked(packed_result(module, function, unpacked(packed(given))))
+
+    return Task(ask)
 
 
 def packed_result(
@@ -190,11 +190,9 @@ def unpacked(data: Any) -> Any:
         return [unpacked(item) for item in data]
     if not isinstance(data, dict):
         return data
-    return (
-        np.frombuffer(base64.b64decode(data["data"]), _DTYPES[data["dtype"]])
-        .reshape(data["shape"])
-        .copy()
-    )
+    content = base64.b64decode(data["data"])
+    array = np.frombuffer(content, _DTYPES[data["dtype"]])
+    return array.reshape(data["shape"]).copy()
 
 
 _LONGEST = 4000  # characters of each part of a result
@@ -356,11 +354,8 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
             False, f"not written yet: {_words(error)}", where=where, is_unwritten=True
         )
     if isinstance(error, SystemExit):
-        return CheckResult(
-            False,
-            f"it called sys.exit({shown(error.code)}); return a result instead",
-            where=where,
-        )
+        said = f"it called sys.exit({shown(error.code)}); return a result instead"
+        return CheckResult(False, said, where=where)
     if isinstance(error, MemoryError):
         return CheckResult(
             False, "it needed more memory than a task may use", where=where

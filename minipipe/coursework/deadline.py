@@ -37,13 +37,11 @@ class Handed(NamedTuple):
         """
         due = deadline or self.due
         if due is None:
-            raise ArgumentError(
-                "value", "--late-factor needs a deadline: add --deadline TIME."
-            )
+            problem = "--late-factor needs a deadline"
+            raise ArgumentError("value", f"{problem}: add --deadline TIME.")
         if (time := self.times.get(name, self.times.get(""))) is None:
-            raise ArgumentError(
-                "value", f"The file of --times has no line for {quoted(name)}; add one."
-            )
+            problem = f"The file of --times has no line for {quoted(name)}"
+            raise ArgumentError("value", f"{problem}; add one.")
         return max(0, -((due - time) // _DAY))
 
 
@@ -60,11 +58,8 @@ def moment(text: str) -> datetime:
     except ValueError:
         time = None
     if time is None or time.tzinfo is None:
-        raise ArgumentError(
-            "value",
-            f"{quoted(text)} is not a time; expected a time with its zone, such "
-            "as 2026-11-30T23:59:00+01:00.",
-        )
+        problem = f"{quoted(text)} is not a time; expected a time with its zone"
+        raise ArgumentError("value", f"{problem}, such as 2026-11-30T23:59:00+01:00.")
     return time
 
 
@@ -87,21 +82,15 @@ def read_times(path: str | Path) -> Handed:
         raise FileError.of(path, error.message, "damaged") from None
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None:
-        raise ArgumentError(
-            "value",
-            f"A line of {named} is {quoted(','.join(wrong))}; expected "
-            "`submission,time`.",
-        )
+        problem = f"A line of {named} is {quoted(','.join(wrong))}"
+        raise ArgumentError("value", f"{problem}; expected `submission,time`.")
     if rows and rows[0][1].strip() == "time":
         del rows[0]
     times: dict[str, datetime] = {}
     for name, time in rows:
         if name.strip() in times:
-            raise ArgumentError(
-                "value",
-                f"{named} has two times for {quoted(name.strip())}; keep one line "
-                "for each.",
-            )
+            problem = f"{named} has two times for {quoted(name.strip())}"
+            raise ArgumentError("value", f"{problem}; keep one line for each.")
         times[name.strip()] = moment(time)
     return Handed(times)
 
@@ -120,8 +109,5 @@ def _of_gradescope(text: str, path: str | Path) -> Handed:
         raise FileError.of(
             path, f"it is not Gradescope's metadata ({why})", "damaged"
         ) from None
-    return Handed(
-        {"": handed},
-        None if due is None else moment(str(due)),
-        users[0] if users else None,
-    )
+    deadline = None if due is None else moment(str(due))
+    return Handed({"": handed}, deadline, users[0] if users else None)

@@ -185,10 +185,8 @@ class Exercise:
                 "write groups, each a list of two or more tuples with equally many "
                 "texts: [[('3',), ('5',)]]"
             )
-            raise self._broken(
-                f"VARIANTS of its checks, line {node.lineno}, are not lists of "
-                f"tuples of texts; {how}"
-            )
+            problem = f"VARIANTS of its checks, line {node.lineno}"
+            raise self._broken(f"{problem}, are not lists of tuples of texts; {how}")
         return groups
 
     @property
@@ -208,10 +206,8 @@ class Exercise:
         name = normalize("NFC", student.strip()).casefold()
         found = []
         for number, group in enumerate(self.variants):
-            drawn = blake2b(
-                f"{name}\0{self.name}\0{number}".encode("utf-8", "replace"),
-                digest_size=8,
-            ).digest()
+            seed = f"{name}\0{self.name}\0{number}".encode("utf-8", "replace")
+            drawn = blake2b(seed, digest_size=8).digest()
             found.append(int.from_bytes(drawn) % len(group))
         return found
 
@@ -286,20 +282,16 @@ class Exercise:
             try:
                 ast.parse(text)
             except SyntaxError as error:
-                raise self._broken(
-                    f"{what} is not valid Python: line {error.lineno}, {error.msg}"
-                ) from None
+                problem = f"{what} is not valid Python: line {error.lineno}"
+                raise self._broken(f"{problem}, {error.msg}") from None
             # a NUL, before Python 3.12; the parser's stack
             except (ValueError, RecursionError, MemoryError):
-                raise self._broken(
-                    f"{what} is not valid Python: it has a NUL, or is nested too deeply"
-                ) from None
+                problem = f"{what} is not valid Python: it has a NUL"
+                raise self._broken(f"{problem}, or is nested too deeply") from None
         number, first = self.name.partition("_")[0], self.statement.partition("\n")[0]
         if not re.match(rf"{number} [^:]+: .", first):
-            raise self._broken(
-                f"its docstring begins with {quoted(first)}; expected '{number} "
-                "title: its subject.'"
-            )
+            problem = f"its docstring begins with {quoted(first)}"
+            raise self._broken(f"{problem}; expected '{number} title: its subject.'")
         _ = self.lesson
         kept = [
             line
@@ -319,9 +311,8 @@ class Exercise:
         last_visible = self.visible_checks.count("\n")
         names = [test.name for test in self.tests]
         if not names:
-            raise self._broken(
-                "its checks have no test; expected functions test_…(task)"
-            )
+            problem = "its checks have no test"
+            raise self._broken(f"{problem}; expected functions test_…(task)")
         for node in (
             node
             for node in ast.parse(self.checks).body
@@ -338,20 +329,15 @@ class Exercise:
             if node.name not in names:
                 continue
             if names.count(node.name) > 1:
-                raise self._broken(
-                    f"its checks have two tests {node.name}, of which Python keeps "
-                    "one; rename one"
-                )
+                problem = f"its checks have two tests {node.name}"
+                raise self._broken(f"{problem}, of which Python keeps one; rename one")
             if [each.arg for each in node.args.args] != ["task"]:
-                raise self._broken(
-                    f"{node.name}({ast.unparse(node.args)}) has the wrong "
-                    "arguments; expected task"
-                )
+                given = f"{node.name}({ast.unparse(node.args)}) has the wrong arguments"
+                raise self._broken(f"{given}; expected task")
             if not ast.get_docstring(node):
-                raise self._broken(
-                    f"{node.name} has no docstring; its first paragraph says what "
-                    "the test means"
-                )
+                problem = f"{node.name} has no docstring"
+                how = "its first paragraph says what the test means"
+                raise self._broken(f"{problem}; {how}")
 
     def _check_variants(self) -> None:
         """Refuse variants whose first alternative is not in the files: another would
@@ -363,19 +349,15 @@ class Exercise:
         files = "\n".join(
             [self.solution, *lines[: node.lineno - 1], *lines[node.end_lineno :]]
         )
-        wrong = next(
-            (text for group in self.variants for text in group[0] if text not in files),
-            None,
-        )
+        first = (text for group in self.variants for text in group[0])
+        wrong = next((text for text in first if text not in files), None)
         if wrong is not None:
             how = (
                 "the first alternative of a group has texts of the two files, letter "
                 "for letter"
             )
-            raise self._broken(
-                f"VARIANTS have {quoted(wrong)}, which does not occur in its files; "
-                f"{how}"
-            )
+            given = f"VARIANTS have {quoted(wrong)}, which does not occur in its files"
+            raise self._broken(f"{given}; {how}")
 
 
 def _said(docstring: str) -> tuple[str, str, float]:
@@ -390,11 +372,8 @@ def _said(docstring: str) -> tuple[str, str, float]:
     except ValueError:
         weight = inf
     if not 0 < weight < inf:
-        raise CourseworkError(
-            "damaged",
-            f"A test says 'Points: {points[0]}'; expected a number above 0, such "
-            "as 2.5.",
-        )
+        problem = f"A test says 'Points: {points[0]}'; expected a number above 0"
+        raise CourseworkError("damaged", f"{problem}, such as 2.5.")
     return paragraphs[0], " ".join(hints), weight
 
 
@@ -448,9 +427,8 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
     for path in sorted(source.glob("[0-9][0-9]_*.py")):
         checks = source / "checks" / path.name
         if not checks.is_file():
-            raise CourseworkError(
-                "not-found", f"'{path}' has no tests: '{checks}' is missing."
-            )
+            problem = f"'{path}' has no tests"
+            raise CourseworkError("not-found", f"{problem}: '{checks}' is missing.")
         found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
         found.check()
         exercises.append(found)

@@ -50,10 +50,8 @@ class Unexpected(AssertionError):
     """
 
     def __init__(self, what: str, expected: str, got: str, drawing: str = "") -> None:
-        super().__init__(
-            f"{what}: expected {expected}, got {got}"
-            + (f"\n\n{drawing}\n" if drawing else "")
-        )
+        below = f"\n\n{drawing}\n" if drawing else ""
+        super().__init__(f"{what}: expected {expected}, got {got}{below}")
         self.what, self.expected, self.got, self.drawing = what, expected, got, drawing
 
     def __reduce__(self) -> tuple[type[Unexpected], tuple[str, ...]]:
@@ -139,16 +137,15 @@ def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) ->
     else:
         expect_type(got, np.ndarray, what)
     value, wanted = np.asarray(got), np.asarray(expected)
-    expect_that(
-        value.shape == wanted.shape,
-        what,
-        f"the shape {wanted.shape}",
-        f"the shape {value.shape}",
-    )
+    _expect_same("shape", value.shape, wanted.shape, what)
     allowed = tolerance * max(1.0, float(np.abs(wanted).max(initial=0.0)))
     is_near = np.abs(value - wanted) <= allowed  # False for nan
     if not is_near.all():
         raise _unexpected_element(what, value, wanted, ~is_near)
+
+
+def _expect_same(noun: str, got: object, expected: object, what: str) -> None:
+    expect_that(got == expected, what, f"the {noun} {expected}", f"the {noun} {got}")
 
 
 def expect_bits(got: Any, expected: np.ndarray, what: str) -> None:
@@ -159,18 +156,8 @@ def expect_bits(got: Any, expected: np.ndarray, what: str) -> None:
     >>> expect_bits(np.ones(2), np.array([1.0, 1.0]), "the gradient")
     """
     expect_type(got, np.ndarray, what)
-    expect_that(
-        got.dtype == expected.dtype,
-        what,
-        f"the dtype {expected.dtype}",
-        f"the dtype {got.dtype}",
-    )
-    expect_that(
-        got.shape == expected.shape,
-        what,
-        f"the shape {expected.shape}",
-        f"the shape {got.shape}",
-    )
+    _expect_same("dtype", got.dtype, expected.dtype, what)
+    _expect_same("shape", got.shape, expected.shape, what)
     if got.tobytes() != expected.tobytes():
         raise _unexpected_element(
             f"{what}, bit for bit", got, expected, got != expected
@@ -186,11 +173,8 @@ def _unexpected_element(
         return Unexpected(what, shown(expected), shown(got))
     place = tuple(map(int, places[0]))
     element = f"{what}, element {list(place)}"
-    return Unexpected(
-        element,
-        f"{expected[place]}",
-        f"{got[place]}; {len(places)} of {got.size} elements are wrong",
-    )
+    wrong = f"{len(places)} of {got.size} elements are wrong"
+    return Unexpected(element, f"{expected[place]}", f"{got[place]}; {wrong}")
 
 
 def expect_at_most(got: Any, limit: float, what: str) -> None:
@@ -246,10 +230,8 @@ def shown(value: object) -> str:
         else:
             text = _ADDRESS.sub(">", repr(value))
     except Exception as error:
-        return (
-            f"an object of type {type(value).__name__} whose repr raises "
-            f"{type(error).__name__}"
-        )
+        what = f"an object of type {type(value).__name__}"
+        return f"{what} whose repr raises {type(error).__name__}"
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}… ({counted(len(text), 'character')})"
@@ -263,12 +245,8 @@ def _plain(value: Any, what: str) -> Any:
         return value.item()
     if type(value) in (list, tuple):
         return [_plain(item, what) for item in value]
-    expect_that(
-        type(value) in _PLAIN,
-        what,
-        "numbers, text, or lists of them",
-        f"an object {shown(value)}",
-    )
+    plain = "numbers, text, or lists of them"
+    expect_that(type(value) in _PLAIN, what, plain, f"an object {shown(value)}")
     return value
 
 

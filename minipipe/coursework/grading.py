@@ -35,7 +35,8 @@ from minipipe.coursework.exercise import (
     total,
 )
 from minipipe.coursework.leaderboard import Entry, entries_of, levels_in
-from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess, Students
+from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess, students
+from minipipe.coursework.running import Running
 from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.coursework.submission import Submission, directories_of, open_submission
 from minipipe.errors import CourseworkError, FileError, counted
@@ -375,19 +376,13 @@ class Report:
             *([str(self.containment)] if self.containment else []),
         ]
         if self.next:
-            lines.append(
-                f"next: {self.next.name} (lesson {self.next.lesson}), "
-                f"{self.next.subject}"
-            )
+            name = f"{self.next.name} (lesson {self.next.lesson})"
+            lines.append(f"next: {name}, {self.next.subject}")
         if self.days_late:
-            lines.append(
-                f"days late: {self.days_late}, times {self.late_factor:g} per day: "
-                f"{counted(self.score, 'point')}"
-            )
-        lines.append(
-            f"{self.points} of {counted(self.possible, 'point')}, {done} of "
-            f"{counted(len(self.tasks), 'task')} done"
-        )
+            score = f"{self.late_factor:g} per day: {counted(self.score, 'point')}"
+            lines.append(f"days late: {self.days_late}, times {score}")
+        tasks = f"{done} of {counted(len(self.tasks), 'task')} done"
+        lines.append(f"{self.points} of {counted(self.possible, 'point')}, {tasks}")
         return "\n".join(lines)
 
 
@@ -454,12 +449,10 @@ def grade(
     (directory,), only = directories_of([directory], files_of(exercises), only)
     chosen = chosen_of(exercises, only)
     submission = open_submission(directory, files_of(exercises), links=links)
-    with ThreadPoolExecutor(workers) as pool, Students() as students:
+    with ThreadPoolExecutor(workers) as pool, students() as running:
         tasks = tuple(
             pool.map(
-                lambda exercise: _grade_task(
-                    submission, exercise, time_limit, students
-                ),
+                lambda exercise: _grade_task(submission, exercise, time_limit, running),
                 chosen,
             )
         )
@@ -471,7 +464,7 @@ def grade(
         submission.name,
         days_late,
         late_factor,
-        later[0] if later else None,
+        following=later[0] if later else None,
     )
 
 
@@ -492,15 +485,13 @@ def not_graded(
 
 
 def _untested(exercise: Exercise, problem: str) -> TaskReport:
-    return TaskReport(
-        exercise,
-        tuple((test, CheckResult(False, problem)) for test in exercise.tests),
-        problem,
-    )
+    failed = CheckResult(False, problem)
+    outcomes = tuple((test, failed) for test in exercise.tests)
+    return TaskReport(exercise, outcomes, problem)
 
 
 def _grade_task(
-    submission: Submission, exercise: Exercise, time_limit: float, students: Students
+    submission: Submission, exercise: Exercise, time_limit: float, running: Running
 ) -> TaskReport:
     file = f"{exercise.name}.py"
     if file not in submission.files:
@@ -511,7 +502,7 @@ def _grade_task(
         # The student chose the file's kind and target, and it is read with the grader's
         # rights.
         return grade_text(
-            exercise, submission.read(file), time_limit, submission.path, students
+            exercise, submission.read(file), time_limit, submission.path, running
         )
     except FileError as error:
         return _untested(exercise, error.message)
@@ -522,7 +513,7 @@ def grade_text(
     content: bytes,
     time_limit: float,
     directory: Path,
-    students: Students,
+    running: Running,
 ) -> TaskReport:
     """Run all tests of a task. A crash fails only the test in which it happened; after
     the time limit no test runs.
@@ -536,7 +527,7 @@ def grade_text(
         In seconds.
     directory : Path
         The directory to hide from the file.
-    students : Students
+    running : Running
         The processes that an exception ends.
     """
     checks = load_checks(exercise.name, exercise.checks)
@@ -548,7 +539,7 @@ def grade_text(
         left := [test.name for test in exercise.tests if test.name not in results]
     ) and not problem:
         seconds = max(0.0, deadline - time.monotonic())
-        runs.append(StudentProcess(exercise, content, seconds, directory, students))
+        runs.append(StudentProcess(exercise, content, seconds, directory, running))
         try:
             with runs[-1] as student:
                 student.load()

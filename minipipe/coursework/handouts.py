@@ -45,10 +45,8 @@ def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
 
 def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
     hidden = total(test.weight for test in exercise.tests if test.is_hidden)
-    about = (
-        f"{exercise.name}.py · lesson {exercise.lesson} · "
-        f"{counted(exercise.points, 'point')}, {hidden} of them hidden"
-    )
+    points = f"{counted(exercise.points, 'point')}, {hidden} of them hidden"
+    about = f"{exercise.name}.py · lesson {exercise.lesson} · {points}"
     yield (
         f"<section><h2>{escaped(exercise.title)}</h2><p "
         f'class="about">{escaped(about)}</p>'
@@ -104,10 +102,8 @@ def _test(test: Test, solutions: bool) -> str:
     else:
         hint = ""
     hidden = " (hidden)" if test.is_hidden else ""
-    return (
-        f"<li><code>{escaped(test.name)}</code>{hidden}: "
-        f"{_inline(test.meaning)}{points}{hint}</li>"
-    )
+    meaning = f"{_inline(test.meaning)}{points}{hint}"
+    return f"<li><code>{escaped(test.name)}</code>{hidden}: {meaning}</li>"
 
 
 def as_pdf(page: str) -> bytes:
@@ -146,7 +142,6 @@ def as_pdf(page: str) -> bytes:
         )
         if done.returncode or not printed.exists():
             last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise CourseworkError(
-                "not-found", f"{browser} printed no PDF: {last[:500]}"
-            )
+            problem = f"{browser} printed no PDF"
+            raise CourseworkError("not-found", f"{problem}: {last[:500]}")
         return read_bytes(printed)

@@ -114,10 +114,9 @@ def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
                 refused = _name(name, wanted)
                 if not any(finding.endswith(f": {refused}") for finding in found):
                     found.append(f"when it ran: {refused}")
-                raise ImportError(
-                    f"{refused} is not allowed in this task; use the names that its "
-                    "file already imports"
-                )
+                reason = f"{refused} is not allowed in this task"
+                how = "use the names that its file already imports"
+                raise ImportError(f"{reason}; {how}")
         return builtins.__import__(name, of, within, fromlist, level)
 
     return {**vars(builtins), "__import__": guarded}

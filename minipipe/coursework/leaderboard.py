@@ -227,9 +227,8 @@ class Leaderboard:
                 how = "Choose one with --only"
             else:
                 how = "The checks of a puzzle have LEVELS"
-            raise CourseworkError(
-                "name", f"A leaderboard is for one puzzle; {found} has levels. {how}."
-            )
+            problem = "A leaderboard is for one puzzle"
+            raise CourseworkError("name", f"{problem}; {found} has levels. {how}.")
         self._path, self._exercise, self._variants = path, puzzles[0], variants
         self._named = quoted(str(path), 200)
 
@@ -252,10 +251,8 @@ class Leaderboard:
                 parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it"
             )
             if found["format"] != _FORMAT:
-                raise ArgumentError(
-                    "value",
-                    f"its format is {quoted(found['format'])}, expected {_FORMAT!r}",
-                )
+                problem = f"its format is {quoted(found['format'])}"
+                raise ArgumentError("value", f"{problem}, expected {_FORMAT!r}")
             told = [
                 json_value(each, dict, "an entry")
                 for each in json_value(found["entries"], list, "entries")
@@ -268,17 +265,14 @@ class Leaderboard:
             raise
         except (KeyError, ArgumentError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
-            raise FileError(
-                "damaged",
-                f"{self._named} cannot be read as a leaderboard: {what}. {_REMEDY}.",
-            ) from None
+            problem = f"{self._named} cannot be read as a leaderboard: {what}"
+            raise FileError("damaged", f"{problem}. {_REMEDY}.") from None
         if other != self._exercise.name:
             graded = (
                 f"but {self._exercise.name} is graded. Use one file for each puzzle."
             )
-            raise CourseworkError(
-                "name", f"{self._named} belongs to {quoted(other)}, {graded}"
-            )
+            problem = f"{self._named} belongs to {quoted(other)}"
+            raise CourseworkError("name", f"{problem}, {graded}")
         return [self._checked(each) for each in told]
 
     def _checked(self, told: Mapping[str, Any]) -> Entry:
@@ -296,17 +290,14 @@ class Leaderboard:
                 "another file"
             )
             own = "there is no such level" if level is None else f"that is {level}"
-            raise CourseworkError(
-                "name", f"{which}: {quoted(told['asked'], 200)}. Here {own}. {how}."
-            )
+            problem = f"{which}: {quoted(told['asked'], 200)}"
+            raise CourseworkError("name", f"{problem}. Here {own}. {how}.")
         try:
             entry = Entry.of(told["student"], told["level"], level, told["schedule"])
         except ScheduleError as error:
             said = error.problems[0].message
-            raise FileError(
-                "damaged",
-                f"{which}, whose schedule is not a solution: {said} {_REMEDY}.",
-            ) from None
+            problem = f"{which}, whose schedule is not a solution"
+            raise FileError("damaged", f"{problem}: {said} {_REMEDY}.") from None
         for name, value in entry.as_json().items():
             if told.get(name) != value:
                 said = f"whose {name} is {quoted(told.get(name))}; here it is {value}"
@@ -361,9 +352,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise FileError(
-            "unwritable", f"{quoted(str(folder))} cannot be opened: {error.strerror}."
-        ) from None
+        problem = f"{quoted(str(folder))} cannot be opened"
+        raise FileError("unwritable", f"{problem}: {error.strerror}.") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -453,24 +443,17 @@ def as_text(entries: Iterable[Entry]) -> str:
         cells = (
             f"{entry.makespan:g}/{entry.bound:g}" if entry else "" for entry in own
         )
-        rows.append(
-            (
-                str(standing.place),
-                printable(standing.student),
-                *cells,
-                f"{100 * standing.gap:.1f} %",
-            )
-        )
+        name = printable(standing.student)
+        mean_gap = f"{100 * standing.gap:.1f} %"
+        rows.append((str(standing.place), name, *cells, mean_gap))
     proofs: dict[str, dict[str, None]] = {}
     for entry in entries:
         proofs.setdefault(entry.bound_by, {})[entry.level] = None
     said = ", ".join(
         f"{_proof(name)} ({', '.join(proved)})" for name, proved in proofs.items()
     )
-    return (
-        f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; bounds "
-        f"by {said or 'none yet'}"
-    )
+    table = text_table(rows, set(range(len(rows[0]))) - {1})
+    return f"{table}\nmakespan/bound; bounds by {said or 'none yet'}"
 
 
 def _proof(bound_by: str) -> str:

@@ -23,6 +23,7 @@ from typing import IO, Any, Self
 from minipipe.coursework.checking import Ended, Late, packed, value_of
 from minipipe.coursework.exercise import Exercise
 from minipipe.coursework.imports import given_names
+from minipipe.coursework.running import Running
 from minipipe.coursework.sandbox import LAYERS, Containment
 
 LONGEST_OUTPUT = 2000
@@ -57,37 +58,9 @@ _KEPT = (
 )
 
 
-class Students:
-    """The student's processes that run now, as a context manager: an exception in its
-    block, such as Ctrl-C, ends them.
-
-    Other threads wait for their replies. Without this, a pool of such threads would
-    wait until all time limits.
-    """
-
-    def __init__(self) -> None:
-        self._running: set[StudentProcess] = set()
-        self._are_over = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            # before the loop, so that a process that is being started also ends
-            self._are_over = True
-            for process in self._running.copy():
-                process.give_up()
-
-    def add(self, process: StudentProcess) -> None:
-        """Note a process that has started."""
-        self._running.add(process)
-        if self._are_over:
-            process.give_up()
-
-    def remove(self, process: StudentProcess) -> None:
-        """Note that a process has ended."""
-        self._running.discard(process)
+def students() -> Running:
+    """Return a context manager for student's processes that an exception ends."""
+    return Running(StudentProcess.give_up)
 
 
 class StudentProcess:
@@ -104,7 +77,7 @@ class StudentProcess:
         The time limit of all calls together.
     directory : Path
         The student's directory, to hide.
-    students : Students
+    running : Running
         The processes that an exception ends together.
 
     Attributes
@@ -124,9 +97,9 @@ class StudentProcess:
         content: bytes,
         seconds: float,
         directory: Path,
-        students: Students,
+        running: Running,
     ) -> None:
-        self._students = students
+        self._running = running
         self.containment: Containment | None = None
         self.flags: dict[str, None] = {}
         self.output, self.is_loaded = "", False
@@ -160,12 +133,12 @@ class StudentProcess:
         )
         self._replies = _Reader(self._process.stdout, _LONGEST_REPLY)
         self._printed = _Reader(self._process.stderr, 4 * LONGEST_OUTPUT)
-        self._students.add(self)
+        self._running.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         _end(self._process)
-        self._students.remove(self)
+        self._running.remove(self)
         self.output = self._printed.text()[:LONGEST_OUTPUT]
         self._folder.cleanup()
 

@@ -126,14 +126,9 @@ def as_csv(reports: Sequence[Data]) -> str:
     for report in reports:
         points = [task["points"] for task in report["tasks"]]
         figures = [report[key] for key in ("points", "possible", "days_late", "score")]
-        writer.writerow(
-            [
-                _cell(report["submission"]),
-                *points,
-                *figures,
-                _cell(_remarks(report["tasks"])),
-            ]
-        )
+        name = _cell(report["submission"])
+        remarks = _cell(_remarks(report["tasks"]))
+        writer.writerow([name, *points, *figures, remarks])
     return stream.getvalue()
 
 
@@ -158,19 +153,13 @@ def as_junit(reports: Sequence[Data]) -> str:
         tests = [(task, test) for task in report["tasks"] for test in task["tests"]]
         failed = sum(not test["passed"] for _, test in tests)
         name = escaped(report["submission"])
-        lines.append(
-            f'  <testsuite name="{name}" tests="{len(tests)}" failures="{failed}" '
-            'errors="0" skipped="0">'
-        )
+        counts = f'tests="{len(tests)}" failures="{failed}" errors="0" skipped="0"'
+        lines.append(f'  <testsuite name="{name}" {counts}>')
         for task, test in tests:
-            case = (
-                f'    <testcase classname="{escaped(task["task"])}" '
-                f'name="{escaped(test["test"])}"'
-            )
-            failure = (
-                "<failure "
-                f'message="{escaped(test["reason"])}">{_xml(_words(test))}</failure>'
-            )
+            name = f'name="{escaped(test["test"])}"'
+            case = f'    <testcase classname="{escaped(task["task"])}" {name}'
+            reason = escaped(test["reason"])
+            failure = f'<failure message="{reason}">{_xml(_words(test))}</failure>'
             lines.append(
                 f"{case}/>" if test["passed"] else f"{case}>{failure}</testcase>"
             )

@@ -415,35 +415,19 @@ def _replace_root(folder: str, readable: Iterable[Path]) -> None:
     memory to write: ``folder``.
     """
     os.umask(0o022)
-    call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    _mount(None, "/", _MS_REC | _MS_PRIVATE)
     _mount_memory(folder, "size=1m,mode=755")
     for path in readable:
-        call(
-            "mount",
-            os.fsencode(path),
-            os.fsencode(_place_for(path, folder)),
-            None,
-            _MS_BIND | _MS_REC,
-            None,
-        )
+        _mount(os.fsencode(path), _place_for(path, folder), _MS_BIND | _MS_REC)
     # Their places before the root becomes read-only, their mounts after it: the
     # attribute also excludes devices.
-    devices = {
-        os.fsencode(path): os.fsencode(_place_for(path, folder)) for path in _devices()
-    }
+    devices = {path: _place_for(path, folder) for path in _devices()}
     own = _place_for(Path(folder), folder)
     attributes = struct.pack("=4Q", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
-    call(
-        "syscall",
-        _MOUNT_SETATTR,
-        _AT_FDCWD,
-        os.fsencode(folder),
-        _AT_RECURSIVE,
-        attributes,
-        len(attributes),
-    )
+    root = (_AT_FDCWD, os.fsencode(folder), _AT_RECURSIVE)
+    call("syscall", _MOUNT_SETATTR, *root, attributes, len(attributes))
     for device, place in devices.items():
-        call("mount", device, place, None, _MS_BIND, None)
+        _mount(os.fsencode(device), place, _MS_BIND)
     _mount_memory(own, f"size={MOST_BYTES},nr_inodes=4096,mode=700")
     os.chdir(folder)
     call("pivot_root", b".", b".")
@@ -451,15 +435,19 @@ def _replace_root(folder: str, readable: Iterable[Path]) -> None:
     os.chdir(folder)
 
 
+def _mount(
+    source: bytes | None,
+    place: str,
+    flags: int,
+    kind: bytes | None = None,
+    options: bytes | None = None,
+) -> None:
+    call("mount", source, os.fsencode(place), kind, flags, options)
+
+
 def _mount_memory(place: str, options: str) -> None:
-    call(
-        "mount",
-        b"tmpfs",
-        os.fsencode(place),
-        b"tmpfs",
-        _MS_NOSUID | _MS_NODEV,
-        options.encode(),
-    )
+    flags = _MS_NOSUID | _MS_NODEV
+    _mount(b"tmpfs", place, flags, b"tmpfs", options.encode())
 
 
 def _place_for(path: Path, root: str) -> str:
@@ -522,14 +510,8 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
         allowed = (
             rights if stat.S_ISDIR(os.fstat(beneath).st_mode) else rights & _ON_FILES
         )
-        call(
-            "syscall",
-            _ADD_RULE,
-            ruleset,
-            _RULE_PATH_BENEATH,
-            struct.pack("=Qi", allowed, beneath),
-            0,
-        )
+        rule = struct.pack("=Qi", allowed, beneath)
+        call("syscall", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
     finally:
         os.close(beneath)
 

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from minipipe.comm.job.system_calls import end_with
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import files_of, grade, not_graded
+from minipipe.coursework.running import Running
 from minipipe.coursework.submission import name_of, submissions_in
 from minipipe.errors import CourseworkError, FileError
 from minipipe.io import printable
@@ -71,10 +71,8 @@ def grade_all(
             both = " and ".join(
                 f"'{path}'" for path, each in zip(found, names) if each == name
             )
-            raise CourseworkError(
-                "not-found",
-                f"{both} have the same name, {name}; points are listed by name.",
-            )
+            reason = f"{both} have the same name, {name}"
+            raise CourseworkError("not-found", f"{reason}; points are listed by name.")
     common = {
         **options,
         "hide_hidden": hide_hidden,
@@ -90,49 +88,25 @@ def grade_all(
         }
         for path, name in zip(found, names)
     ]
-    graders = _Graders()
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        try:
-            return list(pool.map(graders.grade, asked))
-        # such as Ctrl-C; the pool waits for all that it has begun
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            graders.end()
-            raise
+    pool = ThreadPoolExecutor(jobs or os.cpu_count())
+    with pool, Running(subprocess.Popen.kill) as running:
+        return list(pool.map(lambda job: _graded(job, running), asked))
 
 
-class _Graders:
-    """Processes that grade a submission each."""
-
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen] = set()
-        self._are_over = threading.Event()
-
-    def end(self) -> None:
-        """End all processes that run or are being started."""
-        self._are_over.set()
-        for process in self._running.copy():
-            process.kill()
-
-    def grade(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Grade one submission in a separate process; a crash costs the points of this
-        submission only.
-        """
-        given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
-        with _started() as process:
-            self._running.add(process)
-            if self._are_over.is_set():
-                process.kill()
-            out, err = process.communicate(given)
-        self._running.discard(process)
-        if process.returncode == 0:
-            return json.loads(out)
-        last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return _report(
-            job,
-            f"the grader ended with exit status {process.returncode}: "
-            f"{printable(last[:500])}",
-        )
+def _graded(job: dict[str, Any], running: Running) -> dict[str, Any]:
+    """Grade one submission in a separate process; a crash costs the points of this
+    submission only.
+    """
+    given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
+    with _started() as process:
+        running.add(process)
+        out, err = process.communicate(given)
+    running.remove(process)
+    if process.returncode == 0:
+        return json.loads(out)
+    last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    ended = f"the grader ended with exit status {process.returncode}"
+    return _report(job, f"{ended}: {printable(last[:500])}")
 
 
 def _started() -> subprocess.Popen:
@@ -158,12 +132,8 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
         report = grade(**options)
     except (CourseworkError, FileError) as error:
         exercises = exercises_in(find_source(job.get("source")))
-        report = not_graded(
-            job["directory"],
-            job["name"],
-            chosen_of(exercises, job.get("only")),
-            error.message,
-        )
+        chosen = chosen_of(exercises, job.get("only"))
+        report = not_graded(job["directory"], job["name"], chosen, error.message)
     return (report.without_hidden() if job["hide_hidden"] else report).as_json()
 
 

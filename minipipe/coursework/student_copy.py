@@ -105,10 +105,9 @@ def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) ->
     rows = []
     for exercise in exercises:
         hidden = total(test.weight for test in exercise.tests if test.is_hidden)
-        rows.append(
-            f"| {exercise.name} | {exercise.points} | {hidden} | {exercise.lesson} "
-            f"| {exercise.subject} |"
-        )
+        points = f"{exercise.points} | {hidden}"
+        about = f"{exercise.lesson} | {exercise.subject}"
+        rows.append(f"| {exercise.name} | {points} | {about} |")
     first = exercises[0].name
     own = "" if student is None else f" --student {quote(student)}"
     commands = {

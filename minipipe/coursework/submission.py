@@ -77,24 +77,15 @@ class Archive:
             for each in self._zip.infolist()
             if not each.filename.startswith("__MACOSX/")
         ]
-        folders = sorted(
-            {
-                _folder(each)
-                for each in members
-                if PurePosixPath(each.filename).name in tasks
-            }
-        )
+        named = (each for each in members if _name(each) in tasks)
+        folders = sorted(set(map(_folder, named)))
         if len(folders) > 1:
             raise self._damaged(
                 "tasks are in "
                 f"{' and in '.join(quoted(each) for each in folders[:2])}; keep one "
                 "folder"
             )
-        found = [
-            (PurePosixPath(each.filename).name, each)
-            for each in members
-            if _folder(each) in folders
-        ]
+        found = [(_name(each), each) for each in members if _folder(each) in folders]
         self._members = dict(found)
         self.files = sorted(name for name, _ in found if name.endswith(".py"))
         if len(self._members) < len(found):
@@ -131,6 +122,10 @@ class Archive:
 
 
 Submission = Folder | Archive
+
+
+def _name(member: zipfile.ZipInfo) -> str:
+    return PurePosixPath(member.filename).name
 
 
 def _folder(member: zipfile.ZipInfo) -> str:
@@ -198,22 +193,15 @@ def open_submission(
             ]
         else:
             around = []
-        right = next(
-            (
-                place
-                for place in around
-                if any(os.path.lexists(place / file) for file in tasks)
-            ),
-            None,
-        )
+        holding = (place for place in around if _any_holds([place], tasks))
+        right = next(holding, None)
         if right:
             where = f"'{right}' does: grade that"
         else:
             where = "`minipipe coursework DIR` writes a directory that does"
         first, *_, last = [*tasks] * 2
-        raise CourseworkError(
-            "not-found", f"'{path}' holds none of {first} … {last}; {where}."
-        )
+        problem = f"'{path}' holds none of {first} … {last}"
+        raise CourseworkError("not-found", f"{problem}; {where}.")
     return submission
 
 
@@ -247,14 +235,12 @@ def directories_of(
     if not named:
         return given, only
     if only is not None:
-        raise CourseworkError(
-            "not-found", f"The file names its task, {min(named)}; leave --only out."
-        )
+        reason = f"The file names its task, {min(named)}"
+        raise CourseworkError("not-found", f"{reason}; leave --only out.")
     if any(own != named for own in files.values()):
         how = "name the same files of each, or directories with --only"
-        raise CourseworkError(
-            "not-found", f"All submissions need the same selection of tasks; {how}."
-        )
+        reason = "All submissions need the same selection of tasks"
+        raise CourseworkError("not-found", f"{reason}; {how}.")
     return list(files), sorted(named)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import Exercise
 from minipipe.coursework.grading import TaskReport, grade_text
-from minipipe.coursework.process import Students
+from minipipe.coursework.process import students
 from minipipe.errors import CourseworkError, counted, quoted
 from minipipe.io import printable
 
@@ -59,9 +59,8 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
         if wrong:
             how = "expected (why it is tempting, text of the solution, its replacement)"
             what = f"{'the solution has no' if is_so else 'it is'} {wrong}; {how}"
-            raise CourseworkError(
-                "damaged", f"{exercise.name}: WRONG_ANSWERS[{number}]: {what}."
-            )
+            problem = f"{exercise.name}: WRONG_ANSWERS[{number}]"
+            raise CourseworkError("damaged", f"{problem}: {what}.")
     return found
 
 
@@ -108,15 +107,13 @@ def try_exercises(exercises: Iterable[Exercise], time_limit: float) -> list[Trie
         ]
 
     def tried(exercise: Exercise, what: str, text: str, passes: bool | None) -> Tried:
-        report = grade_text(
-            exercise, text.encode(), time_limit, Path(nowhere), students
-        )
+        report = grade_text(exercise, text.encode(), time_limit, Path(nowhere), running)
         return Tried(exercise.name, what, _problem(report, passes))
 
     with (
         TemporaryDirectory() as nowhere,
         ThreadPoolExecutor(cpu_count()) as pool,
-        Students() as students,
+        students() as running,
     ):
         return list(pool.map(tried, *zip(*files)))
 

@@ -12,23 +12,22 @@ from minipipe.errors import (
     RankError,
     ScheduleError,
     counted,
-    misuse,
 )
 from minipipe.schedules import (
     REGISTRY,
     Program,
     Schedule,
     build,
-    data_parallel,
-    read_schedule,
     verify,
 )
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
-from minipipe.schedules.placement import check_counts, neighbouring_placement
+from minipipe.schedules.placement import (
+    check_counts,
+    check_sizes_of,
+    neighbouring_placement,
+)
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled, takes
-from minipipe.schedules.sequential import forward_only_through
-from minipipe.schedules.transforms import first_stages, spread_stages
 from minipipe.specs import COUNT
 
 
@@ -44,6 +43,8 @@ def _resolved(
     if isinstance(schedule, Path) or (
         isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))
     ):
+        from minipipe.schedules import read_schedule
+
         schedule = read_schedule(schedule)
     if not isinstance(schedule, Schedule | Program):
         if num_ranks is None:
@@ -56,21 +57,15 @@ def _resolved(
     if num_ranks not in (None, schedule.num_ranks):
         raise RankError(
             "wrong-number",
-            f"{schedule.name} is made for {counted(schedule.num_ranks, 'rank')}, "
-            f"but there are {num_ranks}. "
-            f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make "
-            f"the schedule for {num_ranks}.",
+            f"{schedule.name} is made for {counted(schedule.num_ranks, 'rank')}, but "
+            f"there are {num_ranks}. Start {schedule.num_ranks} (mpirun -n, or spawn's "
+            f"num_ranks), or make the schedule for {num_ranks}.",
         )
-    chunks = schedule.num_stages / schedule.num_ranks
-    for name, given, own in (
+    check_sizes_of(
+        f"the schedule {schedule.name}",
         ("num_microbatches", num_microbatches, schedule.num_microbatches),
-        ("chunks_per_rank", chunks_per_rank, chunks),
-    ):
-        if given not in (None, own):
-            raise misuse(
-                f"{name} is {given}, but the schedule {schedule.name} has {own:g}; "
-                f"leave {name} out."
-            )
+        ("chunks_per_rank", chunks_per_rank, schedule.num_stages / schedule.num_ranks),
+    )
     return schedule
 
 
@@ -89,12 +84,13 @@ def replicated(
     if isinstance(found, Program):
         message = (
             f"{found.name} has sends and receives; replicas need only its "
-            "computations: "
-            "schedule.schedule."
+            "computations: schedule.schedule."
         )
         raise ScheduleError.of(Code.TYPE, message)
     verify(found)
     if not found.is_forward_only:
+        from minipipe.schedules import data_parallel
+
         return data_parallel(found, replicas)
     p, m = found.num_ranks, found.num_microbatches
     ways = [
@@ -102,6 +98,8 @@ def replicated(
         for d in range(replicas)
         for way in pipelines_of(found)
     ]
+    from minipipe.schedules.sequential import forward_only_through
+
     return forward_only_through(ways, replicas * m, replicas * p)
 
 
@@ -110,13 +108,10 @@ def ranks_of_each(num_ranks: int, replicas: int) -> int:
     COUNT.check("replicas", replicas)
     if num_ranks % replicas:
         given = counted(num_ranks, "rank")
-        message = (
-            f"{given} cannot be divided among {replicas} replicas, each with equally "
-            "many ranks."
-        )
         raise RankError(
             "wrong-number",
-            f"{message} Start {replicas} times as many ranks as a replica has.",
+            f"{given} cannot be divided among {replicas} replicas, each with equally "
+            f"many ranks. Start {replicas} times as many ranks as a replica has.",
         )
     return num_ranks // replicas
 
@@ -139,9 +134,8 @@ def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
         of_each = blocks // n
         if blocks % n or (n > 1 and of_each & (of_each - 1)):
             message = (
-                f"gradient_blocks is {blocks}, for {counted(n, 'replica')}; "
-                "expected 1, "
-                "2, 4, 8 … blocks for each."
+                f"gradient_blocks is {blocks}, for {counted(n, 'replica')}; expected "
+                "1, 2, 4, 8 … blocks for each."
             )
             raise ArgumentError("value", message)
     return blocks
@@ -167,6 +161,8 @@ def schedule_of_modules(
         num_microbatches = (
             NUM_MICROBATCHES if num_microbatches is None else num_microbatches
         )
+        from minipipe.schedules.transforms import first_stages, spread_stages
+
         built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
         if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
             return spread_stages(

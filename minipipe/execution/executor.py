@@ -135,6 +135,8 @@ class Executor:
     early : dict of Value to Request
         Messages that have come before their RECV: an earlier attempt to run the row
         took them.
+    sends : list of Request
+        Not finished.
     bindings : list of Binding
         The row, with handlers and values.
     actions : sequence of Action
@@ -207,7 +209,7 @@ class Executor:
             steps[begin:end],
             steps[end:],
         )
-        self._sends: list[Request] = []  # not finished
+        self.sends: list[Request] = []  # not finished
         self._thread = get_ident()  # of the current run
         self.forget()
 
@@ -266,7 +268,7 @@ class Executor:
         """Begin the schedule of a batch whose handshake is over, and which sets no
         modes: :meth:`forget` ends it.
         """
-        self._num_earlier = len(self._sends)
+        self._num_earlier = len(self.sends)
         activity = self.group.activity
         activity.begin(self._name, self._row, batch.step, self._sent_at)
         self.call = self.batch = batch
@@ -294,7 +296,7 @@ class Executor:
 
     def begin_schedule(self) -> RandomKey:
         """Begin the schedule of a batch; return the key of its random numbers."""
-        self._num_earlier = len(self._sends)
+        self._num_earlier = len(self.sends)
         self.group.activity.begin(self._name, self._row, self.batch.step, self._sent_at)
         self.place = RandomKey(self.batch.seed, self.batch.training_step)
         return self.place
@@ -303,7 +305,7 @@ class Executor:
         """Give an error a note of the place, and leave no half of a gradient."""
         for stage in () if self.program.is_forward_only else self.stages.values():
             stage.begin()
-        del self._sends[self._num_earlier :]
+        del self.sends[self._num_earlier :]
         if (action := self.group.activity.current) is not None:
             error.add_note(
                 f"on rank {self.group.name()}, stage {action.stage}, microbatch "
@@ -319,15 +321,15 @@ class Executor:
 
     def finish_sends(self, are_all: bool = True) -> None:
         """Wait until messages are sent: all, or the ones of earlier runs."""
-        done = len(self._sends) if are_all else self._num_earlier
-        for send in self._sends[:done]:
+        done = len(self.sends) if are_all else self._num_earlier
+        for send in self.sends[:done]:
             send.wait()
-        del self._sends[:done]
+        del self.sends[:done]
         self._num_earlier = max(0, self._num_earlier - done)
 
     def send(self, array: Any, destination: int, tag: int) -> None:
         """Send a message, to be finished at the end of a run."""
-        self._sends.append(
+        self.sends.append(
             self.group.isend(array, destination, tag, step=self.batch.step)
         )
 
@@ -480,7 +482,8 @@ class Binding(NamedTuple):
     def is_timed(self) -> bool:
         """Whether it is a computation of a stage."""
         kind = self.action.kind.declaration
-        return kind.time != "" and kind.lane == "compute" and not kind.of_rank
+        has_time = kind.time.isupper()  # "I+W"; messages have "latency" and the like
+        return has_time and kind.lane == "compute" and not kind.of_rank
 
 
 def _time_on(xp: ModuleType) -> float:

@@ -13,21 +13,23 @@ from copy import copy
 from functools import lru_cache, reduce
 from math import inf, nan
 from operator import add
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from zlib import crc32
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
-from minipipe.execution.outputs import OutputDivision
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import ABSENT, Cut, copied
 from minipipe.hints import Familiar
-from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
+from minipipe.nn.collected_losses import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
 from minipipe.specs import Spec
 from minipipe.tensor import Tensor, record
+
+if TYPE_CHECKING:
+    from minipipe.execution.outputs import OutputDivision
 
 Loss = Callable[[Any, Any], Tensor]
 Weight = Callable[[Any], float]

@@ -9,7 +9,7 @@ values on the ranks determine it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -131,11 +131,26 @@ class OutputDivision:
         if self.is_certain or self.taken is not Division.UNKNOWN:
             return
         if not are_same(np.array([loss]), self.group):
-            message = (
+            raise TensorError(
+                "divided",
                 f"The tensor-parallel ranks have other losses than {loss} for a "
-                "microbatch; expected one loss."
+                f"microbatch; expected one loss. {_TO_GATHER}",
             )
-            raise TensorError("divided", f"{message} {_TO_GATHER}")
+
+    def check_given_gradient(self) -> None:
+        """Refuse to take the gradient of outputs of which each rank has a part. Local.
+
+        Raises
+        ------
+        ModelError
+            Code ``loss``.
+        """
+        if self.are_parts:
+            message = (
+                "forward_backward() takes the gradient of whole outputs, and after the "
+                "last layer each rank has a part"
+            )
+            raise ModelError("loss", f"{message}; give that layer gather=True.")
 
     def whole(self, outputs: Bundle) -> list[Array]:
         """Return the arrays of outputs, concatenated from all ranks. Collective, unless
@@ -158,11 +173,11 @@ class OutputDivision:
         if not self.is_certain and not all(
             are_same(array, self.group) for array in arrays
         ):
-            message = (
+            raise TensorError(
+                "divided",
                 "The tensor-parallel ranks have different outputs, but metrics take "
-                "whole ones."
+                f"whole ones. {_TO_GATHER}",
             )
-            raise TensorError("divided", f"{message} {_TO_GATHER}")
         return arrays
 
 
@@ -192,66 +207,43 @@ def output_division(
     group = next((each for each in sharing if each.size > 1), None)
     if group is None:
         return None
-    if takes_parts and list(loss.group.world_ranks) != list(group.world_ranks):
-        message = (
-            f"ParallelCrossEntropyLoss has the ranks {list(loss.group.world_ranks)}, "
-            "but the layers are divided"
-        )
-        raise ModelError(
-            "loss",
-            (
-                f"{message} among {list(group.world_ranks)}; give it the group of the "
-                "layers, grid.tensor."
-            ),
-        )
-    if takes_parts and division is Division.WHOLE:
-        message = (
-            "ParallelCrossEntropyLoss takes a part of the scores from each of "
-            f"{loss.group.size} ranks, and after"
-        )
-        message += (
-            f" {model.flat_layers[-1].brief()} every rank of the group has all "
-            "of them. "
-            "Take CrossEntropyLoss,"
-        )
-        raise ModelError(
-            "loss",
-            (
-                f"{message} or nn.ColumnParallelLinear(nn.Linear(…), grid.tensor) as "
-                "last layer."
-            ),
-        )
     takes_whole = is_exactly(loss, CrossEntropyLoss, MSELoss)
-    if takes_whole and division is Division.PART:
-        message = (
-            f"{type(loss).__name__} takes whole outputs, and after "
-            f"{model.flat_layers[-1].brief()} each of"
-        )
-        message += (
-            f" {group.size} ranks has a part of them. Take "
-            "ParallelCrossEntropyLoss(grid.tensor), or give the"
-        )
-        raise ModelError("loss", f"{message} last layer gather=True.")
     taken = Division.UNKNOWN
     if takes_parts or takes_whole:
         taken = Division.PART if takes_parts else Division.WHOLE
+    for reason in _against_loss(loss, taken, group, division, model):
+        raise ModelError("loss", reason)
     return OutputDivision(group, division, taken)
 
 
-def check_given_gradient(division: OutputDivision | None) -> None:
-    """Refuse to take the gradient of outputs of which each rank has a part. Local.
-
-    Examples
-    --------
-    >>> check_given_gradient(None)
-    """
-    if division is not None and division.are_parts:
-        message = (
-            "forward_backward() takes the gradient of whole outputs, and after "
-            "the last "
-            "layer each rank has a part"
+def _against_loss(
+    loss: Any,
+    taken: Division,
+    group: ProcessGroup,
+    division: Division,
+    model: Sequential,
+) -> Iterator[str]:
+    """Yield the reasons why a loss does not fit the outputs of the last layer."""
+    name = type(loss).__name__
+    own, ranks = getattr(loss, "group", group), list(group.world_ranks)
+    if taken is Division.PART and list(own.world_ranks) != ranks:
+        yield (
+            f"{name} has the ranks {list(own.world_ranks)}, but the layers are divided "
+            f"among {ranks}; give it the group of the layers, grid.tensor."
         )
-        raise ModelError("loss", f"{message}; give that layer gather=True.")
+    if taken is Division.PART and division is Division.WHOLE:
+        yield (
+            f"{name} takes a part of the scores from each of {own.size} ranks, and "
+            f"after {model.flat_layers[-1].brief()} every rank of the group has all of "
+            "them. Take CrossEntropyLoss, or nn.ColumnParallelLinear(nn.Linear(…), "
+            "grid.tensor) as last layer."
+        )
+    if taken is Division.WHOLE and division is Division.PART:
+        yield (
+            f"{name} takes whole outputs, and after {model.flat_layers[-1].brief()} "
+            f"each of {group.size} ranks has a part of them. Take "
+            "ParallelCrossEntropyLoss(grid.tensor), or give the last layer gather=True."
+        )
 
 
 def _sharing(parameter: Parameter) -> list[ProcessGroup]:

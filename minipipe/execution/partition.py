@@ -212,9 +212,8 @@ def check_partition(
         raise PartitionError(
             "value",
             f"{parts} does not divide layers 0 to {num_layers - 1} into "
-            f"{counted(num_stages, 'stage')}; expected "
-            "one range for each stage, none empty, each beginning where the one "
-            "before ends.",
+            f"{counted(num_stages, 'stage')}; expected one range for each stage, none "
+            "empty, each beginning where the one before ends.",
         )
     return parts
 
@@ -225,9 +224,8 @@ def _check_counts(num_layers: int, num_stages: int) -> None:
         raise PartitionError(
             "too-few",
             f"{counted(num_layers, 'layer')} cannot make "
-            f"{counted(num_stages, 'stage')}, each of at least "
-            "one layer. Use a deeper model, "
-            "fewer ranks, or a schedule with fewer stages on each.",
+            f"{counted(num_stages, 'stage')}, each of at least one layer. Use a deeper "
+            "model, fewer ranks, or a schedule with fewer stages on each.",
         )
 
 

@@ -8,12 +8,12 @@ is a plan, a group and stages.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,16 +28,17 @@ from minipipe.execution.choosing import (
 )
 from minipipe.execution.partition import partition_of
 from minipipe.execution.stage import Stage
-from minipipe.io import html_table, text_table
-from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
-from minipipe.nn.auxiliary_loss import carrying_losses
+from minipipe.nn import Module, Parameter, Recompute, Sequential
+from minipipe.nn.collected_losses import carrying_losses
 from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
-from minipipe.optim import Optimiser
-from minipipe.schedules import REGISTRY, Program, Schedule, freeze_stages, lower, verify
+from minipipe.schedules import REGISTRY, Program, Schedule, lower, verify
 from minipipe.schedules.action import Action, R
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
+
+if TYPE_CHECKING:
+    from minipipe.optim import Optimiser
 
 # The features of schedules that pipelines run; there is no handler for a kind that a
 # program has declared.
@@ -186,7 +187,7 @@ class Plan:
         _check_frozen(given, parts, is_trained, inputs_require_grad)
         vars(self).update(
             model=model,
-            program=lower(freeze_stages(given, frozen)),
+            program=lower(_frozen(given, frozen)),
             partition=parts,
             _tied=tied,
         )
@@ -290,7 +291,7 @@ class Plan:
             self.built_as, self.program.num_ranks, num_microbatches // n, None, n
         )
         verify(table)
-        return lower(freeze_stages(table, self.schedule.frozen))
+        return lower(_frozen(table, self.schedule.frozen))
 
     def is_stashed(self, stash: bool | None) -> bool:
         """Return whether a run keeps the weights of a forward for its backward: by
@@ -528,9 +529,13 @@ class Plan:
         )
 
     def __str__(self) -> str:
+        from minipipe.io import text_table
+
         return text_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
     def _repr_html_(self) -> str:
+        from minipipe.io import html_table
+
         return html_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
     def _home(self, stage: int) -> str:
@@ -564,6 +569,15 @@ class Plan:
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 
+def _frozen(table: Schedule | Program, stages: Collection[int]) -> Schedule | Program:
+    """Return a table in which some stages train no parameters."""
+    if not stages:
+        return table
+    from minipipe.schedules import freeze_stages  # few models have frozen stages
+
+    return freeze_stages(table, stages)
+
+
 def check_model(model: Any) -> None:
     """Refuse a model that cannot be partitioned.
 
@@ -576,10 +590,9 @@ def check_model(model: Any) -> None:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
             "type",
-            "A pipeline partitions an nn.Sequential between its layers; this model "
-            f"is {type(model).__name__}{own}. "
-            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], "
-            "group, …).",
+            "A pipeline partitions an nn.Sequential between its layers; this model is "
+            f"{type(model).__name__}{own}. Write nn.Sequential(*layers), or "
+            "Pipeline.from_modules([part, …], group, …).",
         )
 
 
@@ -598,15 +611,12 @@ def _check_in_layers(model: Sequential, tied: Sequential) -> None:
         if id(parameter.owner) not in in_layers
     ]
     if beside:
-        message = (
+        raise ModelError(
+            "unsupported",
             f"{', '.join(beside)} of {type(model).__name__} belongs to none of its "
-            "layers, which are all that a"
+            "layers, which are all that a pipeline computes. Make it an attribute of a "
+            "layer with a forward that uses it.",
         )
-        message += (
-            " pipeline computes. Make it an attribute of a layer with a forward that "
-            "uses it."
-        )
-        raise ModelError("unsupported", message)
 
 
 def _check_frozen(
@@ -622,17 +632,15 @@ def _check_frozen(
         if is_trained[stage]:
             raise ModelError(
                 "frozen",
-                f"The schedule has stage {stage} frozen, but parameters of its "
-                "layers are trained. Freeze them: "
-                f"model[{parts[stage].start}].freeze() and so on; or give a "
-                "schedule without freeze_stages.",
+                f"The schedule has stage {stage} frozen, but parameters of its layers "
+                f"are trained. Freeze them: model[{parts[stage].start}].freeze() and "
+                "so on; or give a schedule without freeze_stages.",
             )
     if inputs_require_grad and given.frozen and given.first_backward_stage > 0:
         raise ModelError(
             "frozen",
-            "inputs_require_grad=True needs a backward on every stage, but the "
-            "first stages of the schedule are "
-            "frozen. Give it without freeze_stages.",
+            "inputs_require_grad=True needs a backward on every stage, but the first "
+            "stages of the schedule are frozen. Give it without freeze_stages.",
         )
 
 
@@ -663,9 +671,8 @@ def build_stages(
     names = {
         id(parameter.owner): name for name, parameter in plan.model.named_parameters()
     }
-    has_losses = any(
-        isinstance(module, AuxiliaryLoss) for module in plan.model.modules()
-    )
+    modules = plan.model.modules()
+    has_losses = any(getattr(module, "adds_losses", False) for module in modules)
     copies: dict = {}  # of everything that was copied, by the identity of the original
     kind = _kind_of_stages(plan, recompute)
     stages: dict[int, Stage] = {}
@@ -678,9 +685,10 @@ def build_stages(
                 "not-copyable", f"A layer of stage {index} cannot be copied: {error}"
             ) from None
         except TypeError as error:  # an open file, a lock
-            what = f"A layer of stage {index} cannot be copied: {error}"
             raise ModelError(
-                "not-copyable", f"{what}. Open files and the like when they are used."
+                "not-copyable",
+                f"A layer of stage {index} cannot be copied: {error}"
+                ". Open files and the like when they are used.",
             ) from None
         module._note_filled()
         parameters: dict[str, Parameter] = {

@@ -328,12 +328,10 @@ def samples_of_share(given: Share, name: str, *how: Any) -> Samples:
     own, rows = samples(given.value, name, *how), given.rows
     size = rows.stop - rows.start
     if own.is_cut or own.num_samples != size:
-        message = (
-            f"The {name} are given as {given}, with "
-            f"{counted(own.num_samples, 'sample')}"
-        )
         raise MicrobatchError(
-            "wrong-number", f"{message}; expected arrays with {size}."
+            "wrong-number",
+            f"The {name} are given as {given}, with "
+            f"{counted(own.num_samples, 'sample')}; expected arrays with {size}.",
         )
     sizes = rows.start, size, given.num_samples - rows.stop
     return Samples([ABSENT, *own.parts, ABSENT], sizes, OF_SHARES)
@@ -355,8 +353,7 @@ def _pytree(
         if isinstance(leaf, Microbatches):
             message = (
                 f"The {name} contain Microbatches; expected arrays, or one "
-                "Microbatches "
-                "of all arrays."
+                "Microbatches of all arrays."
             )
             raise MicrobatchError("wrong-number", message)
         if isinstance(leaf, Replicated):
@@ -391,9 +388,8 @@ def _check_lengths(part: Payload, name: str) -> None:
     lengths = [array.shape[0] for array in divided]
     if len(set(lengths)) > 1:
         message = (
-            f"The arrays of the {name} have {lengths} samples; expected the "
-            "same number "
-            "in each."
+            f"The arrays of the {name} have {lengths} samples; expected the same "
+            "number in each."
         )
         raise MicrobatchError("wrong-number", message)
 
@@ -444,8 +440,7 @@ def into_slices(
     if len(lengths) > 1 or min(lengths) < num_slices:
         message = (
             f"The {name} have {sorted(lengths)} positions on their second axis; "
-            "expected one number, "
-            f"at least {num_slices}, to divide sequences into "
+            f"expected one number, at least {num_slices}, to divide sequences into "
             f"{counted(num_slices, 'slice')}."
         )
         raise MicrobatchError("wrong-number", message)
@@ -468,12 +463,10 @@ def sizes_of(num_samples: int, count: int, *given: Samples) -> tuple[int, ...]:
     for own in given:
         if own.is_cut and len(own.sizes) != count:
             n = len(own.sizes)
-            message = (
-                f"The batch is given as {counted(n, 'microbatch')}, but the schedule "
-                f"has {count}."
-            )
             raise MicrobatchError(
-                "wrong-number", f"{message} Give num_microbatches={n} to the pipeline."
+                "wrong-number",
+                f"The batch is given as {counted(n, 'microbatch')}, but the schedule "
+                f"has {count}. Give num_microbatches={n} to the pipeline.",
             )
         if own.is_cut:
             return own.sizes

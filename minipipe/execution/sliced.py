@@ -13,7 +13,7 @@ their own slice they are results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -74,48 +74,40 @@ def check_sliceable(
         Code ``unsupported``. A custom layer declares ``is_sliceable = True``, if it
         computes each position separately.
     """
-    given = [
-        (option, True) for option in filter(None, map(_option_behind, model.modules()))
-    ]
-    given += [
-        ("An R", R in schedule.kinds),
-        ("recompute=True", recompute),
-        ("inputs_require_grad=True", inputs_require_grad),
-    ]
-    for option, is_given in given:
-        if is_given:
-            message = (
-                f"{option} is not supported by a schedule that divides sequences into "
-                "slices."
-            )
-            raise ModelError(
-                "unsupported",
-                (
-                    f"{message} Leave it out, or give a schedule without slices, such "
-                    "as '1f1b'."
-                ),
-            )
-    for module in model.modules():
-        is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(
-            module, type(module)
+    reasons = _against_slices(model, schedule, recompute, inputs_require_grad)
+    for reason in reasons:
+        raise ModelError("unsupported", reason)
+
+
+def _against_slices(
+    model: nn.Sequential, schedule: Schedule, recompute: bool, inputs_require_grad: bool
+) -> Iterator[str]:
+    """Yield the reasons why a model and options do not work with slices."""
+    modules = list(model.modules())
+    given = dict.fromkeys(filter(None, map(_option_behind, modules)), True)
+    given |= {
+        "An R": R in schedule.kinds,
+        "recompute=True": recompute,
+        "inputs_require_grad=True": inputs_require_grad,
+    }
+    for option in filter(given.get, given):
+        yield (
+            f"{option} is not supported by a schedule that divides sequences into "
+            "slices. Leave it out, or give a schedule without slices, such as '1f1b'."
         )
+    for module in modules:
+        declares = getattr(type(module), "is_sliceable", False)
+        is_sliceable = declares and computes_as(module, type(module))
         if not is_sliceable and not is_exactly(module, *_BY_POSITION):
-            message = (
+            yield (
                 f"{module.brief()} may mix the positions of a sequence, which a "
-                "schedule with slices divides."
-            )
-            raise ModelError(
-                "unsupported",
-                f"{message} If it does not, set is_sliceable = True in its class.",
+                "schedule with slices divides. If it does not, set is_sliceable = True "
+                "in its class."
             )
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
-            message = (
+            yield (
                 f"{module.brief()} sees later positions, which slices of a sequence do "
-                "not have yet."
-            )
-            raise ModelError(
-                "unsupported",
-                f"{message} Give is_causal=True, or a schedule without slices.",
+                "not have yet. Give is_causal=True, or a schedule without slices."
             )
 
 
@@ -132,17 +124,13 @@ def _option_behind(module: nn.Module) -> str:
     return ""
 
 
-def weight_of_loss(
-    schedule: Schedule, loss: Any, given: Weight | None
-) -> Weight | None:
-    """Return the weight of a microbatch; for a slice of a loss without weight, its
-    samples times its positions.
-    """
+def weight_of_loss(loss: Any, given: Weight | None) -> Weight | None:
+    """Return the weight of a slice: its samples times its positions by default."""
     has_own = (
         callable(getattr(loss, "weight", None))
         or getattr(loss, "reduction", "mean") == "sum"
     )
-    if given or schedule.num_slices == 1 or has_own:
+    if given or has_own:
         return given
     return lambda targets: prod(flattened(targets)[0][0].shape[:2])
 

@@ -116,27 +116,29 @@ def _lines(executor: Executor) -> Iterator[str]:
             part = "after"
         arguments = ["rank", repr(str(action))]
         arguments += [
-            f"wait({_name(v)})" if v in pending else _name(v) for v in binding.takes
+            f"wait({variable_of(v)})" if v in pending else variable_of(v)
+            for v in binding.takes
         ]
         call = f"{name_of(binding)}({', '.join(arguments)})"
-        yield f"{indent}{_assigned(binding)}{call}"
+        yield f"{indent}{targets_of(binding)}{call}"
         if binding.takes:
-            yield f"{indent}del {', '.join(map(_name, binding.takes))}"
+            yield f"{indent}del {', '.join(map(variable_of, binding.takes))}"
         if binding.handler.__annotations__.get("return") == "Pending":
             pending.update(value for _, value in binding.gives)
 
 
-def _assigned(binding: Binding) -> str:
-    """Return the targets of an assignment; empty if nothing is kept."""
+def targets_of(binding: Binding) -> str:
+    """Return the left side that takes a result; empty if nothing is kept."""
     if not binding.gives:
         return ""
     if binding.is_only:
-        return f"{_name(binding.gives[0][1])} = "
-    kept = {place: _name(value) for place, value in binding.gives}
+        return f"{variable_of(binding.gives[0][1])} = "
+    kept = {place: variable_of(value) for place, value in binding.gives}
     count = len(binding.handler.gives)  # type: ignore[attr-defined]
     return f"{', '.join(kept.get(place, '_') for place in range(count))} = "
 
 
-def _name(value: Any) -> str:
+def variable_of(value: Any) -> str:
+    """Return the name of the variable of a value."""
     stage = f"{value.name.replace(' ', '_')}{value.stage}"
     return stage if NOUNS[value.name].of_rank else f"{stage}_{value.microbatch}"

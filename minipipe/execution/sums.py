@@ -46,9 +46,6 @@ class GradientSums:
         The tags from here on are free.
     rank : int
         This rank.
-    is_needed : bool
-        Whether there are blocks; if not, all gradients of a stage are added on one
-        rank, in the order of its row.
     """
 
     def __init__(
@@ -79,14 +76,11 @@ class GradientSums:
             )
         self._earlier: list[tuple[Leaf, Array | None]] = []
         self._under_way = list[_Sum]()
-        self.is_needed = plan.gradient_blocks > 1
 
     def begin(self, accumulate: bool) -> None:
         """Begin a step. Its gradients are added to the gradients of earlier steps as a
         sum.
         """
-        if not self.is_needed:
-            return
         self._under_way = []
         leaves = (
             [leaf for blocks in self._blocks.values() for leaf in blocks.leaves]
@@ -103,8 +97,6 @@ class GradientSums:
         """Return handlers that also note the gradients of each microbatch, and one that
         contributes to a sum.
         """
-        if not self.is_needed:
-            return handlers
 
         def note(executor: Executor, action: Action) -> None:
             self._blocks[action.stage].note_gradient()
@@ -139,8 +131,6 @@ class GradientSums:
         MessageError
             Code ``timeout``, naming the awaited part.
         """
-        if not self.is_needed:
-            return
         finish_all(self._group, self._under_way)
         self._under_way = []
         for blocks in self._blocks.values():

@@ -2,10 +2,10 @@
 
 from minipipe.nn import initialisers as initialisers
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss as AuxiliaryLoss
-from minipipe.nn.auxiliary_loss import AuxiliaryLosses as AuxiliaryLosses
-from minipipe.nn.auxiliary_loss import auxiliary_losses as auxiliary_losses
 from minipipe.nn.bundle import On as On
 from minipipe.nn.bundle import Take as Take
+from minipipe.nn.collected_losses import AuxiliaryLosses as AuxiliaryLosses
+from minipipe.nn.collected_losses import auxiliary_losses as auxiliary_losses
 from minipipe.nn.dividing import parallelise as parallelise
 from minipipe.nn.fully_sharded import FullySharded as FullySharded
 from minipipe.nn.fully_sharded import fully_shard as fully_shard

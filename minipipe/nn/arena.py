@@ -113,6 +113,7 @@ class Arena:
             for position, leaf in enumerate(block.leaves):
                 self._places[id(leaf)] = block, position
         self.is_open = True
+        self._has_views = all(block.has_views for block in self._blocks)
         self._reference = ref(self)
         for each in trained:
             each.arena = self._reference
@@ -165,7 +166,7 @@ class Arena:
         Local. Call it when the parameters have lost their gradients. A view of a view
         counts too, as does a memoryview.
         """
-        if not all(block.has_views for block in self._blocks):
+        if not self._has_views:
             return False
         now = self._references()
         if now != self._counts and any(map(gt, now, self._counts)):
@@ -282,6 +283,13 @@ class Block:
         """Return whether these parameters have their values here, or were not moved."""
         views = self.value_views[part]  # if not, there is nothing to compare
         return all(map(is_, map(_DATA, self.parameters[part]), views))
+
+    def has_all(self, part: slice) -> bool:
+        """Return whether these parameters have their values and their gradients here."""
+        gradients, values = self.gradient_views[part], self.value_views[part]
+        return all(map(is_, map(_GRAD, self.leaves[part]), gradients)) and all(
+            map(is_, map(_DATA, self.parameters[part]), values)
+        )
 
     def has_gradients(self, part: slice = _ALL) -> bool:
         """Return whether these parameters have their gradients here."""

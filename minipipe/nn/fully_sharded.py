@@ -52,7 +52,7 @@ from minipipe.autograd.modes import (
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError
-from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
+from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
 from minipipe.nn.module import Module, computes_as
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute

@@ -20,7 +20,7 @@ from minipipe.autograd.modes import (
 )
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import TensorError
-from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
+from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
 from minipipe.nn.module import Module, in_modes
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.specs import Spec

@@ -9,10 +9,9 @@ from functools import partial
 from math import cos, pi
 from typing import Any
 
-from minipipe.errors import ArgumentError
 from minipipe.hints import Familiar, with_hints
-from minipipe.optim.optimiser import Optimiser, checked
-from minipipe.specs import COUNT, INDEX, Spec
+from minipipe.optim.optimiser import HYPER_PARAMETERS, Optimiser
+from minipipe.specs import COUNT, INDEX, Spec, state_of
 
 Factor = Callable[[int], float]
 """From the step, counted from 0, to the factor of the learning rate."""
@@ -102,19 +101,12 @@ class LearningRateSchedule(Familiar):
             Code ``value``: when it is of another number of groups, or no such state;
             then nothing has changed.
         """
-        names, own = {"last_step", "first_rates"}, self._first_rates
-        rates = None
-        if isinstance(state, Mapping) and state.keys() == names:
-            rates = state["first_rates"]
-        if not isinstance(rates, list) or len(rates) != len(own):
-            raise ArgumentError(
-                "value",
-                f"LearningRateSchedule: the state is {state!r:.80}; expected one of "
-                f"state_dict(), with {len(own)} rates.",
-            )
-        INDEX.check("last_step", state["last_step"])
-        self._first_rates = [checked("learning_rate", rate) for rate in rates]
-        self._set(state["last_step"])
+        rates = HYPER_PARAMETERS["learning_rate"]
+        rates = rates._replace(length=len(self._first_rates))
+        specs = {"last_step": INDEX, "first_rates": rates}
+        own = state_of("LearningRateSchedule", state, specs)
+        self._first_rates = list(own["first_rates"])
+        self._set(own["last_step"])
 
     def _set(self, step: int) -> None:
         self._last_step, self._optimiser.rate_factor = step, self._factor(step)

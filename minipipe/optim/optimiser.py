@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from math import inf
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, Self, cast
@@ -19,6 +18,7 @@ from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.optim.nothing import steps_over_nothing
 from minipipe.optim.runs import Run, Walk
 from minipipe.specs import Spec
 
@@ -125,10 +125,6 @@ def _as_parameter(item: Any) -> Parameter:
 
 # Of a parameter in half precision: its values in float32, beside what its rule keeps.
 _MASTER = "master"
-
-_steps_over_nothing: ContextVar[int] = ContextVar("steps_over_nothing", default=0)
-num_steps_over_nothing = _steps_over_nothing.get
-"""Return how many steps optimisers over no parameters have taken on this rank."""
 
 
 class Optimiser(Familiar, ABC):
@@ -354,12 +350,14 @@ class Optimiser(Familiar, ABC):
         """
         for follower in self._followers:
             follower.note(self)
-        self.first = self.first or [group.hyper_parameters for group in self.groups]
-        self.history = (self.history[0] + 1, self.history[1])
+        if not self.first:
+            self.first = [group.hyper_parameters for group in self.groups]
+        num_steps, num_loads = self.history
+        self.history = (num_steps + 1, num_loads)
         if not self.apply():
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
-                _steps_over_nothing.set(num_steps_over_nothing() + 1)
+                steps_over_nothing.set(steps_over_nothing.get() + 1)
 
     def apply(self) -> bool:
         """Change every parameter that has a gradient, as a part of a step that was
@@ -367,7 +365,11 @@ class Optimiser(Familiar, ABC):
         """
         now, has_changed = next_order(), False
         for group in self.groups:
-            for one in self._units_of(group.parameters):
+            walk = self._walks.get(id(group.parameters))
+            units = None if walk is None else walk.units(group.parameters)
+            if units is None:
+                units = self._new_units(group.parameters)
+            for one in units:
                 gradient = one.grad
                 if gradient is not None:
                     self._change(one, gradient, group)
@@ -375,22 +377,19 @@ class Optimiser(Familiar, ABC):
                     has_changed = True
         return has_changed
 
-    def _units_of(self, parameters: tuple[Parameter, ...]) -> Sequence[Parameter | Run]:
-        """Return what this step changes as one array each: a parameter, or a run of
-        them.
+    def _new_units(
+        self, parameters: tuple[Parameter, ...]
+    ) -> Sequence[Parameter | Run]:
+        """Return what this step changes as one array each, by a new walk: a parameter,
+        or a run of them.
         """
         if not vars(type(self)).get("is_elementwise"):
             return parameters
-        walk = self._walks.get(id(parameters))
-        units = None if walk is None else walk.units(parameters)
-        if units is None:
-            walk = Walk(parameters, self._states)
-            # It may join states anew that a walk over a group of earlier steps has
-            # joined.
-            kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
-            self._walks = {key: self._walks[key] for key in kept}
-            self._walks[id(parameters)] = walk
-            units = walk.units(parameters)
+        walk = Walk(parameters, self._states)
+        # It may join states anew that a walk over a group of earlier steps has joined.
+        kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
+        self._walks = {key: self._walks[key] for key in kept} | {id(parameters): walk}
+        units = walk.units(parameters)
         assert units is not None  # of a new walk
         return units
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.nn.arena import Block
 from minipipe.nn.parameter import Parameter
 
 States = MutableMapping[int, dict[str, Any]]
@@ -45,6 +44,8 @@ class Run:
     Attributes
     ----------
     parameters : list of Parameter
+    members : slice
+        Their positions in the block.
     block : weak reference to Block
         Not to keep the memory of an arena that is not used any more.
     node : Leaf
@@ -64,9 +65,9 @@ class Run:
         self.parameters = parameters
         self.node = parameters[0].node
         self.block = ref(block)
-        self._members = slice(first, first + len(parameters))
-        self._leaves = block.leaves[self._members]
-        places = block.places[self._members]
+        self.members = slice(first, first + len(parameters))
+        self._leaves = block.leaves[self.members]
+        places = block.places[self.members]
         start = places[0].start
         self._elements = slice(start, places[-1].stop)
         self._places = [slice(at.start - start, at.stop - start) for at in places]
@@ -75,7 +76,7 @@ class Run:
         self._states = [states[id(each)] for each in parameters]
         self.state: dict[str, Any] = {}
         self._handed_out: dict[str, Any] = {}
-        self.is_divided = self.have_gradients() and not self.are_joined(block)
+        self.is_divided = self.have_gradients() and not block.has_all(self.members)
         if not self.is_divided:
             self._join()
 
@@ -106,11 +107,6 @@ class Run:
             array[targets] = array[sources]
         return array
 
-    def are_joined(self, block: Block) -> bool:
-        """Return whether all have their values and gradients in the arena."""
-        part = self._members
-        return block.has_gradients(part) and block.has_values(part)
-
     def have_gradients(self) -> bool:
         """Return whether any has a gradient, in the arena or elsewhere."""
         return any(leaf.grad is not None for leaf in self._leaves)
@@ -119,13 +115,15 @@ class Run:
     def grad(self) -> Array:
         """The gradients as one array."""
         block: Any = self.block()
-        return self._filled(block.gradients[self._elements])
+        gradients = block.gradients[self._elements]
+        return gradients if self._gaps is None else self._filled(gradients)
 
     @property
     def data(self) -> Array:
         """The values as one array."""
         block: Any = self.block()
-        return self._filled(block.values[self._elements])
+        values = block.values[self._elements]
+        return values if self._gaps is None else self._filled(values)
 
     def note_change(self, order: int) -> None:
         """Note that the values have changed, and give each parameter its new state."""
@@ -210,7 +208,7 @@ class Walk:
             block = run.block()
             if block is None:
                 return None
-            if run.are_joined(block):
+            if block.has_all(run.members):
                 if run.is_divided:
                     return None
                 units.append(run)

@@ -9,11 +9,11 @@ from math import fsum, inf, isfinite, sqrt
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.errors import ArgumentError, ParameterError, RankError
+from minipipe.errors import ParameterError, RankError
 from minipipe.hints import Familiar, with_hints
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.shards import over_parts
-from minipipe.specs import COUNT, Spec
+from minipipe.specs import COUNT, INDEX, Spec, state_of
 from minipipe.tensor import Tensor
 
 # The norm has the same bits however the parameters are ordered, grouped or divided
@@ -380,17 +380,9 @@ class LossScale(Familiar):
         ArgumentError
             Code ``value``: when it is not such a state; then nothing has changed.
         """
-        value = steps = None
-        if isinstance(state, Mapping):
-            value, steps = map(state.get, self.state_dict())
-        is_legal = type(value) is float and self._minimum <= value < inf
-        if not is_legal or type(steps) is not int or steps < 0:
-            raise ArgumentError(
-                "value",
-                f"LossScale: the state is {state!r:.80}; expected the result of "
-                f"state_dict(), such as {self.state_dict()}.",
-            )
-        self.value, self.num_good_steps = value, steps
+        specs = {"value": Spec(float, minimum=self._minimum), "num_good_steps": INDEX}
+        own = state_of("LossScale", state, specs)
+        self.value, self.num_good_steps = own["value"], own["num_good_steps"]
 
     def _shrink(self) -> None:
         if self.value / self._factor < self._minimum:

@@ -35,6 +35,8 @@ from typing import Protocol
 from minipipe.core.flow import Flow
 from minipipe.core.values import (
     GRADIENTS,
+    KINDS,
+    NOUNS,
     Kind,
     Meeting,
     Noun,
@@ -42,7 +44,6 @@ from minipipe.core.values import (
     Uses,
     Value,
 )
-from minipipe.schedules.declaring import declare
 
 _COVERED = ("F", "B", "I", "W", "R", "O", "L", "SEND_F", "RECV_F", "SEND_B", "RECV_B")
 
@@ -276,5 +277,5 @@ _OF_SHARDS = (
 ADDED = {kind.name: kind for kind in (*_KINDS, *_OF_SHARDS)}
 """All kinds that passes add, by name."""
 
-for _kind in ADDED.values():
-    declare(_kind, _NOUNS.get(_kind.name))
+KINDS.update(ADDED)
+NOUNS.update({name: noun for nouns in _NOUNS.values() for name, noun in nouns.items()})

@@ -4,7 +4,7 @@ what is told of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from minipipe.errors import ArgumentError
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 How = bool | Literal["where-possible"]
 
 
+def _ordinary(call: TrainingCall) -> None:
+    """Run no step: none can be like the last one."""
+
+
 class Compiling:
     """The compilers of the executors of a pipeline.
 
@@ -34,6 +38,12 @@ class Compiling:
     plan : Plan
     stacks_weights : bool
         Whether neighbouring W are computed together.
+
+    Attributes
+    ----------
+    repeated : function
+        Runs a training step that is like the last one, collectively; returns None if
+        the step has to be an ordinary one.
 
     Raises
     ------
@@ -48,6 +58,7 @@ class Compiling:
         self._how = how
         self._compilers: dict[str, Compiler | CompiledStages] = {}
         self._repeated: RepeatedStep | None = None
+        self.repeated: Callable[[TrainingCall], Record | None] = _ordinary
         self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
         if how is True and stacks_weights and not self._has_updates:
             message = (
@@ -105,16 +116,11 @@ class Compiling:
             if compiler is None
             else framing.repeated(trainer, compiler, self._repeated)
         )
+        self.repeated = _ordinary if self._repeated is None else self._repeated.run
 
     def stop_repeating(self) -> None:
         """Make the next training step an ordinary one."""
-        self._repeated = None
-
-    def repeated(self, call: TrainingCall) -> Record | None:
-        """Run a training step that is like the last one; return None if it has to be an
-        ordinary one. Collective.
-        """
-        return None if self._repeated is None else self._repeated(call)
+        self._repeated, self.repeated = None, _ordinary
 
     def for_costs(
         self, stages: Mapping[int, Stage]

@@ -113,7 +113,7 @@ def exchange_loss(
 
     Collective; parameters are as in :func:`deliver_loss`.
     """
-    if delivery.group.num_under_way:  # which come first
+    if delivery.group.under_way:  # which come first
         return deliver_loss(delivery, batch, check).wait()
     reading = _Reading(delivery, batch, check)
     return reading.loss(delivery.exchanged(batch, reading.own, reading.num_findings))

@@ -26,7 +26,6 @@ from minipipe.execution.executor import (
 from minipipe.execution.handlers import handlers_of
 from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
-from minipipe.execution.sums import GradientSums
 from minipipe.passes.framing import frame
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
@@ -35,9 +34,9 @@ from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import lower
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program
-from minipipe.schedules.sequential import forward_only_through
 
 if TYPE_CHECKING:
+    from minipipe.execution.sums import GradientSums
     from minipipe.pipeline.repeating import RepeatedStep
 
 
@@ -50,10 +49,13 @@ class Framing:
     group : ProcessGroup
     intake : Intake
     parameters : AllParameters
-    sums : GradientSums
+    sums : GradientSums or None
+        If gradients are added by blocks of microbatches, as replicas do.
     finite : FiniteCheck
     pending : deque of PendingLoss
         The losses of earlier steps that nothing has waited for.
+    gathers_stages : bool
+        Whether a training step gathers fully sharded layers once, stage by stage.
     """
 
     def __init__(
@@ -62,13 +64,15 @@ class Framing:
         group: ProcessGroup,
         intake: Intake,
         parameters: AllParameters,
-        sums: GradientSums,
+        sums: GradientSums | None,
         finite: FiniteCheck,
         pending: deque[PendingLoss],
+        gathers_stages: bool = False,
     ) -> None:
         self._plan = plan
         self._group, self._intake, self._parameters = group, intake, parameters
         self._sums, self._finite, self._pending = sums, finite, pending
+        self._gathered = plan.sharded_stages if gathers_stages else frozenset()
 
     def program(self, clip: bool = False, update: bool = False) -> Program:
         """Return the program of a training step with everything that its ranks do in
@@ -88,12 +92,15 @@ class Framing:
             input_gradients=plan.inputs_require_grad,
             clip=clip,
             update=update,
+            sharded=self._gathered,
         )
 
     def forward_program(self, num_microbatches: int) -> Program:
         """Return the program of an evaluation or a prediction."""
         plan = self._plan
         num_ranks = plan.schedule.num_ranks
+        from minipipe.schedules.sequential import forward_only_through
+
         table = forward_only_through(plan.pipelines, num_microbatches, num_ranks)
         return frame(lower(table), sharded=plan.sharded_stages)
 
@@ -125,6 +132,10 @@ class Framing:
 
             stacking = StackedWeights(row)
             handlers, observers = stacking.handlers(handlers), (*observers, stacking)
+        if self._gathered:
+            from minipipe.execution import sharded
+
+            handlers = {**handlers, **sharded.HANDLERS}
         return make(
             self.program(), handlers=self.handlers(handlers), observers=observers
         )
@@ -177,23 +188,22 @@ class Framing:
             "FINITE": self._check,
             "LOSS": self._deliver_loss,
         }
-        after_sums = {
-            kind: self._after_sums(handler) for kind, handler in behind.items()
-        }
-        return {
-            **self._sums.handlers(handlers),
-            "HANDSHAKE": self._handshake,
-            **after_sums,
-        }
+        if self._sums is not None:
+            behind = {kind: self._after_sums(each) for kind, each in behind.items()}
+            handlers = self._sums.handlers(handlers)
+        return {**handlers, "HANDSHAKE": self._handshake, **behind}
 
     def _after_sums(self, handler: Handler) -> Handler:
         """Return a handler that first waits for the gradient all-reduces: only the
         first one of a row has to.
         """
 
+        sums = self._sums
+        assert sums is not None
+
         @wraps(handler)
         def run(executor: Executor, action: Action, *values: Any) -> Any:
-            self._sums.finish()
+            sums.finish()
             return handler(executor, action, *values)
 
         return run
@@ -221,15 +231,21 @@ class Framing:
         for stage in executor.stages.values():
             check_frozen(stage)
             stage.begin(call.accumulates)
-        call.earlier = (
-            self._parameters.shared.take_gradients() if call.accumulates else {}
-        )
-        self._sums.begin(call.accumulates)
+        shared = self._parameters.shared
+        call.earlier = {}
+        if shared is not None and call.accumulates:
+            call.earlier = shared.take_gradients()
+        if self._sums is not None:
+            self._sums.begin(call.accumulates)
         call.is_agreed = True
 
     def _reduce_tied(self, executor: Executor, action: Action) -> None:
-        shared, earlier = self._parameters.shared, executor.call.earlier
-        shared.exchange_gradients(executor.batch.step, self._sums.last_tag, earlier)
+        program, shared = executor.program, self._parameters.shared
+        tag = 2 * program.num_stages * program.num_microbatches  # after the executor's
+        if self._sums is not None:
+            tag = self._sums.last_tag
+        assert shared is not None
+        shared.exchange_gradients(executor.batch.step, tag, executor.call.earlier)
 
     def _gather_input_gradients(self, executor: Executor, action: Action) -> None:
         self._intake.gather_input_gradients(executor.record.input_gradients)

@@ -371,16 +371,14 @@ class Intake:
         elif OF_SHARES in (own.layout, layout) and own.layout != layout:
             what = "a share" if own.layout == OF_SHARES else "not a share"
             problem = (
-                f"The {noun} on rank {rank} are {what} of a batch, unlike the "
-                f"inputs on rank {self.first_rank}. "
-                "On every rank that reads inputs or targets, pass its Share of "
-                "both, or the whole batch."
+                f"The {noun} on rank {rank} are {what} of a batch, unlike the inputs "
+                f"on rank {self.first_rank}. On every rank that reads inputs or "
+                "targets, pass its Share of both, or the whole batch."
             )
         elif own.layout != layout:
             problem = (
-                f"Inputs and {noun} are split into different microbatches; pass "
-                "both as Microbatches with equal "
-                "numbers of samples, or neither."
+                f"Inputs and {noun} are split into different microbatches; pass both "
+                "as Microbatches with equal numbers of samples, or neither."
             )
         if problem:
             raise MicrobatchError("wrong-number", problem)

@@ -1,23 +1,15 @@
-"""The parameters of all ranks: their collective operations between two steps.
-
-With ``accumulate=True`` a parameter that several ranks use adds its sum over the uses
-of each batch. Keeping the uses apart, in the order of one process, would lose changes
-of gradients between two batches, such as clipping.
-"""
+"""The parameters of all ranks: their collective operations between two steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, sum_of_gradients
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.agreement import digest
-from minipipe.comm.message import finish
 from minipipe.errors import ArgumentError, RankError
 from minipipe.execution.checks.calls import Calls, check_backward, part_of
 from minipipe.execution.checks.comparison import check_first_values
@@ -26,13 +18,13 @@ from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
-from minipipe.nn import Parameter
 from minipipe.nn.module import check_state
 from minipipe.nn.untrained import warn_of_untrained
-from minipipe.optim import LossScale, clip_gradients, squared_norms, total_norm
-from minipipe.optim.scaling import parts_are_finite
-from minipipe.parallel.reduction import Channel, Exchange
-from minipipe.pipeline.sharding import ShardedOptimiser, check_elementwise, sharings_of
+
+if TYPE_CHECKING:
+    from minipipe.optim import LossScale
+    from minipipe.pipeline.sharding import ShardedOptimiser
+    from minipipe.pipeline.tied import SharedParameters
 
 
 class AllParameters:
@@ -56,7 +48,7 @@ class AllParameters:
     ----------
     own : dict of str to Parameter
         The parameters of this rank, by their names in the whole model.
-    shared : SharedParameters
+    shared : SharedParameters or None
         The parameters that several ranks share.
     """
 
@@ -89,8 +81,12 @@ class AllParameters:
                 )
             calls.updates = updates
         self._trained = calls.trained = Trained(plan, group, self.own, grid)
-        self.shared = SharedParameters(plan.shared, group, self.own)
-        self.shared.take_first_values()
+        self.shared: SharedParameters | None = None
+        if users := plan.shared:
+            from minipipe.pipeline.tied import SharedParameters
+
+            self.shared = SharedParameters(users, group, self.own)
+            self.shared.take_first_values()
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole model's values on every rank. Collective."""
@@ -121,6 +117,8 @@ class AllParameters:
         """Limit the norm of the gradients of all ranks, and return the norm before.
         Collective.
         """
+        from minipipe.optim.scaling import clip_gradients, squared_norms, total_norm
+
         check_backward(self._plan.schedule, "clip_grad_norm")
         self._calls.begin("clip_grad_norm", {"max_norm": float(max_norm)})
         owned = [
@@ -143,6 +141,12 @@ class AllParameters:
         """Return an optimiser whose state is divided among the ranks that have the same
         parameters. Collective.
         """
+        from minipipe.pipeline.sharding import (
+            ShardedOptimiser,
+            check_elementwise,
+            sharings_of,
+        )
+
         asked = description((rule, sorted(numbers.items())), "optimiser")
         self._calls.begin(
             "sharded", {"sharded optimiser": digest(asked) >> 16}
@@ -169,6 +173,8 @@ class AllParameters:
         """Divide the gradients of all ranks by a loss scale, unless one of them is not
         finite. Collective.
         """
+        from minipipe.optim.scaling import parts_are_finite
+
         check_backward(self._plan.schedule, "unscale_gradients")
         self._calls.begin("unscale_gradients")
         mine = np.array([parts_are_finite(self.own.values()), scale.value])
@@ -188,127 +194,3 @@ class AllParameters:
                 ),
             )
         return scale.unscale(self.own.values(), all(finite))
-
-
-# -- shared by several ranks -----------------------------------------------------------
-
-
-_NOTHING = np.zeros(0)  # travels in place of a gradient that is None
-
-
-class SharedParameters:
-    """The exchange among the ranks that share a parameter: of values once, and of
-    gradients after every step.
-
-    Parameters
-    ----------
-    users : mapping
-        By name of a parameter and use, for each rank that has the parameter, the rank
-        from which it gets the gradient of the use: ``Plan.shared``.
-    group : ProcessGroup
-    parameters : mapping of str to Parameter
-        The parameters of this rank, by their names in the whole model.
-    """
-
-    def __init__(
-        self,
-        users: Mapping[str, Mapping[int, Mapping[int, int]]],
-        group: ProcessGroup,
-        parameters: Mapping[str, Parameter],
-    ) -> None:
-        self._users, self._group, self._parameters = users, group, parameters
-
-    def take_first_values(self) -> None:
-        """Give every copy the values of the first one.
-
-        Collective among the ranks that share a parameter. First values drawn from the
-        seed are equal already; values that a program computed before may not be.
-        """
-        group, parameters, sends = self._group, self._parameters, []
-        for tag, (name, users) in enumerate(self._users.items()):
-            first, *others = dict.fromkeys(
-                source for sources in users.values() for source in sources.values()
-            )
-            if group.rank == first:
-                values = backend.to_numpy(parameters[name].data)
-                sends += [group.isend(values, other, tag) for other in others]
-            elif group.rank in others:
-                received = group.irecv(
-                    first, tag, what=f"the first values of {name}"
-                ).wait()
-                assert received is not None
-                parameters[name].load(received, name)
-        finish(sends)
-
-    def take_gradients(self) -> dict[str, Array | None]:
-        """Return the gradients of these parameters, which are gone then. Local."""
-        return {
-            name: self._parameters[name].take_grad()
-            for name in self._users
-            if name in self._parameters
-        }
-
-    def exchange_gradients(
-        self, step: int, first_tag: int, before: Mapping[str, Array | None]
-    ) -> None:
-        """Give every copy the sum over all of them, in the order of uses.
-
-        Collective among the ranks that share a parameter; each sends to each, all at
-        once.
-
-        Parameters
-        ----------
-        step : int
-            Its number, which every message carries.
-        first_tag : int
-            The first of the tags that this may use.
-        before : mapping of str to array
-            The gradients of earlier steps, to which the gradients of this step are
-            added.
-        """
-        rank, coming = (
-            self._group.rank,
-            dict[str, list[tuple[Array | None, int, Exchange]]](),
-        )
-        uses = [
-            (name, use, sources)
-            for name, users in self._users.items()
-            for use, sources in users.items()
-        ]
-        for tag, (name, use, sources) in enumerate(uses, first_tag):
-            if name in self._parameters:
-                own, source = self._parameters[name].grad_of_use(use), sources[rank]
-                others = [other for other in sources if other != rank == sources[other]]
-                outgoing = [(_message(own), others)] if others else []
-                awaited = (
-                    {source: f"the gradient of use {use} of {name}"}
-                    if source != rank
-                    else {}
-                )
-                exchange = Exchange(Channel(self._group, tag, step), outgoing, awaited)
-                coming.setdefault(name, []).append((own, source, exchange))
-        for name, of_uses in coming.items():
-            parameter = self._parameters[name]
-            gradients = [
-                own
-                if source == rank
-                else _gradient(exchange.wait()[source], parameter.xp)
-                for own, source, exchange in of_uses
-            ]
-            parameter.grad = sum_of_gradients(
-                [before.get(name), sum_of_gradients(gradients)]
-            )
-        finish(
-            send
-            for of_uses in coming.values()
-            for *_, exchange in of_uses
-            for send in exchange.sends
-        )
-
-
-def _message(gradient: Array | None) -> np.ndarray:
-    return _NOTHING if gradient is None else backend.to_numpy(gradient)
-
-
-def _gradient(message: np.ndarray, xp: ModuleType) -> Array | None:
-    return backend.moved(message, xp) if message.size else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, Literal, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack, overload
 
 import numpy as np
 
@@ -33,15 +33,11 @@ from minipipe.execution.objective import (
     Where,
 )
 from minipipe.execution.observers import journal
-from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.samples import copied, read_ahead
-from minipipe.execution.sums import GradientSums
-from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed
 from minipipe.pipeline.compiling import Compiling
 from minipipe.pipeline.framing import Framing
@@ -56,10 +52,15 @@ from minipipe.pipeline.options import (
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import Stages, objective_of
 from minipipe.pipeline.predicting import Predictors
-from minipipe.pipeline.running import RunLosses, Runs, in_turn
 from minipipe.pipeline.training_call import TrainingCall
-from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline
+from minipipe.schedules import ActionKind, Program, Schedule
 from minipipe.specs import COUNT
+
+if TYPE_CHECKING:
+    from minipipe.execution.sums import GradientSums
+    from minipipe.optim import LossScale, Optimiser
+    from minipipe.pipeline.running import RunLosses, Runs
+    from minipipe.schedules import Costs, Timeline
 
 _KEPT_STEPS = 8  # for timeline()
 
@@ -306,7 +307,11 @@ class Pipeline(FamiliarPipeline):
             handlers=handlers_of((), plan.is_half),
             observers=journal(),
         )
-        self._sums = GradientSums(plan, self._stages, group, self._xp)
+        self._sums: GradientSums | None = None
+        if plan.gradient_blocks > 1:
+            from minipipe.execution.sums import GradientSums
+
+            self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(
             plan,
@@ -316,17 +321,18 @@ class Pipeline(FamiliarPipeline):
             self._sums,
             finite,
             self._pending,
+            gathers_stages=grid is not None and grid.fully_sharded == "stages",
         )
         self._predictors = Predictors(self._framing, self._executor, self._compiling)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
-        how = (
-            self._executor,
-            self._objective,
-            check_finite,
-            self._compiling.stages(self._stages),
-        )
-        self._runs = Runs(plan, group, self._intake, *how)
+        self._runs: Runs | None = None
+        if ActionKind.UPDATE in plan.schedule.kinds:
+            from minipipe.pipeline.running import Runs
+
+            compiled = self._compiling.stages(self._stages)
+            how = self._executor, self._objective, check_finite, compiled
+            self._runs = Runs(plan, group, self._intake, *how)
 
     @classmethod
     @showing(ModulesOptions, Plan)
@@ -380,18 +386,12 @@ class Pipeline(FamiliarPipeline):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        state = (
-            "Make another Pipeline(model, group, …) and call its "
-            "load_state_dict(pipeline.state_dict())"
-        )
-        disk = (
-            "checkpoint.save(folder, pipeline, optimiser, step=step) and "
-            "checkpoint.export(path, pipeline) write it"
-        )
         raise not_copyable(
             self,
             "it is this rank's part of a job that exchanges messages",
-            f"{state}; {disk}.",
+            "Make another Pipeline(model, group, …) and call its "
+            "load_state_dict(pipeline.state_dict()); checkpoint.save(folder, pipeline, "
+            "optimiser, step=step) and checkpoint.export(path, pipeline) write it.",
         )
 
     @property
@@ -695,7 +695,9 @@ class Pipeline(FamiliarPipeline):
         (2, True, {0: HeldCopies(versions=2, stashed_bytes=160, gradient_bytes=160)})
         (2, True, {1: HeldCopies(versions=1, stashed_bytes=0, gradient_bytes=36)})
         """
-        if ActionKind.UPDATE not in self.schedule.kinds:
+        if self._runs is None:
+            from minipipe.pipeline.running import in_turn
+
             return in_turn(self.step, batches, optimiser)
         given = read_ahead(batches, lambda batch: tuple(map(copied, batch)))
         losses, record = self._runs.run(
@@ -760,7 +762,9 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(differentiate, num_ranks=2)
         [[[8.0], [24.0]], None]
         """
-        check_given_gradient(**self._objective.keywords)
+        division = self._objective.keywords["division"]
+        if division is not None:
+            division.check_given_gradient()
         given = GivenGradient(gradient if callable(gradient) else None)
         objective = BatchObjective(given, outputs=outputs, **self._objective.keywords)
         return self._train(
@@ -780,7 +784,8 @@ class Pipeline(FamiliarPipeline):
         if self._trainer is None:
             check_backward(self.schedule, call)
         assert self._trainer is not None  # check_backward has refused the others
-        check_alone(call, self._trainer.is_running)
+        if self._trainer.call is not None:
+            check_alone(call, self._trainer.is_running)
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
         given = TrainingCall(
@@ -1412,9 +1417,11 @@ class Pipeline(FamiliarPipeline):
         """
         check_num_steps(num_steps, len(self._records), _KEPT_STEPS)
         self._intake.calls.begin("timeline", {"num_steps": num_steps})
-        return gather_timeline(
-            self._group, list(self._records)[-num_steps:], self._runs.program
-        )
+        from minipipe.execution.timeline import gather_timeline
+
+        records = list(self._records)[-num_steps:]
+        program = (self._runs or self._plan).program
+        return gather_timeline(self._group, records, program)
 
     def measure_memory(self, inputs: Any, targets: Any) -> Any:
         """Return the bytes that one microbatch holds on each stage, after F and after

@@ -4,7 +4,7 @@ group or a mesh, and options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -14,12 +14,9 @@ from minipipe.errors import ArgumentError, ModelError, RankError, counted
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.objective import BatchObjective, Weight
-from minipipe.execution.outputs import output_division
 from minipipe.execution.plan import Plan, check_model
-from minipipe.execution.sliced import weight_of_loss
 from minipipe.hints import check_pipeline_options
-from minipipe.nn import Sequential, fully_shard, parallelise
-from minipipe.nn.dividing import check_not_sharded
+from minipipe.nn import Sequential
 from minipipe.pipeline.options import MeasuringOptions, PipelineOptions
 from minipipe.schedules.action import U
 
@@ -111,15 +108,14 @@ def planned(
         message = f"The stages determine {', '.join(options)}; leave it out."
         raise ModelError("unsupported", message)
     if made.schedule.num_ranks != group.size:
-        message = (
-            f"The plan is for {counted(made.schedule.num_ranks, 'rank')}, but this "
-            f"group has {group.size}."
-        )
         raise RankError(
             "wrong-number",
-            f"{message} Start as many ranks, or make a plan for {group.size}.",
+            f"The plan is for {counted(made.schedule.num_ranks, 'rank')}, but this "
+            f"group has {group.size}. Start as many ranks, or make a plan for "
+            f"{group.size}.",
         )
-    _check_shards(made)
+    for reason in _against_shards(made):
+        raise ArgumentError("value", reason)
     return Planned(made, group, grid, recompute)
 
 
@@ -139,44 +135,39 @@ def _is_measured(options: Mapping[str, Any], model: Sequential) -> bool:
     is_measured = is_measured or str(options.get("partition")) == "measured"
     if is_measured and any(one.is_divided for one in model.parameters()):
         message = (
-            "Tensor-parallel and fully sharded layers cannot be measured on one "
-            'rank, as schedule="auto" and '
-            'partition="measured" would; pass the name of a schedule, and a '
-            "partition or layer_costs."
+            "Tensor-parallel and fully sharded layers cannot be measured on one rank, "
+            'as schedule="auto" and partition="measured" would; pass the name of a '
+            "schedule, and a partition or layer_costs."
         )
         raise ArgumentError("value", message)
     return is_measured
 
 
-def _check_shards(plan: Plan) -> None:
-    """Refuse a plan that replicas with shards of parameters cannot run."""
+def _against_shards(plan: Plan) -> Iterator[str]:
+    """Yield the reasons why replicas with shards of parameters cannot run a plan."""
     name = plan.schedule.name
     summed = [one for one in plan.model.parameters() if one.is_summed]
-    sizes = {one.owner.shard.group.size for one in summed}
-    if not sizes:
-        return
-    for stage in range(plan.program.num_stages):
-        count = len(plan.program.ranks_of(stage))
-        if {count} != sizes:
-            message = (
-                f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its "
-                "parameters have"
-            )
+    for size in {one.owner.shard.group.size for one in summed}:
+        for stage in range(plan.program.num_stages):
+            count = len(plan.program.ranks_of(stage))
             advice = "; pass replicas= or a grid with as many replicas."
             if count > plan.replicas:
                 advice = (
                     ": fully sharded layers do not work with a schedule that has "
-                    "replicas itself. Choose another "
-                    "schedule, such as '1f1b', or layers that are not fully sharded."
+                    "replicas itself. Choose another schedule, such as '1f1b', or "
+                    "layers that are not fully sharded."
                 )
-            raise ArgumentError("value", f"{message} {sizes.pop()} shards{advice}")
-    if U in plan.program.kinds:
-        message = (
+            if count != size:
+                yield (
+                    f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its "
+                    f"parameters have {size} shards{advice}"
+                )
+    if summed and U in plan.program.kinds:
+        yield (
             f"{name} keeps versions of weights, but a fully sharded replica keeps a "
-            "shard of the last version "
-            "only; choose a schedule with a flush, such as '1f1b'."
+            "shard of the last version only; choose a schedule with a flush, such as "
+            "'1f1b'."
         )
-        raise ArgumentError("value", message)
 
 
 def over_grid(
@@ -207,6 +198,9 @@ def over_grid(
         return Stages(list(divided.layers)), options
     if not isinstance(model, Plan):
         check_model(model)
+        from minipipe.nn import fully_shard, parallelise
+        from minipipe.nn.dividing import check_not_sharded
+
         if is_shared:
             check_not_sharded(model)
         if is_shared or is_sharded:
@@ -223,12 +217,10 @@ def over_grid(
 def _check_divided(plan: Plan, grid: Grid) -> None:
     """Refuse a plan of a whole model, or of another number of replicas than a mesh."""
     if plan.replicas != grid.replicas:
-        message = (
-            f"The plan has {counted(plan.replicas, 'replica')}, and the grid "
-            f"{grid.replicas}"
-        )
         raise ArgumentError(
-            "value", f"{message}; make it with replicas={grid.replicas}."
+            "value",
+            f"The plan has {counted(plan.replicas, 'replica')}, and the grid "
+            f"{grid.replicas}; make it with replicas={grid.replicas}.",
         )
     is_sharded = grid.fully_sharded and grid.replicas > 1
     parameters = list(plan.model.parameters())
@@ -238,11 +230,11 @@ def _check_divided(plan: Plan, grid: Grid) -> None:
     elif is_sharded and not any(one.is_summed for one in parameters):
         made = "nn.fully_shard(model, grid.data)"
     if made:
-        message = (
+        raise ArgumentError(
+            "value",
             "The grid divides the model, but the plan has whole layers; make the plan "
-            "from"
+            f"from {made}.",
         )
-        raise ArgumentError("value", f"{message} {made}.")
 
 
 def objective_of(
@@ -256,8 +248,17 @@ def objective_of(
     ModelError
         Code ``loss``.
     """
-    division = output_division(plan.model, check_loss(loss), grid)
-    weight = weight_of_loss(plan.schedule, loss, loss_weight)
+    check_loss(loss)
+    division, weight = None, loss_weight
+    is_divided = any(parameter.is_divided for parameter in plan.model.parameters())
+    if grid is not None or is_divided or hasattr(loss, "group"):
+        from minipipe.execution.outputs import output_division
+
+        division = output_division(plan.model, loss, grid)
+    if plan.schedule.num_slices > 1:
+        from minipipe.execution.sliced import weight_of_loss
+
+        weight = weight_of_loss(loss, loss_weight)
     return partial(BatchObjective, loss, weight, division=division)
 
 

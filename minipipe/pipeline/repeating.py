@@ -101,7 +101,12 @@ class RepeatedStep:
     ----------
     source : str
         The function; empty if the row has an instruction that has no lines here.
+    run : function
+        It. Returns None if the step has to be an ordinary one, which goes on from what
+        the call is then. Raises the errors of an ordinary step.
     """
+
+    run: Callable[[TrainingCall], Record | None]
 
     def __init__(
         self,
@@ -128,27 +133,11 @@ class RepeatedStep:
         }
         self.source = "\n".join(self._lines())
         if self.source:
-            self._step = self._compiled()
+            self.run = self._compiled()
 
     def serves(self, compiler: Compiler, intake: Intake) -> bool:
         """Return whether this is the step for calls like the last one now."""
         return compiler.program is self._program and intake.last is self._form
-
-    def __call__(self, call: TrainingCall) -> Record | None:
-        """Run a step, if it is like the last one. Collective.
-
-        Returns
-        -------
-        Record or None
-            None if the step has to be an ordinary one, which goes on from what the
-            call is then.
-
-        Raises
-        ------
-        NotFiniteError
-            Any of its codes, as of an ordinary step.
-        """
-        return self._step(call)
 
     def _compiled(self) -> Callable[[TrainingCall], Record | None]:
         file = f"<step of rank {self._executor.group.rank}, {next(_numbers)}>"
@@ -207,6 +196,7 @@ class RepeatedStep:
     def _handshake(self) -> Iterator[str]:
         """Yield the lines behind which all ranks make a call like the last one."""
         calls, form = self._intake.calls, self._form
+        group: Any = self._executor.group
         yield "objective, inputs, targets = call.objective, call.inputs, call.targets"
         yield "if not call.waits or call.accumulates or call.name != 'step' or pending:"
         yield "    return None"
@@ -217,13 +207,20 @@ class RepeatedStep:
         yield "    return None"
         for noun in form.forms:
             yield from self._comparison_with_last(noun)
-        yield "if compiler.program is not program or not compiler.still_holds():"
+        yield "if compiler.program is not program:"
+        yield "    return None"
+        if self._program.keys:
+            self._names |= {"keys": self._program.keys, "posted": group.posted}
+            yield "if not keys.isdisjoint(posted):  # a step has failed"
+            yield "    return None"
+        yield "if not program.holds(compiler.gradients):"
         yield "    return None"
         if calls.is_alone:
             yield "group.check_open()"
             yield "calls.count += 1"
         else:
-            yield "if group.num_under_way:"
+            self._names["under_way"] = group.under_way
+            yield "if under_way:"
             yield "    return None"
             yield from self._agreement()
         if calls.trained is not None and not calls.trained.is_alone:

@@ -9,7 +9,7 @@ over its microbatches, so each counts by its weight among them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from math import isfinite
@@ -308,16 +308,11 @@ class Runs:
     ) -> None:
         _OPTIMISER.of_class("run", optimiser)
         if type(optimiser).step is not Optimiser.step:
-            message = (
-                f"{type(optimiser).__name__} overrides step(); in a run each stage "
-                "updates its parameters separately."
-            )
             raise ArgumentError(
                 "type",
-                (
-                    f"{message} Pass an optimiser that defines _update, such as "
-                    "optim.Adam."
-                ),
+                f"{type(optimiser).__name__} overrides step(); in a run each stage "
+                "updates its parameters separately. Pass an optimiser that defines "
+                "_update, such as optim.Adam.",
             )
         modules = [
             *self._plan.model.modules(),
@@ -327,12 +322,10 @@ class Runs:
             R in self.program.kinds
             or any(isinstance(part, Recompute) for part in modules)
         ):
-            message = (
-                "Recomputation with newer weights than the forward gives different "
-                "activations"
-            )
             raise ScheduleError.of(
-                Code.UNSUPPORTED, f"{message}; leave out recompute, or pass stash=True."
+                Code.UNSUPPORTED,
+                "Recomputation with newer weights than the forward gives different "
+                "activations; leave out recompute, or pass stash=True.",
             )
 
     def _look_at(self, losses: RunLosses, rank: int) -> None:
@@ -381,62 +374,49 @@ def updates_of(table: ActionTable) -> list[list[int]]:
     (first, updates), *others = sorted(found.items())
     for stage, its in others:
         if its != updates:
-            message = (
+            raise ScheduleError.of(
+                Code.UNSUPPORTED,
                 f"Stages {first} and {stage} of {table.name} update after different "
-                "microbatches. The gradient of"
+                "microbatches. The gradient of an update is the mean over its "
+                "microbatches, so all stages need the same microbatches.",
             )
-            message += (
-                " an update is the mean over its microbatches, so all stages need the "
-                "same microbatches."
-            )
-            raise ScheduleError.of(Code.UNSUPPORTED, message)
     return updates
 
 
 def _check_plan(plan: Plan) -> None:
     """Refuse plans for which a run with updates would compute wrong results."""
-    name = plan.schedule.name
-    num_replicas = max(
-        len(plan.program.ranks_of(stage)) for stage in range(plan.schedule.num_stages)
-    )
-    if plan.schedule.num_slices > 1:
-        message = (
-            f"{name} has slices, which would use different weights: it can be "
-            "drawn and "
-            "simulated, but not run."
-        )
-        raise ScheduleError.of(Code.UNSUPPORTED, message)
-    if plan.inputs_require_grad:
-        message = (
-            f"inputs_require_grad=True does not work with {name}, which updates "
-            "weights "
-            "itself: a run returns"
-        )
-        message += (
-            " losses, but no gradients of its inputs. Leave it out, or choose a "
-            "schedule such as '1f1b'."
-        )
-        raise ScheduleError.of(Code.UNSUPPORTED, message)
-    if plan.gradient_blocks != num_replicas:
-        message = (
-            f"gradient_blocks is {plan.gradient_blocks}, but {name} sums the gradients "
-            f"of {num_replicas} replicas in"
-        )
-        raise ScheduleError.of(
-            Code.UNSUPPORTED, f"{message} each update. Leave it out."
-        )
-    shared = next(
-        (name for name, stages in plan.uses.items() if len(set(stages.values())) > 1),
-        None,
-    )
-    if shared is not None:
-        message = (
-            f"Several stages share the parameter {shared}, but in {name} each stage "
-            "updates at another time."
-        )
-        message += " Untie the parameter, or choose a synchronous schedule."
-        raise ScheduleError.of(Code.UNSUPPORTED, message)
+    for reason in _against_runs(plan, plan.schedule.name):
+        raise ScheduleError.of(Code.UNSUPPORTED, reason)
     updates_of(plan.schedule)
+
+
+def _against_runs(plan: Plan, name: str) -> Iterator[str]:
+    """Yield the reasons why a plan cannot run with updates inside."""
+    stages = range(plan.schedule.num_stages)
+    num_replicas = max(len(plan.program.ranks_of(stage)) for stage in stages)
+    if plan.schedule.num_slices > 1:
+        yield (
+            f"{name} has slices, which would use different weights: it can be drawn "
+            "and simulated, but not run."
+        )
+    if plan.inputs_require_grad:
+        yield (
+            f"inputs_require_grad=True does not work with {name}, which updates "
+            "weights itself: a run returns losses, but no gradients of its inputs. "
+            "Leave it out, or choose a schedule such as '1f1b'."
+        )
+    if plan.gradient_blocks != num_replicas:
+        yield (
+            f"gradient_blocks is {plan.gradient_blocks}, but {name} sums the gradients "
+            f"of {num_replicas} replicas in each update. Leave it out."
+        )
+    for shared, uses in plan.uses.items():
+        if len(set(uses.values())) > 1:
+            yield (
+                f"Several stages share the parameter {shared}, but in {name} each "
+                "stage updates at another time. Untie the parameter, or choose a "
+                "synchronous schedule."
+            )
 
 
 def batches_of(count: int, num_batches: int, replicas: int) -> list[list[int]]:

@@ -86,10 +86,8 @@ def describe_action(action: Action) -> str:
     if kind.of_rank:
         return f"{action}: {kind.words}"
     of = "up to" if kind.sums_up else "of"
-    return (
-        f"{action}: {kind.words} {of} microbatch {action.microbatch} on stage "
-        f"{action.stage}"
-    )
+    where = f"microbatch {action.microbatch} on stage {action.stage}"
+    return f"{action}: {kind.words} {of} {where}"
 
 
 def describe_idle(idle: Idle) -> str:
@@ -133,10 +131,8 @@ def describe_wait(idle: Idle) -> str:
             is_late = f"rank {idle.source} is still in {idle.running}"
         else:
             is_late = "it is in progress"
-        return (
-            f"waits for the gradient all-reduce of stage {idle.awaited.stage}: "
-            f"{is_late}"
-        )
+        reduction = f"the gradient all-reduce of stage {idle.awaited.stage}"
+        return f"waits for {reduction}: {is_late}"
     if idle.awaited.kind is ActionKind.LOAD:
         return f"waits for {idle.awaited}: the activations are on their way"
     kind = idle.awaited.kind
@@ -144,10 +140,8 @@ def describe_wait(idle: Idle) -> str:
         return (
             f"waits for {idle.awaited} on rank {idle.source} ({kind.declaration.words})"
         )
-    payload = (
-        f"{_CARRIES.get(kind, kind.declaration.words)} of microbatch "
-        f"{idle.awaited.microbatch}"
-    )
+    noun = _CARRIES.get(kind, kind.declaration.words)
+    payload = f"{noun} of microbatch {idle.awaited.microbatch}"
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 
 
@@ -172,10 +166,8 @@ def describe_message(message: Message) -> str:
     >>> describe_message(simulate(schedules.gpipe(2, 2)).messages[0])
     'the result of 0F0, from rank 0 to rank 1, for 1F0'
     """
-    return (
-        f"the result of {message.value}, from rank {message.source} to rank "
-        f"{message.destination}, for {message.used_by}"
-    )
+    route = f"from rank {message.source} to rank {message.destination}"
+    return f"the result of {message.value}, {route}, for {message.used_by}"
 
 
 def short_label(action: Action, names_stage: bool) -> str:

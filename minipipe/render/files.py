@@ -162,11 +162,9 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     if ending not in endings:
         *others, last = (each + _MEANINGS.get(each, "") for each in endings)
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
-        raise ArgumentError(
-            "value",
-            f"{quoted(str(path), 200)} {given}; expected {', '.join(others)} or "
-            f"{last}.",
-        )
+        reason = f"{quoted(str(path), 200)} {given}"
+        how = f"expected {', '.join(others)} or {last}"
+        raise ArgumentError("value", f"{reason}; {how}.")
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))
     return ending
@@ -176,15 +174,11 @@ def _cairosvg(given: str) -> ModuleType:
     try:
         import cairosvg
     except ImportError:
-        message = (
-            f"{given!r} needs CairoSVG, which is not installed; run `pip install "
-            "cairosvg`, or write .svg."
-        )
+        what = f"{given!r} needs CairoSVG, which is not installed"
+        message = f"{what}; run `pip install cairosvg`, or write .svg."
         raise ArgumentError("value", message) from None
     except OSError:  # CairoSVG is installed, but cannot load the library
-        message = (
-            f"{given!r} needs the library Cairo, which is not installed; run `apt-get "
-            "install libcairo2`"
-        )
+        what = f"{given!r} needs the library Cairo, which is not installed"
+        message = f"{what}; run `apt-get install libcairo2`"
         raise ArgumentError("value", f"{message}, or write .svg.") from None
     return cairosvg

@@ -351,10 +351,8 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     ]
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
-        message = (
-            f"These timelines are in {' and in '.join(units)}, so one axis cannot show "
-            "them together."
-        )
+        several = f"These timelines are in {' and in '.join(units)}"
+        message = f"{several}, so one axis cannot show them together."
         raise ArgumentError(
             "value",
             f"{message} Simulate the predicted timeline with Costs(unit='s') and "

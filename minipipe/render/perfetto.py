@@ -122,13 +122,9 @@ def perfetto_trace(
         for event in process.events()
     ]
     facts = {"title": title and printable(title), "notes": note_lines(notes)}
-    about = json.dumps(
-        {
-            "writer": "minipipe",
-            **{name: fact for name, fact in facts.items() if fact},
-            "timelines": [process.summary() for process in processes],
-        }
-    )
+    given = {name: fact for name, fact in facts.items() if fact}
+    timelines = [process.summary() for process in processes]
+    about = json.dumps({"writer": "minipipe", **given, "timelines": timelines})
     lines = ",\n".join(events)
     return (
         f'{{"displayTimeUnit": "ms",\n"otherData": {about},\n"traceEvents": '
@@ -352,16 +348,9 @@ class _Process:
         about: Event,
     ) -> Event:
         length = (self.steps(end) - self.steps(start)) / _STEPS
-        return self.event(
-            "X",
-            name,
-            thread,
-            ts=self.time(start),
-            dur=length,
-            cat=kind,
-            cname=colour,
-            args=about,
-        )
+        about_it: Event = {"cat": kind, "cname": colour, "args": about}
+        ts = self.time(start)
+        return self.event("X", name, thread, ts=ts, dur=length, **about_it)
 
     def named(self, metadata: str, thread: int, **names: str | int) -> Event:
         return self.event("M", metadata, thread, args=names)

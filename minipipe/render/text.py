@@ -167,13 +167,11 @@ def are_near(
     the total.
     """
     tolerance = max(2, columns.total // 30)
-    drift = max(
-        (
-            abs(first - columns.column(span.start - start))
-            for span, (first, _) in zip(spans, places)
-        ),
-        default=0,
+    drifts = (
+        abs(first - columns.column(span.start - start))
+        for span, (first, _) in zip(spans, places)
     )
+    drift = max(drifts, default=0)
     drawn = sum(last - first for first, last in places)
     length = columns.column(sum(span.end - span.start for span in spans))
     return drift <= tolerance and abs(drawn - length) <= tolerance
@@ -366,28 +364,18 @@ def draw_text(
     columns = fit_columns(panels, width - margin)
     characters = columns.total * sum(panel.timeline.num_ranks for panel in panels)
     if characters > MOST_CHARACTERS:
-        message = (
-            f"The drawing would have {characters:,} characters; the limit is "
-            f"{MOST_CHARACTERS:,}."
-        )
-        raise ArgumentError(
-            "value",
-            f"{message} Choose the format svg, html or perfetto, which have no "
-            "columns.",
-        )
+        drawing = f"The drawing would have {characters:,} characters"
+        message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
+        problem = f"{message} Choose the format svg, html or perfetto"
+        raise ArgumentError("value", f"{problem}, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [
         _band(panels, rows, first, columns, margin, colour)
         for first in range(0, columns.total, columns.band)
     ]
     captions = (_filled(line, max(width, 80)) for line in _captions(panels, columns))
-    return "\n".join(
-        [
-            "\n\n".join(bands),
-            *legend(panels, columns, max(width, 80), colour),
-            *captions,
-        ]
-    )
+    key = legend(panels, columns, max(width, 80), colour)
+    return "\n".join(["\n\n".join(bands), *key, *captions])
 
 
 def _filled(line: str, width: int) -> str:
@@ -458,14 +446,8 @@ def action_cells(
         mark = "&"
     else:
         mark = ""
-    label = next(
-        (
-            text
-            for text in labels(panel, rank, action, names_stages)
-            if len(text + mark) <= length
-        ),
-        "",
-    )
+    texts = labels(panel, rank, action, names_stages)
+    label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)
     if not has_begun:
         return (

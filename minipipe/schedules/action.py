@@ -61,13 +61,9 @@ class ActionKind(StrEnum):
         from minipipe.schedules.cells import KINDS, is_kind
 
         if not is_kind(value):
-            raise ArgumentError(
-                "name",
-                (
-                    f"{quoted(value)} is not a kind of action; schedules.declare(…) "
-                    "adds kinds."
-                ),
-            )
+            hint = "schedules.declare(…) adds kinds"
+            message = f"{quoted(value)} is not a kind of action; {hint}."
+            raise ArgumentError("name", message)
         member = _DECLARED.setdefault(KINDS[value], str.__new__(cls, value))
         member._name_ = member._value_ = str(value)
         return member
@@ -132,11 +128,9 @@ def number_of(microbatch: Any, num_slices: int) -> int:
     >>> number_of(3, num_slices=1), number_of(Slice(1, 1), num_slices=2)
     (3, 3)
     """
-    return (
-        microbatch
-        if num_slices == 1
-        else microbatch.sequence * num_slices + microbatch.part
-    )
+    if num_slices == 1:
+        return microbatch
+    return microbatch.sequence * num_slices + microbatch.part
 
 
 Rows = Sequence[Sequence["Action"]]
@@ -156,15 +150,11 @@ def numbered(rows: Rows, num_slices: int) -> Rows:
     if num_slices == 1:
         return rows
     n = num_slices
-    return tuple(
-        tuple(
-            [
-                new_action((stage, kind, sequence * n + i))
-                for stage, kind, (sequence, i) in row
-            ]
-        )
-        for row in rows
-    )
+    found = []
+    for row in rows:
+        cells = [(stage, kind, s * n + i) for stage, kind, (s, i) in row]
+        found.append(tuple(map(new_action, cells)))
+    return tuple(found)
 
 
 class Action(NamedTuple):

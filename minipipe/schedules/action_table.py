@@ -73,26 +73,19 @@ class ActionTable(Placed, Written):
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._set(
-            placement=tuple(
-                tuple(r) if isinstance(r, list) else r for r in self.placement
-            )
-        )
+        homes = (tuple(it) if isinstance(it, list) else it for it in self.placement)
+        self._set(placement=tuple(homes))
         rows = (_as_actions(row, rank) for rank, row in enumerate(self.actions))
         self._set(actions=tuple(rows), frozen=frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
-            message = (
-                f"{self.name!r} has {quoted(self.num_microbatches)} microbatches; "
-                "expected a whole number."
-            )
+            given = f"{quoted(self.num_microbatches)} microbatches"
+            message = f"{self.name!r} has {given}; expected a whole number."
             raise ScheduleError.of(Code.PLACEMENT, message)
         if not self.actions or not self.placement or self.num_microbatches < 1:
-            raise ScheduleError.of(
-                Code.SYNTAX,
-                "A schedule needs at least one rank, one stage and one microbatch; "
-                f"{self.name!r} has "
-                f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
-            )
+            sizes = f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}"
+            needs = "at least one rank, one stage and one microbatch"
+            message = f"A schedule needs {needs}; {self.name!r} has {sizes}."
+            raise ScheduleError.of(Code.SYNTAX, message)
         check_placement(self.placement, self.num_ranks)
         self._set(
             tied=tuple(sorted(tuple(sorted(set(stages))) for stages in self.tied))
@@ -101,19 +94,15 @@ class ActionTable(Placed, Written):
             check_index("stage", stage, self.num_stages)
         self._set(overlaps=frozenset(map(_as_action, self.overlaps)))
         _check_slices(self.name, self.num_microbatches, self.num_slices)
-        overlaps, *numbered_rows = _with_indices(
-            (tuple(self.overlaps), *self.actions),
-            self.num_slices,
-            self.num_microbatches,
-        )
+        rows = (tuple(self.overlaps), *self.actions)
+        sizes = self.num_slices, self.num_microbatches
+        overlaps, *numbered_rows = _with_indices(rows, *sizes)
         self._set(actions=tuple(numbered_rows), overlaps=frozenset(overlaps))
         self._set(placement=in_replica_order(self.placement, self.numbered))
         for action in self.overlaps:
             if action.kind is not F or action not in self.first_rank_with:
-                message = (
-                    f"{action} is among the overlaps of {self.name!r}; expected "
-                    "forwards of its rows."
-                )
+                hint = "expected forwards of its rows"
+                message = f"{action} is among the overlaps of {self.name!r}; {hint}."
                 raise ScheduleError.of(Code.OVERLAP, message)
 
     def _set(self, **parts: Any) -> None:
@@ -158,11 +147,11 @@ class ActionTable(Placed, Written):
         for feature in FEATURES:
             found = () if feature.name in known else feature.examples(self, known)
             if found:
-                what = f"{self.title} {feature.words.format(found[0])}"
-                raise ScheduleError.of(
-                    feature.code,
-                    f"{what}, which {reader} does not support; {feature.advice}",
-                )
+                words = feature.words.format(found[0])
+                if words == feature.words:
+                    words += f" (such as {found[0]})"
+                what = f"{self.title} {words}, which {reader} does not support"
+                raise ScheduleError.of(feature.code, f"{what}; {feature.advice}")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
         """Return the rank of each stage, for a reader that supports no feature but
@@ -208,11 +197,8 @@ class ActionTable(Placed, Written):
         found = {}
         for row in self.actions if self.overlaps else ():
             for a, b in pairwise(row):
-                if (
-                    a in self.overlaps
-                    and b.kind in (B, I)
-                    and a.microbatch != b.microbatch
-                ):
+                is_second = b.kind.declaration.is_second
+                if a in self.overlaps and is_second and a.microbatch != b.microbatch:
                     found[a] = b
         return found
 
@@ -261,9 +247,9 @@ class ActionTable(Placed, Written):
         left_out = {kind for kind in self.kinds if are_left_out(kind.declaration)}
         if not left_out:
             return self
+        kept = self.kinds - left_out
         rows = (
-            (action for action in row if action.kind not in left_out)
-            for row in self.actions
+            [action for action in row if action.kind in kept] for row in self.actions
         )
         return self.with_rows(type(self), rows)
 
@@ -283,9 +269,10 @@ class ActionTable(Placed, Written):
         the orders agree, the bits agree.
         """
         place = _place_in_sum(self.num_slices)
+        kinds = _GRADIENT_KINDS
         rows = (
-            [(stage, place(k)) for stage, kind, k in row if kind in _GRADIENT_KINDS]
-            for row in self.numbered
+            [(s, place(k)) for s, kind, k in it if kind in kinds]
+            for it in self.numbered
         )
         # By stage alone, a sort keeps the order of each stage's microbatches.
         return all(sorted(row, key=itemgetter(0)) == sorted(row) for row in rows)
@@ -314,10 +301,8 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
     """
     if not isinstance(given, kind or ActionTable):
         expected = "Schedule"
-        how = (
-            "schedules.build(name, num_ranks) makes one of a name, "
-            "Schedule.from_file(path) reads one"
-        )
+        how = "schedules.build(name, num_ranks) makes one of a name"
+        how += ", Schedule.from_file(path) reads one"
         if isinstance(given, ActionTable):
             how = f"the computations of a {type(given).__name__} are its .schedule"
             if kind is Program:
@@ -339,32 +324,22 @@ def check_range(table: ActionTable) -> None:
     """
     if table._kept.get("is in range"):
         return
-    for part, count, name in (
-        (0, table.num_stages, "stage"),
-        (2, table.num_microbatches, "microbatch"),
-    ):
+    counts = {"stage": table.num_stages, "microbatch": table.num_microbatches}
+    for part, (name, count) in zip((0, 2), counts.items()):
         for rank, row in enumerate(table.numbered):
-            own = (
-                [action for action in row if action[1] not in table.rank_kinds]
-                if table.rank_kinds
-                else row
-            )
+            own: Sequence[Action] = row
+            if table.rank_kinds:
+                own = [action for action in row if action[1] not in table.rank_kinds]
             numbers = set(map(itemgetter(part), own))
             if not all(0 <= number < count for number in numbers):
-                message = (
-                    f"Rank {rank} names a {name} that is not among the {count}; "
-                    "verify(schedule) says where."
-                )
+                what = f"a {name} that is not among the {count}"
+                message = f"Rank {rank} names {what}; verify(schedule) says where."
                 raise ScheduleError.of(Code.OUT_OF_RANGE, message, rank)
-    pairs, actions = (
-        table.num_stages * table.num_microbatches,
-        sum(map(len, table.actions)),
-    )
+    pairs = table.num_stages * table.num_microbatches
+    actions = sum(map(len, table.actions))
     if pairs > 100 * (actions + 100):
-        message = (
-            f"{table.title} has {counted(actions, 'action')} for "
-            f"{counted(pairs, 'pair')} of stage and microbatch."
-        )
+        of = f"{counted(pairs, 'pair')} of stage and microbatch"
+        message = f"{table.title} has {counted(actions, 'action')} for {of}."
         raise ScheduleError.of(
             Code.MISSING, f"{message} verify(schedule) says what is missing."
         )
@@ -398,11 +373,8 @@ def _as_action(cell: Action | str) -> Action:
         return Action.parse(cell)
     try:
         stage, kind, microbatch = cell
-        number = (
-            Slice(*map(index, microbatch))
-            if isinstance(microbatch, tuple)
-            else index(microbatch)
-        )
+        is_slice = isinstance(microbatch, tuple)
+        number = Slice(*map(index, microbatch)) if is_slice else index(microbatch)
         return Action(index(stage), ActionKind(kind), number)
     except (TypeError, ValueError):
         # on demand: as in Action.parse
@@ -419,10 +391,10 @@ def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
     """
     SCHEDULE_COUNT.check("num_slices", num_slices)
     if num_microbatches % num_slices:
-        message = (
-            f"num_slices is {num_slices}, and {name!r} has {num_microbatches} "
-            "microbatches, each of which is a slice;"
+        count = (
+            f"{name!r} has {num_microbatches} microbatches, each of which is a slice"
         )
+        message = f"num_slices is {num_slices}, and {count};"
         raise misuse(f"{message} expected a multiple of {num_slices}.")
 
 
@@ -470,10 +442,7 @@ def _with_indices(
         }
     else:
         index_of = numbers
-    return [
-        tuple(Action(stage, kind, index_of[k]) for stage, kind, k in row)
-        for row in rows
-    ]
+    return [tuple(Action(s, kind, index_of[k]) for s, kind, k in row) for row in rows]
 
 
 def _place_in_sum(num_slices: int) -> Callable[[int], int]:
@@ -551,12 +520,11 @@ class Schedule(ActionTable):
             message = next(
                 a for row in self.actions for a in row if a.kind.is_communication
             )
+            why = "it is a Program, and a Schedule has computations alone"
+            reads = "Program.from_file, from_text and from_csv read it"
+            how = f"{reads}; its .schedule has the computations."
             raise ScheduleError.of(
-                Code.TYPE,
-                f"{self.title} holds {message}: it is a Program, and a Schedule has "
-                "computations alone. "
-                "Program.from_file, from_text and from_csv read it; its .schedule "
-                "has the computations.",
+                Code.TYPE, f"{self.title} holds {message}: {why}. {how}"
             )
 
     @property

@@ -192,10 +192,8 @@ def _updated(
     check_sizes(num_ranks, num_microbatches)
     SCHEDULE_COUNT.check("microbatches_per_update", batch)
     one = one_f_one_b(num_ranks, num_microbatches)
-    ends = [
-        min(first + batch, num_microbatches) - 1
-        for first in range(0, num_microbatches, batch)
-    ]
+    starts = range(0, num_microbatches, batch)
+    ends = [min(first + batch, num_microbatches) - 1 for first in starts]
     rows = tuple(tuple(_with_updates(row, ends, before)) for row in one.actions)
     return Schedule(name, one.placement, num_microbatches, rows)
 

@@ -24,10 +24,9 @@ class Feature(NamedTuple):
     ----------
     name : str
     words : str
-        With a place for the first example.
     examples : function
         From a table, and the names of the features that a reader supports, to what the
-        table has.
+        table has; the first one is put into the words, or behind them as an example.
     advice : str
     code : Code
         Of the error of a reader that does not.
@@ -40,10 +39,9 @@ class Feature(NamedTuple):
     code: Code = Code.UNSUPPORTED
 
 
-def _replicas(table: ActionTable, known: Names) -> list[int]:
-    return [
-        stage for stage, home in enumerate(table.placement) if len(ranks_in(home)) > 1
-    ]
+def _replicas(table: ActionTable, known: Names) -> list[str]:
+    homes = enumerate(table.placement)
+    return [f"stage {stage}" for stage, home in homes if len(ranks_in(home)) > 1]
 
 
 def _slices(table: ActionTable, known: Names) -> list[int]:
@@ -71,22 +69,16 @@ def _overlaps(table: ActionTable, known: Names) -> list[Action]:
 
 
 FEATURES = (
-    Feature("replicas", "has replicas of stages (such as stage {})", _replicas),
+    Feature("replicas", "has replicas of stages", _replicas),
     Feature("slices", "splits sequences into {} slices", _slices),
+    Feature("updates", "has actions for gradient all-reduces or updates", _updates),
     Feature(
-        "updates",
-        "has actions for gradient all-reduces or updates (such as {})",
-        _updates,
+        "recompute", "has actions that recompute or offload activations", _recomputation
     ),
-    Feature(
-        "recompute",
-        "has actions that recompute or offload activations (such as {})",
-        _recomputation,
-    ),
-    Feature("kinds", "has actions of a declared kind (such as {})", _declared),
+    Feature("kinds", "has actions of a declared kind", _declared),
     Feature(
         "overlap",
-        "overlaps forwards with backwards (such as {})",
+        "overlaps forwards with backwards",
         _overlaps,
         "dataclasses.replace(schedule, overlaps=()) runs them one after the other.",
         Code.OVERLAP,

@@ -86,11 +86,9 @@ class Placed:
         >>> [Schedule.from_text("0F1 0B1 \\n 0F0 0B0").rank_of(0, k) for k in range(2)]
         [1, 0]
         """
-        number = (
-            number_of(microbatch, self.num_slices)
-            if isinstance(microbatch, Slice)
-            else microbatch
-        )
+        number = microbatch
+        if isinstance(microbatch, Slice):
+            number = number_of(microbatch, self.num_slices)
         return self._replica_of.get((stage, number), ranks_in(self.placement[stage])[0])
 
     @cached_property
@@ -98,11 +96,8 @@ class Placed:
         """By stage and microbatch, the replica that runs its F or, if the F is missing,
         another of its actions.
         """
-        shared = {
-            stage
-            for stage, home in enumerate(self.placement)
-            if len(ranks_in(home)) > 1
-        }
+        homes = enumerate(self.placement)
+        shared = {stage for stage, home in homes if len(ranks_in(home)) > 1}
         forwards: dict[tuple[int, int], int] = {}
         others: dict[tuple[int, int], int] = {}
         rows = numbered(self.actions, self.num_slices) if shared else ()
@@ -126,27 +121,19 @@ class Placed:
 
     @cached_property
     def _cuts_between_ranks(self) -> tuple[bool, ...]:
-        if not self.has_replicas:
-            return (*(a != b for a, b in pairwise(self.placement)), False)
-        # the verifier checks that one stands for all
-        known = {k for _, k in self._replica_of}
-        cuts = pairwise(range(self.num_stages))
-        return (
-            *(
-                any(self.rank_of(a, k) != self.rank_of(b, k) for k in known)
-                for a, b in cuts
-            ),
-            False,
-        )
+        ranks: Sequence[object] = self.placement
+        if self.has_replicas:
+            # the verifier checks that one stands for all
+            known = {k for _, k in self._replica_of}
+            stages = range(self.num_stages)
+            ranks = [[self.rank_of(stage, k) for k in known] for stage in stages]
+        return (*(a != b for a, b in pairwise(ranks)), False)
 
     @cached_property
     def first_rank_with(self) -> dict[Action, int]:
         """The first rank that has each action."""
-        return {
-            action: rank
-            for rank in reversed(range(self.num_ranks))
-            for action in self.actions[rank]
-        }
+        ranks = reversed(range(self.num_ranks))
+        return {action: rank for rank in ranks for action in self.actions[rank]}
 
     def home_of(self, action: Action) -> int | None:
         """Return the rank of an action; if it is missing, the rank of its stage, or
@@ -154,11 +141,9 @@ class Placed:
         """
         if action.kind.is_of_rank:
             return action.stage
-        home = (
-            self.rank_of(action.stage, action.microbatch)
-            if 0 <= action.stage < self.num_stages
-            else None
-        )
+        home = None
+        if 0 <= action.stage < self.num_stages:
+            home = self.rank_of(action.stage, action.microbatch)
         return self.first_rank_with.get(action, home)
 
 
@@ -214,11 +199,9 @@ def pipelines_placement(
     ... )
     (((0, 1), (1, 0)), (0, 1))
     """
-    return (
-        tuple(pipelines[0])
-        if min(len(pipelines), num_microbatches) == 1
-        else tuple(zip(*pipelines))
-    )
+    if min(len(pipelines), num_microbatches) == 1:
+        return tuple(pipelines[0])
+    return tuple(zip(*pipelines))
 
 
 def ranks_in(home: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -258,11 +241,11 @@ def in_replica_order(
             if kind.is_of_rank:
                 continue
             lowest[rank, stage] = min(k, lowest.get((rank, stage), k))
-    homes = (
-        sorted(ranks_in(home), key=lambda r: (lowest.get((r, s), inf), r))
-        for s, home in enumerate(placement)
-    )
-    return tuple(tuple(ranks) if len(ranks) > 1 else ranks[0] for ranks in homes)
+    homes: list[int | tuple[int, ...]] = []
+    for s, home in enumerate(placement):
+        ranks = sorted(ranks_in(home), key=lambda r: (lowest.get((r, s), inf), r))
+        homes.append(tuple(ranks) if len(ranks) > 1 else ranks[0])
+    return tuple(homes)
 
 
 def stages_by_rank(placement: Placement, num_ranks: int) -> list[list[int]]:
@@ -296,19 +279,15 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
         if not ranks_in(home) or len(set(map(str, ranks_in(home)))) < len(
             ranks_in(home)
         ):
-            hint = (
-                "expected a rank, or the different ranks of its replicas, such as (0, "
-                "3)."
-            )
+            hint = "expected a rank, or the different ranks of its replicas, such as"
+            hint += " (0, 3)."
             raise _misplaced(f"Stage {stage} is placed on {quoted(home)}; {hint}")
     for stage, rank in (
         (stage, rank) for stage, home in enumerate(placement) for rank in ranks_in(home)
     ):
         if not isinstance(rank, Integral):
-            message = (
-                f"Stage {stage} is placed on {quoted(rank)}; expected the number of a "
-                f"rank, 0 to {num_ranks - 1}."
-            )
+            hint = f"expected the number of a rank, 0 to {num_ranks - 1}"
+            message = f"Stage {stage} is placed on {quoted(rank)}; {hint}."
             raise _misplaced(message)
         if not 0 <= int(rank) < num_ranks:
             raise _misplaced(f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
@@ -327,10 +306,8 @@ def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
     check_placement(placement, num_ranks)
     for stage, home in enumerate(placement):
         if len(ranks_in(home)) > 1:
-            message = (
-                f"Stage {stage} is placed on ranks {quoted(home)}; expected one rank "
-                "for each stage."
-            )
+            hint = "expected one rank for each stage"
+            message = f"Stage {stage} is placed on ranks {quoted(home)}; {hint}."
             raise _misplaced(message)
     return tuple(ranks_in(home)[0] for home in placement)
 
@@ -373,18 +350,37 @@ def check_sizes(
     check_size(int(num_ranks) * int(chunks_per_rank), int(num_microbatches))
 
 
+def check_sizes_of(title: str, *sizes: tuple[str, float | None, float]) -> None:
+    """Refuse sizes that differ from the sizes of a table.
+
+    Parameters
+    ----------
+    title : str
+        Of the table.
+    *sizes : (str, number or None, number)
+        The name of a size, the requested one, and the table's.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``value``.
+    """
+    for name, given, own in sizes:
+        if given not in (None, own):
+            raise misuse(
+                f"{name} is {given}, but {title} has {own:g}; leave {name} out."
+            )
+
+
 def check_size(num_stages: int, num_microbatches: int) -> None:
     """Refuse more stages, or more forwards and backwards, than the limits allow."""
     num_actions = 2 * num_stages * num_microbatches
     if num_stages > MOST_STAGES or num_actions > MOST_ACTIONS:
-        asked = (
-            f"{quoted(num_stages)} stages and {quoted(num_microbatches)} microbatches"
-        )
-        message = (
-            f"{asked} take {quoted(num_actions)} actions, F and B; the limits are "
-            f"{MOST_STAGES} stages and"
-        )
-        raise ScheduleError.of(Code.TOO_LARGE, f"{message} {MOST_ACTIONS} actions.")
+        stages, actions = quoted(num_stages), quoted(num_actions)
+        asked = f"{stages} stages and {quoted(num_microbatches)} microbatches"
+        message = f"{asked} take {actions} actions, F and B; the limits are"
+        limits = f"{MOST_STAGES} stages and {MOST_ACTIONS} actions"
+        raise ScheduleError.of(Code.TOO_LARGE, f"{message} {limits}.")
 
 
 def check_two_chunks(
@@ -401,23 +397,13 @@ def check_two_chunks(
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
-        raise misuse(
-            f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped and has "
-            "exactly 2 chunks on each rank."
-        )
+        shape = f"{name} is V-shaped and has exactly 2 chunks on each rank"
+        raise misuse(f"chunks_per_rank is {chunks_per_rank}; {shape}.")
 
 
 def check_index(noun: str, given: Any, count: int) -> None:
     """Refuse a stage or a rank that does not exist."""
-    if (
-        not isinstance(given, Integral)
-        or isinstance(given, bool)
-        or int(given) not in range(count)
-    ):
-        raise ScheduleError.of(
-            Code.OUT_OF_RANGE,
-            (
-                f"There is no {noun} {quoted(given, 40)}; there are {count}, counted "
-                "from 0."
-            ),
-        )
+    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
+    if not is_whole or int(given) not in range(count):
+        message = f"There is no {noun} {quoted(given, 40)}; there are {count}"
+        raise ScheduleError.of(Code.OUT_OF_RANGE, f"{message}, counted from 0.")

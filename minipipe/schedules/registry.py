@@ -141,16 +141,12 @@ def build(
             able = [
                 other for other in REGISTRY if option in _parameters(REGISTRY[other])
             ]
-            raise misuse(
-                f"{name} takes no {option}; leave it out. Schedules that take it: "
-                f"{', '.join(able)}."
-            )
+            takers = f"Schedules that take it: {', '.join(able)}"
+            raise misuse(f"{name} takes no {option}; leave it out. {takers}.")
     with collector_paused():
-        return builder(
-            num_ranks,
-            NUM_MICROBATCHES if num_microbatches is None else num_microbatches,
-            **options,
-        )
+        if num_microbatches is None:
+            num_microbatches = NUM_MICROBATCHES
+        return builder(num_ranks, num_microbatches, **options)
 
 
 def builder_of(name: str) -> Callable[..., Schedule]:
@@ -166,10 +162,8 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     builder = REGISTRY.get(spelled(name)) if isinstance(name, str) else None
     if builder is None and callable(name):
         function = getattr(name, "__name__", name)
-        message = (
-            f"{function} is a function; call it with the numbers of ranks and "
-            "microbatches."
-        )
+        hint = "call it with the numbers of ranks and microbatches"
+        message = f"{function} is a function; {hint}."
         raise ScheduleError.of(Code.NAME, message)
     if builder is None:
         raise ScheduleError.of(
@@ -204,10 +198,8 @@ def expected_names(given: object) -> str:
     from minipipe.hints import schedule_like
 
     near = schedule_like(given, REGISTRY) if isinstance(given, str) else None
-    return (
-        f"{f'did you mean {near}? E' if near else 'e'}xpected one of "
-        f"{', '.join(REGISTRY)}"
-    )
+    hint = f"did you mean {near}? E" if near else "e"
+    return f"{hint}xpected one of {', '.join(REGISTRY)}"
 
 
 def default_of(builder: Callable[..., Schedule], option: str) -> int:
@@ -239,9 +231,5 @@ def takes(name: str, option: str) -> bool:
 def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:
     """Return the optional parameters of a builder with their defaults."""
     code, defaults = builder.__code__, builder.__defaults__ or ()
-    return dict(
-        zip(
-            code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount],
-            defaults,
-        )
-    )
+    first = code.co_argcount - len(defaults)
+    return dict(zip(code.co_varnames[first : code.co_argcount], defaults))

@@ -57,10 +57,8 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     rank 1: 1F0 1F1 1F2 1B0 1B1 1B2
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    rows = [
-        [Action(rank, kind, k) for kind in (F, B) for k in range(num_microbatches)]
-        for rank in range(num_ranks)
-    ]
+    cells = [(kind, k) for kind in (F, B) for k in range(num_microbatches)]
+    rows = [[Action(rank, *cell) for cell in cells] for rank in range(num_ranks)]
     return straight("gpipe", rows, num_microbatches, chunks_per_rank)
 
 
@@ -97,12 +95,8 @@ def sequential(
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     placement = looped_placement(num_ranks, chunks_per_rank)
-    return Schedule(
-        "sequential",
-        placement,
-        num_microbatches,
-        _one_by_one(placement, num_ranks, num_microbatches, B),
-    )
+    rows = _one_by_one(placement, num_ranks, num_microbatches, B)
+    return Schedule("sequential", placement, num_microbatches, rows)
 
 
 def _one_by_one(
@@ -188,10 +182,8 @@ def forward_only_over(
     rank 1: 1F0 1F1 2F0 2F1
     """
     if num_ranks is None:
-        num_ranks = 1 + max(
-            (rank for rank in placement if isinstance(rank, Integral)),
-            default=len(placement),
-        )
+        ranks = [rank for rank in placement if isinstance(rank, Integral)]
+        num_ranks = 1 + max(ranks, default=len(placement))
     return forward_only_through(
         [one_rank_each(placement, num_ranks)], num_microbatches, num_ranks
     )
@@ -224,19 +216,15 @@ def forward_only_through(
     rank 1: 0F2 1F0 1F1
     """
     check_sizes(num_ranks, num_microbatches)
-    used, rows, first = (
-        pipelines[:num_microbatches],
-        [list[tuple[int, Action]]() for _ in range(num_ranks)],
-        0,
-    )
+    used = pipelines[:num_microbatches]
+    rows = [list[tuple[int, Action]]() for _ in range(num_ranks)]
+    first = 0
     for i, placement in enumerate(used):
         count = -(-(num_microbatches - first) // (len(used) - i))
         groups = microbatch_groups(num_ranks, count)
         for row, stages in zip(rows, stages_by_rank(placement, num_ranks)):
-            row += [
-                (s + k, Action(s, F, first + k))
-                for s, _, k in order_table(F, stages, groups)
-            ]
+            cells = order_table(F, stages, groups)
+            row += [(s + k, Action(s, F, first + k)) for s, _, k in cells]
         first += count
     # a rank may be in several: order its actions by the time at which each, alone,
     # could run them

@@ -64,24 +64,18 @@ def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Sched
     """
     check_counts(num_ranks, num_microbatches)
     n = SCHEDULE_COUNT.check("num_slices", num_slices)
-    check_sizes(num_ranks, num_microbatches * n)
+    m = num_microbatches * n
+    check_sizes(num_ranks, m)
+    # a sequence goes back from its last slice to its first
+    order = [start + i for start in range(0, m, n) for i in reversed(range(n))]
     rows = []
     for rank in range(num_ranks):
-        forwards = [Action(rank, F, k) for k in range(num_microbatches * n)]
-        backwards = [
-            Action(rank, B, s + i)
-            for s in range(0, num_microbatches * n, n)
-            for i in reversed(range(n))
-        ]
+        forwards = [Action(rank, F, k) for k in range(m)]
+        backwards = [Action(rank, B, k) for k in order]
         warmup = num_ranks + n - 2 - rank
         rows.append(warmup_then_pairs(forwards, backwards, warmup))
-    return Schedule(
-        "seq1f1b",
-        looped_placement(num_ranks),
-        num_microbatches * n,
-        tuple(rows),
-        num_slices=n,
-    )
+    placement = looped_placement(num_ranks)
+    return Schedule("seq1f1b", placement, m, tuple(rows), num_slices=n)
 
 
 def equal_work_cuts(
@@ -179,11 +173,8 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
     28.5
     """
     if len(cuts) < 2 or cuts[0] != 0 or any(b <= a for a, b in zip(cuts, cuts[1:])):
-        raise SCHEDULE_NUMBER.refusal(
-            "cuts",
-            cuts,
-            "ascending numbers of tokens, from 0 to the length of the sequence",
-        )
+        expected = "ascending numbers of tokens, from 0 to the length of the sequence"
+        raise SCHEDULE_NUMBER.refusal("cuts", cuts, expected)
     linear = 1 - _share(attention)
     ends = [cut / cuts[-1] for cut in cuts]
     return tuple(

@@ -31,10 +31,8 @@ _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCI
 _SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)
 _SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
-_TIED = re.compile(
-    r"\ufeff?# .*\(tied: (\d{1,9}(?:-\d{1,9})+(?:, \d{1,9}(?:-\d{1,9})+)*)\)[ :]",
-    re.ASCII,
-)
+_GROUP = r"\d{1,9}(?:-\d{1,9})+"
+_TIED = re.compile(rf"\ufeff?# .*\(tied: ({_GROUP}(?:, {_GROUP})*)\)[ :]", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile(r"\d", re.ASCII)
@@ -73,26 +71,18 @@ def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     if form in ("text", "csv") and (
         not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))
     ):
-        message = (
-            f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file "
-            "reads a file."
-        )
+        hint = "Schedule.from_file reads a file"
+        message = f"Expected the text of a schedule, not {quoted(text)}; {hint}."
         raise _unreadable(message)
     _check_length(text)
     is_csv = form == "csv" or (form != "text" and _is_csv(text))
     frozen = None if is_csv else _FROZEN.match(text)
     stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
     tied = None if is_csv else _TIED.match(text)
-    groups = (
-        tuple(map(int, group.split("-")))
-        for group in (tied[1].split(",") if tied else ())
-    )
-    cells = _from_rows(
-        partial(_rows_of_csv if is_csv else _rows_of_text, text),
-        ignore_sharding,
-        stages,
-    )
-    return cells._replace(tied=tuple(groups))
+    groups = [group.split("-") for group in (tied[1].split(",") if tied else ())]
+    rows = partial(_rows_of_csv if is_csv else _rows_of_text, text)
+    cells = _from_rows(rows, ignore_sharding, stages)
+    return cells._replace(tied=tuple(tuple(map(int, group)) for group in groups))
 
 
 def _is_csv(text: str) -> bool:
@@ -121,22 +111,16 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
                 f"Line {number} has commas. Read CSV with Schedule.from_csv."
             )
         if content[:4].lower() == "rank" and not label:
-            raise _unreadable(
-                f"Line {number} begins with {quoted(content[:12])}; expected 'rank "
-                f"{rank}:'."
-            )
+            begins = f"Line {number} begins with {quoted(content[:12])}"
+            raise _unreadable(f"{begins}; expected 'rank {rank}:'.")
         if label and int(label[1]) != rank:
-            where = (
-                f"Line {number} is labelled rank {label[1]}, but the next rank is "
-                f"{rank}"
-            )
+            where = f"Line {number} is labelled rank {label[1]}, but the next rank is"
+            where += f" {rank}"
             raise _unreadable(
                 f"{where}; ranks are counted from 0, and each has one line."
             )
-        yield (
-            number,
-            (word[0] for word in _WORD.finditer(content, label.end() if label else 0)),
-        )
+        words = _WORD.finditer(content, label.end() if label else 0)
+        yield number, (word[0] for word in words)
         rank += 1
 
 
@@ -152,10 +136,9 @@ def _check_length(text: str) -> None:
     """Refuse a text that is too long to parse. Commas separate the cells of CSV, which
     is read line by line.
     """
-    for size, noun, most in (
-        (len(text), "characters", MOST_BYTES),
-        (text.count(","), "cells", MOST_ACTIONS),
-    ):
+    sizes = {"characters": (len(text), MOST_BYTES)}
+    sizes["cells"] = (text.count(","), MOST_ACTIONS)
+    for noun, (size, most) in sizes.items():
         if size > most:
             message = f"The text has {size:,} {noun}; the limit is {most:,}."
             raise ScheduleError.of(Code.TOO_LARGE, message)
@@ -167,28 +150,16 @@ def _from_rows(
     actions, overlaps, num_slices = _rows_in(read, ignore_sharding)
     total = sum(map(len, actions))
     if not total:
-        raise ScheduleError.of(
-            Code.SYNTAX,
-            (
-                "The text has no action. Expected one line per rank, with cells "
-                "such as "
-                "0F0."
-            ),
-        )
+        expected = "Expected one line per rank, with cells such as 0F0."
+        raise ScheduleError.of(Code.SYNTAX, f"The text has no action. {expected}")
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
     n, k = max(1, num_slices), largest.microbatch
     num_microbatches = (k.sequence + 1) * n if n > 1 else k + 1  # whole sequences
     if (k.sequence * n + k.part if n > 1 else k) >= total:
         message = f"{largest} names microbatch {k}, but most lower ones are missing."
         raise ScheduleError.of(Code.MISSING, message)
-    return Cells(
-        _placement(actions, frozen),
-        num_microbatches,
-        tuple(actions),
-        frozen,
-        overlaps,
-        n,
-    )
+    placement = _placement(actions, frozen)
+    return Cells(placement, num_microbatches, tuple(actions), frozen, overlaps, n)
 
 
 _Rows = tuple[list[tuple[Action, ...]], frozenset[Action], int]
@@ -233,10 +204,8 @@ def _rows_in(
         actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
         total += len(actions[-1])
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
-            message = (
-                f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and "
-                f"{MOST_ACTIONS:,} actions."
-            )
+            limits = f"{MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions"
+            message = f"Line {line} is beyond the limit of {limits}."
             raise ScheduleError.of(Code.TOO_LARGE, message)
     return actions, frozenset(overlaps), num_slices
 
@@ -258,12 +227,8 @@ def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
     )
     if not _SLICE.search(first):
         return 0
-    return 1 + max(
-        int(number)
-        for _, cells in read()
-        for cell in cells
-        for number in _SLICE.findall(cell)
-    )
+    cells = (cell for _, cells in read() for cell in cells)
+    return 1 + max(int(number) for cell in cells for number in _SLICE.findall(cell))
 
 
 def _row(
@@ -293,27 +258,18 @@ def _actions_of(cell: str, ignore_sharding: bool, num_slices: int) -> list[Actio
     if _SHARDING.fullmatch(cell) and not is_cell(cell):
         if ignore_sharding:
             return []
-        instead = (
-            "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; "
-            if "_" in cell
-            else ""
-        )
-        hint = (
-            f"{instead or 'Leave it out, '}or read with ignore_sharding=True (minipipe "
-            "check --ignore-sharding)."
-        )
+        how = "Leave it out, "
+        if "_" in cell:
+            how = "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; "
+        hint = f"{how}or read with ignore_sharding=True (minipipe check --ignore-sharding)."
         raise _unreadable(
             f"{cell} shards parameters and is not a pipeline action. {hint}"
         )
     overlap = _OVERLAP.fullmatch(cell)
-    actions = [
-        _action_of(part.strip(), num_slices)
-        for part in (overlap.groups() if overlap else [cell])
-    ]
-    if overlap and [action.kind.value for action in actions] not in (
-        ["F", "B"],
-        ["F", "I"],
-    ):
+    parts = overlap.groups() if overlap else [cell]
+    actions = [_action_of(part.strip(), num_slices) for part in parts]
+    kinds = [action.kind for action in actions]
+    if overlap and kinds not in ([F, B], [F, I]):
         expected = "expected a forward, then a backward, such as (0F3;3B1)OVERLAP_F_B"
         raise _unreadable(f"{printable(cell)} is not a supported overlap; {expected}.")
     return actions
@@ -326,11 +282,9 @@ def _action_of(cell: str, num_slices: int) -> Action:
     found = _SLICED.fullmatch(cell)
     whole = Action.parse(found[1] if found else cell)
     if bool(found) != bool(num_slices):
-        sentence = (
-            f"{cell} names a slice, and the first cell names none"
-            if found
-            else f"{cell} names no slice"
-        )
+        sentence = f"{cell} names no slice"
+        if found:
+            sentence = f"{cell} names a slice, and the first cell names none"
         hint = (
             "expected the slice of a sequence in each cell, such as 0F1.0, or in none."
         )
@@ -364,20 +318,15 @@ def _placement(
         raise ScheduleError.of(Code.TOO_LARGE, message)
     if stages != list(range(len(stages))):
         missing = next(index for index, stage in enumerate(stages) if index != stage)
-        raise ScheduleError.of(
-            Code.MISSING,
-            (
-                f"Stage {stages[-1]} occurs without stage {missing}; stages are "
-                "counted "
-                "from 0."
-            ),
-        )
+        occurs = f"Stage {stages[-1]} occurs without stage {missing}"
+        message = f"{occurs}; stages are counted from 0."
+        raise ScheduleError.of(Code.MISSING, message)
     replicas: defaultdict[int, list[int]] = defaultdict(list)
-    one_way = (
-        frozen - {stage for row in actions for stage, kind, _ in row if kind in (B, I)}
-        if frozen
-        else frozen
-    )
+    one_way = frozen
+    if frozen:
+        one_way -= {
+            stage for row in actions for stage, kind, _ in row if kind in (B, I)
+        }
     for rank, row in (
         enumerate(actions) if any(len(ranks) > 1 for ranks in counts.values()) else ()
     ):

@@ -76,23 +76,24 @@ def cut_stages(
     >>> print(*cut_stages([[Action.parse("1F0"), Action.parse("1B0")]], pieces=2)[0])
     2F0 3F0 3B0 2B0
     """
-    return tuple(
-        tuple(row)
-        if pieces == 1
-        else _on_stages(row, lambda s: range(s * pieces, s * pieces + pieces))
-        for row in rows
-    )
+    if pieces == 1:
+        return tuple(map(tuple, rows))
+
+    def pieces_of(stage: int) -> range:
+        return range(stage * pieces, stage * pieces + pieces)
+
+    return tuple(_on_stages(row, pieces_of) for row in rows)
 
 
 def _on_stages(
     row: Iterable[Action], pieces_of: Callable[[int], range]
 ) -> tuple[Action, ...]:
     """Run each action on the pieces of its stage: F upwards, all others downwards."""
-    return tuple(
-        Action(s, kind, k)
-        for stage, kind, k in row
-        for s in (pieces_of(stage) if kind is F else reversed(pieces_of(stage)))
-    )
+    found = []
+    for stage, kind, k in row:
+        pieces = pieces_of(stage) if kind is F else reversed(pieces_of(stage))
+        found += [Action(s, kind, k) for s in pieces]
+    return tuple(found)
 
 
 def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
@@ -109,10 +110,8 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """
     check_size(num_stages, schedule.num_microbatches)
     p = schedule.without_overlaps("spread_stages").num_ranks
-    ends = [
-        0,
-        *accumulate(num_stages // p + (rank < num_stages % p) for rank in range(p)),
-    ]
+    size, more = divmod(num_stages, p)
+    ends = [0, *accumulate(size + (rank < more) for rank in range(p))]
     own = [range(start, end) for start, end in pairwise(ends)]
     rows = tuple(_on_stages(row, own.__getitem__) for row in schedule.actions)
     placement = tuple(rank for rank, stages in enumerate(own) for _ in stages)
@@ -138,17 +137,12 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     SCHEDULE_COUNT._replace(maximum=schedule.num_stages, expected=stages).check(
         "num_stages", num_stages
     )
-    rows = tuple(
-        tuple(action for action in row if action.stage < num_stages)
-        for row in schedule.actions
-    )
-    overlaps = frozenset(
-        a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages
-    )
-    placement, frozen = (
-        schedule.placement[:num_stages],
-        schedule.frozen & {*range(num_stages)},
-    )
+    kept = ([a for a in row if a.stage < num_stages] for row in schedule.actions)
+    rows = tuple(map(tuple, kept))
+    pairs = schedule.joined.items()
+    overlaps = frozenset(a for a, b in pairs if max(a.stage, b.stage) < num_stages)
+    placement = schedule.placement[:num_stages]
+    frozen = schedule.frozen & {*range(num_stages)}
     return replace(
         schedule, placement=placement, actions=rows, frozen=frozen, overlaps=overlaps
     )
@@ -183,10 +177,10 @@ def _with_kinds(
     """Return the table with other actions of the same stage and microbatch, or none, in
     the place of each action.
     """
-    rows = (
-        [Action(s, new, k) for s, kind, k in row for new in kinds_of(s, kind)]
-        for row in table.actions
-    )
+    rows = []
+    for row in table.actions:
+        new = ((s, k, kinds_of(s, kind)) for s, kind, k in row)
+        rows.append([Action(s, kind, k) for s, k, kinds in new for kind in kinds])
     alone = {a for a, b in table.joined.items() if not kinds_of(b.stage, b.kind)}
     marked = replace(table, overlaps=table.overlaps - alone) if alone else table
     return marked.with_rows(type(table), rows)
@@ -205,18 +199,14 @@ def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
     {'0W0': [], '0W1': [0, 1], '0W2': [2]}
     """
     computations = (action for action in row if not action.kind.is_communication)
-    runs = (
-        list(run)
-        for _, run in groupby(
-            computations, key=lambda action: (action.kind, action.stage)
-        )
-    )
-    of_weights = (run for run in runs if run[0].kind is W)
-    return {
-        w: [other.microbatch for other in run] if w is run[-1] else []
-        for run in of_weights
-        for w in run
-    }
+    runs = groupby(computations, key=lambda action: (action.kind, action.stage))
+    work: dict[Action, list[int]] = {}
+    for (kind, _), run in runs:
+        actions = list(run) if kind is W else []
+        work.update((action, []) for action in actions)
+        if actions:
+            work[actions[-1]] = [action.microbatch for action in actions]
+    return work
 
 
 def freeze_stages(table: T, stages: Iterable[int]) -> T:
@@ -259,10 +249,8 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     if table.is_forward_only or not marked.frozen:
         return table
     first = marked.first_backward_stage
-    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {
-        B: (I,),
-        **dict.fromkeys((W, REDUCE_GRAD, U), ()),
-    }
+    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {B: (I,)}
+    of_frozen |= dict.fromkeys((W, REDUCE_GRAD, U), ())
 
     def needed(stage: int, kind: ActionKind) -> tuple[ActionKind, ...]:
         is_gradient = kind.is_backward or kind in (SEND_B, RECV_B, R, O, L)
@@ -316,10 +304,8 @@ def repeat(table: T, num_steps: int) -> T:
     check_table(table)
     repeated = steps_of(table, num_steps)
     if table.rank_kinds and repeated is not table:
-        message = (
-            f"{table.title} has instructions of a rank, such as "
-            f"{min(table.rank_kinds)}, and a row has each once;"
-        )
+        named = f"instructions of a rank, such as {min(table.rank_kinds)}"
+        message = f"{table.title} has {named}, and a row has each once;"
         raise misuse(f"{message} repeat the schedule without them.")
     return repeated
 
@@ -364,11 +350,9 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
     ['0F1', '0F3']
     """
     m, number_of = table.num_microbatches, table.number_of
-    return frozenset(
-        Action(s, kind, n * m + number_of(k))
-        for n in range(count)
-        for s, kind, k in table.overlaps
-    )
+    copies = ((s, kind, number_of(k)) for s, kind, k in table.overlaps)
+    every = range(count)
+    return frozenset(Action(s, kind, n * m + k) for s, kind, k in copies for n in every)
 
 
 # -- less memory -----------------------------------------------------------------------
@@ -414,20 +398,16 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
     own = frozenset(range(schedule.num_stages) if stages is None else stages)
     for stage in own:
         schedule.ranks_of(stage)  # raises if there is no such stage
-    has = {
-        action[::2] for row in schedule.actions for action in row if action.kind is R
-    }
+    every = chain.from_iterable(schedule.actions)
+    has = {action[::2] for action in every if action.kind is R}
     rows = []
     for groups in _in_groups(schedule):
-        again = [
-            [(s, k) for s, kind, k in group if kind in (B, I) and s in own]
-            for group in groups
-        ]
-        with_them = (
-            [*(Action(s, R, k) for s, k in new if (s, k) not in has), *old]
-            for new, old in zip(again, groups)
-        )
-        rows.append(tuple(chain.from_iterable(with_them)))
+        row: list[Action] = []
+        for group in groups:
+            again = ((s, k) for s, kind, k in group if kind in (B, I) and s in own)
+            row += [Action(s, R, k) for s, k in again if (s, k) not in has]
+            row += group
+        rows.append(tuple(row))
     return replace(schedule, name=f"{schedule.name}, recomputed", actions=tuple(rows))
 
 
@@ -481,11 +461,9 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     check_trains(schedule, "activations to offload")
     SCHEDULE_COUNT.check("num_held", num_held)
     if O in schedule.kinds or schedule.num_slices > 1:
-        what = (
-            "O and L already"
-            if O in schedule.kinds
-            else "slices, whose keys and values later slices need"
-        )
+        what = "slices, whose keys and values later slices need"
+        if O in schedule.kinds:
+            what = "O and L already"
         raise misuse(f"{schedule.title} has {what}; expected a schedule without them.")
     rows = tuple(
         tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule)
@@ -495,18 +473,13 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
 
 def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action]:
     """Return the actions of a row with O and L."""
-    needed = {
-        a[::2]: at
-        for at, group in reversed([*enumerate(groups)])
-        for a in group
-        if a.kind in (R, B, I)
-    }
-    released = {
-        a[::2]: at
-        for at, group in enumerate(groups)
-        for a in group
-        if a.kind in (B, I, W)
-    }
+    needed: dict[tuple[int, int], int] = {}
+    released: dict[tuple[int, int], int] = {}
+    for at, action in ((at, it) for at, group in enumerate(groups) for it in group):
+        if action.kind in (R, B, I):
+            needed.setdefault(action[::2], at)
+        if action.kind in (B, I, W):
+            released[action[::2]] = at
     due: dict[int, list[tuple[int, int]]] = {}
     for pair, at in needed.items():
         due.setdefault(at, []).append(pair)
@@ -558,8 +531,6 @@ def check_trains(schedule: Schedule, purpose: str) -> None:
     """
     check_table(schedule, Schedule)
     if schedule.is_forward_only:
-        message = (
-            f"{schedule.title} has no backward, and so no {purpose}; expected a "
-            "schedule that trains."
-        )
+        what = f"{schedule.title} has no backward, and so no {purpose}"
+        message = f"{what}; expected a schedule that trains."
         raise ScheduleError.of(Code.UNSUPPORTED, message)

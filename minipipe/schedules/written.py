@@ -48,23 +48,16 @@ class Written(ShownInNotebooks):
     @property
     def title(self) -> str:
         """The name in one line, and which stages are frozen or share parameters."""
-        frozen = (
-            f" (frozen: {', '.join(map(str, sorted(self.frozen)))})"
-            if self.frozen
-            else ""
-        )
+        stages = ", ".join(map(str, sorted(self.frozen)))
+        frozen = f" (frozen: {stages})" if stages else ""
         tied = ", ".join("-".join(map(str, stages)) for stages in self.tied)
         notes = f" (tied: {tied})" * bool(tied) + frozen
         return printable(" ".join(self.name.split())) + notes
 
     def describe(self, separator: str = ": ") -> str:
         """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
-        sizes = describe_sizes(
-            len(self.actions),
-            len(self.placement),
-            self.num_microbatches,
-            self.num_slices,
-        )
+        counts = len(self.actions), len(self.placement), self.num_microbatches
+        sizes = describe_sizes(*counts, self.num_slices)
         return f"{self.title}{separator}{sizes}"
 
     def __repr__(self) -> str:
@@ -75,10 +68,9 @@ class Written(ShownInNotebooks):
 
     def to_text(self) -> str:
         """Return one line per rank, cells separated by blanks: the form for people."""
-        rows = (
-            f"rank {rank}: {' '.join(self._cells(row))}".rstrip()
-            for rank, row in enumerate(self.actions)
-        )
+        rows = []
+        for rank, row in enumerate(self.actions):
+            rows.append(f"rank {rank}: {' '.join(self._cells(row))}".rstrip())
         return "\n".join([f"# {self.describe()}", *rows, ""])
 
     def to_csv(self) -> str:
@@ -93,20 +85,14 @@ class Written(ShownInNotebooks):
             R, O or L, which the format cannot express.
         """
         if self.num_slices > 1:
-            message = (
-                f"{self.title} has slices, and PyTorch's CSV has none; write it as "
-                "text, with to_text() or --format"
-            )
-            message += (
-                " rows, or let every slice be a microbatch, with "
-                "dataclasses.replace(schedule, num_slices=1)."
-            )
+            has = f"{self.title} has slices, and PyTorch's CSV has none"
+            message = f"{has}; write it as text, with to_text() or --format rows"
+            message += ", or let every slice be a microbatch, with"
+            message += " dataclasses.replace(schedule, num_slices=1)."
             raise ScheduleError.of(Code.UNSUPPORTED, message)
         if unsaid := {a.kind for row in self.actions for a in row} & {R, O, L}:
-            message = (
-                f"{self.title} has {' and '.join(sorted(unsaid))}, and PyTorch's CSV "
-                "has no such action; write it"
-            )
+            has = f"{self.title} has {' and '.join(sorted(unsaid))}"
+            message = f"{has}, and PyTorch's CSV has no such action; write it"
             raise ScheduleError.of(
                 Code.UNSUPPORTED, f"{message} as text, with to_text() or --format rows."
             )
@@ -122,11 +108,10 @@ class Written(ShownInNotebooks):
         actions = iter(row)
         for action in actions:
             is_joined = self.overlaps and action in self.overlaps
-            yield (
-                f"({action};{next(actions, '')})OVERLAP_F_B"
-                if is_joined
-                else str(action)
-            )
+            if is_joined:
+                yield f"({action};{next(actions, '')})OVERLAP_F_B"
+            else:
+                yield str(action)
 
     @classmethod
     def from_text(

@@ -90,27 +90,17 @@ class Certificate(NamedTuple):
         True
         """
         workload, costs = self.workload, costs_of(self.workload)
-        by_stage = {
-            name: list(map(float, getattr(costs, attribute)))
-            for name, attribute in _BY_STAGE.items()
-        }
+        problem: dict[str, Any] = {"placement": list(workload.placement)}
+        problem["num_microbatches"] = workload.num_microbatches
+        for name, attribute in _BY_STAGE.items():
+            problem[name] = list(map(float, getattr(costs, attribute)))
         limits = [limit if isfinite(limit) else None for limit in workload.memory_limit]
-        content = {
-            **_HEAD,
-            "objective": self.objective.value,
-            **{name: getattr(self, name) for name in _FIGURES},
-            "workload": {
-                "placement": list(workload.placement),
-                "num_microbatches": workload.num_microbatches,
-                **by_stage,
-                "memory_limit": limits,
-                "overhead": workload.overhead,
-            },
-            "schedule": {
-                "name": self.schedule.name,
-                "rows": [" ".join(map(str, row)) for row in self.schedule.actions],
-            },
-        }
+        problem |= {"memory_limit": limits, "overhead": workload.overhead}
+        rows = [" ".join(map(str, row)) for row in self.schedule.actions]
+        content = {**_HEAD, "objective": self.objective.value}
+        content |= {name: getattr(self, name) for name in _FIGURES}
+        content["workload"] = problem
+        content["schedule"] = {"name": self.schedule.name, "rows": rows}
         return json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n"
 
     @classmethod
@@ -171,11 +161,9 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
 
 def changed() -> ScheduleError:
     """Return the error for a certificate that was changed after it was written."""
-    return ScheduleError.of(
-        Code.MISMATCH,
-        "The certificate was changed after it was written: "
-        "the SHA-256 of its content differs.",
-    )
+    why = "the SHA-256 of its content differs"
+    message = f"The certificate was changed after it was written: {why}."
+    return ScheduleError.of(Code.MISMATCH, message)
 
 
 def _certificate(found: dict[str, Any]) -> Certificate:
@@ -194,17 +182,12 @@ def _workload(told: dict[str, Any]) -> Workload:
     is_short = 0 < len(placement) <= MOST_STAGES
     if not is_short or not all(map(_RANK.allows, placement)):
         raise _RANK.refusal("its placement", placement)
-    lists: dict[str, Any] = {
-        attribute: [
-            _AMOUNT.check(f"its {name}", one) for one in _of_kind(list, told, name)
-        ]
-        for name, attribute in _BY_STAGE.items()
-    }
-    name = "memory_limit"
-    given = _of_kind(list, told, name)
-    limits = [
-        inf if limit is None else _AMOUNT.check(f"its {name}", limit) for limit in given
-    ]
+    lists: dict[str, Any] = {}
+    for name, attribute in _BY_STAGE.items():
+        lists[attribute] = [_amount(name, one) for one in _of_kind(list, told, name)]
+    limits = []
+    for limit in _of_kind(list, told, "memory_limit"):
+        limits.append(inf if limit is None else _amount("memory_limit", limit))
     costs = Costs(**lists, bandwidth=1.0, overhead=_of_kind(float, told, "overhead"))
     return costs.workload(placement, _of_kind(int, told, "num_microbatches"), limits)
 

@@ -22,7 +22,7 @@ from math import inf
 from typing import NamedTuple
 
 from minipipe.core.flow import Flow, delay_of
-from minipipe.core.memory import Changes
+from minipipe.core.memory import Change, Changes
 from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import sizes_of
@@ -202,11 +202,9 @@ class Facts:
         flow = Flow(Schedule("cells", self.rank_of, 1, tuple(map(tuple, rows))))
         sizes = sizes_of(self.workload.footprint)
         changes = Changes(flow, sizes)
-        change_of = {
-            action: change
-            for rank, row in enumerate(rows)
-            for action, change in zip(row, changes.of_row(rank))
-        }
+        change_of: dict[Action, Change] = {}
+        for rank, row in enumerate(rows):
+            change_of.update(zip(row, changes.of_row(rank)))
         durations = self.workload.durations
         cell_of: dict[int, Cell] = {}
         for number, cell in enumerate(self.cells):

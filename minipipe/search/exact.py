@@ -124,10 +124,8 @@ def in_whole_numbers(workload: Workload) -> tuple[Workload, Fraction]:
     most_time = min(_MOST_TIME, _MOST_PRODUCT / (1 + most_held * memory))
     scale = scale_of([*chain(*times), workload.overhead], whole_time, floor(most_time))
     room = memory * (1 + _ROUNDING)
-    whole_limits = (
-        limit if isinf(limit) else _floor(limit, room)
-        for limit in workload.memory_limit
-    )
+    given = workload.memory_limit
+    whole_limits = (it if isinf(it) else _floor(it, room) for it in given)
     whole: dict[str, Any] = {
         name: _floors(amounts, scale) for name, amounts in zip(_TIMES, times)
     }
@@ -184,7 +182,6 @@ def solve(
     objective: Objective,
     seconds: float,
     hint: Schedule | None = None,
-    threads: int = 1,
 ) -> Certificate:
     """Return the best schedule that CP-SAT finds in a time limit, with a lower bound.
 
@@ -231,8 +228,8 @@ def solve(
     solver = cp_model.CpSolver()
     left = seconds - (perf_counter() - began)
     solver.parameters.max_time_in_seconds = max(left, 0.01)
-    solver.parameters.num_workers = threads
-    solver.parameters.interleave_search = threads == 1 and len(model.spans) > _MANY
+    solver.parameters.num_workers = 1
+    solver.parameters.interleave_search = len(model.spans) > _MANY
     status = solver.solve(model.cp)
     # The first schedule is a solution.
     assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID)
@@ -294,11 +291,10 @@ class Model:
         one = int(sum(self.times.values()) + waits)
         self.horizon = workload.num_microbatches * one
         # Each action comes after its inputs: those that take no time keep this order.
-        self.spans = {
-            Action(*cell, k): self._span(time)
-            for k in self.microbatches
-            for cell, time in self.times.items()
-        }
+        self.spans = {}
+        for k in self.microbatches:
+            for cell, time in self.times.items():
+                self.spans[Action(*cell, k)] = self._span(time)
         self._order_stages()
         self._pass_values()
         for rank, own in enumerate(self.facts.own):
@@ -336,13 +332,12 @@ class Model:
 
     def _occupy(self, own: list[int]) -> None:  # [3]
         overhead = int(self.workload.overhead)
-        busy = [
-            self.cp.new_fixed_size_interval_var(
-                self.spans[action].start, self.times[action[:2]] + overhead, ""
-            )
-            for action in self.spans
-            if action.stage in own
-        ]
+        busy = []
+        for action in self.spans:
+            if action.stage in own:
+                time = self.times[action[:2]] + overhead
+                start = self.spans[action].start
+                busy.append(self.cp.new_fixed_size_interval_var(start, time, ""))
         self.cp.add_no_overlap(busy)
 
     def _hold(self, own: list[int], limit: int) -> None:  # [4]
@@ -362,12 +357,10 @@ class Model:
             changes = [*taken, *(-amount for amount in taken)]
             self.cp.add_reservoir_constraint([*starts, *ends], changes, 0, limit)
             return
-        intervals = [
-            self.cp.new_interval_var(
-                start, self.cp.new_int_var(0, self.horizon, ""), end, ""
-            )
-            for start, end, _ in held
-        ]
+        intervals = []
+        for start, end, _ in held:
+            length = self.cp.new_int_var(0, self.horizon, "")
+            intervals.append(self.cp.new_interval_var(start, length, end, ""))
         self.cp.add_cumulative(intervals, [amount for _, _, amount in held], limit)
 
     def _parts(self, stage: int, k: int) -> Iterator[tuple[Any, Any, int]]:
@@ -480,11 +473,10 @@ class WindowSearch:
         chosen: Sequence[int] = range(len(timeline.spans))
         if random.random() < 0.5:
             chosen = random.sample(chosen, min(2, len(chosen)))
-        distances = [
-            (abs(start + end - middle), rank, position)
-            for rank in chosen
-            for position, (_, start, end) in enumerate(timeline.spans[rank])
-        ]
+        distances = []
+        for rank in chosen:
+            for position, (_, start, end) in enumerate(timeline.spans[rank]):
+                distances.append((abs(start + end - middle), rank, position))
         nearest = sorted(distances)[: random.choice(_SIZES)]
         return [(rank, position) for _, rank, position in nearest]
 

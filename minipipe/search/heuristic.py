@@ -331,13 +331,8 @@ class Search:
     def grid(self) -> Iterator[tuple[Policy, ...]]:
         """Yield policies for all ranks, the simplest first."""
         p, m = len(self.facts.own), self.facts.num_microbatches
-        depths: list[Callable[[int], int]] = [
-            lambda _: m,
-            lambda _: p,
-            lambda rank: p - rank,
-            lambda rank: 2 * (p - rank) - 1,
-            lambda rank: 2 * (p - rank),
-        ]
+        ahead = [lambda r: p - r, lambda r: 2 * (p - r) - 1, lambda r: 2 * (p - r)]
+        depths: list[Callable[[int], int]] = [lambda _: m, lambda _: p, *ahead]
         waits = product((0.0, 1.0), (0.0, 0.25), (0.0, 0.5, 1.0), (0.0, 1.0))
         for wait, depth in product(waits, depths):
             yield tuple(Policy(min(depth(rank), m), *wait) for rank in range(p))

@@ -595,7 +595,10 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     ones = samples(np.ones((sum(sizes), _WIDTH), np.float32), "inputs").cut(sizes)
     objective.begin(sizes, ones)
     batch = Batch("measure_costs", sizes, ones, objective, 0, 0, 0)
-    make_executor = partial(Executor, stages=stages, group=group, xp=np)
+    handlers = handlers_of(())
+    make_executor = partial(
+        Executor, stages=stages, group=group, xp=np, handlers=handlers
+    )
     # advice says how busy it was
     return measure_costs(make_executor, plan, batch, _STEPS, warns=False)
 

@@ -18,6 +18,7 @@ from minipipe.execution.offloading import Parked
 from minipipe.tensor import record
 from minipipe.testing import check_gradients, check_same_as_one_process, same_bits
 from tests.compile.driver import TRACED, Job, compiled, eager, traced
+from tests.launch import covering
 from tests.strategies import build
 
 X = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
@@ -94,8 +95,7 @@ def test_its_gradients_are_slopes():
     check_gradients(lambda x: softsign(x, scale=2.0), random.standard_normal((3, 6)))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize(("name", "recompute"), covering(MANY, [False, True], strength=1))
 def test_it_has_the_bits_of_one_process(name, recompute):
     check_same_as_one_process(model(), nn.MSELoss(), X, X, MANY[name], recompute=recompute)
 

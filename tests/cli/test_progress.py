@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minipipe.cli import progress as module
 from minipipe.cli.progress import Progress, duration
-from tests.launch import needs_mpi
+from tests.launch import needs_mpi, slowly
 
 PROMISED = 10.0  # seconds between two lines
 
@@ -116,7 +116,7 @@ def test_times_are_said_in_the_unit_that_is_read_easily(seconds, words):
     ("words", "work"),
     [
         (["search", "--ranks", 2, "--microbatches", 4], "searching schedules of 2 ranks and 4 microbatches"),
-        (
+        slowly(  # in short: test_compare.py
             ["compare", "--ranks", 2, "--width", 8, "--heads", 2, "--layers", 2, "--length", 4, "--rounds", 1],
             "comparing 4 meshes on 2 ranks under mpirun, 1 round of steps in turns; about ",
         ),

@@ -8,6 +8,7 @@ from minipipe import Costs, schedules, simulate
 from minipipe.cli.show import wrapped
 from minipipe.passes.framing import frame
 from minipipe.schedules import Program, data_parallel, lower
+from tests.launch import of_each_kind
 
 _SMALL = ("--ranks", 2, "--microbatches", 2)
 
@@ -30,7 +31,7 @@ def test_replicas_all_reduce_gradients_and_gather_results(ask):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(schedules.REGISTRY))
+@pytest.mark.parametrize("name", of_each_kind(sorted(schedules.REGISTRY)))
 def test_every_named_schedule_has_rows_that_are_legal_and_as_long_as_itself(name, ask, tmp_path):
     sizes = ("--ranks", 4, "--microbatches", 8)
     path = tmp_path / "rows.txt"

@@ -1,4 +1,4 @@
-"""What only channels of MPI groups can get wrong. Run under mpirun with two ranks and the name of a function."""
+"""What only channels of MPI groups can get wrong. Run under mpirun with two ranks and names of functions."""
 
 import gc
 import os
@@ -149,6 +149,7 @@ def a_forked_child_cannot_use_a_channel(group):
 
 
 if __name__ == "__main__":
-    with init_process_group(timeout=20) as group:
-        globals()[sys.argv[1]](group)
-    print("passed")
+    for name in sys.argv[1:]:
+        with init_process_group(timeout=20) as group:
+            globals()[name](group)
+        sys.stdout.write(f"{name}\n")

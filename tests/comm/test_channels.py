@@ -43,11 +43,11 @@ OVER_MPI = [
 
 
 @needs_mpi
-@pytest.mark.parametrize("name", OVER_MPI)
-def test_over_mpi(name):
-    done = mpirun(2, "-m", "tests.comm.channels_over_mpi", name)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.split() == ["passed"] * 2
+@pytest.mark.parametrize("names", [OVER_MPI, *map(slowly, [[name] for name in OVER_MPI])], ids=len)
+def test_over_mpi(names):
+    done = mpirun(2, "-m", "tests.comm.channels_over_mpi", *names)
+    assert (done.code, done.err) == (0, ""), done.out
+    assert sorted(done.out.split()) == sorted([*names, *names])
 
 
 @pytest.mark.parametrize(

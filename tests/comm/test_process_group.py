@@ -82,8 +82,8 @@ OVER_MPI = [
 
 
 @needs_mpi
-@pytest.mark.parametrize("name", OVER_MPI)
-def test_over_mpi(name):
-    done = mpirun(2, "-m", "tests.comm.over_mpi", name)
-    assert done.code == 0, done.err
-    assert done.out.split() == ["passed"] * 2
+@pytest.mark.parametrize("names", [OVER_MPI, *map(slowly, [[name] for name in OVER_MPI])], ids=len)
+def test_over_mpi(names):
+    done = mpirun(2, "-m", "tests.comm.over_mpi", *names)
+    assert done.code == 0, done.out + done.err
+    assert sorted(done.out.split()) == sorted([*names, *names])

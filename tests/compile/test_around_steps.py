@@ -208,6 +208,7 @@ def test_pipelines_one_after_another():
 
 
 @needs_mpi
+@pytest.mark.slow  # in short: test_rows_over_mpi.py
 def test_several_pipelines_over_mpi():
     job = mpirun(2, "-m", "tests.compile.around_steps_over_mpi", limit=60)
     assert job.code == 0 and "the same bits" in job.out, job

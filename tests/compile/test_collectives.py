@@ -8,6 +8,7 @@ from minipipe.compile.sections import Sections
 from minipipe.nn.sequential import parameters_of
 from tests.compile.driver import Job, compiled, eager, seeds, traced
 from tests.compile.stages import CLASSES, HALVES, OF_TOKENS, ROWS, WIDTH
+from tests.launch import covering
 
 IDS = 6
 
@@ -90,8 +91,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("row", ["gpipe", "mixed"])
+@pytest.mark.parametrize(
+    ("name", "row"), covering([*MODELS], ["gpipe", "mixed"], strength=1)
+)
 def test_stages_with_messages_have_the_bits_of_eager_ones(name, row):
     def run(group):
         make, options = MODELS[name]
@@ -168,8 +170,9 @@ def trained(group, how, is_sharded, schedule):
     return found, pipeline.compile_report()
 
 
-@pytest.mark.parametrize("is_sharded", [False, True])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize(
+    ("is_sharded", "schedule"), covering([False, True], ["1f1b", "zb-h1"], strength=1)
+)
 def test_steps_over_a_grid_of_ranks_have_the_bits_of_eager_ones(is_sharded, schedule):
     def both(group):
         expected, _ = trained(group, False, is_sharded, schedule)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, nn, optim, spawn
 from minipipe.errors import ModelError
+from tests.launch import covering
 from tests.strategies import examples
 
 WIDTH = 6
@@ -128,9 +129,10 @@ def test_compiled_and_eager_steps_have_the_same_bits(
 SOME = [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"], ["residual"]]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("layers", SOME)
+@pytest.mark.parametrize(
+    ("layers", "schedule", "recompute"),
+    covering(SOME, ["1f1b", "zb-h1"], [False, True]),
+)
 def test_stages_of_minipipes_layers_are_compiled(layers, schedule, recompute):
     training = layers, schedule, recompute, {}, nn.MSELoss(), 4
     found = spawn(lambda group: trained(group, True, *training), num_ranks=2)

@@ -193,7 +193,9 @@ def test_a_microbatch_of_one_sample_has_its_own_functions(tmp_path):
     check(Case("mlp"), tmp_path, num_samples=7)
 
 
-@pytest.mark.parametrize("model", ["mlp", "language", "tied", "noisy language"])
+@pytest.mark.parametrize(
+    "model", ["mlp", *map(slowly, ("language", "tied")), "noisy language"]
+)
 def test_lines_are_short_and_layers_are_printed_once(model):
     lines = [source.splitlines() for source, _ in files_of(Case(model, "1f1b", 2))]
     assert max(len(line) for own in lines for line in own) <= 88

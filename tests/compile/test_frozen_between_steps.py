@@ -1,5 +1,8 @@
 """A rank freezes parameters, so another rank gets activations that need no gradient."""
 
+import sys
+from itertools import cycle, product
+
 import numpy as np
 import pytest
 
@@ -30,16 +33,18 @@ def trained(group, how, name, num_layers, freezes):
     return found, pipeline.compile_report()
 
 
+NAMES, COUNTS = ("1f1b", "zb-h1", "interleaved-1f1b", "zb-v"), (1, 3, 6, 11)
+# Every number of layers at every time, and every schedule twice.
+SAMPLE = {
+    (name, 2, *rest) for rest, name in zip(product(COUNTS, FREEZES), cycle(NAMES))
+}
 CELLS = [
-    (name, ranks, count) if ranks == 2 else slowly(name, ranks, count)
-    for name in ("1f1b", "zb-h1", "interleaved-1f1b", "zb-v")
-    for ranks in (2, 3, 4)
-    for count in (1, 3, 6, 11)
+    cell if cell in SAMPLE else slowly(*cell)
+    for cell in product(NAMES, (2, 3, 4), COUNTS, FREEZES)
 ]
 
 
-@pytest.mark.parametrize("when", FREEZES)
-@pytest.mark.parametrize(("name", "ranks", "num_layers"), CELLS)
+@pytest.mark.parametrize(("name", "ranks", "num_layers", "when"), CELLS)
 def test_layers_may_be_frozen_and_trained_again(name, ranks, num_layers, when):
     """The stories: a rank expected the form before; it sent no gradient, ever after."""
     freezes = FREEZES[when]
@@ -53,14 +58,15 @@ def test_layers_may_be_frozen_and_trained_again(name, ranks, num_layers, when):
 
 
 @needs_mpi
+@pytest.mark.slow  # in short: test_rows_over_mpi.py
 def test_layers_may_be_frozen_and_trained_again_over_mpi():
-    done = mpirun(2, "-m", "tests.compile.test_frozen_between_steps")
+    done = mpirun(2, "-m", "tests.compile.test_frozen_between_steps", 3, 6)
     assert done.code == 0, done.err
 
 
 if __name__ == "__main__":
     with init_process_group() as world:
-        for count in (3, 6):
+        for count in map(int, sys.argv[1:]):
             training = "1f1b", count, (5, 9)
             expected, _ = trained(world, False, *training)
             assert trained(world, True, *training)[0] == expected

@@ -57,7 +57,7 @@ MESHES = {
     ("name", "schedule", "recompute"),
     [
         ("tensor", "1f1b", False),
-        ("shards", "1f1b", False),
+        slowly("shards", "1f1b", False),
         *(slowly(name, "1f1b", True) for name in MESHES),
         *(slowly(name, "zb-h1", False) for name in MESHES),
     ],

@@ -5,6 +5,7 @@ import pytest
 
 from minipipe import Pipeline, nn, optim, spawn
 from tests.half_precision import every_half
+from tests.launch import covering
 
 WIDTH, SYMBOLS = 8, 7
 
@@ -49,8 +50,9 @@ def trained(group, how, make, half, schedule, scale):
 
 @every_half
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("make", SHAPES)
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize(
+    ("make", "schedule"), covering(SHAPES, ["1f1b", "zb-h1"], strength=1)
+)
 @pytest.mark.parametrize(
     "scale",  # with the larger one gradients overflow, and steps are left out
     [pytest.param(1.0, marks=pytest.mark.slow), 2.0**30],

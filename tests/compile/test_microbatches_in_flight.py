@@ -1,5 +1,6 @@
 """Kinds of microbatch come and go: a batch of another form has another program."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Microbatches, Pipeline, nn, optim, spawn
-from tests.launch import slowly
+from tests.launch import covering, slowly
 from tests.strategies import build, examples
 
 NUM_MICROBATCHES, WIDTH, CLASSES, IGNORED = 4, 4, 5, -1
@@ -75,10 +76,14 @@ CHANGES = {
 
 @pytest.mark.parametrize("which", [1, *map(slowly, (0, 2, 3))])
 @pytest.mark.parametrize(
-    "change", ["content", "weight", *map(slowly, ("shape", "axes", "dtype"))]
+    ("num_ranks", "name", "change"),
+    [
+        *covering([1, 2], SCHEDULES, ["content", "weight"]),
+        *itertools.starmap(
+            slowly, itertools.product([1, 2], SCHEDULES, ["shape", "axes", "dtype"])
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_one_batch_many_times_and_then_one_with_another_microbatch(
     num_ranks, name, change, which
 ):

@@ -8,12 +8,13 @@ import pytest
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
 from minipipe.compile.kind import KindProgram
+from tests.launch import slowly
 
 WIDTH = 8
 CASES = [
-    (schedules.gpipe, 1, 1),
+    slowly(schedules.gpipe, 1, 1),
     (schedules.gpipe, 2, 2),
-    (schedules.one_f_one_b, 4, 2),
+    slowly(schedules.one_f_one_b, 4, 2),
     (schedules.zb_h1, 4, 2),
     (schedules.interleaved_1f1b, 2, 3),
 ]

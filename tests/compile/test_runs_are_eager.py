@@ -9,6 +9,7 @@ from minipipe import Pipeline, nn, optim, schedules, spawn
 from minipipe.compile import stage
 from minipipe.errors import ModelError, TensorError
 from minipipe.schedules import Schedule
+from tests.launch import covering, slowly
 
 WIDTH = 8
 SCHEDULES = ("pipedream", "vertical-sync", "2bw", "paci")
@@ -65,13 +66,14 @@ def check(schedule, num_ranks, **options):
     return compiled
 
 
-@pytest.mark.parametrize("stash", [True, False])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "stash"), covering(SCHEDULES, [True, False], strength=1)
+)
 def test_runs_on_two_ranks_have_the_bits_of_eager_ones(schedule, stash):
     check(schedule, 2, stash=stash)
 
 
-@pytest.mark.parametrize("schedule", ["pipedream", "paci"])
+@pytest.mark.parametrize("schedule", ["pipedream", slowly("paci")])
 def test_replicas_have_the_bits_of_eager_ones(schedule):
     check(schedule, 4, replicas=2)
 

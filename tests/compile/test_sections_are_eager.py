@@ -16,6 +16,7 @@ from tests.compile.stages import (
     job_of_function,
     language_model,
 )
+from tests.launch import covering
 
 
 def check(job, row, how="static"):
@@ -26,22 +27,25 @@ def check(job, row, how="static"):
     assert compiled(job, trace, steps, sections) == eager(job, steps), sections.source
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("row", [*ROWS, *HALVES])
+@pytest.mark.parametrize(
+    ("model", "row"), covering([*MODELS], [*ROWS, *HALVES], strength=1)
+)
 def test_a_stage_has_the_bits_of_an_eager_one(model, row):
     check(job_of(*MODELS[model]), row)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("row", ["interleaved", "mixed"])
+@pytest.mark.parametrize(
+    ("model", "row"), covering([*MODELS], ["interleaved", "mixed"], strength=1)
+)
 def test_so_has_a_stage_of_large_arrays(model, row, monkeypatch):
     """They are freed after their last use, and constants are not repeated."""
     monkeypatch.setattr(printing, "SMALL", -1)
     check(job_of(*MODELS[model]), row)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("row", ["interleaved", "mixed"])
+@pytest.mark.parametrize(
+    ("model", "row"), covering([*MODELS], ["interleaved", "mixed"], strength=1)
+)
 @pytest.mark.parametrize("least", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_so_has_a_stage_of_which_any_lines_are_a_block(model, row, least, monkeypatch):
     monkeypatch.setattr(outlining, "LEAST", least)

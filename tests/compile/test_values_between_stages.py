@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Replicated, functional, nn, optim, spawn
-from tests.launch import slowly
+from tests.launch import covering, slowly
 
 WIDTH = 8
 
@@ -134,7 +134,7 @@ CASES = {
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("weight", [0.01, 0.0])
-@pytest.mark.parametrize("num_ranks", [1, 2, slowly(4)])
+@pytest.mark.parametrize("num_ranks", [slowly(1), 2, slowly(4)])
 def test_auxiliary_losses_have_the_bits_of_eager_ones(num_ranks, weight, schedule):
     layers = [linear, linear, penalty(0.1), linear, nn.Tanh, penalty(weight), linear]
 
@@ -184,8 +184,9 @@ def test_a_function_as_an_auxiliary_loss_is_compiled_if_it_is_declared():
     spawn(run, num_ranks=1)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "schedule"), covering([*CASES], ["1f1b", "zb-h1"], strength=1)
+)
 def test_values_between_stages_have_the_bits_of_eager_ones(name, schedule):
     layers, batch, loss = CASES[name]
 

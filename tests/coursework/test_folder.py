@@ -15,10 +15,7 @@ def folder(course, tmp_path):
     """Return a function that makes 01_double.py of a student, by a function of its path, and grades it."""
 
     def graded(make):
-        course(SOLUTION)
-        path = tmp_path / "mine" / "01_double.py"
-        path.unlink()
-        make(path)
+        make(tmp_path / "mine" / "01_double.py")
         (task,) = grade(tmp_path / "mine", source=tmp_path / "source").tasks
         return task
 

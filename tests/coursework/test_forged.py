@@ -100,7 +100,7 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("name", [name if at % 6 == 0 else slowly(name) for at, name in enumerate(CHEATS)])
+@pytest.mark.parametrize("name", [name if at % 9 == 0 else slowly(name) for at, name in enumerate(CHEATS)])
 def test_a_wrong_solution_gets_no_point_whatever_it_replaces_or_says(course, name):
     """The story: seven lines that replaced ``expect_equal`` and its like made a wrong solution '6 of 6': tests ran, and
     compared, in the process of the student's code."""

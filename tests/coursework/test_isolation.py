@@ -10,6 +10,7 @@ import minipipe.coursework
 from minipipe.coursework.process import _environment
 from tests.coursework.hostile import running
 from tests.coursework.small_course import SOLUTION, double, reasons
+from tests.launch import slowly
 
 
 @pytest.mark.slow
@@ -40,7 +41,7 @@ def test_a_loop_at_import_is_stopped(course):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("import os; os._exit(0)", "it ended the whole process, with exit status 0; return a result instead"),
+        slowly("import os; os._exit(0)", "it ended the whole process, with exit status 0; return a result instead"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it crashed (Segmentation fault"),
         ("return bytes(1 << 36)", "it needed more memory than a task may use"),
     ],

@@ -14,6 +14,8 @@ from minipipe.coursework.exercise import exercises_in, find_source
 from minipipe.coursework.results import as_csv, as_gradescope, as_junit, as_table
 from tests.coursework.small_course import CHECKS, SOLUTION, double
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 _FORMATS = {"enum": ["text", "html", "simple_format", "md", "ansi"]}
 _VISIBILITY = {"enum": ["hidden", "after_due_date", "after_published", "visible"]}
 _TEST = {
@@ -61,7 +63,7 @@ def graded(course, tmp_path):
     """Return a function that grades a text by weighted tests, and gives the report as data."""
 
     def report(text, hide=False):
-        course(text)
+        course.write(text)
         (tmp_path / "source" / "checks" / "01_double.py").write_text(WEIGHTED)
         whole = grade(tmp_path / "mine", source=tmp_path / "source")
         return (whole.without_hidden() if hide else whole).as_json()
@@ -124,7 +126,7 @@ def test_hidden_tests_are_kept_from_every_form_of_the_report(graded):
 
 
 def test_the_command_keeps_hidden_tests_from_its_text(course, tmp_path, capsys):
-    course(double(f"{TELLS}return 2 * abs(number)"))
+    course.write(double(f"{TELLS}return 2 * abs(number)"))
     words = ["grade", str(tmp_path / "mine"), "--source", str(tmp_path / "source")]
     assert main([*words, "--hide-hidden"]) == 1
     out = capsys.readouterr().out
@@ -175,7 +177,7 @@ def test_junit_has_a_case_for_each_test_and_the_reason_of_each_failure(graded):
 
 
 def test_gradescope_gets_a_report_of_one_submission_and_of_one_alone(course, tmp_path, capsys):
-    course(SOLUTION)
+    course.write(SOLUTION)
     words = ["--source", str(tmp_path / "source"), "--gradescope", str(tmp_path / "results.json")]
     assert main(["grade", str(tmp_path / "mine"), *words]) == 0
     assert json.loads((tmp_path / "results.json").read_text())["score"] == 3

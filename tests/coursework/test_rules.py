@@ -123,6 +123,7 @@ def tried(folder, capsys, **change):
     return {each["what"]: each["problem"] for each in found["tried"]}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_trial_finds_nothing_wrong_where_all_is_well(tmp_path, capsys):
     found = tried(tmp_path, capsys, **checks("WRONG_ANSWERS = []", f"WRONG_ANSWERS = {WRONG}"))
     assert len(found) == 3 and not any(found.values())
@@ -131,6 +132,7 @@ def test_a_trial_finds_nothing_wrong_where_all_is_well(tmp_path, capsys):
     assert capsys.readouterr().out == said
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_trial_finds_a_wrong_solution_a_stub_with_points_and_a_wrong_answer_that_passes(tmp_path, capsys):
     found = tried(tmp_path, capsys, **solution("return 2 * number", "return 3 * number"))
     assert found["its solution"] == "fails test_two: double(2): expected 4, got 6" and not found["its stub"]

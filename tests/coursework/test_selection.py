@@ -14,6 +14,8 @@ from minipipe.errors import CourseworkError
 from tests.coursework.small_course import CHECKS, SOLUTION, double
 from tests.launch import slowly
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 RIGHT, WRONG = double("return 2 * number"), double("return number")
 
 

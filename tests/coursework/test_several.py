@@ -147,6 +147,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("kind", [slowly(kind) if place % 3 else kind for place, kind in enumerate(HOSTILE)])
 def test_a_hostile_archive_is_refused_in_words_and_nothing_is_unpacked(source, classroom, kind, tmp_path):
     make, words = HOSTILE[kind]
@@ -204,6 +205,7 @@ def times(tmp_path, **late):
     return ["--times", str(tmp_path / "times.csv"), "--deadline", "2026-12-01T00:00:00+01:00", "--late-factor", "0.5"]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_each_day_of_lateness_that_has_begun_costs_its_factor(source, classroom, tmp_path, capsys):
     for name in ("in_time", "hour", "three_days"):
         classroom(name, SOLUTION)
@@ -253,6 +255,7 @@ def test_an_option_without_effect_is_refused_also_for_one_submission(source, cla
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("in_process")
 def test_gradescope_s_metadata_has_the_time_and_the_deadline(source, classroom, tmp_path, capsys):
     classroom("submission", SOLUTION)
     users = [{"email": "zoe@x.edu", "id": 1, "name": "Zoë"}, {"email": "ada@x.edu", "id": 2, "name": "Ada"}]

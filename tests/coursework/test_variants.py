@@ -98,6 +98,7 @@ def test_student_and_grader_draw_the_same_in_their_own_processes_and_calls(tmp_p
     assert main([*words, "--student", "zoe"]) == 2
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_file_whose_statement_has_other_numbers_than_are_graded_is_remarked_on(tmp_path, capsys):
     """The story: copies were handed out by name and graded without; the report gave no reason for lost points."""
     (bubble,) = [exercise for exercise in EXERCISES if exercise.name == "05_bubble"]

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Microbatches, Replicated, Share, split_microbatches
+from minipipe import Microbatches, Pipeline, Replicated, Share, nn, split_microbatches
 from minipipe.autograd.backend import to_numpy
+from minipipe.comm import OneRankGroup
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.execution import samples as module
 from minipipe.execution.batch import Batch
@@ -268,3 +269,16 @@ def test_a_copy_and_a_wrong_row_are_caught(monkeypatch, mutant):
     part = samples(batch, "inputs").cut((2, 2))[0]
     with pytest.raises(AssertionError):
         check_rows(part, batch, slice(0, 2))
+
+
+def test_outputs_whose_first_axis_is_not_that_of_the_samples_make_no_batch():
+    layers = nn.Sequential(nn.Function(lambda x: x.reshape(1, -1)))
+    with pytest.raises(TensorError, match="which do not form one array"):
+        Pipeline(layers, OneRankGroup(), num_microbatches=2).predict(np.ones((8, 1)))
+
+
+def test_microbatches_are_a_list_and_not_one_array():
+    with pytest.raises(MicrobatchError, match="Microbatches takes a list of microbatches; this is one ndarray"):
+        Microbatches(np.ones((4, 3)))
+    parts = Microbatches([np.ones(2), np.zeros(3)])
+    assert len(parts) == 2 and [len(part) for part in parts] == [2, 3] and parts[1].tolist() == [0, 0, 0]

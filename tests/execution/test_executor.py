@@ -13,7 +13,7 @@ from minipipe.errors import (
     ScheduleError,
 )
 from minipipe.testing import one_process_step
-from tests.launch import mpirun, needs_mpi
+from tests.launch import covering, mpirun, needs_mpi
 from tests.pipeline.small_pipelines import mlp, on_ranks
 from tests.strategies import NAMES, batch, build, split_backward, v_shaped
 
@@ -62,8 +62,7 @@ def test_a_file_that_is_not_there_or_no_schedule_is_refused(tmp_path):
 # -- the timeline -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*NAMES, "v-shaped", "split"])
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize(("name", "num_ranks"), covering([*NAMES, "v-shaped", "split"], [1, 2, 4], strength=1))
 def test_the_executor_does_what_the_simulator_says_in_order_and_in_memory(name, num_ranks):
     if name == "v-shaped":
         schedule = v_shaped(num_ranks, 4)
@@ -137,8 +136,10 @@ def test_nothing_of_a_batch_is_kept_after_its_step():
     assert [ref() for ref in watched] == [None, None]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v", "interleaved-1f1b"])
-@pytest.mark.parametrize("options", [{}, {"recompute": True}], ids=["", "recompute"])
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    covering(["1f1b", "zb-h1", "zb-v", "interleaved-1f1b"], [{}, {"recompute": True}], strength=1),
+)
 def test_a_pipeline_that_nobody_keeps_gives_its_memory_back_at_once(schedule, options):
     """The story: an executor and its steps knew each other, and so did parameters and their last optimiser.
 

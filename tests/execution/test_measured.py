@@ -9,7 +9,7 @@ from minipipe import Costs, Pipeline, nn, schedules, simulate, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import MicrobatchError
 from minipipe.render import perfetto_trace
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 
 WIDTHS = [6, 16, 5, 9, 2, 3, 4, 8, 2]
 CLOCKS_APART = 1e-3  # seconds, at most: clocks of processes are aligned as well as a loaded machine allows
@@ -111,7 +111,7 @@ def test_costs_are_measured_in_full():
     assert costs.gradient_size == [sum(4 * b * (a + 1) for a, b in zip(w, w[1:])) for w in (WIDTHS[:3], WIDTHS[2:])]
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+@pytest.mark.parametrize("name", ["1f1b", slowly("zb-v")])
 def test_costs_of_replicas_say_what_their_sums_take(name):
     def train(group):
         pipeline = make_pipeline(group, name, replicas=2)

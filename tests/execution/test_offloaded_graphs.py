@@ -15,7 +15,7 @@ from minipipe.execution.offloading import Parked
 from minipipe.tensor import op, record
 from minipipe.testing import same_bits
 from tests.execution.offloaded_layers import LAYERS, SEQUENCES, Of, Scaled, X, linear, of_views
-from tests.launch import slowly
+from tests.launch import covering, slowly
 
 TABLES = {
     "gpipe": schedules.gpipe(1, 4),
@@ -55,16 +55,20 @@ def gradients(name, table_name, is_offloaded, fully_sharded):
     return results[0][0], {key: gradient for _, found in results for key, gradient in found.items()}
 
 
-def pairs():
-    for name, (layers, _) in LAYERS.items():
-        for table in TABLES:
-            if TABLES[table].num_stages <= len(layers()):
-                yield pytest.param(name, table) if table in QUICK else slowly(name, table)
+PAIRS = [
+    (name, table)
+    for name, (layers, _) in LAYERS.items()
+    for table in TABLES
+    if TABLES[table].num_stages <= len(layers())
+]
+QUICK_PAIRS = [pair for pair in PAIRS if pair[1] in QUICK]
+CELLS = [*covering(QUICK_PAIRS, [False, True], strength=1)]
+CELLS += [slowly(pair, either) for pair in PAIRS if pair not in QUICK_PAIRS for either in (False, True)]
 
 
-@pytest.mark.parametrize(("name", "table"), [*pairs()])
-@pytest.mark.parametrize("fully_sharded", [False, True], ids=["plain", "fully sharded"])
-def test_gradients_have_the_bits_of_a_step_that_keeps_everything(name, table, fully_sharded):
+@pytest.mark.parametrize(("pair", "fully_sharded"), CELLS)
+def test_gradients_have_the_bits_of_a_step_that_keeps_everything(pair, fully_sharded):
+    name, table = pair
     loss, found = gradients(name, table, True, fully_sharded)
     expected, gradient_of = gradients(name, table, False, fully_sharded)
     assert loss == expected
@@ -72,7 +76,7 @@ def test_gradients_have_the_bits_of_a_step_that_keeps_everything(name, table, fu
         assert (gradient is None and found[key] is None) or same_bits(found[key], gradient), key
 
 
-@pytest.mark.parametrize(("name", "table"), [*pairs()])
+@pytest.mark.parametrize(("name", "table"), [pair if pair in QUICK_PAIRS else slowly(*pair) for pair in PAIRS])
 def test_fully_sharded_ones_are_those_of_plain_layers(name, table):
     _, found = gradients(name, table, False, True)
     for key, gradient in gradients(name, table, False, False)[1].items():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, nn, optim, schedules, spawn
 from minipipe.errors import ScheduleError
 from minipipe.execution.source import function_of, source_of
+from tests.launch import covering
 from tests.strategies import NAMES, build
 
 WIDTH = 4
@@ -67,9 +68,7 @@ def same(num_ranks, **options):
     assert spawn(lambda group: trained(group, True, **options), num_ranks) == as_loop
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "num_ranks", "tied"), covering(NAMES, [1, 2], [False, True], strength=1))
 def test_a_row_as_text_leaves_the_bits_of_the_executor(name, num_ranks, tied):
     same(num_ranks, schedule=build(name, num_ranks, 4), tied=tied)
 

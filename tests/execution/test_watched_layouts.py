@@ -7,7 +7,7 @@ from minipipe import Grid, Pipeline, nn, spawn, watch_everything
 from minipipe.errors import TensorError
 from minipipe.tensor import record
 from tests.execution.offloaded_layers import LAYERS, X, linear
-from tests.launch import slowly
+from tests.launch import covering
 
 
 def squares(outputs, targets):
@@ -27,9 +27,9 @@ def step(group, name, is_watched, **options):
     return loss, [None if gradient is None else gradient.tobytes() for gradient in gradients]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("recompute", [False, slowly(True)], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "recompute", "schedule"), covering(LAYERS, [False, True], ["1f1b", "zb-h1"], strength=1)
+)
 def test_fully_sharded_layers_train_with_the_same_bits(name, recompute, schedule):
     options = {"recompute": recompute, "schedule": schedule}
     plain = spawn(lambda group: step(group, name, False, **options), 2)

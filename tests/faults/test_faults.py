@@ -180,8 +180,9 @@ def test_a_rank_that_fails_in_a_sum_of_gradients_is_named_with_its_replica_and_s
     check(f"{what}_in_a_sum", rank=3)
 
 
-@pytest.mark.parametrize("rank", [slowly(0), slowly(3), 5])
-@pytest.mark.parametrize("what", ["is_killed", *map(slowly, ("raises", "exits", "stops", "sleeps"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 3, 5])
+@pytest.mark.parametrize("what", ["is_killed", "raises", "exits", "stops", "sleeps"])
 def test_a_rank_that_fails_in_a_layer_that_ranks_share_is_named_with_its_coordinates(what, rank):
     check(f"{what}_in_a_layer", rank=rank)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minipipe import Tensor, nn
+from minipipe import Tensor, functional, nn
+from minipipe.errors import TensorError
 from tests.numerics.small_models import Block, Tied, mlp, values
 
 # -- names ---------------------------------------------------------------------------------------------------
@@ -243,3 +244,23 @@ def test_a_module_takes_keywords():
 def test_lengths_that_are_no_whole_numbers_are_refused(widths):
     with pytest.raises(ValueError, match="expected a whole number"):
         nn.Linear(*widths)
+
+
+class HandsOnTwo(nn.Module):
+    def __init__(self):
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y, y
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 3), nn.GELU(), nn.LayerNorm(3), nn.Residual(nn.Identity())])
+def test_a_tuple_of_tensors_where_one_belongs_is_refused(layer):
+    """NumPy stacked the two into one array, the graph behind them was gone, and the first layer never learnt."""
+    model, x = nn.Sequential(HandsOnTwo(), layer), np.ones((8, 6), np.float32)
+    with pytest.raises(TensorError, match="A tuple of tensors was passed; expected one tensor") as caught:
+        model(x)
+    assert caught.value.code == "wrong-number"
+    with pytest.raises(TensorError, match=r"A list of tensors .* nn.Take\('x'\) selects one"):
+        functional.add(Tensor(x), [Tensor(x)])

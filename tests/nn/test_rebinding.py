@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minipipe import Grid, Pipeline, Tensor, functional, nn, optim, spawn
+from tests.launch import covering
 
 F8 = {"dtype": np.float64}
 X = np.random.default_rng(0).standard_normal((8, 4))
@@ -89,8 +90,7 @@ def trained(make_model, where):
     return pipeline.state_dict()
 
 
-@pytest.mark.parametrize("patch", PATCHES)
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(("patch", "num_ranks"), covering(PATCHES, [1, 2], strength=1))
 def test_a_pipeline_trains_a_layer_with_a_forward_that_was_assigned_as_a_subclass(patch, num_ranks):
     (expected,) = spawn(lambda group: trained(lambda: model_with(Doubled(6, 6, **F8)), group), 1)
     for state in spawn(lambda group: trained(lambda: patched(patch), group), num_ranks):

@@ -17,6 +17,7 @@ from minipipe import functional as F
 from minipipe.autograd import StageInput, modes
 from minipipe.errors import TensorError
 from minipipe.nn import recompute
+from minipipe.testing import same_bits
 from tests.numerics.recomputed import (
     USED_EVERYWHERE,
     Parts,
@@ -364,3 +365,12 @@ def test_a_module_that_does_more_the_second_time_is_no_error():
     work = autograd.backward_input({model(x).node: numbers(ROWS, WIDTH, seed=1)})
     work.run()
     assert all(np.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+def test_recompute_changes_neither_names_nor_first_values():
+    """Its parameters had another name each, and so other first values: the same program had another loss."""
+    plain, wrapped = nn.Sequential(nn.TransformerBlock(4, 2)), nn.Sequential(nn.Recompute(nn.TransformerBlock(4, 2)))
+    state = plain.initialise(0).state_dict()
+    assert state.keys() == wrapped.initialise(0).state_dict().keys()
+    assert all(same_bits(value, wrapped.state_dict()[name]) for name, value in state.items())
+    assert [m.is_training for m in wrapped.eval().modules()] == [False] * (1 + len(list(plain.modules())))

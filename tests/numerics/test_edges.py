@@ -78,8 +78,18 @@ def test_what_has_no_answer_is_refused(case):
     assert caught.value.code == case["refused"]
 
 
+@for_each(cases={name: COMPUTED[name] for name in [*COMPUTED][::3]})
+def test_some_sections_traced_with_ordinary_numbers_have_the_bits_of_eager_code_at_the_edges(cases):
+    check_sections(cases)
+
+
+@pytest.mark.slow
 @for_each(cases=COMPUTED)
 def test_sections_traced_with_ordinary_numbers_have_the_bits_of_eager_code_at_the_edges(cases):
+    check_sections(cases)
+
+
+def check_sections(cases):
     for case in cases:
         if case["name"] in NOT_COMPILED:
             with pytest.raises(AssertionError, match="cannot be compiled"):

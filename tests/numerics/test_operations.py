@@ -315,3 +315,12 @@ def test_every_operation_of_a_file_is_offered_by_the_package():
     # These are between ranks; tests/pipeline/test_tensor_parallel.py compares their gradients with one process'.
     offered -= {"copy_to", "reduce_from", "gather_from", "parallel_cross_entropy", "marked"}
     assert offered == set(F.__all__)
+
+
+def test_a_tuple_inside_an_index_repeats_as_a_list_does():
+    """Repeats in t[(0, 0), :] were added once."""
+    for key in (((0, 0), slice(None)), ((0, 0), (0, 0)), (range(2), [1, 1])):
+        check_gradients(lambda t, key=key: t[key], np.arange(6.0).reshape(3, 2))
+    t = Tensor(np.ones((3, 2)), requires_grad=True)
+    t[(0, 0), :].sum().backward()
+    assert t.grad.tolist() == [[2, 2], [0, 0], [0, 0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import sqrt
 
 import numpy as np
@@ -254,3 +255,13 @@ def test_parameters_without_values_are_refused_at_the_first_step():
         optimiser.step()
     model.initialise()
     optimiser.step()
+
+
+def test_an_optimiser_that_finds_no_gradient_at_all_says_so():
+    """It was given model.parameters() beside a pipeline; the model had values, and the loss never fell."""
+    model = nn.Sequential(nn.Linear(6, 3)).initialise(0)
+    optimiser = optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(UserWarning) as caught:
+        optimiser.step()
+    assert len(caught) == 1
+    assert re.search("none of its 2 parameters has a gradient.*pipeline.parameters", str(caught[0].message))

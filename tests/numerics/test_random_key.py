@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Tensor, nn, no_grad, random_key
+from minipipe import Tensor, functional, nn, no_grad, random_key
 from minipipe import functional as F
 from minipipe.autograd.modes import RandomKey, at, current_place, next_key
 from minipipe.errors import TensorError
-from tests.strategies import examples
+from minipipe.testing import check_same_as_one_process
+from tests.strategies import build, examples
 
 
 def mask(size: int = 64) -> bytes:
@@ -328,3 +329,35 @@ def test_masks_of_neighbouring_places_agree_in_half_of_the_elements():
             for shift in (0, 1, 4):
                 assert abs((one == np.roll(other, shift)).mean() - 0.5) < 5 * 0.5 / np.sqrt(n)
     assert abs(np.mean(masks[0][1:] == masks[0][:-1]) - 0.5) < 5 * 0.5 / np.sqrt(n)
+
+
+INPUTS = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+TARGETS = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+
+
+class NoisyLoss:
+    """A loss with dropout in a sequence of its own."""
+
+    def __init__(self):
+        self.noise = nn.Sequential(nn.Dropout(0.5))
+
+    def __call__(self, outputs, targets):
+        return functional.mean_squared_error(self.noise(outputs), targets)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_dropout_in_a_loss_draws_the_same_wherever_the_model_is_cut(name):
+    """It went on counting where the model's layers had stopped, and those were on other ranks."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 4), nn.Linear(4, 3))
+    for ranks in (1, 2):
+        check_same_as_one_process(model, NoisyLoss(), INPUTS, TARGETS, build(name, ranks, 4))
+
+
+def test_a_part_of_a_model_draws_as_that_part_does_in_one_process():
+    """The pipeline counted the layers of a slice from 0."""
+    whole = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6), nn.Linear(6, 3))
+    check_same_as_one_process(whole[1:], nn.MSELoss(), INPUTS, TARGETS, build("1f1b", 2, 4))
+    assert [whole[1:][1:].first_layer, whole[::-1].first_layer, whole[2:4].first_layer] == [2, 0, 2]
+    with random_key(0):
+        parts = whole[3:](whole[:3].initialise(0)(INPUTS)).numpy()
+    assert parts.shape == (8, 3)

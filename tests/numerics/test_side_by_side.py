@@ -11,6 +11,7 @@ from minipipe.nn import arena as arenas
 from minipipe.nn.arena import Arena, Block
 from minipipe.optim import runs
 from minipipe.optim.runs import Run, Walk, side_by_side
+from tests.launch import covering
 from tests.numerics.two_layouts import CHANGES, DTYPES, RULES, STEPS, Inherited, Training, compare
 
 # Now and then no parameter at all has a gradient, on purpose.
@@ -19,8 +20,7 @@ some_dtypes = st.lists(st.sampled_from(sorted(DTYPES)), min_size=1, max_size=2)
 FULL = "all_have_gradients"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "dtype"), covering(RULES, DTYPES, strength=1))
 def test_every_rule_leaves_the_bits_of_an_update_one_by_one(rule, dtype):
     for act in STEPS:
         compare(rule, [dtype], [FULL, act, act, FULL])

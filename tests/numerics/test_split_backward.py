@@ -359,3 +359,14 @@ def test_a_bias_and_a_weight_that_wait_for_the_same_gradient_hold_it_once():
     upstream = numbers(ROWS, WIDTH, seed=1)
     work = backward_input({layer(x).node: upstream})
     assert held_bytes([work], [x.data, layer.weight.data]) == upstream.nbytes
+
+
+def test_a_stage_that_returns_a_parameter_postpones_it_in_a_split_backward():
+    weight = Tensor(np.ones(3), requires_grad=True)
+    weight.node.changed = 5  # filled, after something else was recorded
+    x = Tensor(np.ones(3))
+    x.node = StageInput(needs_gradient=True)
+    work = backward_input({weight.node: np.full(3, 2.0)})
+    assert weight.grad is None
+    work.run()
+    assert weight.grad.tolist() == [2, 2, 2]

@@ -103,3 +103,12 @@ def test_operations_that_change_the_dtype_return_gradients_in_that_of_their_inpu
     x = Tensor(xp.ones(3, dtype=xp.float32), requires_grad=True)
     functional.astype(x, "float64").sum().backward()
     assert x.grad.dtype == xp.float32
+
+
+@pytest.mark.parametrize("wrong", [lambda g: g.sum(), lambda g: np.stack([g, g]), lambda g: g[:2]])
+def test_a_gradient_of_another_shape_than_its_tensor_is_refused(wrong):
+    """A vjp that forgot to sum left a gradient of any shape, and the optimiser complained, or did not."""
+    for tensor in (Tensor(np.ones(3), requires_grad=True), nn.Parameter(np.ones(3))):
+        result = record(tensor.data * 2, (tensor, wrong))
+        with pytest.raises(TensorError, match=r"for an input of shape \(3,\): a vjp must"):
+            result.backward(np.ones(3))

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from minipipe import schedules, verify
+from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
 from minipipe.passes.framing import frame
-from minipipe.passes.kinds import FRAMING
+from minipipe.passes.kinds import ADDED, FRAMING
 from minipipe.passes.shards import shard
-from minipipe.schedules import Action, Program, data_parallel, lower
+from minipipe.schedules import Action, Program, data_parallel, declaring, lower
 from tests.passes.framed import framed_programs
 from tests.strategies import examples
 
@@ -215,3 +216,9 @@ def test_each_pipeline_of_replicas_exchanges_gradients_of_its_own():
     verify(framed)
     ranks = [r for r, row in enumerate(framed.actions) if "REDUCE_TIED" in str(row)]
     assert ranks == [0, 2, 3, 5]
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_the_declaration_of_an_added_kind_is_one_that_a_program_may_make(name):
+    declaring._checked_nouns(ADDED[name], NOUNS)
+    declaring._check_uses(ADDED[name], NOUNS)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, Plan, nn, spawn, verify
 from minipipe.errors import RankError
+from tests.launch import covering
 from tests.strategies import examples
 
 STRAIGHT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
@@ -48,9 +49,9 @@ def test_module_i_is_on_rank_i_modulo_the_ranks_by_default(count, num_ranks, sta
     assert check_same(count, num_ranks) == stages
 
 
-@pytest.mark.parametrize("schedule", [*STRAIGHT, *LOOPED])
-@pytest.mark.parametrize(("count", "num_ranks"), [(3, 1), (5, 3), (2, 3)])
-def test_every_straight_and_looped_schedule_takes_any_number_of_modules(schedule, count, num_ranks):
+@pytest.mark.parametrize(("schedule", "sizes"), covering([*STRAIGHT, *LOOPED], [(3, 1), (5, 3), (2, 3)], strength=1))
+def test_every_straight_and_looped_schedule_takes_any_number_of_modules(schedule, sizes):
+    count, num_ranks = sizes
     stages = check_same(count, num_ranks, schedule=schedule)
     assert sorted(stage for own in stages for stage in own) == list(range(count))
 

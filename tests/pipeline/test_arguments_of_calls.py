@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, spawn
-from minipipe.errors import MessageError, RankError
+from minipipe.comm import OneRankGroup
+from minipipe.errors import ArgumentError, MessageError, RankError, TensorError
 from tests.launch import for_each
 
 X = np.random.default_rng(44).normal(size=(8, 4)).astype(np.float32)
@@ -144,3 +145,58 @@ def test_the_optimiser_of_a_run_is_compared_before_its_first_update(rule):
 
     with pytest.raises(RankError, match="The optimiser of the run of rank 1 differs from that of rank 0"):
         spawn(act, 2, timeout=10)
+
+
+def identity(num_microbatches=2, group=None, **options):
+    layers = nn.Sequential(nn.Identity(), nn.Identity())
+    return Pipeline(layers, group or OneRankGroup(), num_microbatches=num_microbatches, **options)
+
+
+def test_a_rank_whose_batch_was_refused_does_not_pair_the_next_one_with_that_of_another():
+    """It had not counted the call, so its second batch met the targets of the first."""
+
+    def train(group):
+        pipeline = identity(group=group, loss=nn.MSELoss())
+        first, second = np.ones((4, 1)), np.full((4, 1), 2.0)
+        if group.rank == 1:
+            return pipeline.step(first, first)
+        with pytest.raises(ArgumentError, match="needs the inputs, but got None"):
+            pipeline.step(None, first)
+        return pipeline.step(second, second)
+
+    with pytest.raises(MessageError, match=r"Rank 1 is in step\(\), call 1 .*, but rank 0 in step\(\), call 2"):
+        spawn(train, 2)
+
+
+def test_weights_do_not_fit_by_chance_when_there_are_as_many_samples_as_columns():
+    x, y, w = np.ones((8, 2)), np.zeros((8, 2)), np.arange(8.0)
+    for m in (1, 4, 8):
+        with pytest.raises(TensorError, match=r"Weights of shape \(\d,\) do not fit a target of shape \(\d, 2\)"):
+            identity(m, loss=nn.MSELoss()).step(x, (y, w))
+
+
+def test_a_metric_keeps_its_name_whatever_becomes_of_the_dictionary():
+    metrics = {"a": lambda *_: 1.0}
+    loss = identity(loss=nn.MSELoss()).step(np.ones((4, 1)), np.ones((4, 1)), wait=False, metrics=metrics)
+    metrics.clear()
+    metrics["b"] = None
+    assert loss.wait().metrics == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"metrics": len}, "metrics is .*; expected a dict of functions"),
+        ({"metrics": {"a": "accuracy"}}, "metrics is .*; expected a dict of functions"),
+        ({"scale": optim.LossScale()}, r"scale is .*; expected a number. Give its value: scale=scale.value"),
+    ],
+)
+def test_what_is_asked_of_a_step_is_looked_at_before_it_begins(asked, words):
+    with pytest.raises(ArgumentError, match=words):
+        identity(loss=nn.MSELoss()).step(np.ones((4, 1)), np.ones((4, 1)), **asked)
+
+
+def test_a_weight_that_is_no_number_is_named():
+    pipeline = identity(loss=nn.MSELoss(), loss_weight=lambda targets: targets)
+    with pytest.raises(TensorError, match=r"The weight of a loss must be a number; .* an array of shape \(2, 1\)"):
+        pipeline.step(np.ones((4, 1)), np.ones((4, 1)))

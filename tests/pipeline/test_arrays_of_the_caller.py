@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minipipe import Microbatches, Pipeline, Replicated, checkpoint, data, nn, optim, spawn
-from tests.launch import for_each, mpirun, needs_mpi
+from tests.launch import for_each, mpirun, needs_mpi, slowly
 
 NUM_BATCHES = 6  # so many that compiled steps are among them
 RANDOM = np.random.default_rng(44)
@@ -328,7 +328,7 @@ def assert_undisturbed(case, num_ranks):
     np.testing.assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [slowly(1), 2])
 @for_each(name={name: name for name in GIVEN})
 def test_an_array_may_be_filled_again_once_the_call_has_returned(name, num_ranks):
     assert_undisturbed(GIVEN[name], num_ranks)
@@ -339,13 +339,13 @@ def test_a_checkpoint_in_the_background_is_that_of_the_moment_of_the_call(num_ra
     assert_undisturbed(lambda group, disturbs: saved_in_the_background(group, disturbs, tmp_path), num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [slowly(1), 2])
 @for_each(name={name: name for name in CALLS})
 def test_a_result_that_is_overwritten_changes_no_later_call(name, num_ranks):
     assert_undisturbed(lambda group, disturbs: results(group, disturbs, CALLS[name]), num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [slowly(1), 2])
 @for_each(name={name: name for name in CALLS})
 def test_a_result_is_not_changed_by_later_calls(name, num_ranks):
     assert_undisturbed(lambda group, disturbs: kept_results(group, disturbs, CALLS[name]), num_ranks)

@@ -26,7 +26,7 @@ from minipipe.core.memory import copies_held
 from minipipe.errors import ArgumentError, MicrobatchError, NotFiniteError, ScheduleError
 from minipipe.schedules.action import B, U
 from minipipe.testing import same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.pipeline import formulas
 from tests.strategies import batch, examples, stacks
 
@@ -73,10 +73,12 @@ def assert_alike(found, expected):
 # -- the bits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("p", [1, 2, 4])
-@pytest.mark.parametrize(("name", "a"), [("pipedream", 1), ("vertical-sync", 1), ("2bw", 4), ("paci", 1), ("paci", 3)])
-def test_a_run_has_the_bits_of_the_formulas(name, a, p, rule):
+UPDATES = [("pipedream", 1), ("vertical-sync", 1), ("2bw", 4), ("paci", 1), ("paci", 3)]
+
+
+@pytest.mark.parametrize(("update", "p", "rule"), covering(UPDATES, [1, 2, 4], RULES))
+def test_a_run_has_the_bits_of_the_formulas(update, p, rule):
+    name, a = update
     assert_formulas(name, p, model, BATCHES, 4, RULES[rule], a)
 
 
@@ -167,7 +169,10 @@ _SWITCHES = [
 
 
 # Without a stash, what is computed again would find newer weights, and is refused.
-@pytest.mark.parametrize(("name", "switch"), [case for case in _SWITCHES if case != ("paci", "recompute")])
+@pytest.mark.parametrize(
+    ("name", "switch"),
+    [case if i % 3 == 0 else slowly(*case) for i, case in enumerate(_SWITCHES) if case != ("paci", "recompute")],
+)
 def test_no_switch_changes_a_bit_of_several_runs(name, switch):
     """Several runs: a compiled stage reads the weights of the microbatch that it serves."""
 
@@ -185,7 +190,7 @@ def test_no_switch_changes_a_bit_of_several_runs(name, switch):
     assert_alike(found, plain[0])
 
 
-@pytest.mark.parametrize("name", ["pipedream", "vertical-sync", "2bw", "paci"])
+@pytest.mark.parametrize("name", ["pipedream", *map(slowly, ("vertical-sync", "2bw", "paci"))])
 def test_a_run_is_compiled_once_it_has_recorded_itself(name):
     """The story: a long run was one step to a stage, which recorded nothing before the third run."""
     layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2))]
@@ -237,7 +242,7 @@ def after_first_update(group, make, loss, batches, rule):
     return pipeline.state_dict()
 
 
-def on_four_ranks(group, name, replicas):
+def on_ranks(group, name, replicas):
     """Train stages whose gradients are too large for MPI to send them before they are received."""
     layers = [layer for _ in range(4) for layer in (nn.Linear(96, 96), nn.Tanh())]
     make = lambda: nn.Sequential(nn.Linear(6, 96), *layers, nn.Linear(96, 6))
@@ -248,13 +253,17 @@ def on_four_ranks(group, name, replicas):
 CASES = [(name, replicas) for name in ("pipedream", "vertical-sync", "2bw", "paci") for replicas in (1, 2, 4)]
 
 
+def losses_on_threads(name, replicas, num_ranks=4):
+    return list(map(repr, spawn(lambda group: on_ranks(group, name, replicas), num_ranks)[0]))
+
+
 @needs_mpi
-@pytest.mark.parametrize(("name", "replicas"), [case if case == ("pipedream", 2) else slowly(*case) for case in CASES])
+@pytest.mark.slow  # in short: test_over_mpi.py
+@pytest.mark.parametrize(("name", "replicas"), CASES)
 def test_so_it_is_through_mpirun(name, replicas):
     done = mpirun(4, "-m", "tests.pipeline.test_asynchronous", name, replicas, limit=120)
     assert done.code == 0, done.err
-    losses = spawn(lambda group: on_four_ranks(group, name, replicas), 4)[0]
-    assert done.out.split() == list(map(repr, losses))
+    assert done.out.split() == losses_on_threads(name, replicas)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -381,6 +390,6 @@ def test_a_loss_that_is_not_finite_is_found_at_the_end():
 
 if __name__ == "__main__":
     with init_process_group(timeout=30) as ranks:
-        losses = on_four_ranks(ranks, sys.argv[1], int(sys.argv[2]))
+        losses = on_ranks(ranks, sys.argv[1], int(sys.argv[2]))
         if ranks.rank == 0:
             print(*losses)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, schedules, spawn
+from tests.launch import covering
 from tests.pipeline import formulas
 from tests.pipeline.test_asynchronous import BATCHES, RULES, assert_alike, model, run, table
 from tests.strategies import batch, examples
@@ -37,9 +38,12 @@ def assert_replicas(name, p, replicas, make, batches, each, rule, a=1, **options
         assert_alike(ran, (ordered, expected[1]))
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4])
-@pytest.mark.parametrize(("name", "a"), [("pipedream", 1), ("vertical-sync", 1), ("2bw", 2), ("paci", 2), ("paci", 3)])
-def test_a_run_of_replicas_has_the_bits_of_the_formulas(name, a, replicas):
+UPDATES = [("pipedream", 1), ("vertical-sync", 1), ("2bw", 2), ("paci", 2), ("paci", 3)]
+
+
+@pytest.mark.parametrize(("update", "replicas"), covering(UPDATES, [2, 3, 4], strength=1))
+def test_a_run_of_replicas_has_the_bits_of_the_formulas(update, replicas):
+    name, a = update
     batches = [batch(25, 6, seed) for seed in range(3)]  # of 25 samples, so that microbatches are ragged
     batches = [(x, np.roll(x, 1, axis=1)) for x, _ in batches]
     assert_replicas(name, 2, replicas, model, batches, 3, RULES["adam"], a)

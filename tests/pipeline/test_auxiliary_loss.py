@@ -9,6 +9,7 @@ from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, RankError, TensorError
 from minipipe.testing import check_same_as_one_process, one_process_step
+from tests.launch import of_each_kind
 from tests.strategies import NAMES, build, examples
 
 WIDTH = 4
@@ -157,3 +158,28 @@ def test_with_a_weight_of_0_an_infinite_one_changes_no_bit(num_ranks):
 
     endless = nn.AuxiliaryLoss(lambda x: functional.sqrt(x * 0).sum() * np.inf, weight=0.0)
     assert spawn(lambda group: bits(group, endless), num_ranks) == spawn(lambda g: bits(g, nn.Identity()), num_ranks)
+
+
+@pytest.mark.parametrize("name", of_each_kind(NAMES))
+def test_an_auxiliary_loss_beside_a_gradient_from_outside_counts_the_same_in_any_number_of_microbatches(name):
+    found = []
+    for m in (1, 2, 4):
+        layers = nn.Sequential(nn.Linear(2, 2), nn.AuxiliaryLoss(lambda x: (x * x).mean()), *[nn.Identity()] * 6)
+
+        def run(group, m=m, layers=layers):
+            pipeline = Pipeline(layers, group, schedule=build(name, 2, m))
+            pipeline.forward_backward(np.ones((8, 2)), np.zeros((8, 2)))
+            return {key: parameter.grad for key, parameter in pipeline.named_parameters()}
+
+        found.append(next(grads["0.weight"] for grads in spawn(run, 2) if "0.weight" in grads))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss()])
+@pytest.mark.parametrize("place", [0, 2])
+def test_an_auxiliary_loss_of_halves_meets_a_loss_in_float32(loss, place):
+    layers = [nn.Linear(2, 2, dtype=np.float16) for _ in range(3)]
+    layers.insert(place, nn.AuxiliaryLoss(lambda x: (x * x).mean()))
+    y = np.ones(4, int) if isinstance(loss, nn.CrossEntropyLoss) else np.ones((4, 2), np.float16)
+    check_same_as_one_process(nn.Sequential(*layers), loss, np.ones((4, 2), np.float16), y, build("1f1b", 3, 2))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
+from minipipe.comm import OneRankGroup
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt, tensors_in
@@ -316,3 +317,49 @@ def test_nested_bundles_travel_through_mpirun():
     done = mpirun(3, "-m", "tests.pipeline.bundles_over_mpi", limit=60)
     assert done.code == 0, done.err
     assert done.out.count("the same bits") == 3
+
+
+def identity(num_microbatches=2, group=None, **options):
+    layers = nn.Sequential(nn.Identity(), nn.Identity())
+    return Pipeline(layers, group or OneRankGroup(), num_microbatches=num_microbatches, **options)
+
+
+class Two(nn.Module):
+    def forward(self, x):
+        return {"a": 10 * x, "b": x}
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_a_gradient_from_outside_finds_its_output_by_name(is_function):
+    pipeline = Pipeline(nn.Sequential(Two()), OneRankGroup(), num_microbatches=2, inputs_require_grad=True)
+    ones, zeros = np.ones((4, 1)), np.zeros((4, 1))
+    for gradient in ({"a": ones, "b": zeros}, {"b": zeros, "a": ones}):
+        cut = {name: array[:2] for name, array in gradient.items()}
+        pipeline.forward_backward(ones, (lambda outputs, cut=cut: cut) if is_function else gradient)
+        assert pipeline.input_gradients.tolist() == [[10.0]] * 4
+    for wrong in ({"x": ones, "b": zeros}, {"a": ones}, (ones, zeros), ones):
+        with pytest.raises(TensorError, match=r"The model returns a dict of \['a', 'b'\]; the matching argument is"):
+            pipeline.forward_backward(ones, wrong)
+
+
+def test_an_input_that_is_not_used_has_the_gradient_zero_whatever_it_holds():
+    layers = nn.Sequential(nn.Take("x"))
+    pipeline = Pipeline(layers, OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2, inputs_require_grad=True)
+    pipeline.step({"x": np.ones((4, 1)), "y": np.full((4, 1), np.nan)}, np.zeros((4, 1)))
+    assert pipeline.input_gradients["y"].tolist() == [[0.0]] * 4
+
+
+def test_outputs_are_arrays_of_their_own():
+    part = np.ones((2, 1), np.float32)
+    pipeline = identity(loss=nn.MSELoss())
+    loss = pipeline.step(Microbatches([part, part]), Microbatches([part, part]), outputs=True)
+    loss.outputs.parts[0][...] = 5
+    assert part.tolist() == [[1.0], [1.0]]
+
+    def predict(group):
+        pipeline = Pipeline(nn.Sequential(Two()), group, num_microbatches=2)
+        found = pipeline.predict(np.ones((4, 1)))
+        found["a"][...] = 0
+        return True
+
+    assert spawn(predict, 1) == [True]

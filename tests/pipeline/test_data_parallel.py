@@ -11,7 +11,7 @@ from minipipe.comm.job.host import limit_blas_threads
 from minipipe.errors import ArgumentError, MicrobatchError, NotFiniteError, RankError, ScheduleError
 from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.testing import same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model
 
 X, Y = np.random.default_rng(0).standard_normal((2, 24, 6)).astype(np.float32)
@@ -49,15 +49,16 @@ def assert_alike(found, expected):
 SHAPES = [("1f1b", 1, 2), ("gpipe", 2, 2), ("1f1b", 4, 2), ("zb-h1", 2, 2), ("interleaved-1f1b", 2, 4), ("zb-v", 2, 2)]
 
 
-@pytest.mark.parametrize(("name", "num_ranks", "replicas"), SHAPES)
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "replicas"), [shape if i % 2 else slowly(*shape) for i, shape in enumerate(SHAPES)]
+)
 def test_replicas_leave_the_bits_of_one_process_with_as_many_blocks_of_microbatches(name, num_ranks, replicas):
     options = {"num_microbatches": 8 // replicas, "schedule": name, "replicas": replicas}
     expected = spawn(lambda group: trained(group, num_microbatches=8, gradient_blocks=replicas), 1)[0]
     assert_alike(spawn(lambda group: trained(group, **options), num_ranks * replicas), expected)
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize(("replicas", "accumulate"), covering([1, 2, 4], [False, True], strength=1))
 def test_with_four_blocks_any_number_of_replicas_leaves_the_same_bits(replicas, accumulate):
     options = {"gradient_blocks": 4, "accumulate": accumulate}
     expected = spawn(lambda group: trained(group, num_microbatches=8, **options), 1)[0]
@@ -122,12 +123,10 @@ def test_so_they_are_through_mpirun(num_ranks, name, replicas):
     assert done.out.split() == [repr(float(loss)) for loss in losses]
 
 
-@pytest.mark.parametrize("name", ["1f1b", "chimera"])
-@pytest.mark.parametrize(
-    "options",
-    [{"wait": False}, {"compile": True}, {"measures_memory": True}, {"recompute": True}, {"dtype": np.float16}],
-    ids=["wait", "compile", "measures_memory", "recompute", "float16"],
-)
+SWITCHES = [{"wait": False}, {"compile": True}, {"measures_memory": True}, {"recompute": True}, {"dtype": np.float16}]
+
+
+@pytest.mark.parametrize(("name", "options"), covering(["1f1b", "chimera"], SWITCHES, strength=1))
 def test_no_switch_changes_a_bit_of_a_longer_training(name, options):
     """Six steps, some of them compiled; halves with a loss scale, which all replicas find too large alike."""
 

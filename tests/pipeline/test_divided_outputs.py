@@ -114,9 +114,23 @@ def assert_same(found, expected):
         assert np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [{"tensor": 2}, slowly({"pipeline": 2, "tensor": 2}), slowly({"tensor": 3})], ids=str)
-@for_each(pair={f"{head}, {loss}": (head, loss) for head in HEADS for loss in LOSSES})
+PAIRS = {f"{head}, {loss}": (head, loss) for head in HEADS for loss in LOSSES}
+SOME_PAIRS = {name: PAIRS[name] for name in [*PAIRS][::3]}  # in 3 of 5 columns of each row
+
+
+@for_each(pair=SOME_PAIRS)
+def test_some_heads_and_losses_belong_together_or_are_refused(pair):
+    check_pair(pair, {"tensor": 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"pipeline": 2, "tensor": 2}, {"tensor": 3}], ids=str)
+@for_each(pair=PAIRS)
 def test_a_head_and_a_loss_belong_together_or_are_refused(pair, sizes):
+    check_pair(pair, sizes)
+
+
+def check_pair(pair, sizes):
     head, loss = HEADS[pair[0]], LOSSES[pair[1]]
     num_ranks = int(np.prod(list(sizes.values())))
     is_alone = pair in ALONE

@@ -7,7 +7,7 @@ from minipipe import Pipeline, Plan, Tensor, nn, optim, simulate, spawn
 from minipipe.errors import ArgumentError, ModelError, RankError
 from minipipe.schedules import freeze_stages, lower
 from minipipe.testing import check_same_as_one_process, same_bits
-from tests.launch import of_each_kind
+from tests.launch import covering, of_each_kind
 from tests.strategies import NAMES, batch, build, split_backward, v_shaped
 
 WIDTH = 6
@@ -63,8 +63,9 @@ def test_only_what_is_trained_changes_and_has_a_gradient():
     assert set(by_rank[0][1]) == named.keys() - without
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-zb", "zb-v"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("name", "recompute"), covering(["1f1b", "zb-h1", "interleaved-zb", "zb-v"], [False, True], strength=1)
+)
 def test_what_nothing_needs_is_not_computed_sent_or_kept_and_the_simulator_knows(name, recompute):
     width = 16
     chunks = build(name, 3, 4).num_stages // 3

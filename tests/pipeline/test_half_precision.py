@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, functional, nn, optim, spawn
+from minipipe.comm import OneRankGroup
 from minipipe.errors import ParameterError, RankError
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.half_precision import epsilon, every_half
@@ -312,3 +313,9 @@ def test_so_it_is_through_mpirun(num_ranks, half):
     printed = [mpirun(n, "-m", "tests.pipeline.half_over_mpi", half.__name__) for n in (1, num_ranks)]
     assert [done.code for done in printed] == [0, 0], printed[1].err
     assert printed[0].out == printed[1].out and printed[0].out.count("scale") == 9
+
+
+def test_targets_beside_halves_keep_their_precision():
+    pipeline = Pipeline(nn.Sequential(nn.Linear(1, 1, dtype=np.float16)), OneRankGroup(), loss=nn.MSELoss())
+    pipeline.load_state_dict({"0.weight": np.ones((1, 1)), "0.bias": np.zeros(1)})
+    assert pipeline.evaluate(np.zeros((1, 1)), np.full((1, 1), 70000.0)) == pytest.approx(70000.0**2)

@@ -4,8 +4,9 @@ import array_api_strict
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, nn, spawn
+from minipipe import Pipeline, Tensor, nn, spawn
 from minipipe.testing import check_independent_of_microbatches, check_same_as_one_process
+from tests.launch import covering
 from tests.strategies import build, split_backward
 
 NAMES = ["gpipe", "1f1b", "zb-h1", "zb-v"]
@@ -68,9 +69,9 @@ def batch(shape: tuple[int, ...], num_samples: int = 9) -> tuple[np.ndarray, np.
     return generator.standard_normal((num_samples, *shape)).astype(np.float32), generator.integers(0, 3, num_samples)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("make", "shape"), MODELS.values(), ids=MODELS)
-def test_every_network_has_the_gradients_of_one_process_bit_for_bit(make, shape, name):
+@pytest.mark.parametrize(("model", "name"), covering(MODELS, NAMES, strength=1))
+def test_every_network_has_the_gradients_of_one_process_bit_for_bit(model, name):
+    make, shape = MODELS[model]
     schedule = build(name, 3, 4)
     for recompute in (False, True):
         check_same_as_one_process(make(), nn.CrossEntropyLoss(), *batch(shape), schedule, recompute=recompute)
@@ -96,3 +97,65 @@ def test_no_layer_depends_on_the_number_of_microbatches(make, shape):
         check_independent_of_microbatches(Pipeline(make(), group, loss=nn.CrossEntropyLoss()), inputs, labels)
 
     spawn(check, 2)
+
+
+X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+
+
+Y = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+
+
+class Constant(nn.Module):
+    """Its result is a parameter itself."""
+
+    def __init__(self):
+        self.weight = nn.Parameter((2, 3), nn.initialisers.he_uniform(3))
+
+    def forward(self, x):
+        return self.weight
+
+
+class UsesItOften(nn.Module):
+    def __init__(self):
+        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.one(x) * 1.3 + self.other(x) * x + x * x
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "gpipe"])
+def test_a_layer_that_hands_on_a_parameter_itself_trains_as_in_one_process(name, recompute):
+    """Each use added its gradient to the parameter by itself uncut, and the sum of them did where the model was cut.
+
+    Split, the backward even took the parameter for changed in place.
+    """
+    model = nn.Sequential(Constant(), UsesItOften())
+    y = Y[:, :3]
+    check_same_as_one_process(model, nn.MSELoss(), X, y, build(name, 2, 4), recompute=recompute)
+    check_same_as_one_process(
+        nn.Sequential(nn.Recompute(Constant()), UsesItOften()), nn.MSELoss(), X, y, build(name, 2, 4)
+    )
+
+
+def test_recompute_of_a_parameter_itself_and_of_one_result_twice_changes_no_bit():
+    """A node of its own for each result added up some gradients before the others."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y, y
+
+    def gradients(wrap):
+        model, constant, use = wrap(Twice()), wrap(Constant()), UsesItOften()
+        for module in (model, constant, use):
+            module.initialise(0)
+        a, b = model(Tensor(X[:2]))
+        c = constant(Tensor(X[:2]))
+        (use(a) * 1.1 + b.tanh() * 0.7 + a * a * 0.3 + use(c) * c).sum().backward()
+        return [p.grad.tobytes() for m in (model, constant, use) for p in m.parameters()]
+
+    assert gradients(nn.Recompute) == gradients(lambda module: module)

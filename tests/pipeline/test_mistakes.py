@@ -1,11 +1,12 @@
 """Every mistake with a pipeline is refused with what was given and what was expected, before ranks wait in vain."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Schedule, Tensor, init_process_group, nn, schedules, spawn
+from minipipe import Pipeline, Schedule, Tensor, functional, init_process_group, nn, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import (
     ArgumentError,
@@ -293,3 +294,56 @@ def test_a_step_beside_another_thread_s_step_is_refused_and_the_other_goes_on():
         pipeline = Pipeline(nn.Sequential(Nosy(), nn.Linear(1, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
         assert np.isfinite(pipeline.step(np.ones((2, 1)), np.ones((2, 1))))
     assert refused == ["not-a-rank"]
+
+
+X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+
+
+Y = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+
+
+def test_the_timeout_of_the_group_holds_for_all_that_a_pipeline_does_together():
+    """Clipping once waited longer than the step."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+
+    def clip_alone(group):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        pipeline.step(X, Y)
+        if group.rank == 0:
+            start = time.perf_counter()
+            with pytest.raises(MessageError) as caught:
+                pipeline.clip_grad_norm(1.0)
+            assert caught.value.code in ("timeout", "deadlock")
+            return time.perf_counter() - start
+        return 0.0
+
+    assert spawn(clip_alone, 2, timeout=1)[0] < 5
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_step_that_fails_leaves_neither_half_a_gradient_nor_a_graph(accumulate):
+    calls = []
+
+    def fails_later(outputs, targets):
+        calls.append(1)
+        if len(calls) == 6:
+            raise ValueError("enough")
+        return functional.mean_squared_error(outputs, targets)
+
+    layers = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1))
+    pipeline = Pipeline(layers, OneRankGroup(), loss=fails_later, num_microbatches=4)
+    x = np.ones((8, 1))
+    pipeline.step(x, x)
+    with pytest.raises(ValueError, match="enough"):
+        pipeline.step(x, x, accumulate=accumulate)
+    assert all(parameter.grad is None for parameter in pipeline.parameters())
+    assert pipeline._trainer.graphs == {0: {}}
+
+
+def test_an_evaluation_that_fails_leaves_the_gradients_of_the_step_before():
+    pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
+    pipeline.step(np.ones((4, 2)), np.ones((4, 1)))
+    before = [parameter.grad.copy() for parameter in pipeline.parameters()]
+    with pytest.raises(TensorError):
+        pipeline.evaluate(np.ones((4, 2)), np.ones((4, 3)))
+    assert all(np.array_equal(p.grad, grad) for p, grad in zip(pipeline.parameters(), before, strict=True))

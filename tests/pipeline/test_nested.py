@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, Plan, Tensor, nn, random_key, spawn
 from minipipe.errors import PartitionError, TensorError
 from minipipe.testing import check_same_as_one_process, same_bits
+from tests.launch import of_each_kind
 from tests.strategies import NAMES, batch, build, examples
 
 WIDTH = 4
@@ -39,7 +40,7 @@ def test_the_layers_are_those_of_all_and_the_names_are_nested():
     assert len(str(plan).splitlines()) == 6 + 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_each_kind(NAMES))
 def test_a_model_that_is_cut_inside_a_nested_sequence_has_the_bits_of_one_process(name):
     check_same_as_one_process(nested(), nn.MSELoss(), *batch(8, WIDTH), build(name, 3, 4))
 

@@ -13,6 +13,7 @@ from minipipe.errors import (
     ScheduleError,
 )
 from minipipe.execution.plan import build_stages
+from minipipe.tensor import record
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.pipeline.small_pipelines import mlp, on_ranks
 from tests.strategies import batch, build, split_backward, v_shaped
@@ -347,3 +348,21 @@ def test_a_pipeline_prints_as_a_table():
 def test_a_model_that_is_evaluated_makes_a_pipeline_that_is():
     model = mlp().eval()
     assert on_ranks(2, lambda pipeline: pipeline.is_training, model) == [False, False]
+
+
+X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+
+
+Y = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+
+
+def test_targets_have_the_dtype_of_the_last_layer():
+    """They were cast to that of the first."""
+    model = nn.Sequential(nn.Linear(6, 6, dtype=np.float64), Narrow(), nn.Linear(6, 3))
+    losses = spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2).step(X, Y), 2)
+    assert np.isfinite(losses).all()
+
+
+class Narrow(nn.Module):
+    def forward(self, x):
+        return record(x.data.astype(np.float32), (x, lambda g: g.astype(np.float64)))

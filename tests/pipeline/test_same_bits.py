@@ -13,7 +13,7 @@ from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, schedule
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.execution.objective import BatchObjective
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.strategies import (
     NAMES,
     ColumnMajor,
@@ -45,7 +45,8 @@ def test_so_they_are_with_another_array_module_on_which_nothing_falls_back_to_nu
 
 
 @needs_mpi
-@pytest.mark.parametrize(("num_ranks", "module"), [slowly(2, []), slowly(3, []), slowly(5, []), (3, ["strict"])])
+@pytest.mark.slow  # in short: test_over_mpi.py
+@pytest.mark.parametrize(("num_ranks", "module"), [(2, []), (3, []), (5, []), (3, ["strict"])])
 def test_so_they_are_through_mpirun(num_ranks, module):
     num_steps = examples(40).max_examples
     done = mpirun(num_ranks, "-m", "tests.pipeline.random_steps", num_steps, *module, limit=120)
@@ -70,8 +71,7 @@ def test_joined_actions_run_one_after_the_other_with_the_bits_of_one_process(num
         assert all(a.end <= b.start for row in timeline.spans for a, b in zip(row, row[1:]))
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
-@pytest.mark.parametrize("name", [*NAMES, "v-shaped"])
+@pytest.mark.parametrize(("name", "split"), covering([*NAMES, "v-shaped"], [False, True], strength=1))
 @pytest.mark.parametrize("num_ranks", [slowly(1), slowly(2), 3, slowly(4)])
 def test_every_schedule_trains_like_one_process(name, num_ranks, split):
     schedule = v_shaped(num_ranks, 5) if name == "v-shaped" else build(name, num_ranks, 5)
@@ -203,3 +203,12 @@ def test_float64_models_train_in_float64():
         return {str(parameter.grad.dtype) for parameter in pipeline.parameters()}
 
     assert spawn(dtypes, 2) == [{"float64"}, {"float64"}]
+
+
+@pytest.mark.parametrize("seed", [*range(4), *map(slowly, range(4, 20))])
+def test_the_losses_add_up_from_left_to_right_in_every_version_of_python(seed):
+    """Since 3.12 the built-in sum compensates for rounding, and had other bits than a loop."""
+    generator = np.random.default_rng(seed)
+    x = generator.standard_normal((16, 3)) * 10.0 ** generator.integers(-6, 7, (16, 1))
+    layers = nn.Sequential(nn.Linear(3, 2, dtype=np.float64))
+    check_same_as_one_process(layers, nn.MSELoss(), x, np.zeros((16, 2)), build("gpipe", 1, 8))

@@ -11,7 +11,7 @@ from minipipe import Pipeline, checkpoint, init_process_group, nn, optim, spawn
 from minipipe.errors import ArgumentError, MessageError, RankError
 from minipipe.pipeline.sharding import ShardedOptimiser
 from minipipe.testing import same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model
 
 X, Y = np.random.default_rng(0).standard_normal((2, 24, 6)).astype(np.float32)
@@ -98,7 +98,7 @@ def test_two_replicas_of_a_stage_may_be_in_one_pipeline(schedule):
     assert_alike(spawn(lambda group: trained(group, schedule=schedule, gradient_blocks=2), 2), expected)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [slowly(1), 2])
 def test_a_parameter_that_stages_share_is_divided_among_all_of_their_replicas(replicas):
     both = {"make": language_model, "x": TOKENS, "y": TOKENS, "loss": nn.CrossEntropyLoss(), "clip": 0.5}
     check(2 * replicas, {"replicas": replicas}, **both)
@@ -150,9 +150,12 @@ def test_values_that_are_not_sent_are_found(monkeypatch):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "of_each"), [("SGD", 0), ("momentum", 1), ("Adam", 2)])
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_a_rank_keeps_the_state_of_one_share_within_an_element(rule, of_each, replicas):
+@pytest.mark.parametrize(
+    ("state_of", "replicas"), covering([("SGD", 0), ("momentum", 1), ("Adam", 2)], [1, 2, 4], strength=1)
+)
+def test_a_rank_keeps_the_state_of_one_share_within_an_element(state_of, replicas):
+    rule, of_each = state_of
+
     def kept(group):
         pipeline, optimiser = made(group, rule, replicas=replicas, gradient_blocks=replicas)
         assert optimiser.nbytes == 0

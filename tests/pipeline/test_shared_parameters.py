@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, Tensor, nn, optim, spawn
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.errors import ParameterError
-from minipipe.pipeline import parameters
-from minipipe.pipeline.parameters import SharedParameters
+from minipipe.pipeline import tied
+from minipipe.pipeline.tied import SharedParameters
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi, of_each_kind, slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model, text, train_alone, train_on
@@ -68,21 +68,21 @@ def test_a_tied_model_trains_as_in_one_process_and_all_copies_stay_equal(name, n
 
 
 @pytest.mark.parametrize("num_ranks", [slowly(1), 2, slowly(3)])
-@pytest.mark.parametrize("name", ["1f1b", slowly("zb-h1"), "zb-v"])
+@pytest.mark.parametrize("name", [*map(slowly, ("1f1b", "zb-h1")), "zb-v"])
 def test_so_it_does_where_it_is_recomputed_stage_by_stage(name, num_ranks):
     schedule = schedule_of(name, num_ranks)
     by_rank = spawn(lambda group: train_on(group, schedule, recompute=True), num_ranks)
     check_trained(by_rank, alone(schedule.num_microbatches))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved-zb"])
+@pytest.mark.parametrize("name", [slowly("1f1b"), "interleaved-zb"])
 def test_so_it_does_where_layers_that_share_are_recomputed_one_by_one(name):
     schedule = schedule_of(name, 2)
     by_rank = spawn(lambda group: train_on(group, schedule, wrap=nn.Recompute), 2)
     check_trained(by_rank, alone(schedule.num_microbatches, wrap=nn.Recompute))
 
 
-@pytest.mark.parametrize("name", ["1f1b", slowly("zb-h2"), "zb-v"])
+@pytest.mark.parametrize("name", ["1f1b", *map(slowly, ("zb-h2", "zb-v"))])
 def test_so_it_does_with_each_backward_in_halves(name):
     schedule = split_backward(schedule_of(name, 3), delay=3)
     check_trained(spawn(lambda group: train_on(group, schedule), 3), alone(schedule.num_microbatches))
@@ -302,8 +302,8 @@ def test_a_sum_in_another_order_is_noticed(monkeypatch):
 
 
 def test_a_gradient_that_counts_twice_is_noticed(monkeypatch):
-    once = parameters._message
-    monkeypatch.setattr(parameters, "_message", lambda gradient: 2 * once(gradient))
+    once = tied._message
+    monkeypatch.setattr(tied, "_message", lambda gradient: 2 * once(gradient))
     check_is_noticed()
 
 
@@ -323,3 +323,44 @@ def test_a_sum_over_microbatches_and_not_over_uses_first_is_noticed(monkeypatch)
     assert not same_bits(right["0.weight"], wrong["0.weight"])
     np.testing.assert_allclose(right["0.weight"], wrong["0.weight"], rtol=1e-4, atol=1e-6)
     assert same_bits(right["5.weight"], wrong["5.weight"])
+
+
+X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+
+
+Y = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+
+
+def test_a_weight_that_is_shared_after_the_first_call_adds_up_as_in_a_pipeline():
+    """What layers share was looked up at the first call, once for all."""
+    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
+    model = nn.Sequential(first, nn.Tanh(), last, nn.Linear(6, 3)).initialise(0)
+    model(X)
+    last.weight = first.weight
+    check_same_as_one_process(model, nn.MSELoss(), X, Y, build("1f1b", 2, 4))
+
+
+def test_copies_of_a_shared_parameter_begin_with_the_values_of_the_first_rank():
+    """Values that each rank had computed for itself were kept, and the copies went apart without a word."""
+
+    def weights(group):
+        shared = nn.Linear(6, 6).initialise(group.rank)
+        model = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(6, 3).initialise(7))
+        options = {"num_microbatches": 2, "partition": [range(2), range(2, 4)], "check_agreement": False}
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), **options)  # which refuses such values otherwise
+        optimiser = optim.AdamW(pipeline.parameters())
+        for _ in range(3):
+            pipeline.step(X, Y)
+            optimiser.step()
+        return dict(pipeline.named_parameters())["0.weight"].data
+
+    first, second = spawn(weights, 2)
+    assert same_bits(first, second)
+
+
+def test_one_process_and_a_copy_agree_about_what_is_shared():
+    shared = nn.Linear(6, 6)
+    model = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(6, 3)).initialise(0)
+    one = one_process_step(model, nn.MSELoss(), X, Y, 4)
+    other = one_process_step(copy.deepcopy(model), nn.MSELoss(), X, Y, 4)
+    assert all(same_bits(one.gradients[name], other.gradients[name]) for name in one.gradients)

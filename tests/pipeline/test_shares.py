@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from minipipe import Microbatches, Pipeline, Share, data, nn, optim, spawn
 from minipipe.errors import ArgumentError, MicrobatchError, NotFiniteError, RankError
 from minipipe.testing import same_bits
+from tests.launch import covering
 from tests.strategies import examples
 
 ROWS = np.random.default_rng(1).integers(0, 7, (13, 5))
@@ -47,20 +48,21 @@ def squares(outputs, targets):
     return (outputs * outputs).mean()
 
 
-@pytest.mark.parametrize("weight", [None, lambda targets: int((targets >= 2).sum())], ids=["own", "given"])
-@pytest.mark.parametrize("loss", [None, squares], ids=["by tokens", "by samples"])
-@pytest.mark.parametrize(
-    ("schedule", "num_ranks", "options"),
-    [
-        ("1f1b", 4, {"replicas": 2, "num_microbatches": 3}),
-        ("zb-v", 4, {"replicas": 2, "num_microbatches": 4}),
-        ("gpipe", 4, {"replicas": 4, "num_microbatches": 2}),
-        ("chimera", 2, {"num_microbatches": 4}),
-        ("chimera", 4, {"replicas": 2, "num_microbatches": 4}),
-        ("1f1b", 2, {"num_microbatches": 3}),
-    ],
-)
-def test_shares_leave_the_bits_of_the_whole_batch(schedule, num_ranks, options, loss, weight):
+LAYOUTS = [
+    ("1f1b", 4, {"replicas": 2, "num_microbatches": 3}),
+    ("zb-v", 4, {"replicas": 2, "num_microbatches": 4}),
+    ("gpipe", 4, {"replicas": 4, "num_microbatches": 2}),
+    ("chimera", 2, {"num_microbatches": 4}),
+    ("chimera", 4, {"replicas": 2, "num_microbatches": 4}),
+    ("1f1b", 2, {"num_microbatches": 3}),
+]
+LOSSES = [None, squares]  # by tokens, by samples
+WEIGHTS = [None, lambda targets: int((targets >= 2).sum())]  # the loss's own, or given
+
+
+@pytest.mark.parametrize(("layout", "loss", "weight"), covering(LAYOUTS, LOSSES, WEIGHTS, strength=1))
+def test_shares_leave_the_bits_of_the_whole_batch(layout, loss, weight):
+    schedule, num_ranks, options = layout
     options, runs = {**options, "loss_weight": weight}, []
     for give in (whole, share):
         runs.append(spawn(lambda g, give=give: trained(g, give, loss, schedule, **options), num_ranks))

@@ -7,7 +7,7 @@ import pytest
 
 from minipipe import Grid, Pipeline, Tensor, nn, optim, schedules, simulate, spawn
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
-from tests.launch import for_each, slowly
+from tests.launch import covering, for_each, slowly
 
 X, Y = np.random.default_rng(0).standard_normal((2, 8, 4))
 
@@ -126,8 +126,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(("schedule", "layers"), covering(["1f1b", "zb-h1"], LAYERS.values(), strength=1))
 def test_gradients_are_those_of_whole_replicas(layers, schedule):
     assert (X[0, 0] > 0) != (X[4, 0] > 0)
     assert_alike(*gradients(layers, schedule=schedule))

@@ -13,6 +13,7 @@ from minipipe.comm import OneRankGroup
 from minipipe.errors import NotFiniteError, RankError
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.nn.arena import Arena
+from tests.launch import covering
 from tests.pipeline.tied_models import SYMBOLS, language_model
 
 X, Y = np.random.default_rng(0).standard_normal((2, 8, 6)).astype(np.float32)
@@ -81,8 +82,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("rule", "name"), covering(RULES, OPTIONS, strength=1))
 def test_ranks_with_an_arena_train_like_others_and_with_others(rule, name):
     num_ranks, options = OPTIONS[name]
     expected = spawn(lambda group: trained(group, rule, is_used=False, **options), num_ranks)

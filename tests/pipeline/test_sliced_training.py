@@ -26,7 +26,7 @@ from minipipe.execution.partition import partition_evenly
 from minipipe.nn.slices import SequenceSlice, computing
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.testing import same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.strategies import examples
 
 SYMBOLS, WIDTH = 9, 8
@@ -72,9 +72,11 @@ def check(found, expected):
         assert gradients and all(same_bits(gradient, expected[name]) for name, gradient in gradients.items())
 
 
-@pytest.mark.parametrize(("num_ranks", "num_slices"), [(1, 2), (2, 2), (3, 3), (4, 2), (2, 13)])
-@pytest.mark.parametrize("is_split", [False, True])
-def test_gradients_are_those_of_one_graph_over_all_slices_bit_for_bit(num_ranks, num_slices, is_split):
+@pytest.mark.parametrize(
+    ("sizes", "is_split"), covering([(1, 2), (2, 2), (3, 3), (4, 2), (2, 13)], [False, True], strength=1)
+)
+def test_gradients_are_those_of_one_graph_over_all_slices_bit_for_bit(sizes, is_split):
+    num_ranks, num_slices = sizes
     schedule = schedules.seq1f1b(num_ranks, 4, num_slices=num_slices)
     schedule = schedules.split_backward(schedule) if is_split else schedule
     with limit_blas_threads(1):

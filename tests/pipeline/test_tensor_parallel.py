@@ -131,7 +131,8 @@ def large_enough(sizes):
 
 
 @needs_mpi
-@pytest.mark.parametrize("sizes", [(2, 1, 2), *map(slowly, EIGHT)])
+@pytest.mark.slow  # in short: test_over_mpi.py
+@pytest.mark.parametrize("sizes", [(2, 1, 2), *EIGHT])
 def test_so_it_is_over_mpi(sizes):
     done = mpirun(int(np.prod(sizes)), "tests/pipeline/grid_over_mpi.py", *sizes)
     assert done.code == 0, done.err

@@ -8,9 +8,10 @@ import pytest
 
 from minipipe import Pipeline, nn, optim, spawn
 from minipipe.autograd import backend
+from minipipe.comm import OneRankGroup
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.errors import LaunchError, ParameterError
-from minipipe.testing import one_process_step, same_bits
+from minipipe.testing import check_independent_of_microbatches, one_process_step, same_bits
 from tests.launch import OF_EACH_KIND, of_each_kind, slowly
 from tests.strategies import build
 
@@ -126,3 +127,10 @@ def test_a_module_moves_to_another_array_module_and_back():
         backend.array_module(copy.deepcopy(nn.Linear(3, 2).to(array_api_strict)).initialise(0).bias.data)
         is array_api_strict
     )
+
+
+def test_a_gradient_that_is_no_number_is_no_agreement():
+    layers = nn.Sequential(nn.Linear(1, 1), nn.Function(lambda x: (x - x) / (x - x)))
+    pipeline = Pipeline(layers, OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
+    with np.errstate(all="ignore"), pytest.raises(AssertionError, match="depends on the number of microbatches"):
+        check_independent_of_microbatches(pipeline, np.ones((4, 1)), np.ones((4, 1)))

@@ -10,6 +10,7 @@ from minipipe import Pipeline, Plan, Tensor, nn, spawn
 from minipipe.errors import RankError
 from minipipe.execution.payload import Payload
 from minipipe.testing import check_same_as_one_process, one_process_step
+from tests.launch import slowly
 from tests.strategies import NAMES, build, examples
 
 SYMBOLS, WIDTH, LENGTH = 7, 8, 5
@@ -33,16 +34,15 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name_of_options", ["shared keys", slowly("turned"), slowly("dropout of weights")])
 @examples(20)
 @given(st.sampled_from(NAMES), st.integers(1, 3), st.integers(2, 7), st.booleans(), st.data())
-def test_blocks_with_options_have_the_bits_of_one_process(options, name, num_ranks, samples, recompute, data):
+def test_blocks_with_options_have_the_bits_of_one_process(name_of_options, name, num_ranks, samples, recompute, data):
     schedule = build(name, num_ranks, data.draw(st.integers(1, samples)))
     if schedule.num_stages > 7:
         schedule = build("zb-h1", num_ranks, schedule.num_microbatches)
-    check_same_as_one_process(
-        language_model(**options), nn.CrossEntropyLoss(), *text(samples), schedule, seed=2, recompute=recompute
-    )
+    model = language_model(**OPTIONS[name_of_options])
+    check_same_as_one_process(model, nn.CrossEntropyLoss(), *text(samples), schedule, seed=2, recompute=recompute)
 
 
 @pytest.mark.parametrize("option", [{"rotary_base": 10.0}, {"attention_dropout": 0.1}, {"is_causal": True}])
@@ -110,7 +110,7 @@ def cuts(draw, num_layers: int):
     return schedule, [range(a, b) for a, b in zip(ends, ends[1:])]
 
 
-@pytest.mark.parametrize("wrap", [lambda layer: layer, nn.Recompute], ids=["", "recompute"])
+@pytest.mark.parametrize("wrap", [slowly(lambda layer: layer), nn.Recompute], ids=["", "recompute"])
 @examples(40)
 @given(cuts(9), st.integers(4, 9), st.booleans())
 def test_an_encoder_and_a_decoder_cut_anywhere_have_the_bits_of_one_process(wrap, cut, samples, recompute):

@@ -113,7 +113,7 @@ def test_a_line_of_a_name_is_no_line_of_the_text():
 @pytest.mark.parametrize("form", [draw_html, draw_svg, perfetto_trace, draw_text])
 def test_the_list_is_hostile(form, monkeypatch):
     """A mutant: without the two functions, every format but JSON lets something through."""
-    for module in ("html", "svg.lanes", "svg.style"):
+    for module in ("html", "svg.elements", "svg.style"):
         monkeypatch.setattr(f"minipipe.render.{module}.escaped", str)
     monkeypatch.setattr("minipipe.schedules.simulation.timeline.printable", str)
     monkeypatch.setattr("minipipe.schedules.written.printable", str)

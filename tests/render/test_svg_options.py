@@ -13,6 +13,7 @@ from minipipe import Costs, schedules, simulate
 from minipipe.render import draw_svg
 from minipipe.render.layout import text_width
 from minipipe.schedules.simulation.span import Span
+from tests.launch import covering
 from tests.render.picture import Picture, timelines
 from tests.strategies import examples
 
@@ -122,8 +123,7 @@ def test_no_text_is_cut_or_overlaps_another_at_any_font_size(timeline, size, mem
     assert overlapping(texts) == []
 
 
-@pytest.mark.parametrize("num_ranks", [1, 16, 64])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "num_ranks"), covering(SIZES, [1, 16, 64], strength=1))
 def test_many_ranks_stay_apart_at_any_font_size(num_ranks, size):
     timeline = simulate(schedules.one_f_one_b(num_ranks, 2), Costs(activation=123456789, memory_unit="bytes"))
     for memory in (False, True):

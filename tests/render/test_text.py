@@ -369,3 +369,20 @@ def test_a_drawing_of_too_many_characters_is_refused_before_it_is_made(monkeypat
     monkeypatch.setattr("minipipe.render.text.MOST_CHARACTERS", 100)
     with pytest.raises(ArgumentError, match="would have 264 characters; the limit is 100. Choose the format svg"):
         draw_text(schedules.gpipe(4, 8))
+
+
+def spans(*cells):
+    return tuple(Span(Action.parse(cell), start, end) for cell, start, end in cells)
+
+
+def test_labels_have_room_for_the_longest_and_bands_tell_milliseconds():
+    assert "F10" in draw_text(schedules.gpipe(1, 12))
+    timeline = Timeline("m", (spans(*[(f"0F{k}", k, k + 1) for k in range(100)]),), (1,), unit="s")
+    assert "\n\nms     |20000         |25000 " in draw_text(timeline)
+    with pytest.raises(ValueError, match="at least 40"):
+        draw_text(schedules.gpipe(2, 2), width=39)
+
+
+def test_what_takes_no_time_among_what_does_is_drawn_all_the_same():
+    row, *_ = draw_text(simulate(schedules.zb_h1(1, 8), Costs(3, 3, 0))).splitlines()
+    assert row.count("W") == 8

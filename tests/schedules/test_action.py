@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action, ActionKind
-from tests.strategies import examples
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.analysis.verifier import verify
+from tests.refusals import code_of
+from tests.strategies import examples, table
 
 NUMBERS = st.integers(min_value=0, max_value=10**6)
 
@@ -90,3 +93,21 @@ def test_four_kinds_are_communication():
     assert [kind.value for kind in ActionKind if kind.is_communication] == ["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
     others = ["F", "B", "I", "W", "REDUCE_GRAD", "U", "R", "O", "L"]
     assert [kind.value for kind in ActionKind if not kind.is_communication] == others
+
+
+@pytest.mark.parametrize("cell", [(0.7, "F", 0), (0, "F", 0.9), ("0", "F", 0), Action(0.5, "F", 0)])
+def test_a_stage_or_microbatch_that_is_no_integer_is_refused(cell):
+    """0.7 became 0, and a string was a TypeError much later."""
+    assert code_of(Schedule, "x", (0,), 1, [[cell]]) == "syntax"
+
+
+@pytest.mark.parametrize(("placement", "num_microbatches"), [(("0",), 1), ((0,), 1.0), ((0,), "1"), ((0.0,), 1)])
+def test_a_placement_and_a_number_that_are_no_integers_are_refused(placement, num_microbatches):
+    """They were TypeErrors much later."""
+    assert code_of(Schedule, "x", placement, num_microbatches, [["0F0"]]) == "placement"
+
+
+def test_kinds_given_as_letters_become_kinds():
+    schedule = table("mine", (0,), 1, ((Action(0, "F", 0), Action(0, "B", 0)),))
+    assert {type(action.kind) for action in schedule.actions[0]} == {ActionKind}
+    verify(schedule)

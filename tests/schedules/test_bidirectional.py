@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from minipipe import ActionKind, Costs, Schedule, advise, nn, schedules, simulate, verify
-from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
 from minipipe.tuning.weighing import candidates, names_left_out
+from tests.refusals import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -282,12 +282,6 @@ def test_the_adviser_leaves_out_slices_and_updates_and_says_so():
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------
-
-
-def refusal(call, *arguments):
-    with pytest.raises(ScheduleError) as caught:
-        call(*arguments)
-    return caught.value
 
 
 @pytest.mark.parametrize("name", ["chimera", "bitpipe", "dualpipe"])

@@ -11,6 +11,7 @@ import pytest
 from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import ActionKind
+from tests.refusals import refusal
 from tests.strategies import takes
 
 
@@ -299,3 +300,25 @@ def test_few_microbatches_run_as_the_first_ones_of_many(name):
     for p, m in itertools.product(range(1, 6), range(1, 8)):
         few, many = schedules.build(name, p, m), schedules.build(name, p, 2 * p + m)
         assert few.actions == tuple(tuple(a for a in row if a.microbatch < m) for row in many.actions)
+
+
+def rows_of(schedule):
+    return [" ".join(map(str, row)) for row in schedule.actions]
+
+
+def test_a_prediction_goes_in_rounds_as_equal_as_can_be_the_smaller_first():
+    assert rows_of(schedules.forward_only(2, 5, 2)) == [
+        "0F0 0F1 2F0 2F1 0F2 0F3 0F4 2F2 2F3 2F4",
+        "1F0 1F1 3F0 3F1 1F2 1F3 1F4 3F2 3F3 3F4",
+    ]
+    assert "num_microbatches is 0" in str(refusal(schedules.forward_only_over, (0, 1), 0))
+
+
+def test_zb_v_ends_with_the_weights_of_chunk_1_and_then_those_of_chunk_0():
+    assert [str(action) for action in schedules.zb_v(3, 6).actions[2]][-4:] == ["3W4", "3W5", "2W4", "2W5"]
+
+
+def test_one_chunk_may_be_asked_for_where_there_is_one():
+    for name in ("gpipe", "1f1b", "zb-h1"):
+        assert schedules.build(name, 2, 4, 1) == schedules.build(name, 2, 4)
+    assert refusal(schedules.build, ["gpipe"], 2).code == "name"

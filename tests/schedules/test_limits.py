@@ -5,20 +5,20 @@ import re
 import pytest
 
 from minipipe import Costs, Schedule, io, schedules, simulate
-from minipipe.errors import MinipipeError, ScheduleError, quoted
+from minipipe.errors import MinipipeError, quoted
 from minipipe.schedules import placement, read_schedule, schedule_of_text, text
+from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis import theory
+from minipipe.schedules.analysis.activations import peak_activations
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.theory import tick_grid
+from minipipe.schedules.analysis.updates import drift, staleness, weight_versions
 from minipipe.schedules.placement import check_sizes
 from minipipe.schedules.transforms import spread_stages
 from minipipe.search.list_scheduling import greedy
 from tests.launch import for_each
-
-
-def refusal(call, *arguments, **options):
-    with pytest.raises(ScheduleError) as caught:
-        call(*arguments, **options)
-    return caught.value
-
+from tests.refusals import code_of, refusal
+from tests.strategies import table
 
 # -- builders ---------------------------------------------------------------------------------------------------------
 
@@ -163,3 +163,32 @@ def test_costs_of_a_command_line_are_refused_in_a_sentence(given):
 @pytest.mark.parametrize("pieces", [0, -1, 1.5, "2", None, 10**5000, 10**9], ids=quoted)
 def test_a_number_of_pieces_is_within_limits(pieces):
     assert refusal(Costs(forward=[1, 2]).cut, pieces).code in ("value", "too-large")
+
+
+def test_a_rank_with_five_thousand_digits_is_no_bare_error():
+    """Python refuses to read so long a number with a ValueError of its own."""
+    assert code_of(Schedule.from_text, "rank " + "0" * 5000 + ": 0F0 0B0") == "syntax"
+
+
+def test_other_arguments_that_were_bare_errors():
+    """IndexError, TypeError and KeyError told nobody what was wrong."""
+    assert code_of(schedules.forward_only_over, [0, 5], 2, 2) == "placement"
+    assert code_of(schedules.greedy, 4, Costs(), (0, 1), None, None) == "value"
+    assert code_of(schedules.build, "gpipe", None) == "value"
+    assert code_of(theory.memory_footprint_ratio, 4, 8, 0.5) == "value"
+
+
+F = ActionKind.FORWARD
+
+
+@pytest.mark.parametrize("wrong", [Action(-1, F, 0), Action(0, F, -1)])
+@pytest.mark.parametrize("use", [simulate, lower, tick_grid])
+def test_numbers_below_zero_are_out_of_range_everywhere(use, wrong):
+    assert refusal(use, table("wrong", (0, 0), 2, [[wrong, "0F0", "0B0"]])).code == "out-of-range"
+
+
+@pytest.mark.parametrize("wrong", [Action(2, F, 0), Action(-1, F, 0), Action(0, F, 2), Action(0, F, -1)])
+@pytest.mark.parametrize("use", [peak_activations, weight_versions, staleness, drift])
+def test_numbers_out_of_range_are_no_crash_of_an_analysis(use, wrong):
+    rows = [[wrong, "0F0", "0B0", "0F1", "0B1", "0U1"]]
+    assert refusal(use, table("wrong", (0, 0), 2, rows)).code == "out-of-range"

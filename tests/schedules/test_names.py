@@ -6,17 +6,19 @@ from minipipe import Pipeline, nn, schedules, spawn
 from minipipe.cli import main
 from minipipe.errors import ScheduleError
 from minipipe.execution.plan import Plan
-from minipipe.schedules import REGISTRY, build
+from minipipe.schedules import REGISTRY, build, schedule_of_text
 from minipipe.schedules.analysis import theory
 from minipipe.schedules.registry import expected_names, spelled, takes
 from minipipe.schedules.simulation.comparison import sweep
+from tests.launch import of_each_kind
+from tests.strategies import table
 
 
 def spellings(name):
     return {name.upper(), name.title(), name.capitalize(), name.swapcase(), name}
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", of_each_kind(REGISTRY))
 def test_a_name_in_any_case_builds_the_same_schedule(name):
     for given in spellings(name):
         assert spelled(given) == name
@@ -115,3 +117,9 @@ def test_the_name_of_another_library_is_refused_with_the_one_here(given):
     if given.startswith("Schedule"):
         with pytest.raises(AttributeError, match=f'schedule="{SUGGESTED[given]}"'):
             getattr(schedules, given)
+
+
+def test_a_name_of_two_lines_stays_within_its_comment():
+    """Its second line was read as the actions of a rank."""
+    named = table("two\nlines", (0,), 1, [["0F0", "0B0"]])
+    assert schedule_of_text(named.to_text(), name="two\nlines") == named

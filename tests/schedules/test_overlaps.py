@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Action, Costs, Schedule, schedules
-from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text, tick_grid
 from minipipe.schedules.simulation.evaluation import evaluate
 from minipipe.schedules.transforms import (
@@ -19,6 +18,7 @@ from minipipe.schedules.transforms import (
     spread_stages,
 )
 from minipipe.search.clock import in_microbatch_order
+from tests.refusals import refusal
 from tests.strategies import could_be_joined, examples, overlapped, replicated_schedules, runnable_schedules
 
 MINE = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,1B1,0B0,0B1\n"
@@ -27,12 +27,6 @@ MINE = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,1B1,0B0,0B1\n"
 def rows(*lines):
     """Return a schedule whose rows are drawn as on paper."""
     return Schedule.from_text("\n".join(lines), name="mine")
-
-
-def refusal(function, *arguments, **named):
-    with pytest.raises(ScheduleError) as caught:
-        function(*arguments, **named)
-    return caught.value
 
 
 # -- what is written, and read back --------------------------------------------------------------------------------
@@ -176,3 +170,12 @@ def test_who_knows_no_joined_actions_refuses_them(reader):
 
 def test_could_be_joined_is_drawn_right():
     assert could_be_joined(ONE_RANK) == [Action.parse("0F1"), Action.parse("0F2")]
+
+
+def test_the_corners_of_csv():
+    assert Schedule.from_csv("0UNSHARD0,0F0,0B0,0RESHARD12", ignore_sharding=True) == Schedule.from_csv("0F0,0B0")
+    assert Schedule.from_csv("0F0,( 0F1 ; 0B0 )OVERLAP_F_B,0B1").to_csv() == "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n"
+    assert "is not a supported overlap" in str(refusal(Schedule.from_csv, "0F0,0I0,(0F1;0W0)OVERLAP_F_B,0B1"))
+    assert refusal(Schedule.from_csv, "0F0,(0F1;0B0)OVERLAP_F_Bjunk,0B1").code == "syntax"
+    assert refusal(Schedule.from_text, "0F0 0B0 0F3").code == "missing"
+    assert "bandwidth is a single number" in str(refusal(Costs.parse, "bandwidth=1:2"))

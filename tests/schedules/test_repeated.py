@@ -1,5 +1,7 @@
 """Several steps as one schedule: legal, each as before, and closer together where a schedule lets them."""
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,3 +50,12 @@ def test_there_is_at_least_one_step(num_steps):
     with pytest.raises(ScheduleError, match="num_steps is .*; expected a whole number, at least 1") as caught:
         repeat(schedules.gpipe(2, 2), num_steps)
     assert caught.value.code == "value"
+
+
+def test_a_schedule_is_pickled_without_what_was_found_out_about_it():
+    """The walk went along, and made it a fifth longer."""
+    schedule = schedules.one_f_one_b(4, 16)
+    before = len(pickle.dumps(schedule))
+    verify(schedule)
+    assert len(pickle.dumps(schedule)) == before
+    verify(pickle.loads(pickle.dumps(schedule)))

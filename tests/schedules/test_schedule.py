@@ -18,15 +18,10 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
+from tests.refusals import refusal
 from tests.strategies import examples
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
-
-
-def refusal(read, text):
-    with pytest.raises(ScheduleError) as caught:
-        read(text)
-    return caught.value
 
 
 # -- what it is ------------------------------------------------------------------------------------------------
@@ -375,3 +370,9 @@ def test_a_common_slip_is_named(read, text, words):
 def test_a_schedule_and_its_timeline_are_short_where_python_shows_them():
     assert repr(schedules.zb_v(4, 8)) == "<Schedule zb-v: 4 ranks, 8 stages, 8 microbatches>"
     assert repr(simulate(schedules.gpipe(2, 2))).startswith("<Timeline gpipe: makespan 9 units")
+
+
+def test_text_may_begin_with_a_byte_order_mark_and_may_leave_out_sharding():
+    """CSV could, text could not, although the message of text recommended it."""
+    text = "\ufeffrank 0: 0F0 0UNSHARD 0B0"
+    assert schedule_of_text(text, ignore_sharding=True) == schedule_of_text("0F0 0B0")

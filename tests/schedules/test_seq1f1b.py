@@ -11,24 +11,18 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate, verify
 from minipipe.cli import main
-from minipipe.errors import ScheduleError
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.render.stepper.description import draw_snapshot
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.schedules import equal_work_cuts, seq1f1b, slice_work, theory
 from minipipe.schedules.simulation.comparison import figures, gaps
+from tests.refusals import refusal
 from tests.strategies import examples
 
 PAPER = """
     rank 0: F0.0 F0.1 F1.0      B0.1 F1.1 B0.0      B1.1 B1.0
     rank 1:      F0.0 F0.1 B0.1 F1.0 B0.0 F1.1 B1.1 B1.0
 """
-
-
-def refusal(function, *arguments, **named):
-    with pytest.raises(ScheduleError) as caught:
-        function(*arguments, **named)
-    return caught.value
 
 
 # -- the schedule --------------------------------------------------------------------------------------------------

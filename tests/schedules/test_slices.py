@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Action, Schedule, schedules, verify
-from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text
 from minipipe.schedules.action import Slice
 from minipipe.schedules.transforms import first_stages, freeze_stages, repeat, split_backward, spread_stages
+from tests.refusals import refusal
 from tests.schedules.sliced_tables import sliced_schedules
 from tests.strategies import examples, overlapped
 
@@ -19,12 +19,6 @@ MINE = """
     rank 0: 0F0.0 0F0.1       0F1.0 0B0.1 0F1.1 0B0.0       0B1.1 0B1.0
     rank 1:       1F0.0 1F0.1 1B0.1 1F1.0 1B0.0 1F1.1 1B1.1 1B1.0
 """
-
-
-def refusal(function, *arguments, **named):
-    with pytest.raises(ScheduleError) as caught:
-        function(*arguments, **named)
-    return caught.value
 
 
 # -- numbers, and text ---------------------------------------------------------------------------------------------

@@ -1,27 +1,32 @@
 """Run the training programs with every schedule on 4 ranks, and some on others: one loss each, bit for bit; 97 %.
 
-Takes minutes, so `.ci/run` runs it after the suite.
+Takes minutes, so `.ci/run` runs it after the suite: ``python -m tests.slow.same_loss_everywhere``. The programs on
+the same number of ranks share a launch.
 """
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 from minipipe import schedules
+from tests.launch import mpirun_together
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RANKS = (1, 2, 3, 4)  # eight ranks train in tests/tutorials
 EVERYWHERE = ("sequential", "1f1b", "interleaved-1f1b", "zb-v")  # on all of them; the others on 4 ranks
-SHORT = ("--epochs", "1")
-SHORT_LM = ("--steps", "8", "--width", "32", "--context", "32", "--dropout", "0.1", "--tied")
+SHORT = ("--epochs", "1", "--batch-size", "128")
+SHORT_LM = ("--steps", "4", "--width", "32", "--context", "32", "--dropout", "0.1", "--tied")
 
 
-def train(num_ranks, *options, program="train.py"):
-    launcher = ["mpirun", "-n", str(num_ranks)] if num_ranks > 1 else []
-    command = [*launcher, sys.executable, f"tutorials/{program}", "--json", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def train(cells, *common, program="train.py"):
+    """Return the results of trainings, in the order of the cells: pairs of a number of ranks, and options."""
+    found = {}
+    for num_ranks in sorted({num_ranks for num_ranks, _ in cells}):
+        jobs = [options for count, options in cells if count == num_ranks]
+        programs = {options: (f"tutorials/{program}", "--json", *options, *common) for options in jobs}
+        printed = mpirun_together(num_ranks, programs, limit=900)
+        for options, text in printed.items():
+            found[num_ranks, options] = json.loads(text.splitlines()[-1])
+            loss = found[num_ranks, options]["loss"]
+            print(f"{program} {' '.join(options):35} {num_ranks} ranks: loss {loss!r}", flush=True)
+    return [found[cell] for cell in cells]
 
 
 def trains(schedule):
@@ -45,43 +50,39 @@ def fits(schedule, num_ranks, num_microbatches=16):
 
 
 def digits():
-    losses = {}
-    for schedule in TRAINED:
-        for num_ranks in RANKS if schedule in EVERYWHERE else (4,):
-            if fits(schedule, num_ranks):
-                losses[schedule, num_ranks] = train(num_ranks, "--schedule", schedule, *SHORT)["loss"]
-                print(f"{schedule:20} {num_ranks} ranks: loss {losses[schedule, num_ranks]!r}", flush=True)
-    assert len(losses) >= len(RANKS) * (len(EVERYWHERE) - 1) + len(TRAINED) - len(EVERYWHERE)
-    assert len(set(losses.values())) == 1, "the losses differ"
+    cells = [
+        (num_ranks, ("--schedule", schedule))
+        for schedule in TRAINED
+        for num_ranks in (RANKS if schedule in EVERYWHERE else (4,))
+        if fits(schedule, num_ranks)
+    ]
+    assert len(cells) >= len(RANKS) * (len(EVERYWHERE) - 1) + len(TRAINED) - len(EVERYWHERE)
+    assert len({found["loss"] for found in train(cells, *SHORT)}) == 1, "the losses differ"
 
-    whole = train(4)
+    whole, alone = train([(4, ()), (1, ())])
     print("defaults, 4 ranks:", {key: whole[key] for key in ("accuracy", "seconds", "step_ms", "bubble_fraction")})
-    assert whole["loss"] == train(1)["loss"], "the loss of four ranks differs from that of one"
+    assert whole["loss"] == alone["loss"], "the loss of four ranks differs from that of one"
     assert whole["accuracy"] >= 0.97
 
 
 def replicas():
     """Two blocks of microbatches, in one process, in two replicas of any schedule, and in those that have two."""
-    one = train(1, "--blocks", "2", *SHORT)["loss"]
-    for num_ranks, *options in (
-        *((2, "--replicas", "2"), (4, "--replicas", "2"), (4, "--schedule", "chimera")),
-        *((4, "--schedule", "zb-h1", "--replicas", "2"), (4, "--schedule", "dualpipe"), (4, "--schedule", "bitpipe")),
-    ):
-        found = train(num_ranks, *options, *SHORT)["loss"]
-        print(f"{' '.join(options):35} {num_ranks} ranks: loss {found!r}", flush=True)
-        assert found == one, f"the loss of one process with two blocks is {one!r}"
+    both = ("--replicas", "2")
+    cells = [(1, ("--blocks", "2")), (2, both), (4, both), (4, ("--schedule", "zb-h1", *both))]
+    cells += [(4, ("--schedule", name)) for name in ("chimera", "dualpipe", "bitpipe")]
+    assert len({found["loss"] for found in train(cells, *SHORT)}) == 1, "the losses differ"
 
 
 def language_model():
-    losses = {}
-    for schedule in TRAINED:
-        for num_ranks in (1, 2, 4) if schedule in EVERYWHERE else (4,):
-            options = ("--schedule", schedule, *SHORT_LM)
-            losses[schedule, num_ranks] = train(num_ranks, *options, program="train_lm.py")["loss"]
-            print(f"train_lm {schedule:20} {num_ranks} ranks: loss {losses[schedule, num_ranks]!r}", flush=True)
-    assert len(set(losses.values())) == 1, "the losses differ"
+    cells = [
+        (num_ranks, ("--schedule", schedule))
+        for schedule in TRAINED
+        for num_ranks in ((1, 2, 4) if schedule in EVERYWHERE else (4,))
+    ]
+    losses = {found["loss"] for found in train(cells, *SHORT_LM, program="train_lm.py")}
+    assert len(losses) == 1, "the losses differ"
 
-    whole = train(4, "--steps", "200", program="train_lm.py")
+    (whole,) = train([(4, ("--steps", "200"))], program="train_lm.py")
     print("train_lm, a quarter of its steps, 4 ranks:", {key: whole[key] for key in ("loss", "seconds", "step_ms")})
     print(whole["text"])
     assert whole["loss"] < 2.25

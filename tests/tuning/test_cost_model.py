@@ -9,7 +9,7 @@ from minipipe import Microbatches, advise, nn, spawn
 from minipipe.errors import ArgumentError, LaunchError, MicrobatchError, ModelError, PartitionError
 from minipipe.tuning import Messages
 from minipipe.tuning.stages import measure_messages, messages_of_this_machine
-from tests.launch import needs_mpi
+from tests.launch import needs_mpi, slowly
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_the_time_of_each_size_is_measured(clock):
     }
 
 
-@pytest.mark.parametrize(("call", "sample", "best"), [(0.0, 1.0, 16), (1.0, 0.0, 1), (1.0, 1.0, 4)])
+@pytest.mark.parametrize(("call", "sample", "best"), [slowly(0.0, 1.0, 16), slowly(1.0, 0.0, 1), (1.0, 1.0, 4)])
 def test_the_best_number_of_microbatches_follows_from_it(clock, call, sample, best):
     """Forward over two ranks of two layers takes (m + 1) 2 (call + 16 sample / m): 54, 50, 54 for m = 2, 4, 8."""
     choices = advised(clock, call, sample, chunks_per_rank=1, replicas=1).choices

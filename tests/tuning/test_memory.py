@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, Plan, RankMemory, measure_layers, nn, optim, schedules, spawn
 from minipipe.errors import ArgumentError
 from minipipe.tuning.memory import in_flight
+from tests.launch import covering, slowly
 from tests.pipeline.small_pipelines import mlp
 from tests.pipeline.test_memory import transformer
 from tests.strategies import NAMES, Beside, Fork, Join, build, examples, steps
@@ -33,8 +34,7 @@ def taken(plan, loss, inputs, targets, optimiser, **options):
     return spawn(train, plan.schedule.num_ranks)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "recompute"), covering(NAMES, [False, True], strength=1))
 def test_a_run_takes_what_was_predicted_to_the_byte(name, recompute):
     schedule = build(name, 2, 6)
     inputs = np.ones((6 * SAMPLES, 4), np.float32)
@@ -46,7 +46,7 @@ def test_a_run_takes_what_was_predicted_to_the_byte(name, recompute):
     assert [rank[:4] for rank in predicted] == found
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved-1f1b"])
+@pytest.mark.parametrize("name", [slowly("1f1b"), "zb-v", slowly("interleaved-1f1b")])
 def test_so_does_a_transformer_whose_vectors_are_shared_by_ranks(name):
     schedule = build(name, 3, 6)
     ids = np.random.default_rng(0).integers(0, 11, (SAMPLES * 6, 5))

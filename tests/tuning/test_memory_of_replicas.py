@@ -11,6 +11,7 @@ from minipipe import Pipeline, Plan, measure_layers, nn, optim, spawn
 from minipipe.execution import versions
 from minipipe.parallel import reduction
 from minipipe.pipeline import running
+from tests.launch import covering
 from tests.pipeline.small_pipelines import mlp
 from tests.tuning.test_memory import SAMPLES, taken
 
@@ -32,8 +33,7 @@ def case(model, options):
     return plan, layers, inputs
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("options", FORMS)
+@pytest.mark.parametrize(("options", "recompute"), covering(FORMS, [False, True], strength=1))
 def test_ranks_with_replicas_take_what_was_predicted_to_the_byte(options, recompute):
     plan, layers, inputs = case(mlp(linears=6), options)
     predicted = plan.memory(layers, optimiser=optim.Adam, recompute=recompute)
@@ -62,8 +62,7 @@ def counted(monkeypatch, sent, came):
         monkeypatch.setattr(module, "opened", opened)
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4])
-@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize(("replicas", "is_frozen"), covering([2, 3, 4], [False, True], strength=1))
 def test_a_sum_sends_and_receives_the_predicted_bytes(replicas, is_frozen, monkeypatch):
     model, sent, came = mlp(linears=4), defaultdict(list), defaultdict(list)
     if is_frozen:

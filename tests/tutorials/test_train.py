@@ -35,7 +35,7 @@ def test_on_one_rank_it_trains(alone):
 @needs_mpi
 @pytest.mark.parametrize(
     ("num_ranks", "schedule"),
-    [(3, "1f1b"), slowly(4, "gpipe"), slowly(2, "sequential"), slowly(8, "interleaved-1f1b")],
+    [*map(slowly, (3, 4, 2, 8), ("1f1b", "gpipe", "sequential", "interleaved-1f1b"))],
 )
 def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alone):
     many = result(mpirun(num_ranks, TRAIN, *SHORT, "--schedule", schedule))
@@ -72,7 +72,13 @@ def test_a_schedule_from_a_file_runs_as_written(tmp_path, alone):
 def traced(tmp_path_factory):
     """What two ranks print and draw of two epochs, once for all tests: the trace in Perfetto's form, and the rest."""
     path = tmp_path_factory.mktemp("trace") / "step.json"
-    return path, mpirun(2, TRAIN, "--epochs", "2", "--hidden", "16", "--trace", path, "--json")
+    return path, mpirun(2, TRAIN, *SHORT, "--trace", path)
+
+
+@needs_mpi
+def test_two_ranks_end_with_the_loss_of_one(traced, alone):
+    many = result(traced[1])
+    assert (many["ranks"], many["loss"], many["accuracy"]) == (2, alone["loss"], alone["accuracy"])
 
 
 @needs_mpi
@@ -109,7 +115,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path, t
         assert caption in done.out and (ending != "svg" or caption in drawn)
         assert ending != "html" or f"{makespan:.4g} ms" in drawn
     deviation = f"({100 * (makespans[1] / makespans[0] - 1):+.1f} %)"
-    model = "model: 8 linear layers, 16 wide; batches of 64; 2 ranks, 16 microbatches"
+    model = "model: 8 linear layers, 32 wide; batches of 64; 2 ranks, 16 microbatches"
     for fact in (deviation, model, "machine: ", "date: 20"):
         assert fact in drawn, fact
     if ending == "html":
@@ -177,10 +183,10 @@ def test_so_does_a_job_of_several_ranks():
         slowly(["--layers", "0"], "--layers is 0; expected at least 1"),
         (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? Expected one of sequential, gpipe"),
         slowly(["--schedule", "nowhere.csv"], "The schedule 'nowhere.csv' cannot be read: No such file"),
-        (["--microbatches", "100"], "samples cannot make 100 microbatches"),
+        slowly(["--microbatches", "100"], "samples cannot make 100 microbatches"),
         slowly(["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),
         slowly(["--seed", "-1"], "--seed is -1; expected at least 0"),
-        (["--learning-rate", "1e9", "--epochs", "1"], "A smaller learning rate often helps"),
+        slowly(["--learning-rate", "1e9", "--epochs", "1"], "A smaller learning rate often helps"),
         slowly(["--epochs", "many"], "invalid int value: 'many'"),
     ],
 )

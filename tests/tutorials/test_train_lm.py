@@ -118,8 +118,8 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
         slowly(["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
         slowly(["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
         (["--tensor", "2"], "pipeline 1 x data 1 x tensor 2 are 2 ranks, but there are 1"),
-        (["--device", "gpu"], "There is no GPU to use: no CuPy"),
-        (["--microbatches", "17"], "A batch of 16 samples cannot make 17 microbatches"),
+        slowly(["--device", "gpu"], "There is no GPU to use: no CuPy"),
+        slowly(["--microbatches", "17"], "A batch of 16 samples cannot make 17 microbatches"),
     ],
 )
 def test_a_mistake_is_one_sentence(options, words):

@@ -84,11 +84,8 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
         found = _NAME.match(entry)
         if not found:
             where = f"Line {number} of {quoted(name, 200)}"
-            raise ArgumentError(
-                "value",
-                f"{where} is {quoted(entry)}; expected HOST, HOST:RANKS or HOST "
-                "slots=RANKS.",
-            )
+            problem = f"{where} is {quoted(entry)}; expected HOST"
+            raise ArgumentError("value", f"{problem}, HOST:RANKS or HOST slots=RANKS.")
         hosts.append(
             Host(
                 found[0],
@@ -97,10 +94,8 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
             )
         )
     if not hosts:
-        raise ArgumentError(
-            "value",
-            f"{quoted(name, 200)} names no host; expected a line for each: HOST:RANKS.",
-        )
+        given = f"{quoted(name, 200)} names no host"
+        raise ArgumentError("value", f"{given}; expected a line for each: HOST:RANKS.")
     return tuple(hosts)
 
 

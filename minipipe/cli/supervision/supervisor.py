@@ -64,11 +64,8 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
         while True:
             with job.command(len(endings), list(silent)) as command:
                 endings.append(attempts.run(command))
-            result = JobResult(
-                shell_code(endings[-1].code),
-                len(endings) - 1,
-                job.ranks_without(list(silent)),
-            )
+            ranks = job.ranks_without(list(silent))
+            result = JobResult(shell_code(endings[-1].code), len(endings) - 1, ranks)
             why_not = reason_to_stop(endings, restarts)
             if not (attempts.stopped_by or why_not):
                 attempts.pause(pause_before_restart(endings))
@@ -127,10 +124,8 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
         if ending.code == last.code and ending.seconds < _QUICK
     ]
     if len(alike) == _ALIKE:
-        return (
-            f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the same "
-            "exit code"
-        )
+        often = f"{_ALIKE} times in a row within {_QUICK:g} s"
+        return f"it failed {often}, with the same exit code"
     if len(endings) > restarts:
         return f"{counted(restarts, 'restart')} of {restarts} used"
     return ""

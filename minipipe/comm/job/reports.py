@@ -211,7 +211,8 @@ class RankActivity:
             From an action to the position at which its peer sends the awaited message;
             None if it waits for none.
         """
-        self.claim()
+        if threading.get_ident() != self.thread:
+            self.claim()
         self.position, self._run = 0, (program, actions, step, sent_at)
 
     def claim(self) -> None:

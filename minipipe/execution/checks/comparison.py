@@ -75,11 +75,10 @@ def check_first_values(
         )
         raise RankError(
             "disagreement",
-            f"The first values of {name}{more} on rank {listed(others, group)} "
-            "differ from those on rank "
-            f"{group.name(usual)}. Every rank must give its model the same values, "
-            "or none: initialise(seed) with the "
-            "same seed, load_state_dict(state) with the same state.",
+            f"The first values of {name}{more} on rank {listed(others, group)} differ "
+            f"from those on rank {group.name(usual)}. Every rank must give its model "
+            "the same values, or none: initialise(seed) with the same seed, "
+            "load_state_dict(state) with the same state.",
         )
 
 
@@ -229,8 +228,7 @@ def check_marks(
             raise RankError(
                 "disagreement",
                 f"The {name} of rank {ranks[0]}{mine} differs from that of rank "
-                f"{ranks[1]}{its}. "
-                f"{_TO_DO.get(name, ALIKE)}",
+                f"{ranks[1]}{its}. {_TO_DO.get(name, ALIKE)}",
             )
 
 

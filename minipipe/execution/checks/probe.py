@@ -24,7 +24,7 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.nn import Parameter
-from minipipe.nn.auxiliary_loss import losses_so_far
+from minipipe.nn.collected_losses import losses_so_far
 from minipipe.nn.sequential import parameters_of
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.schedules.action import Action

@@ -68,13 +68,13 @@ class Trained:
         found = self._first_difference(lambda one: one.requires_grad)
         if found is not None:
             name, frozen_on, trained_on = found
-            message = (
+            raise RankError(
+                "disagreement",
                 f"The requires_grad of {name} on rank {frozen_on} (False) differs from "
-                f"that on rank {trained_on}"
+                f"that on rank {trained_on} (True). Ranks that have one parameter "
+                "train it together: freeze it on all of them, by its name in "
+                "named_parameters().",
             )
-            message += " (True). Ranks that have one parameter train it together"
-            hint = "freeze it on all of them, by its name in named_parameters()."
-            raise RankError("disagreement", f"{message}: {hint}")
 
     def check_given(self, parameters: Iterable[Parameter]) -> None:
         """Compare the parameters of an optimiser that works on several ranks together.
@@ -89,13 +89,11 @@ class Trained:
         found = self._first_difference(lambda one: id(one.owner) in given)
         if found is not None:
             name, without, having = found
-            message = (
-                f"The optimiser of rank {without} lacks {name}, which the optimiser of "
-                f"rank {having} has."
-            )
             raise RankError(
                 "disagreement",
-                f"{message} Pass it the same parameters on all ranks that have them.",
+                f"The optimiser of rank {without} lacks {name}, which the optimiser of "
+                f"rank {having} has. Pass it the same parameters on all ranks that "
+                "have them.",
             )
 
     def _first_difference(

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from math import prod
 from numbers import Number
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -19,10 +19,12 @@ from minipipe.data import take_last_draw
 from minipipe.execution.checks.description import description, names_of
 from minipipe.execution.samples import Microbatches, Replicated
 from minipipe.nn import Parameter
-from minipipe.optim import Optimiser
-from minipipe.optim.optimiser import num_steps_over_nothing
+from minipipe.optim.nothing import steps_over_nothing
 from minipipe.pytree import flattened
 from minipipe.tensor import Tensor
+
+if TYPE_CHECKING:
+    from minipipe.optim import Optimiser
 
 _NUM_STEPS, _RATE, _SETTINGS = "number of optimiser steps", "learning rate", "optimiser"
 _STATE, _GRADIENTS = "loaded state", "state of the gradients"
@@ -77,7 +79,7 @@ class Updates:
         self._described, self._settings_digest, self._history = "", 0, (0, 0)
         self.are_gradients_kept = True
         self._is_trained = False
-        self._over_nothing = num_steps_over_nothing()
+        self._over_nothing = steps_over_nothing.get()
         for parameter in parameters:
             parameter.updates = self
             self._is_trained |= parameter.requires_grad
@@ -87,7 +89,8 @@ class Updates:
         number of parameters.
         """
         numbers = [type(optimiser), optimiser.rate_factor, *optimiser.numbers]
-        if numbers != self._numbers or _has_own(optimiser):
+        has_own = type(optimiser).__dictoffset__  # minipipe's optimisers have slots
+        if numbers != self._numbers or has_own:
             self._numbers = numbers
             self._note_settings(_settings_of(optimiser))
         self._num_steps += 1
@@ -137,7 +140,7 @@ class Updates:
         """
         is_known = (
             self._is_trained or self._num_steps
-        ) and num_steps_over_nothing() == self._over_nothing
+        ) and steps_over_nothing.get() == self._over_nothing
         found = {
             _NUM_STEPS: self._num_steps,
             _RATE: self._rate,
@@ -163,15 +166,11 @@ def _settings_of(optimiser: Optimiser) -> dict[str, Any]:
     }
 
 
-def _has_own(optimiser: Optimiser) -> bool:
-    return type(optimiser).__dictoffset__ != 0  # minipipe's optimisers have slots
-
-
 def _own(optimiser: Optimiser) -> dict[str, Any]:
     """Return the attributes of a custom optimiser that are the same on all ranks: not
     arrays, or lists.
     """
-    if not _has_own(optimiser):
+    if not type(optimiser).__dictoffset__:
         return {}
     given = vars(optimiser)
     left_out = names_of(getattr(type(optimiser), "not_compared", ()))

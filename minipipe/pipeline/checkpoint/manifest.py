@@ -106,10 +106,8 @@ class Manifest:
         if storage.digest_of(content).sha256 != expected:
             raise damage(
                 path,
-                (
-                    f"{storage.MANIFEST} was changed after it was written: its SHA-256 "
-                    "differs."
-                ),
+                f"{storage.MANIFEST} was changed after it was written: its SHA-256 "
+                "differs.",
             )
         try:
             return cls.from_json(content)

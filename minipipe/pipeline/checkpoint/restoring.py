@@ -225,15 +225,12 @@ def _none_in(folder: str | Path, reason: str) -> CheckpointError:
 
 
 def _always_deleted(deleted: str) -> CheckpointError:
-    message = (
+    return CheckpointError(
+        "not-found",
         f"{deleted} This happened {_MOST_LISTS} times in a row: another job saves to "
-        "this folder, and deletes"
+        "this folder, and deletes checkpoints before this one can read them. Let that "
+        "job keep more, save(…, keep=4), or restore from a copy.",
     )
-    hint = (
-        "checkpoints before this one can read them. Let that job keep more, save(…, "
-        "keep=4), or restore from a copy."
-    )
-    return CheckpointError("not-found", f"{message} {hint}")
 
 
 def _check_alike(group: ProcessGroup, folder: str | Path, marks: list[int]) -> None:
@@ -381,10 +378,8 @@ class _Found:
         if missing:
             raise damage(
                 path,
-                (
-                    f"of its {counted(len(manifest.files), 'file')} these are missing: "
-                    f"{', '.join(missing[:9])}."
-                ),
+                f"of its {counted(len(manifest.files), 'file')} these are missing: "
+                f"{', '.join(missing[:9])}.",
             )
         arrays: Arrays = {}
         for file in sorted({manifest.parameters[name][0] for name in own}):
@@ -397,10 +392,8 @@ class _Found:
             ):
                 raise damage(
                     path,
-                    (
-                        f"its files do not hold {name}, although {storage.MANIFEST} "
-                        "lists it."
-                    ),
+                    f"its files do not hold {name}, although {storage.MANIFEST} "
+                    "lists it.",
                 )
         states = {}
         for key, optimiser in optimisers.items():
@@ -508,10 +501,9 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
         _, dtype, shape = manifest.parameters[name]
         looks = backend.numpy_dtype(parameter.dtype).name, parameter.whole_shape
         if looks != (dtype, shape):
-            here = f"shape {looks[1]} and dtype {looks[0]}"
             raise mismatch(
                 f"its {name} has shape {quoted(shape)} and dtype {_name(dtype)}; in "
-                f"this pipeline it has {here}"
+                f"this pipeline it has shape {looks[1]} and dtype {looks[0]}"
             )
     if manifest.dropout_seed != pipeline.dropout_seed == pipeline.seed:
         name = "seed" if manifest.dropout_seed == manifest.seed else "dropout_seed"
@@ -519,11 +511,10 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
             f"{name}={quoted(manifest.dropout_seed)}",
             f"{name}={pipeline.dropout_seed}",
         )
-        message = (
+        raise mismatch(
             f"it was trained with {there}, and this pipeline has {here}: dropout would "
-            "draw other numbers"
+            f"draw other numbers. Pass Pipeline(…, {there})"
         )
-        raise mismatch(f"{message}. Pass Pipeline(…, {there})")
 
 
 def _name(given: str) -> str:
@@ -733,10 +724,8 @@ def load_weights(
     if layout == "torch" and written_in == "minipipe":
         raise ArgumentError(
             "value",
-            (
-                f"{path} was written by minipipe in its own layout; leave out "
-                "layout='torch'."
-            ),
+            f"{path} was written by minipipe in its own layout; leave out "
+            "layout='torch'.",
         )
     known = layout or (written_in if written_in in _LAYOUTS else None)
     try:

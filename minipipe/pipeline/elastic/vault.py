@@ -234,11 +234,9 @@ def _lost(
     return RankLostError(
         "rank-lost",
         f"Lost: {ranks(gone)}. No copy of the state of {ranks(had)} survived: the "
-        "parameters of "
-        f"{_words('stage', stages)}, such as {min(names)}, before step "
-        f"{generation.step}. Start again from a "
-        f"checkpoint. elastic.train(…, copies={copies + 1}) survives the loss of "
-        f"{copies + 1} ranks at once.",
+        f"parameters of {_words('stage', stages)}, such as {min(names)}, before step "
+        f"{generation.step}. Start again from a checkpoint. elastic.train(…, "
+        f"copies={copies + 1}) survives the loss of {copies + 1} ranks at once.",
     )
 
 
@@ -321,23 +319,19 @@ class Made(NamedTuple):
             )
             raise ArgumentError("type", message)
         if made[0].grid is not None:
-            message = (
-                "make(group) returned a pipeline on a Grid, which does not survive the "
-                "loss of a rank; expected"
-            )
             raise ArgumentError(
                 "value",
-                f"{message} Pipeline(model, group, …). With a grid, use checkpoints.",
+                "make(group) returned a pipeline on a Grid, which does not survive the "
+                "loss of a rank; expected Pipeline(model, group, …). With a grid, use "
+                "checkpoints.",
             )
         for other in made[2:]:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise ArgumentError(
                     "type",
-                    f"make(group) also returned {type(other).__name__}, which has "
-                    "no state_dict() and "
-                    "load_state_dict(). They reset it after a loss. Objects that "
-                    "training does not change belong "
-                    "outside make.",
+                    f"make(group) also returned {type(other).__name__}, which has no "
+                    "state_dict() and load_state_dict(). They reset it after a loss. "
+                    "Objects that training does not change belong outside make.",
                 )
         found = cls(made[0], made[1], tuple(made[2:]))
         names_of(found.pipeline, found.optimiser.parameters)

@@ -94,12 +94,8 @@ class Editor:
         try:
             message = json_value(parse_json(text), dict, "the message")
         except ArgumentError as error:
-            return json.dumps(
-                {
-                    "said": f"No message of the editor: {error.message}",
-                    "isRefused": True,
-                }
-            )
+            reason = f"No message of the editor: {error.message}"
+            return json.dumps(_answer(reason, True))
         return json.dumps(self.answer(message), separators=(",", ":"), allow_nan=False)
 
     def answer(self, message: dict[str, Any]) -> Answer:
@@ -126,9 +122,8 @@ class Editor:
             getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
         )
         if do is None:
-            return self._refused(
-                f"The editor does not know what to do: {quoted(verb)}."
-            )
+            reason = "The editor does not know what to do"
+            return self._refused(f"{reason}: {quoted(verb)}.")
         known = signature(do).parameters
         if (
             not {name for name, it in known.items() if it.default is it.empty}
@@ -138,9 +133,8 @@ class Editor:
             expected, given = (
                 ", ".join(names) or "nothing" for names in (known, arguments)
             )
-            return self._refused(
-                f"The message {verb} takes {expected}; this one has {given}."
-            )
+            reason = f"The message {verb} takes {expected}"
+            return self._refused(f"{reason}; this one has {given}.")
         try:
             return do(**arguments)
         except ScheduleError as error:
@@ -151,11 +145,8 @@ class Editor:
     def _refused(self, sentence: str) -> Answer:
         """Return the answer to a refused message."""
         found = _PLACE.match(sentence)
-        return {
-            "said": sentence,
-            "isRefused": True,
-            "place": found and [int(found[1]), int(found[2])],
-        }
+        place = found and [int(found[1]), int(found[2])]
+        return _answer(sentence, True, place=place)
 
     @property
     def sight(self) -> Sight:
@@ -196,19 +187,17 @@ class Editor:
         if not self.sight.is_finished:
             return ""
         names = self._named_like(self.draft)
-        found = [
-            f"You built {', which is also '.join(names[:2])}."
-            if names
-            else "The schedule is complete and legal."
-        ]
+        if names:
+            found = [f"You built {', which is also '.join(names[:2])}."]
+        else:
+            found = ["The schedule is complete and legal."]
         if self.puzzle:
             end, par = self.sight.end, PUZZLES[self.puzzle - 1].par.value
             over = end - par
-            found.append(
-                f"Par: {par:g} units. It cannot be beaten."
-                if over < 1e-9
-                else f"{over:g} units above par."
-            )
+            if over < 1e-9:
+                found.append(f"Par: {par:g} units. It cannot be beaten.")
+            else:
+                found.append(f"{over:g} units above par.")
         return " ".join(found)
 
     # -- opening -----------------------------------------------------------------------
@@ -234,14 +223,9 @@ class Editor:
         puzzle = PUZZLES[number - 1]
         placement = tuple(range(puzzle.num_ranks))
         self.costs_text, self.costs = puzzle.costs, read_costs(puzzle.costs)
-        self._begin(
-            Draft(
-                f"puzzle {number}",
-                placement,
-                puzzle.num_microbatches,
-                ((),) * puzzle.num_ranks,
-            )
-        )
+        rows = ((),) * puzzle.num_ranks
+        batch = puzzle.num_microbatches
+        self._begin(Draft(f"puzzle {number}", placement, batch, rows))
         self.limit, self.puzzle, self.halves = puzzle.memory_limit, number, True
         return self.do_show(f"Par is {puzzle.par.value:g} units. {puzzle.hint}")
 
@@ -293,11 +277,8 @@ class Editor:
             ready = [choice.action for choice in fitting if choice.is_ready]
             if len(ready) > 1 and kind is None:
                 offers = [str(each) for each in ready]
-                return {
-                    "said": f"Rank {rank} may run {' or '.join(offers)}.",
-                    "isRefused": False,
-                    "offers": offers,
-                }
+                said = f"Rank {rank} may run {' or '.join(offers)}."
+                return _answer(said, offers=offers)
             if not fitting:
                 return self._refused(
                     f"Rank {rank} has no {kind or 'action'} left to place."
@@ -432,10 +413,8 @@ class Editor:
 
     def _check_free(self, noun: str) -> None:
         if self.puzzle:
-            raise ArgumentError(
-                "value",
-                f"The {noun} belong to the puzzle; open a schedule to change them.",
-            )
+            problem = f"The {noun} belong to the puzzle"
+            raise ArgumentError("value", f"{problem}; open a schedule to change them.")
 
     # -- searching ---------------------------------------------------------------------
 
@@ -454,15 +433,10 @@ class Editor:
         search = self.search
         best = search.run(float("inf"), seconds)
         is_best = best.value <= search.bound * (1 + 1e-9)
-        said = (
-            f"Makespan {best.value:g} after {search.evaluations:,} schedules; the "
-            f"bound is {search.bound:g}"
-        )
-        return {
-            "said": f"{said}{': none is shorter' if is_best else ''}.",
-            "isRefused": False,
-            "isDone": is_best,
-        }
+        tried = f"{search.evaluations:,} schedules"
+        said = f"Makespan {best.value:g} after {tried}; the bound is {search.bound:g}"
+        said += ": none is shorter." if is_best else "."
+        return _answer(said, isDone=is_best)
 
     def do_take(self) -> Answer:
         """Take the best schedule that the search has found."""
@@ -483,21 +457,14 @@ class Editor:
         limit.
         """
         fragment = packed(self.draft, self.costs_text, self.limit, self.puzzle)
-        return {
-            "said": "The address of this page now holds the schedule.",
-            "isRefused": False,
-            "fragment": fragment,
-        }
+        said = "The address of this page now holds the schedule."
+        return _answer(said, fragment=fragment)
 
     def do_export(self, form: str) -> Answer:
         """Return the content of a file: ``csv``, ``txt`` or ``svg``."""
         name = f"{self.draft.name.replace(' ', '-')}.{form}"
-        return {
-            "said": f"Exported as {name}.",
-            "isRefused": False,
-            "name": name,
-            "content": self.sight.export(form),
-        }
+        content = self.sight.export(form)
+        return _answer(f"Exported as {name}.", name=name, content=content)
 
     def do_save(self) -> Answer:
         """Write the file of ``minipipe edit``."""
@@ -505,20 +472,17 @@ class Editor:
             return self._refused("This page has no file to save to; export one.")
         write_whole(self.file, self.sight.export(self.file.suffix[1:]))
         missing = len(self.draft.missing)
-        program = (
-            f"mpirun -n {len(self.draft.rows)} python tutorials/train.py --schedule "
-            f"{self.file}"
-        )
+        run = f"mpirun -n {len(self.draft.rows)} python tutorials/train.py"
+        program = f"{run} --schedule {self.file}"
         if missing:
-            said = (
-                f"Warning: {self.file} is incomplete: {counted(missing, 'action')} "
-                "missing. No program can run it yet."
-            )
-            return {"said": f"{said} Place the rest and save again.", "isRefused": True}
-        return {
-            "said": f"Saved {self.file}. Train with it: {program}",
-            "isRefused": False,
-        }
+            what = f"{self.file} is incomplete: {counted(missing, 'action')} missing"
+            said = f"Warning: {what}. No program can run it yet."
+            return _answer(f"{said} Place the rest and save again.", True)
+        return _answer(f"Saved {self.file}. Train with it: {program}")
+
+
+def _answer(said: str, is_refused: bool = False, **more: Any) -> Answer:
+    return {"said": said, "isRefused": is_refused, **more}
 
 
 def read_costs(text: str) -> Costs:

@@ -31,10 +31,8 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     """Refuse a schedule that is too large to be edited, with code ``too-large``."""
     size = 3 * num_stages * num_microbatches
     if size > MOST:
-        message = (
-            f"{num_stages} stages and {num_microbatches} microbatches make {size:,} "
-            "actions"
-        )
+        sizes = f"{num_stages} stages and {num_microbatches} microbatches"
+        message = f"{sizes} make {size:,} actions"
         raise ScheduleError.of(
             Code.TOO_LARGE, f"{message}; the editor takes at most {MOST:,}."
         )
@@ -101,10 +99,8 @@ class Draft:
             message = "It has SEND and RECV, which the editor does not support."
             raise ScheduleError.of(Code.TYPE, message)
         if table.frozen or table.is_forward_only:
-            message = (
-                f"{table.title} does not train all of its stages; the editor expects a "
-                "backward of each."
-            )
+            what = f"{table.title} does not train all of its stages"
+            message = f"{what}; the editor expects a backward of each."
             raise ScheduleError.of(Code.FROZEN, message)
         plain = table.without_overlaps("the editor")
         return cls(table.name, placement, table.num_microbatches, plain.actions)
@@ -207,10 +203,8 @@ class Draft:
             if value not in self._given:
                 stage, kind, k = next(flow_of(self.whole).givers(value))
                 needed = self.whole.as_written(Action(stage, ActionKind(kind), k))
-                sentence = (
-                    f"Rank {rank}, position {position}: {action} comes before "
-                    f"{needed}, which it needs."
-                )
+                what = f"{action} comes before {needed}, which it needs"
+                sentence = f"Rank {rank}, position {position}: {what}."
                 return Problem(Code.ORDER, sentence, rank, position)
         return None
 

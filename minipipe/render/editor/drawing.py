@@ -114,14 +114,10 @@ class Sight:
         ]
         if self.is_finished:
             gap = max(0.0, self.end / self.bound.value - 1) if self.bound.value else 0.0
-            return [
-                *found,
-                ("gap", "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %"),
-            ]
-        return [
-            *found,
-            ("placed", f"{placed} of {counted(placed + missing, 'action')}"),
-        ]
+            distance = "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %"
+            return [*found, ("gap", distance)]
+        actions = counted(placed + missing, "action")
+        return [*found, ("placed", f"{placed} of {actions}")]
 
     def data(self) -> dict[str, Any]:
         """Return the data of the player, its legend, figures and choices."""
@@ -170,10 +166,8 @@ class Sight:
         if form == "svg" and self.is_finished:
             return draw_svg(self.timeline)
         if form == "svg":
-            message = (
-                "A picture shows a finished schedule; missing: "
-                f"{counted(len(self.draft.missing), 'action')}."
-            )
+            missing = counted(len(self.draft.missing), "action")
+            message = f"A picture shows a finished schedule; missing: {missing}."
             raise ArgumentError("value", message)
         Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)

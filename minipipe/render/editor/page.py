@@ -53,25 +53,21 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     (True, True)
     """
     first = editor.do_show()
-    above, beside, below = (
-        Template(_file("editor.html"))
-        .substitute(
-            names=_options(editor.draft.name),
-            puzzles="".join(
-                (
-                    f'<option value="{n}">{n}: {it.num_ranks} ranks, '
-                    f"{it.num_microbatches} microbatches</option>"
-                )
-                for n, it in enumerate(PUZZLES, 1)
-            ),
-            home=f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
-            if home
-            else "",
-            starting=_STARTING[transport],
-            first=as_json({**first, "player": None, "transport": transport}),
-        )
-        .split("<!-- cut -->")
+    puzzles = (
+        f"{n}: {it.num_ranks} ranks, {it.num_microbatches} microbatches"
+        for n, it in enumerate(PUZZLES, 1)
     )
+    link = f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
+    whole = Template(_file("editor.html")).substitute(
+        names=_options(editor.draft.name),
+        puzzles="".join(
+            f'<option value="{n}">{text}</option>' for n, text in enumerate(puzzles, 1)
+        ),
+        home=link if home else "",
+        starting=_STARTING[transport],
+        first=as_json({**first, "player": None, "transport": transport}),
+    )
+    above, beside, below = whole.split("<!-- cut -->")
     more = More(
         above,
         beside,

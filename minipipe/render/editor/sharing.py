@@ -27,20 +27,10 @@ def packed(draft: Draft, costs: str, limit: float | None, puzzle: int) -> str:
     True
     """
     rows = [" ".join(map(str, row)) for row in draft.rows]
-    content = [
-        draft.name,
-        list(draft.placement),
-        draft.num_microbatches,
-        rows,
-        costs,
-        limit,
-        puzzle,
-    ]
-    return (
-        urlsafe_b64encode(zlib.compress(json.dumps(content).encode(), 9))
-        .decode()
-        .rstrip("=")
-    )
+    sizes = (list(draft.placement), draft.num_microbatches)
+    content = [draft.name, *sizes, rows, costs, limit, puzzle]
+    packed_bytes = zlib.compress(json.dumps(content).encode(), 9)
+    return urlsafe_b64encode(packed_bytes).decode().rstrip("=")
 
 
 def unpacked(text: str) -> tuple[Draft, str, float | None, int]:

@@ -178,23 +178,14 @@ def _idle(timeline: Timeline, idle: Idle) -> list:
     awaited = (
         [] if idle.awaited is None else [*_parts(timeline, idle.awaited), idle.source]
     )
-    return [
-        idle.start - timeline.start,
-        idle.end - timeline.start,
-        idle.cause,
-        *awaited,
-    ]
+    times = (idle.start - timeline.start, idle.end - timeline.start)
+    return [*times, idle.cause, *awaited]
 
 
 def _message(timeline: Timeline, message: Message) -> list:
     times = message.sent - timeline.start, message.arrived - timeline.start
-    return [
-        str(message.value),
-        str(message.used_by),
-        message.source,
-        message.destination,
-        *times,
-    ]
+    actions = str(message.value), str(message.used_by)
+    return [*actions, message.source, message.destination, *times]
 
 
 def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float, str]]:
@@ -291,10 +282,8 @@ def draw_html(
     """
     panels = _shown(panels_of(drawn))
     tables = "".join(table for panel in panels for table in _tables(panel))
-    below = (
-        '<details class="all"><summary>All actions as '
-        f"tables</summary>{tables}</details>"
-    )
+    summary = "<summary>All actions as tables</summary>"
+    below = f'<details class="all">{summary}{tables}</details>'
     return page_of(
         panels, player_data(panels), title or _title(panels), notes, More(below=below)
     )
@@ -398,10 +387,8 @@ def _variables(theme: Theme) -> str:
 
 def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
     lines = f"var(--hatch) 0 1px, var(--slot) 1px {gap}px"
-    return (
-        f'.swatch[data-idle="{cause}"] {{ background: '
-        f"repeating-linear-gradient({angle}deg, {lines}); }}"
-    )
+    image = f"repeating-linear-gradient({angle}deg, {lines})"
+    return f'.swatch[data-idle="{cause}"] {{ background: {image}; }}'
 
 
 def legend(panels: Sequence[Panel]) -> str:
@@ -488,10 +475,8 @@ def _chart(panel: Panel, is_headed: bool) -> str:
 
 
 def _heading(panel: Panel) -> str:
-    return (
-        f"<h2>{escaped(panel.timeline.name)} <span "
-        f'class="origin">{origin(panel.timeline)}</span></h2>'
-    )
+    where = f'<span class="origin">{origin(panel.timeline)}</span>'
+    return f"<h2>{escaped(panel.timeline.name)} {where}</h2>"
 
 
 def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
@@ -515,15 +500,11 @@ def _moment(panel: Panel, is_headed: bool) -> str:
     heading = _heading(panel) if is_headed else ""
     # below the heading of the timeline, or of the page
     level = "h3" if is_headed else "h2"
-    messages = (
-        f'<div><{level} class="list">Messages under way</{level}><ul '
-        'class="messages"></ul></div>'
-    )
+    head = f'<{level} class="list">Messages under way</{level}>'
+    messages = f'<div>{head}<ul class="messages"></ul></div>'
     label = f"{escaped(title_of(panel.timeline))}: the moment"
-    return (
-        '<section class="moment" '
-        f'aria-label="{label}">{heading}{_table(heads)}{messages}</section>'
-    )
+    parts = f"{heading}{_table(heads)}{messages}"
+    return f'<section class="moment" aria-label="{label}">{parts}</section>'
 
 
 def _tables(panel: Panel) -> Iterable[str]:

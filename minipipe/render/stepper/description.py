@@ -37,17 +37,11 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
       rank 0: 0F0 until 1; holds 1 (0)
       rank 1: waits for 0F0 on rank 0 until 1; holds nothing; next 1F0
     """
-    lines = [
-        (
-            f"{describe_progress(walkthrough, snapshot)}: "
-            f"{describe_event(walkthrough, snapshot)}"
-        )
-    ]
+    progress = describe_progress(walkthrough, snapshot)
+    lines = [f"{progress}: {describe_event(walkthrough, snapshot)}"]
     for rank, state in enumerate(snapshot.ranks):
-        parts = [
-            describe_state(walkthrough, snapshot, rank)[0],
-            f"holds {describe_held(walkthrough, rank, state)}",
-        ]
+        held = f"holds {describe_held(walkthrough, rank, state)}"
+        parts = [describe_state(walkthrough, snapshot, rank)[0], held]
         if state.activity is Activity.WAITS:
             parts.append(f"next {state.action}")
         lines.append(f"  rank {rank}: {'; '.join(parts)}")
@@ -66,10 +60,8 @@ def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     end = format_time(walkthrough[-1].time, unit)
     if snapshot.number > last:
         return f"end, time {end}"
-    return (
-        f"step {snapshot.number} of {last}, time {format_number(snapshot.time, unit)} "
-        f"of {end}"
-    )
+    now = format_number(snapshot.time, unit)
+    return f"step {snapshot.number} of {last}, time {now} of {end}"
 
 
 def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
@@ -87,10 +79,8 @@ def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     """
     if snapshot.event is not None:
         joined = _joined(walkthrough, snapshot.event.action)
-        return (
-            f"rank {snapshot.event.rank} begins "
-            f"{describe_action(snapshot.event.action)}{joined}"
-        )
+        action = describe_action(snapshot.event.action)
+        return f"rank {snapshot.event.rank} begins {action}{joined}"
     if snapshot.number == 0:
         return "nothing has begun"
     stuck = [str(rank) for rank in walkthrough.stuck]
@@ -243,17 +233,12 @@ def describe_transit(
     >>> describe_transit(walkthrough, snapshot, snapshot.messages[0])
     'result of 0F1, rank 0 to rank 1: delivered, not yet consumed by 1F1'
     """
-    route = (
-        f"result of {message.value}, rank {message.source} to rank "
-        f"{message.destination}"
-    )
+    ranks = f"rank {message.source} to rank {message.destination}"
+    route = f"result of {message.value}, {ranks}"
     if message.arrived <= snapshot.time:
         return f"{route}: delivered, not yet consumed by {message.used_by}"
-    return (
-        f"{route}: arrives at "
-        f"{format_number(message.arrived, walkthrough.timeline.unit)} for "
-        f"{message.used_by}"
-    )
+    arrival = format_number(message.arrived, walkthrough.timeline.unit)
+    return f"{route}: arrives at {arrival} for {message.used_by}"
 
 
 def describe_verdict(walkthrough: Walkthrough) -> list[str]:
@@ -284,15 +269,11 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
         return [*lines, figures]
     for rank, state in walkthrough.stuck.items():
         stuck = f"{state.action} (position {state.position} of its list)"
-        lines.append(
-            f"rank {rank} is stuck at {stuck}: it needs "
-            f"{_describe_position(walkthrough, rank, state)}"
-        )
+        needed = _describe_position(walkthrough, rank, state)
+        lines.append(f"rank {rank} is stuck at {stuck}: it needs {needed}")
     if not walkthrough.stuck:
-        lines.append(
-            "it still ran to completion, in "
-            f"{format_time(walkthrough[-1].time, 'rounds')}"
-        )
+        end = format_time(walkthrough[-1].time, "rounds")
+        lines.append(f"it still ran to completion, in {end}")
     return lines
 
 
@@ -343,10 +324,8 @@ def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) ->
         return f"{awaited}, which is missing"
     if _needs_nothing_there(walkthrough, rank, state):
         return _NOTHING
-    return (
-        f"{awaited}, position {walkthrough.program.actions[source].index(awaited)} of "
-        f"rank {source}"
-    )
+    position = walkthrough.program.actions[source].index(awaited)
+    return f"{awaited}, position {position} of rank {source}"
 
 
 def _cycle(cycle: Sequence[int]) -> Iterator[str]:
@@ -373,11 +352,8 @@ def _ranges(numbers: Sequence[int], microbatches: Sequence[Any]) -> str:
     texts = []
     for run in runs:
         joint = "-" if len(run) > 2 else ","
-        texts.append(
-            joint.join(
-                str(microbatches[number]) for number in sorted({run[0], run[-1]})
-            )
-        )
+        ends = (str(microbatches[number]) for number in sorted({run[0], run[-1]}))
+        texts.append(joint.join(ends))
     return ",".join(texts)
 
 
@@ -411,10 +387,8 @@ def chosen_snapshots(
     (range(2, 6), range(5, 6))
     """
     if at is not None and (first, last) != (None, None):
-        raise misuse(
-            "--at prints one step, and --from and --to print several; choose one of "
-            "these."
-        )
+        reason = "--at prints one step, and --from and --to print several"
+        raise misuse(f"{reason}; choose one of these.")
     count = len(walkthrough)
     ends = {
         "--from": 0 if first is None else first,
@@ -430,9 +404,8 @@ def chosen_snapshots(
             )
     numbers = [number % count for number in given.values()]
     if numbers[-1] < numbers[0]:
-        raise misuse(
-            f"--from is {first} and --to is {last}; expected --from to be before --to."
-        )
+        reason = f"--from is {first} and --to is {last}"
+        raise misuse(f"{reason}; expected --from to be before --to.")
     return range(numbers[0], numbers[-1] + 1)
 
 

@@ -242,11 +242,8 @@ class Frame:
             and snapshot.number < len(self.walkthrough) - 1
         ):
             problem = self.walkthrough.problems[0]
-            lines.append(
-                self._painted(
-                    fitted([f"[{problem.code}] {problem.message}"], width), ALARM
-                )
-            )
+            text = fitted([f"[{problem.code}] {problem.message}"], width)
+            lines.append(self._painted(text, ALARM))
         return lines
 
     def _messages(self, snapshot: Snapshot, width: int, room: int) -> list[str]:
@@ -290,11 +287,8 @@ class Frame:
         axis, marker, *rows = self.grid.draw(
             snapshot, width - self.margin, ranks, self.margin, self.colour
         )
-        return [
-            axis,
-            marker,
-            *(self._label(rank, snapshot) + row for rank, row in zip(ranks, rows)),
-        ]
+        labels = (self._label(rank, snapshot) for rank in ranks)
+        return [axis, marker, *map("".join, zip(labels, rows))]
 
     # -- the table ---------------------------------------------------------------------
 
@@ -313,10 +307,8 @@ class Frame:
             state = snapshot.ranks[rank]
             about = fitted(describe_state(self.walkthrough, snapshot, rank), now)
             following = fitted(self._coming(rank, state), coming)
-            holding = fitted(
-                [describe_held(self.walkthrough, rank, state) if state.held else ""],
-                held,
-            )
+            text = describe_held(self.walkthrough, rank, state) if state.held else ""
+            holding = fitted([text], held)
             cells = (
                 self._coloured(rank, state, about)
                 + " " * (now - len(about) + 2)

@@ -240,13 +240,13 @@ class Stepper:
             self.walkthrough[self.number], width, height - 1, self.rank
         )
         only = f"only rank {self.rank} | " if self.rank is not None else ""
-        self.screen.show(
-            [
-                *lines,
-                *[""] * (height - 1 - len(lines)),
-                (self.notice or only + _KEYS)[:width],
-            ]
-        )
+        self._fill(lines, self.notice or only + _KEYS)
+
+    def _fill(self, lines: Sequence[str], last: str) -> None:
+        """Show lines, and one more on the last line of the screen."""
+        width, height = self.screen.size()
+        blanks = [""] * (height - 1 - len(lines))
+        self.screen.show([*lines, *blanks, last[:width]])
 
     def press(self, key: str) -> None:
         """Handle a key."""
@@ -261,11 +261,8 @@ class Stepper:
         elif key in ("end", "$", "G"):
             self.number = self.last
         elif key == "g":
-            self.go(
-                self.screen.ask(
-                    f"go to a step, 0 to {self.last}, or to a time such as t12.5: "
-                ).strip()
-            )
+            question = f"go to a step, 0 to {self.last}, or to a time such as t12.5: "
+            self.go(self.screen.ask(question).strip())
         elif key == "r":
             ranks = f"0 to {self.frame.num_ranks - 1}; Enter: all"
             self.choose(
@@ -305,10 +302,8 @@ class Stepper:
             elif answer:
                 self.go_to(int(answer))
         except ValueError:
-            self.notice = (
-                f"{answer!r:.20} is neither a step, such as 17, nor a time, such as "
-                "t12.5"
-            )
+            such = "a step, such as 17, nor a time, such as t12.5"
+            self.notice = f"{answer!r:.20} is neither {such}"
 
     def choose(self, answer: str) -> None:
         """Stop only at the actions of one rank; an empty answer selects all ranks."""
@@ -317,21 +312,13 @@ class Stepper:
         elif answer in map(str, range(self.frame.num_ranks)):
             self.rank = int(answer)
         else:
-            self.notice = (
-                f"{answer!r:.20} is not a rank; there are {self.frame.num_ranks}, "
-                "counted from 0"
-            )
+            ranks = f"there are {self.frame.num_ranks}, counted from 0"
+            self.notice = f"{answer!r:.20} is not a rank; {ranks}"
 
     def help(self) -> None:
         """Show the keys and the notation until a key is pressed."""
         width, height = self.screen.size()
         keys = package_text("render/stepper/keys.txt").splitlines()
         lines = [line[:width] for line in keys[: height - 1]]
-        self.screen.show(
-            [
-                *lines,
-                *[""] * (height - 1 - len(lines)),
-                "press any key to go back"[:width],
-            ]
-        )
+        self._fill(lines, "press any key to go back")
         self.screen.read_key()

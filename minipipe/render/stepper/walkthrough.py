@@ -164,13 +164,9 @@ def timeline_in_rounds(walked: Walk) -> Timeline:
         for rank in ranks:
             rows[rank].append(Span(next(actions[rank]), float(now), now + 1.0))
     peaks = (0,) * table.num_ranks
-    return Timeline(
-        table.name,
-        tuple(map(tuple, rows)),
-        peaks,
-        unit="rounds",
-        num_slices=table.num_slices,
-    )
+    spans = tuple(map(tuple, rows))
+    slices = table.num_slices
+    return Timeline(table.name, spans, peaks, unit="rounds", num_slices=slices)
 
 
 def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:

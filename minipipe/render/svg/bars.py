@@ -113,11 +113,8 @@ class _BarsPage(NamedTuple):
         )
         room = (page.width - page.margin - left) / len(self.columns)
         for i, name in enumerate(self.names):
-            parts.append(
-                letters.draw(
-                    "rank", left - 10, y + 28 + i * _ROW + 0.75 * _HEIGHT, name
-                )
-            )
+            baseline = y + 28 + i * _ROW + 0.75 * _HEIGHT
+            parts.append(letters.draw("rank", left - 10, baseline, name))
         for i, (head, bars) in enumerate(self.columns.items()):
             parts.append(
                 moved(left + i * room, y, self._column(head, bars, room - _GAP))
@@ -127,13 +124,11 @@ class _BarsPage(NamedTuple):
         entries, bottom = legend.draw(
             self._entries(legend), left, page.width - page.margin, y
         )
-        described = " ".join(
-            (
-                f"{head}: "
-                f"{', '.join(f'{name} {bar.label}' for name, bar in zip(self.names, bars))}."
-            )
-            for head, bars in self.columns.items()
-        )
+        sentences = []
+        for head, bars in self.columns.items():
+            labels = (f"{name} {bar.label}" for name, bar in zip(self.names, bars))
+            sentences.append(f"{head}: {', '.join(labels)}.")
+        described = " ".join(sentences)
         title = page.title or "Bars"
         return page.document([*parts, *entries], bottom, title, described)
 

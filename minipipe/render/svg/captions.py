@@ -42,10 +42,8 @@ def heading(panels: Sequence[Panel]) -> str | None:
     microbatches, ranks, steps = sizes.pop()
     if sizes or steps != 1:
         return None
-    return (
-        f"One training step: {counted(microbatches, 'microbatch')} on "
-        f"{counted(ranks, 'rank')}"
-    )
+    batch = counted(microbatches, "microbatch")
+    return f"One training step: {batch} on {counted(ranks, 'rank')}"
 
 
 def panel_title(panel: Panel) -> str:

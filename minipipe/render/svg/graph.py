@@ -56,16 +56,11 @@ def draw_graph(
     arrows = list(arrows)
     names = Counter(name for column in columns for name in column)
     for name in [name for name, count in names.items() if count > 1]:
-        raise ArgumentError(
-            "value",
-            f"There are {names[name]} nodes called {quoted(name)}; expected one.",
-        )
+        problem = f"There are {names[name]} nodes called {quoted(name)}"
+        raise ArgumentError("value", f"{problem}; expected one.")
     for name in [name for arrow in arrows for name in arrow[:2] if name not in names]:
-        raise ArgumentError(
-            "value",
-            f"An arrow is at {quoted(name)}; expected one of the nodes: "
-            f"{', '.join(names)}.",
-        )
+        problem = f"An arrow is at {quoted(name)}; expected one of the nodes"
+        raise ArgumentError("value", f"{problem}: {', '.join(names)}.")
     return _GraphPage(columns, arrows, title).drawn()
 
 

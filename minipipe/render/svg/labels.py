@@ -95,10 +95,8 @@ class Labels:
             form = self._forms[action.kind]
             if action.kind in kinds and self._fits(action.kind, end - start):
                 x = (lane.x(start) + lane.x(end)) / 2
-                text = (
-                    "<text "
-                    f"{self._place(x, form)}>{_written(lane, action, form)}</text>"
-                )
+                written = _written(lane, action, form)
+                text = f"<text {self._place(x, form)}>{written}</text>"
                 drawn[action.kind, lane.panel.chunk_of(lane.rank, action)].append(text)
         for (kind, chunk), texts in drawn.items():
             yield f"<g {label_paint(kind, chunk)}>{''.join(texts)}</g>"
@@ -120,10 +118,8 @@ class Labels:
     def _place(self, x: float, form: _Form) -> str:
         middle = self._height / 2
         if form.is_turned:
-            return (
-                f'transform="translate({number(x + _RISE * self.size)} '
-                f'{number(middle)}) rotate(-90)"'
-            )
+            place = f"{number(x + _RISE * self.size)} {number(middle)}"
+            return f'transform="translate({place}) rotate(-90)"'
         return f'x="{number(x)}" y="{number(middle + _RISE * self.size)}"'
 
     def _measure(self, lanes: Sequence[Lane]) -> None:

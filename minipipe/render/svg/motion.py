@@ -179,15 +179,11 @@ class Motion:
         rules = []
         for each, steps in frames.items():
             timing = "linear" if each in ("curtain", "now") else "step-end"
-            rules.append(
-                f"#{name} .{each}{{animation:{name}-{each} {number(total)}s "
-                f"{timing} infinite}}"
-            )
+            motion = f"{name}-{each} {number(total)}s {timing} infinite"
+            rules.append(f"#{name} .{each}{{animation:{motion}}}")
             rules.append(f"@keyframes {name}-{each}{{{steps}}}")
-        return (
-            "@media screen and "
-            f"(prefers-reduced-motion:no-preference){{{shown}{''.join(rules)}}}"
-        )
+        query = "@media screen and (prefers-reduced-motion:no-preference)"
+        return f"{query}{{{shown}{''.join(rules)}}}"
 
 
 def _running(panel: Panel, time: float) -> str:

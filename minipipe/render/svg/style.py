@@ -121,10 +121,8 @@ def style_sheet(name: str) -> str:
         f"#{name} .{each}{{{role.attribute}:{getattr(DARK, role.colour)}}}"
         for each, role in _ROLES.items()
     ]
-    return (
-        f"@media all{{#{name}{{{browser}}}}}@media screen and "
-        f"(prefers-color-scheme:dark){{{''.join(rules)}}}"
-    )
+    dark = "@media screen and (prefers-color-scheme:dark)"
+    return f"@media all{{#{name}{{{browser}}}}}{dark}{{{''.join(rules)}}}"
 
 
 class Letters(NamedTuple):
@@ -173,10 +171,8 @@ class Letters(NamedTuple):
     def draw(self, role: str, x: float, y: float, words: str) -> str:
         """Return a text whose base line is at ``y``."""
         attributes = paint(role, f'font-size="{number(self.size_of(role))}"')
-        return (
-            f'<text {attributes} x="{number(x)}" '
-            f'y="{number(y)}">{escaped(words)}</text>'
-        )
+        place = f'x="{number(x)}" y="{number(y)}"'
+        return f"<text {attributes} {place}>{escaped(words)}</text>"
 
 
 # -- pages -----------------------------------------------------------------------------
@@ -226,11 +222,8 @@ class Page:
             for line in filter(
                 None, wrapped(words, self.letters.wrapping_size(role), room)
             ):
-                parts.append(
-                    self.letters.draw(
-                        role, self.margin, round(y + BASELINE * height), line
-                    )
-                )
+                baseline = round(y + BASELINE * height)
+                parts.append(self.letters.draw(role, self.margin, baseline, line))
                 y += height
         return parts, y
 

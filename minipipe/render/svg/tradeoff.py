@@ -270,10 +270,8 @@ class _TradeoffPage(Page):
         """Return the whole document."""
         parts, y = self.head()
         for of_batch in self.batches:
-            name = (
-                f"{counted(of_batch.num_ranks, 'rank')}, "
-                f"{counted(of_batch.num_microbatches, 'microbatch')}"
-            )
+            ranks = counted(of_batch.num_ranks, "rank")
+            name = f"{ranks}, {counted(of_batch.num_microbatches, 'microbatch')}"
             lines, y = self.text([("name", name)], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
@@ -305,12 +303,8 @@ class _TradeoffPage(Page):
         }
         for name, steps in bounds.items():
             yield _line(name, polyline(steps))
-        front = self._steps(
-            [
-                (choice.memory, choice.bubble)
-                for choice in pareto_front(of_batch.choices)
-            ]
-        )
+        best = pareto_front(of_batch.choices)
+        front = self._steps([(choice.memory, choice.bubble) for choice in best])
         yield _line("front", polyline(front))
         lines = [
             _around(*ends)
@@ -371,14 +365,8 @@ class _TradeoffPage(Page):
         shown = sorted(choices, key=lambda choice: (self._point(choice), choice.name))
         labels: list[tuple[tuple[float, float], str]] = []
         for point, alike in groupby(shown, self._point):
-            labels.append(
-                (
-                    point,
-                    ", ".join(
-                        choice.name for choice in alike if not choice.is_searched
-                    ),
-                )
-            )
+            names = (choice.name for choice in alike if not choice.is_searched)
+            labels.append((point, ", ".join(names)))
         widths = [
             self.letters.width("choice", words) if words else 0.0 for _, words in labels
         ]
@@ -430,10 +418,9 @@ def _sentence(of_batch: Tradeoff) -> str:
     choices = "; ".join(
         _described(choice, of_batch.counts_microbatches) for choice in of_batch.choices
     )
-    return (
-        f"{counted(of_batch.num_ranks, 'rank')}, "
-        f"{counted(of_batch.num_microbatches, 'microbatch')}: {choices}."
-    )
+    ranks = counted(of_batch.num_ranks, "rank")
+    batch = counted(of_batch.num_microbatches, "microbatch")
+    return f"{ranks}, {batch}: {choices}."
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
@@ -442,10 +429,8 @@ def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
     else:
         peak = f"{choice.memory:g}"
     found = ", found by search" if choice.is_searched else ""
-    return (
-        f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {peak}, makespan "
-        f"{choice.makespan:g}{found}"
-    )
+    figures = f"peak {peak}, makespan {choice.makespan:g}{found}"
+    return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, {figures}"
 
 
 def _between(

@@ -122,15 +122,11 @@ def memory_levels(
     rows = [list(levels) for levels in map(Changes(flow, sizes).levels, ranks)]
     if has_slices:
         gradients = Changes(flow, {"dkv": keys_values})
-        rows = [
-            list(_with_gradients(row, gradients.of_row(rank)))
-            for rank, row in enumerate(rows)
-        ]
+        for rank, row in enumerate(rows):
+            rows[rank] = list(_with_gradients(row, gradients.of_row(rank)))
     if any(weights) and "weights" in flow.names:
-        rows = [
-            _added(row, levels_of_copies(flow, rank, weights))
-            for rank, row in enumerate(rows)
-        ]
+        for rank, row in enumerate(rows):
+            rows[rank] = _added(row, levels_of_copies(flow, rank, weights))
     return rows
 
 
@@ -149,18 +145,14 @@ def _with_gradients(
     total: float = 0
     for (during, after), change in zip(levels, changes):
         later = after + total - change.lost + change.gained
-        yield (
-            max(during + total - change.lost + max(change.lost, change.gained), later),
-            later,
-        )
+        least = during + total - change.lost
+        yield max(least + max(change.lost, change.gained), later), later
         total += change.gained - change.lost
 
 
 def _added(levels: Iterable[Level], others: Iterable[Level]) -> list[Level]:
-    return [
-        (during + more, after + later)
-        for (during, after), (more, later) in zip(levels, others)
-    ]
+    pairs = zip(levels, others)
+    return [(one + more, after + later) for (one, after), (more, later) in pairs]
 
 
 def peak_activations(table: ActionTable) -> tuple[int, ...]:

@@ -163,11 +163,9 @@ class _Paths:
     """The shortest times between two actions of a microbatch on different stages."""
 
     def __init__(self, workload: Workload, objective: Objective) -> None:
-        forward, backward, message = (
-            workload.forward,
-            workload.backward_input,
-            workload.message,
-        )
+        forward = workload.forward
+        backward = workload.backward_input
+        message = workload.message
         # from F(0) to each F
         self.to = list(
             accumulate((f + c for f, c in zip(forward, message)), initial=0.0)
@@ -202,20 +200,14 @@ class _Rank:
     def __init__(
         self, workload: Workload, rank: int, stages: list[int], paths: _Paths
     ) -> None:
-        self.rank, self.stages, self.workload, self.paths = (
-            rank,
-            stages,
-            workload,
-            paths,
-        )
+        self.rank, self.stages = rank, stages
+        self.workload, self.paths = workload, paths
         low, high, overhead = stages[0], stages[-1], workload.overhead
         self.num_pairs = len(stages) * workload.num_microbatches
         self.work = workload.work(rank) + (3 * self.num_pairs - 1) * overhead
-        forward, backward, weight = (
-            workload.forward,
-            workload.backward_input,
-            workload.backward_weight,
-        )
+        forward = workload.forward
+        backward = workload.backward_input
+        weight = workload.backward_weight
         self.forward = max(forward[s] for s in stages) + overhead
         self.weight = max(weight[s] for s in stages) + overhead
         self.backward = max(backward[s] + weight[s] for s in stages) + 2 * overhead
@@ -249,10 +241,8 @@ class _Rank:
         """
         most, activation = 0.0, self.activation
         for a in range(len(self.stages), 1 + self.how_many(activation)):
-            b = min(
-                self.num_pairs - a,
-                self.how_many(self.weight_activation, a * activation),
-            )
+            fitting = self.how_many(self.weight_activation, a * activation)
+            b = min(self.num_pairs - a, fitting)
             most = max(most, a * self.backward + b * self.weight)
         return most
 
@@ -261,34 +251,20 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
     name, base = f"Rank {rank.rank}", rank.before + rank.work
     computes = f"{name} computes for {rank.work:g}"
     if rank.before:
-        computes = (
-            f"{name} gets its first input at {rank.before:g}, computes for "
-            f"{rank.work:g}"
-        )
+        begins = f"gets its first input at {rank.before:g}"
+        computes = f"{name} {begins}, computes for {rank.work:g}"
     yield Bound(base, Formula.WORK, f"{computes.replace(',', ' and')}.")
     first, last, between = _warm_up(rank), _drain(rank), _between(rank)
     if first:
-        full = (
-            "they are done"
-            if rank.num_forwards == rank.num_pairs
-            else "its memory is full"
-        )
+        has_all = rank.num_forwards == rank.num_pairs
+        full = "they are done" if has_all else "its memory is full"
         why = f"after {rank.num_forwards} F {full}"
-        yield Bound(
-            base + first,
-            Formula.WARM_UP,
-            f"{computes} and must wait for {first:g} before its first I: {why}.",
-        )
+        waits = f"must wait for {first:g} before its first I: {why}"
+        yield Bound(base + first, Formula.WARM_UP, f"{computes} and {waits}.")
     if last:
-        why = (
-            "its memory cannot hold enough work (I and W) to compute until the last "
-            "gradient arrives"
-        )
-        yield Bound(
-            base + last,
-            Formula.DRAIN,
-            f"{computes} and must wait for {last:g} after its last F: {why}.",
-        )
+        why = "its memory cannot hold enough work (I and W) to compute until the last"
+        waits = f"must wait for {last:g} after its last F: {why} gradient arrives"
+        yield Bound(base + last, Formula.DRAIN, f"{computes} and {waits}.")
     if (
         rank.num_pairs > rank.num_forwards
         and (first > 0) + (last > 0) + (between > 0) > 1
@@ -296,11 +272,8 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
         waits = f"{first:g} before its first I, {last:g} after its last F"
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
-        yield Bound(
-            total,
-            Formula.BOTH,
-            f"{computes} and must wait because its memory is full: {waits}.",
-        )
+        full = "must wait because its memory is full"
+        yield Bound(total, Formula.BOTH, f"{computes} and {full}: {waits}.")
     if not rank.paths.is_makespan and rank.stages[0]:
         yield _from_stage_0(rank)
     yield from _round_trips(rank)
@@ -353,10 +326,8 @@ def _left_over(rank: _Rank, after: float) -> float:
     num_weights = 1 + min(
         rank.num_pairs - 1, rank.how_many(rank.weight_activation, besides)
     )
-    return max(
-        rank.after_last_forward + after - rank.most_pending,
-        after - num_weights * rank.weight,
-    )
+    path = rank.after_last_forward + after
+    return max(path - rank.most_pending, after - num_weights * rank.weight)
 
 
 def _between(rank: _Rank) -> float:
@@ -398,10 +369,8 @@ def _from_stage_0(rank: _Rank) -> Bound:
         _warm_up(rank) + _between(rank) if rank.num_pairs > rank.num_forwards else 0.0
     )
     owner = rank.workload.placement[0]
-    why = (
-        f"Rank {owner} works from {until:g} before the first input of rank {rank.rank} "
-        f"until {back:g} after its last"
-    )
+    first = f"before the first input of rank {rank.rank}"
+    why = f"Rank {owner} works from {until:g} {first} until {back:g} after its last"
     why += f" gradient, and rank {rank.rank} computes for {rank.work:g}"
     value = until + rank.work + waits + _left_over(rank, back)
     return Bound(value, Formula.FROM_STAGE_0, f"{why}.")
@@ -430,23 +399,14 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
                 min(workload.backward_weight[s], workload.backward_input[s]) + overhead
             )
         num_trips, trip = -(-m // k), paths.round(s, s)
-        value = (
-            paths.to[s]
-            + (m - 1) % k * (workload.forward[s] + overhead)
-            + num_trips * trip
-            + (num_trips - 1) * gap
-            + (
-                paths.after[s]
-                if paths.is_makespan
-                else paths.back[s] + workload.backward_weight[0]
-            )
-        )
+        value = paths.to[s] + (m - 1) % k * (workload.forward[s] + overhead)
+        value += num_trips * trip
+        value += (num_trips - 1) * gap
+        back = paths.back[s] + workload.backward_weight[0]
+        value += paths.after[s] if paths.is_makespan else back
         why = f"On rank {rank.rank} a microbatch takes {trip:g} from F to I"
-        why += (
-            f", and memory allows {k} at a time: {num_trips} rounds"
-            if num_trips > 1
-            else ""
-        )
+        if num_trips > 1:
+            why += f", and memory allows {k} at a time: {num_trips} rounds"
         yield Bound(value, Formula.ROUND_TRIP, f"{why}.")
 
 
@@ -463,14 +423,10 @@ def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
             by_stage[s] for by_stage in workload.footprint
         )
         held += activation * rank.paths.round(s, s)
-        held += (
-            weight_activation * workload.backward_weight[s]
-            + transient * workload.backward_input[s]
-        )
+        until_weights = weight_activation * workload.backward_weight[s]
+        held += until_weights + transient * workload.backward_input[s]
     total = workload.num_microbatches * held
     if total and rank.limit < inf:
-        why = (
-            f"Memory times duration on rank {rank.rank} is at least {total:g}, and its "
-            f"memory is {rank.limit:g}."
-        )
+        why = f"Memory times duration on rank {rank.rank} is at least {total:g}"
+        why += f", and its memory is {rank.limit:g}."
         yield Bound(rank.before + total / rank.limit, Formula.MEMORY, why)

@@ -68,11 +68,10 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
         schedule, [list(_with_sums(row)) for row in schedule.actions]
     )
     number_of = schedule.number_of
-    rows = [
-        [Action(s, kind, d * m + number_of(k)) for s, kind, k in row]
-        for d in range(n)
-        for row in summed
-    ]
+    rows: list[list[Action]] = []
+    for d in range(n):
+        for row in summed:
+            rows.append([Action(s, kind, d * m + number_of(k)) for s, kind, k in row])
     homes = (ranks_in(home) for home in schedule.placement)
     placement = tuple(
         tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes
@@ -122,15 +121,12 @@ def _in_one_order(schedule: Schedule, rows: list[list[Action]]) -> list[list[Act
     """
     if not schedule.has_replicas or {REDUCE_GRAD, U} & schedule.kinds:
         return rows
-    place = {
-        action: number
-        for number, (_, action) in enumerate(complete_walk(schedule).order())
-    }
-    last = {
-        action.stage: number
-        for action, number in place.items()
-        if action.kind is B or action.kind is W
-    }
+    walked = enumerate(complete_walk(schedule).order())
+    place = {action: number for number, (_, action) in walked}
+    last = {}
+    for action, number in place.items():
+        if action.kind is B or action.kind is W:
+            last[action.stage] = number
 
     def when(action: Action) -> tuple[int, bool]:
         is_sum = action.kind is REDUCE_GRAD

@@ -116,11 +116,10 @@ class Value(NamedTuple):
     @classmethod
     def produced_by(cls, action: Action) -> Value | None:
         """Return the value that an action computes; None for W, SEND and RECV."""
-        return (
-            cls(action.stage, _DIRECTION[action.kind], action.microbatch)
-            if action.kind in (F, B, I)
-            else None
-        )
+        stage, kind, microbatch = action
+        if kind not in (F, B, I):
+            return None
+        return cls(stage, _DIRECTION[kind], microbatch)
 
     @classmethod
     def consumed_by(cls, action: Action) -> Value | None:
@@ -128,18 +127,14 @@ class Value(NamedTuple):
         SEND and RECV.
         """
         stage, kind, microbatch = action
-        return (
-            cls(stage - 1 if kind is F else stage + 1, _DIRECTION[kind], microbatch)
-            if kind in (F, B, I)
-            else None
-        )
+        if kind not in (F, B, I):
+            return None
+        giver = stage - 1 if kind is F else stage + 1
+        return cls(giver, _DIRECTION[kind], microbatch)
 
     @classmethod
     def carried_by(cls, message: Action) -> Value:
         """Return the value that a SEND or a RECV carries."""
         stage, kind, microbatch = message
-        return cls(
-            {RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage),
-            _DIRECTION[kind],
-            microbatch,
-        )
+        giver = {RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage)
+        return cls(giver, _DIRECTION[kind], microbatch)

@@ -108,13 +108,15 @@ _OF_TIMES: dict[str, Callable[[Case], bool]] = {
     "2 tW <= tF + tI": lambda case: 2 * case.tw <= case.tf + case.ti,
     "tF = tI = tW": lambda case: case.tf == case.ti == case.tw,
 }
+
+
+def _is_weight_smaller(case: Case) -> bool:
+    return case.weight_activation <= case.activation
+
+
 _OF_MEMORY: dict[str, Callable[[Case], bool]] = {
-    "weight_activation <= activation": lambda case: (
-        case.weight_activation <= case.activation
-    ),
-    "weight_activation = activation": lambda case: (
-        case.weight_activation == case.activation
-    ),
+    "weight_activation <= activation": _is_weight_smaller,
+    "weight_activation = activation": lambda it: it.weight_activation == it.activation,
 }
 _CONDITIONS = {
     "makespan": _OF_SIZES | _OF_TIMES,
@@ -209,6 +211,29 @@ _WAVES = ClosedForms(
     partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways
 )
 
+
+# the pairs that a rank holds until B or I, and from I until W
+def _h1_peak(p: int, m: int, v: int, r: int) -> tuple[int, int]:
+    return v * (p - r), v * r
+
+
+def _h2_peak(p: int, m: int, v: int, r: int) -> tuple[int, int]:
+    return v * (2 * (p - r) - 1), v * 2 * r
+
+
+def _eager_peak(p: int, m: int, v: int, r: int) -> tuple[int, int]:
+    return v * min(2 * (p - r) - 1, m), 0
+
+
+def _interleaved_peak(p: int, m: int, v: int, r: int) -> tuple[int, int]:
+    return min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0
+
+
+_V_SHAPED = ClosedForms(conditions=_CONTROLLABLE)
+_ZB_V = (_TWO_CHUNKS, "m >= 2p - 1", *_EQUAL_TIMES)
+_DUALPIPE_V = (_TWO_CHUNKS, "m >= 2p", *_EQUAL_TIMES)
+_HANAYO = ("an even number of chunks on each rank", "m a multiple of p")
+_BOTH_EVEN = ("an even number of ranks", "an even number of microbatches")
 CLOSED_FORMS: dict[str, ClosedForms] = {
     "sequential": ClosedForms(
         lambda case: case.p * case.work,
@@ -217,27 +242,17 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
     ),
     "gpipe": _STRAIGHT._replace(peak=lambda p, m, v, r: (v * m, 0)),
     "1f1b": _1F1B,
-    "eager-1f1b": _STRAIGHT._replace(
-        peak=lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0)
-    ),
+    "eager-1f1b": _STRAIGHT._replace(peak=_eager_peak),
     "seq1f1b": ClosedForms(
         _sliced, _bubble_of_first_rank, _held_in_slices, conditions=(_ONE_CHUNK,)
     ),
-    "interleaved-1f1b": _LOOPED._replace(
-        peak=lambda p, m, v, r: (min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0)
-    ),
+    "interleaved-1f1b": _LOOPED._replace(peak=_interleaved_peak),
     "looped-bfs": _LOOPED._replace(peak=lambda p, m, v, r: (m * v, 0)),
-    "zb-h1": ClosedForms(
-        _zb_makespan,
-        _zb_span_bubble,
-        lambda p, m, v, r: (v * (p - r), v * r),
-        _h1_period,
-        _H1,
-    ),
+    "zb-h1": ClosedForms(_zb_makespan, _zb_span_bubble, _h1_peak, _h1_period, _H1),
     "zb-h2": ClosedForms(
         partial(_zb_makespan, weights=2),
         partial(_zb_span_bubble, weights=2),
-        lambda p, m, v, r: (v * (2 * (p - r) - 1), v * 2 * r),
+        _h2_peak,
         conditions=_H2,
     ),
     "interleaved-zb": ClosedForms(
@@ -247,28 +262,21 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
         conditions=_H1,
     ),
     "zb-v": ClosedForms(
-        _v_makespan,
-        lambda case: 0.0,
-        lambda p, m, v, r: (2 * p, 0),
-        conditions=(_TWO_CHUNKS, "m >= 2p - 1", *_EQUAL_TIMES),
+        _v_makespan, lambda case: 0.0, lambda p, m, v, r: (2 * p, 0), conditions=_ZB_V
     ),
-    "v-half": ClosedForms(
-        peak=lambda p, m, v, r: (2 * ((p + 2) // 2), 0), conditions=_CONTROLLABLE
-    ),
-    "v-min": ClosedForms(
-        peak=lambda p, m, v, r: (2 * ((p + 4) // 3), 0), conditions=_CONTROLLABLE
-    ),
+    "v-half": _V_SHAPED._replace(peak=lambda p, m, v, r: (2 * ((p + 2) // 2), 0)),
+    "v-min": _V_SHAPED._replace(peak=lambda p, m, v, r: (2 * ((p + 4) // 3), 0)),
     "dualpipe-v": ClosedForms(
         _v_makespan,
         lambda case: (case.p - 1) * case.tf / case.v,
         lambda p, m, v, r: (2 * p + 1, 0),
-        conditions=(_TWO_CHUNKS, "m >= 2p", *_EQUAL_TIMES),
+        conditions=_DUALPIPE_V,
     ),
     "hanayo": ClosedForms(
         partial(_waves_makespan, pipelines=1),
         _bubble_of_first_rank,
         lambda p, m, v, r: ((v - 1) * p + 1 + r, 0),
-        conditions=("an even number of chunks on each rank", "m a multiple of p"),
+        conditions=_HANAYO,
     ),
     "chimera": _WAVES._replace(conditions=(_ONE_CHUNK, *_TWO_WAYS)),
     "bitpipe": _WAVES._replace(conditions=(_TWO_CHUNKS, *_TWO_WAYS)),
@@ -276,13 +284,7 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
         lambda case: (3 * case.m + case.p // 2 - 1) * case.tf,
         lambda case: (case.p // 2 - 1) * case.tf,
         lambda p, m, v, r: (p + 1, 0),
-        conditions=(
-            _ONE_CHUNK,
-            "an even number of ranks",
-            "an even number of microbatches",
-            "m >= 2p",
-            *_EQUAL_TIMES,
-        ),
+        conditions=(_ONE_CHUNK, *_BOTH_EVEN, "m >= 2p", *_EQUAL_TIMES),
     ),
     **dict.fromkeys(("pipedream", "vertical-sync", "2bw", "paci"), _ASYNCHRONOUS),
     "forward-only": ClosedForms(_looped, peak=lambda p, m, v, r: (1, 0)),
@@ -408,10 +410,8 @@ def span_bubble(
     ... )
     (9.0, 3.0, 0.0)
     """
-    return _value(
-        "span_bubble",
-        _case(name, num_ranks, num_microbatches, chunks_per_rank, **times),
-    )
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    return _value("span_bubble", case)
 
 
 def steady_period(
@@ -595,18 +595,15 @@ def _case(
     times.
     """
     name = spelled(name)
-    default, slices = (
-        default_of(builder_of(name), option)
-        for option in ("chunks_per_rank", "num_slices")
-    )
+    builder = builder_of(name)
+    default = default_of(builder, "chunks_per_rank")
+    slices = default_of(builder, "num_slices")
     check_counts(p, m, default if v is None else v)
     if num_slices is not None:
         slices = SCHEDULE_COUNT.check("num_slices", num_slices)
         if slices > 1 and default_of(builder_of(name), "num_slices") == 1:
-            message = (
-                f"num_slices is {slices}, and no closed form is known for {name} with "
-                "slices; leave it out."
-            )
+            what = f"no closed form is known for {name} with slices"
+            message = f"num_slices is {slices}, and {what}; leave it out."
             raise ScheduleError.of(Code.UNSUPPORTED, message)
     times = (forward, backward_input, backward_weight)
     for time in times:

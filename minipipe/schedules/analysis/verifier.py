@@ -60,18 +60,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from minipipe.core.flow import flow_of
 from minipipe.core.legality import misplaced, remarks
-from minipipe.core.memory import copies_held
 from minipipe.errors import Code, Problem, ScheduleError
 from minipipe.schedules.action import Action, F
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import Footprint, memory_levels
-from minipipe.schedules.analysis.updates import staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.collector import collector_paused
 from minipipe.specs import SCHEDULE_COUNT
+
+if TYPE_CHECKING:
+    from minipipe.schedules.analysis.activations import Footprint
 
 _DEADLOCKS = (Code.DEADLOCK, Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
 
@@ -199,28 +200,24 @@ def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
     """Return the problem of ranks that wait for each other; overlaps of the table are
     part of the cause.
     """
-    waits = [
-        f"rank {stuck.rank} cannot run {_with_joined(blocked, stuck.action)} "
-        f"(position {stuck.position}) before "
-        f"{blocked.as_written(stuck.awaited)}, "
-        f"which rank {blocked.home_of(stuck.awaited)} runs later"
-        for stuck in cycle
-    ]
+    waits = []
+    for stuck in cycle:
+        own = f"{_with_joined(blocked, stuck.action)} (position {stuck.position})"
+        needed, home = blocked.as_written(stuck.awaited), blocked.home_of(stuck.awaited)
+        cannot = f"rank {stuck.rank} cannot run {own} before {needed}"
+        waits.append(f"{cannot}, which rank {home} runs later")
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
     code = Code.DEADLOCK
     if blocked.overlaps:
         code = Code.DEADLOCK
-        sentence += (
-            " Without the overlaps it would end: overlapped actions wait for "
-            "the inputs "
-            "of both."
-        )
+        sentence += " Without the overlaps it would end: overlapped actions wait for"
+        sentence += " the inputs of both."
     elif not walk(blocked, sends_are_buffered=True).blocked:
         code = Code.RENDEZVOUS_DEADLOCK
         sentence += (
-            " It would finish only if every send were buffered; MPI buffers small "
-            "messages, but not large ones."
+            " It would finish only if every send were buffered; MPI buffers small"
         )
+        sentence += " messages, but not large ones."
     return Problem(code, sentence, cycle[0].rank, cycle[0].position)
 
 
@@ -233,11 +230,9 @@ def _blocked(schedule: ActionTable) -> ActionTable:
 
 
 def _with_joined(schedule: ActionTable, action: Action) -> str:
-    return (
-        f"{action} with {schedule.joined[action]}"
-        if action in schedule.joined
-        else str(action)
-    )
+    if action not in schedule.joined:
+        return str(action)
+    return f"{action} with {schedule.joined[action]}"
 
 
 def _cycle(schedule: ActionTable) -> list[Blocked]:
@@ -269,6 +264,7 @@ def _memory_problems(
     if memory_limit is None:
         return []
     # on demand
+    from minipipe.schedules.analysis.activations import Footprint, memory_levels
     from minipipe.schedules.analysis.workload import (
         amount_per_rank,
         check_amounts,
@@ -290,10 +286,8 @@ def _memory_problems(
     ):
         for position, (held, _) in enumerate(level):
             if not fits(held, limit):
-                sentence = (
-                    f"Rank {rank}, position {position}: with "
-                    f"{schedule.actions[rank][position]} it holds "
-                )
+                where = f"Rank {rank}, position {position}"
+                sentence = f"{where}: with {schedule.actions[rank][position]} it holds "
                 sentence += f"{held:.12g}{unit}; the limit is {limit:.12g}."
                 problems.append(Problem(Code.MEMORY, sentence, rank, position))
                 break
@@ -306,11 +300,15 @@ def _age_problems(
     """Report, for each rank, the first action with too many versions of weights, or
     with weights that are too old.
     """
+    if max_versions is None and max_staleness is None:
+        return []
+    # on demand
+    from minipipe.core.memory import copies_held
+    from minipipe.schedules.analysis.updates import staleness
+
     problems = []
-    for name, limit, least in (
-        ("max_versions", max_versions, 1),
-        ("max_staleness", max_staleness, 0),
-    ):
+    limits = {"max_versions": (max_versions, 1), "max_staleness": (max_staleness, 0)}
+    for name, (limit, least) in limits.items():
         if limit is not None:
             SCHEDULE_COUNT._replace(minimum=least).check(name, limit)
     ages = () if max_staleness is None else staleness(schedule)
@@ -319,29 +317,22 @@ def _age_problems(
             copies_held(flow_of(schedule), rank) if max_versions else ()
         ):
             if max_versions and held.versions > max_versions:
+                where = f"Rank {rank}, position {position}: with {row[position]}"
                 sentence = (
-                    f"Rank {rank}, position {position}: with {row[position]} stage "
-                    f"{held.stage} has "
+                    f"{where} stage {held.stage} has {held.versions} versions of its"
                 )
-                sentence += (
-                    f"{held.versions} versions of its weights; the limit is "
-                    f"{max_versions}."
-                )
+                sentence += f" weights; the limit is {max_versions}."
                 problems.append(Problem(Code.STALENESS, sentence, rank, position))
                 break
         for position, (stage, kind, k) in enumerate(
             schedule.numbered[rank] if ages else ()
         ):
-            if (
-                kind is F
-                and max_staleness is not None
-                and ages[stage][k] > max_staleness
-            ):
+            age = ages[stage][k] if kind is F else 0
+            if max_staleness is not None and age > max_staleness:
                 sentence = (
-                    f"runs with weights whose staleness is {ages[stage][k]} when its "
-                    "gradient is applied; the "
+                    f"runs with weights whose staleness is {age} when its gradient"
                 )
-                sentence += f"limit is {max_staleness}."
+                sentence += f" is applied; the limit is {max_staleness}."
                 problems.append(
                     _problem_at(schedule, rank, position, Code.STALENESS, sentence)
                 )
@@ -364,29 +355,20 @@ def _grid(schedule: ActionTable, problem: Problem, reach: int = 5) -> str:
     marks = {problem.rank: problem.step}
     if problem.code in _DEADLOCKS:
         marks = {stuck.rank: stuck.position for stuck in _cycle(_blocked(schedule))}
-    return "\n".join(
-        _draw_row(
-            schedule,
-            rank,
-            marks.get(rank, problem.step),
-            reach,
-            is_marked=rank in marks,
-        )
-        for rank in range(schedule.num_ranks)
-    )
+    rows = []
+    for rank in range(schedule.num_ranks):
+        middle = marks.get(rank, problem.step)
+        rows.append(_draw_row(schedule, rank, middle, reach, is_marked=rank in marks))
+    return "\n".join(rows)
 
 
 def _draw_row(
     schedule: ActionTable, rank: int, middle: int, reach: int, is_marked: bool
 ) -> str:
-    row, start, stop = (
-        schedule.actions[rank],
-        max(0, middle - reach),
-        middle + reach + 1,
-    )
-    cells = [
-        f">{action}<" if is_marked and i == middle else f" {action} "
-        for i, action in enumerate(row[start:stop], start)
-    ]
+    row = schedule.actions[rank]
+    start, stop = max(0, middle - reach), middle + reach + 1
+    cells = [f" {action} " for action in row[start:stop]]
+    if is_marked:
+        cells[middle - start] = f">{row[middle]}<"
     before, after = "… " if start > 0 else "", " …" if stop < len(row) else ""
     return f"rank {rank}: {before}{' '.join(cells)}{after}".rstrip()

@@ -74,11 +74,8 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     check_range(table)
     has_sends = any(kind.is_communication for kind in table.kinds)
     found = order(flow_of(table), sends_block=not (sends_are_buffered and has_sends))
-    return Walk(
-        table,
-        found.rounds,
-        [_blocked(table, rank, wait) for rank, wait in found.blocked.items()],
-    )
+    blocked = [_blocked(table, rank, wait) for rank, wait in found.blocked.items()]
+    return Walk(table, found.rounds, blocked)
 
 
 def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
@@ -94,20 +91,14 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
         stuck = found.blocked[0]
         awaited = str(stuck.awaited)
         if stuck.awaited == stuck.action:
-            kind, uses = (
-                KINDS[stuck.action.kind],
-                flow_of(table).uses(stuck.rank, stuck.position),
-            )
+            kind = KINDS[stuck.action.kind]
+            uses = flow_of(table).uses(stuck.rank, stuck.position)
             is_alone = kind.meets is not None and (uses is not None or kind.message)
-            awaited = (
-                "a partner that does not exist"
-                if is_alone
-                else "values that no action gives"
-            )
-        message = (
-            f"{stuck.action} on rank {stuck.rank} waits for ever for {awaited}; "
-            "verify(schedule) says why."
-        )
+            awaited = "values that no action gives"
+            if is_alone:
+                awaited = "a partner that does not exist"
+        waits = f"{stuck.action} on rank {stuck.rank} waits for ever for {awaited}"
+        message = f"{waits}; verify(schedule) says why."
         raise ScheduleError.of(Code.DEADLOCK, message, stuck.rank, stuck.position)
     return found
 
@@ -120,9 +111,5 @@ def _blocked(table: ActionTable, rank: int, wait: Wait) -> Blocked:
     if wait.awaited is None:
         return Blocked(rank, wait.position, action, action)
     stage, kind, k = wait.awaited
-    return Blocked(
-        rank,
-        wait.position,
-        action,
-        Action(stage, ActionKind(kind), table.microbatches[k]),
-    )
+    awaited = Action(stage, ActionKind(kind), table.microbatches[k])
+    return Blocked(rank, wait.position, action, awaited)

@@ -105,10 +105,11 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     if any(is_unbounded):
         return ()
     workload = workload_of(schedule, costs, max(timeline.peak_memory or (inf,)))
-    return tuple(
-        Gap(it, workload, value_of(timeline, it), lower_bound(workload, it))
-        for it in Objective
-    )
+    found = []
+    for it in Objective:
+        bound = lower_bound(workload, it)
+        found.append(Gap(it, workload, value_of(timeline, it), bound))
+    return tuple(found)
 
 
 def workload_of(
@@ -136,9 +137,9 @@ def workload_of(
     )
 
 
+_OF_TIMELINE = ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate")
 _KEYS = (
-    *("num_stages", "num_microbatches", "chunks_per_rank", "placement"),
-    *("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate"),
+    *("num_stages", "num_microbatches", "chunks_per_rank", "placement", *_OF_TIMELINE),
     *("peak", "peak_activations", "peak_memory", "bound", "gap"),
     *("is_reproducible", "trades", "error"),
 )
@@ -262,14 +263,10 @@ def sweep(
     ... )
     (16, [('far', '1f1b', 85.0), ('far', 'v-half', 101.5)])
     """
-    ranks, microbatches = (
-        _values("num_ranks", num_ranks),
-        _values("num_microbatches", num_microbatches),
-    )
-    names, chunks = (
-        _values("schedules", schedules),
-        _values("chunks_per_rank", chunks_per_rank),
-    )
+    ranks = _values("num_ranks", num_ranks)
+    microbatches = _values("num_microbatches", num_microbatches)
+    names = _values("schedules", schedules)
+    chunks = _values("chunks_per_rank", chunks_per_rank)
     for given in ranks:
         check_sizes(given, 1)
     for given in microbatches:
@@ -293,11 +290,8 @@ def sweep(
 
 
 def _values(name: str, given: Iterable[Any]) -> list[Any]:
-    values = (
-        list(given)
-        if isinstance(given, Iterable) and not isinstance(given, str)
-        else []
-    )
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    values = list(given) if is_list else []
     if not values:
         raise SCHEDULE_NUMBER.refusal(name, given, "at least one value, in a list")
     return values
@@ -313,12 +307,8 @@ def _row(
     """Return the row of a schedule with the given number of chunks, or with its default
     number.
     """
-    row: dict[str, Any] = {
-        "schedule": name,
-        "num_ranks": num_ranks,
-        **dict.fromkeys(_KEYS),
-        "trades": TRADES[name],
-    }
+    row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks}
+    row |= {**dict.fromkeys(_KEYS), "trades": TRADES[name]}
     row |= {"num_microbatches": num_microbatches, "chunks_per_rank": given}
     try:
         # Costs by stage must be as many as ranks.
@@ -352,14 +342,12 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
     timeline = simulate(schedule, of_stages)
     found = gaps(schedule, of_stages, timeline)
     peaks = [peak / chunks / schedule.num_slices for peak in timeline.peak_activations]
+    of_timeline = {name: getattr(timeline, name) for name in _OF_TIMELINE}
     return {
         "num_stages": schedule.num_stages,
         "chunks_per_rank": chunks,
         "placement": _shape(schedule, chunks),
-        "makespan": timeline.makespan,
-        "bubble_fraction": timeline.bubble_fraction,
-        "bubble_over_ideal": timeline.bubble_over_ideal,
-        "span_bubble_rate": timeline.span_bubble_rate,
+        **of_timeline,
         "peak": max(peaks),
         "peak_activations": peaks,
         "peak_memory": list(timeline.peak_memory or ()),
@@ -375,15 +363,11 @@ def _shape(schedule: Schedule, chunks: int) -> str:
     """
     if schedule.has_replicas:
         return "replicas"
-    shapes = {
-        "straight": neighbouring_placement(schedule.num_ranks, chunks),
-        "looped": looped_placement(schedule.num_ranks, chunks),
-        "V": v_placement(schedule.num_ranks),
-    }
-    return next(
-        (name for name, placement in shapes.items() if placement == schedule.placement),
-        "other",
-    )
+    p = schedule.num_ranks
+    shapes = {"straight": neighbouring_placement(p, chunks)}
+    shapes |= {"looped": looped_placement(p, chunks), "V": v_placement(p)}
+    named = (name for name, own in shapes.items() if own == schedule.placement)
+    return next(named, "other")
 
 
 # Bounds exist for these placements.
@@ -496,15 +480,12 @@ def tradeoff(
         )
     choices = [_choice(row["schedule"], row, work) for row in rows if _is_compared(row)]
     most = max(choice.memory for choice in choices)
-    bounds = {
-        name: tuple(_bound(costs, placed(num_ranks), num_microbatches, most))
-        for name, placed in PLACEMENTS.items()
-    }
-    counts_microbatches = (
-        costs.activation,
-        costs.weight_activation,
-        costs.transient_activation,
-    ) == (1.0, None, 0.0)
+    bounds = {}
+    for name, placed in PLACEMENTS.items():
+        corners = _bound(costs, placed(num_ranks), num_microbatches, most)
+        bounds[name] = tuple(corners)
+    held = costs.activation, costs.weight_activation, costs.transient_activation
+    counts_microbatches = held == (1.0, None, 0.0)
     return Tradeoff(
         num_ranks, num_microbatches, tuple(choices), bounds, counts_microbatches
     )
@@ -515,11 +496,8 @@ def _is_compared(row: Mapping[str, Any]) -> bool:
     holds_more_weights = (
         ActionKind.UPDATE in example.kinds or row["placement"] == "replicas"
     )
-    return (
-        not example.is_forward_only
-        and example.num_slices == 1
-        and not holds_more_weights
-    )
+    is_whole_step = not example.is_forward_only and example.num_slices == 1
+    return is_whole_step and not holds_more_weights
 
 
 def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
@@ -595,9 +573,8 @@ def _bound(
     last, memory = inf, share
     while fits(memory, most) and last > unlimited:
         with suppress(ScheduleError):  # not even one microbatch fits
-            bubble = _least_bubble(
-                work, own.workload(placement, num_microbatches, memory + holds)
-            )
+            limited = own.workload(placement, num_microbatches, memory + holds)
+            bubble = _least_bubble(work, limited)
             if bubble < last:
                 yield memory, bubble
             last = min(last, bubble)

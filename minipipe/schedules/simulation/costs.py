@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from math import inf
 from numbers import Integral, Real
 from os.path import splitext
@@ -77,6 +76,7 @@ _SPECS = {
         of="rank",
     ),
 }
+_PIECES = Spec(int, minimum=1, maximum=MOST_STAGES, error=ScheduleError.of)
 _OTHERS = {"sends_block": Spec(bool), "unit": Spec(str), "memory_unit": Spec(str)}
 
 
@@ -208,21 +208,16 @@ class Costs:
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise SCHEDULE_NUMBER.refusal(name, unit, "a name such as 's'")
         other = {} if self.other is None else self.other
-        if not isinstance(other, Mapping) or not other.keys().isdisjoint(
-            (*_SPECS, *_OTHERS)
-        ):
-            raise SCHEDULE_NUMBER.refusal(
-                "other",
-                self.other,
-                "the times of declared kinds by name, such as {'KEEP': 2}",
-            )
+        names = (*_SPECS, *_OTHERS)
+        if not isinstance(other, Mapping) or not other.keys().isdisjoint(names):
+            expected = "the times of declared kinds by name, such as {'KEEP': 2}"
+            raise SCHEDULE_NUMBER.refusal("other", self.other, expected)
         for name in (*_SPECS, *other):
             given = self._given(name)
             numbers = given if isinstance(given, list | tuple) else [given]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
-                raise SCHEDULE_NUMBER.refusal(
-                    name, given, "numbers. Costs.parse reads text"
-                )
+                expected = "numbers. Costs.parse reads text"
+                raise SCHEDULE_NUMBER.refusal(name, given, expected)
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
@@ -284,19 +279,15 @@ class Costs:
         >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
         (1.0, 1.0, 2.0, 2.0)
         """
-        pieces = Spec(
-            int, minimum=1, maximum=MOST_STAGES, error=ScheduleError.of
-        ).check("pieces", pieces)
+        pieces = _PIECES.check("pieces", pieces)
         found = self._divided((*_SHORT.values(), *_OF_WEIGHTS, *_HELD), pieces, pieces)
         if self.other is not None:
             found["other"] = self._divided(self.other, pieces, pieces)
         sizes = self.message_size
         if isinstance(sizes, Iterable):
             known = [size for size in sizes if size]
-            inside = sum(known) / len(known) if known else 0.0
-            sizes = tuple(
-                size for last in sizes for size in (*[inside] * (pieces - 1), last)
-            )
+            inside = [sum(known) / len(known) if known else 0.0] * (pieces - 1)
+            sizes = tuple(size for last in sizes for size in (*inside, last))
         return replace(self, **found, message_size=sizes)
 
     def sliced(self, num_slices: int) -> Costs:
@@ -313,10 +304,8 @@ class Costs:
         """
         if num_slices == 1:
             return self
-        return replace(
-            self,
-            **self._divided((*_SHORT.values(), *_HELD, "message_size"), num_slices, 1),
-        )
+        names = (*_SHORT.values(), *_HELD, "message_size")
+        return replace(self, **self._divided(names, num_slices, 1))
 
     @classmethod
     def parse(cls, text: str) -> Costs:
@@ -337,11 +326,8 @@ class Costs:
         (1.0, 3.0)
         """
         if not isinstance(text, str):
-            message = (
-                f"Costs.parse reads text, not {quoted(text)}; expected a form such as "
-                "F=1,I=1,W=1,latency=0.1."
-            )
-            raise misuse(message)
+            hint = "expected a form such as F=1,I=1,W=1,latency=0.1"
+            raise misuse(f"Costs.parse reads text, not {quoted(text)}; {hint}.")
         found: dict[str, Any] = {}
         for item in filter(None, map(str.strip, text.split(","))):
             key, _, value = item.partition("=")
@@ -349,28 +335,18 @@ class Costs:
             if name not in _SPECS:
                 names = ", ".join([*_SHORT, *list(_SPECS)[len(_SHORT) :]])
                 hint = " A whole backward B takes I + W." if key == "B" else ""
-                message = (
-                    f"{quoted(item)} is not a cost; expected one of {names}, as "
-                    "in F=1, "
-                    "or"
-                )
-                raise misuse(
-                    f"{message} a file of costs, whose name ends in .json.{hint}"
-                )
+                form = f"one of {names}, as in F=1"
+                message = f"{quoted(item)} is not a cost; expected {form}, or a file"
+                raise misuse(f"{message} of costs, whose name ends in .json.{hint}")
             try:
                 numbers = tuple(map(parse_real, value.split(":")))
             except ArgumentError:
-                message = (
-                    f"{quoted(item)} has no number; expected a form such as {key}=1 or "
-                    f"{key}=1:2:3."
-                )
+                form = f"a form such as {key}=1 or {key}=1:2:3"
+                message = f"{quoted(item)} has no number; expected {form}."
                 raise misuse(message) from None
             if len(numbers) > 1 and not _SPECS[name].of:
-                message = (
-                    f"{quoted(item)} has {len(numbers)} numbers; {name} is a single "
-                    "number."
-                )
-                raise misuse(message)
+                has = f"{quoted(item)} has {len(numbers)} numbers"
+                raise misuse(f"{has}; {name} is a single number.")
             if name in found:
                 raise misuse(f"{quoted(text)} has {name} twice.")
             found[name] = numbers if len(numbers) > 1 else numbers[0]
@@ -413,12 +389,11 @@ class Costs:
         """
         import json
 
-        own = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        found = {
-            field.name: own[field.name]
-            for field in fields(self)
-            if own[field.name] != field.default
-        }
+        found = {}
+        for field in fields(self):
+            given = _plain(getattr(self, field.name))
+            if given != field.default:
+                found[field.name] = given
         with _file_of_costs(path):
             if splitext(path)[1].lower() != ".json":
                 raise ArgumentError("value", "its name does not end in .json")
@@ -445,15 +420,12 @@ class Costs:
 
         with _file_of_costs(path):
             found = json_object(read_text(path, MOST_JSON), _HEAD)
-            members = {
-                name: given for name, given in found.items() if name not in _HEAD
-            }
-            _check_members(members)
-        own: dict[str, Any] = {
-            name: tuple(it) if isinstance(it, list) else it
-            for name, it in members.items()
-        }
-        return cls(**own)
+            for name in _HEAD:
+                del found[name]
+            _check_members(found)
+        for name, given in found.items():
+            found[name] = tuple(given) if isinstance(given, list) else given
+        return cls(**found)
 
     def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
         """Return the time of F, B, I, W, U and R on each stage, and of declared kinds
@@ -466,30 +438,21 @@ class Costs:
             cost is negative or not finite, or if no kind has declared a name of
             ``other``.
         """
-        forward, inputs, weights = (
-            self.by_stage(name, num_stages) for name in _SHORT.values()
-        )
-        both = [i + w for i, w in zip(inputs, weights)]
-        others: dict[Any, list[float]] = {
-            name: self.by_stage(name, num_stages) for name in self._other_names()
-        }
-        return {
-            F: forward,
-            I: inputs,
-            W: weights,
-            B: both,
-            U: self.by_stage("update", num_stages),
-            R: forward,
-            **others,
-        }
+        names = _SHORT.values()
+        forward, inputs, weights = (self.by_stage(name, num_stages) for name in names)
+        found: dict[Any, list[float]] = {F: forward, I: inputs, W: weights}
+        found[B] = [i + w for i, w in zip(inputs, weights)]
+        found |= {U: self.by_stage("update", num_stages), R: forward}
+        for name in self._other_names():
+            found[name] = self.by_stage(name, num_stages)
+        return found
 
     def _other_names(self) -> set[str]:
         """Return the names of the times that programs have declared for instructions of
         stages.
         """
-        names = {kind.time for kind in KINDS.values()} - {
-            kind.declaration.time for kind in ActionKind
-        }
+        names = {kind.time for kind in KINDS.values()}
+        names -= {kind.declaration.time for kind in ActionKind}
         for name in self.other or ():
             if name not in names:
                 how = "Kind(…, time=…) of a declared kind names its time"
@@ -533,16 +496,16 @@ class Costs:
         apart = 1 - self._number("overlap")
         times = self.durations(schedule.num_stages)
         parts = relative_work(self.slice_work, schedule.num_slices)
-        of = {}
-        for stage, kind, k in chain.from_iterable(schedule.joined.items()):
-            of[stage, kind, k] = (
-                times[kind][stage] * parts[schedule.number_of(k) % len(parts)]
-            )
-        pairs = {a: sorted((of[a], of[b])) for a, b in schedule.joined.items()}
-        return {
-            forward: longer + apart * shorter
-            for forward, (shorter, longer) in pairs.items()
-        }
+
+        def time(action: Action) -> float:
+            part = parts[schedule.number_of(action.microbatch) % len(parts)]
+            return times[action.kind][action.stage] * part
+
+        found = {}
+        for forward, backward in schedule.joined.items():
+            shorter, longer = sorted((time(forward), time(backward)))
+            found[forward] = longer + apart * shorter
+        return found
 
     def update_times(self, schedule: ActionTable) -> list[float]:
         """Return, by rank, the time of the optimiser between two training steps: none
@@ -572,10 +535,9 @@ class Costs:
         latency, _ = map(self._number, ("latency", "overhead"))
         sizes = self.by_stage("message_size", schedule.num_stages)
         bandwidth = self._number("bandwidth")
-        return tuple(
-            latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0
-            for stage, size in enumerate(sizes)
-        )
+        times = [latency + size / bandwidth for size in sizes]
+        crosses = map(schedule.crosses_ranks, range(schedule.num_stages))
+        return tuple(time if is_sent else 0.0 for time, is_sent in zip(times, crosses))
 
     def sum_times(self, schedule: ActionTable) -> list[tuple[float, float]]:
         """Return, by stage, the time of one part of its gradient all-reduce, and of the
@@ -609,12 +571,9 @@ class Costs:
         sizes, times = self.by_stage("gradient_size", schedule.num_stages), []
         for stage, size in enumerate(sizes):
             n = len(schedule.ranks_of(stage))
-            part = size / n / as_float(self.bandwidth)
-            times.append(
-                (part, 2 * (float(self.latency) + (n - 1) * part))
-                if n > 1
-                else (0.0, 0.0)
-            )
+            part = size / n / as_float(self.bandwidth) if n > 1 else 0.0
+            latency = float(self.latency) if n > 1 else 0.0
+            times.append((part, 2 * (latency + (n - 1) * part)))
         return times
 
     def hosts_of(self, schedule: ActionTable) -> Hosts | None:
@@ -650,10 +609,9 @@ class Costs:
         ScheduleError
             Code ``value``.
         """
-        until_weights = (
-            "activation" if self.weight_activation is None else "weight_activation"
-        )
-        held = ("activation", until_weights, "transient_activation")
+        held = ["activation", "weight_activation", "transient_activation"]
+        if self.weight_activation is None:
+            held[1] = "activation"
         return Footprint(*(self.by_stage(name, num_stages) for name in held))
 
     def weight_memory(self, num_stages: int) -> list[float]:
@@ -702,14 +660,15 @@ class Costs:
         from minipipe.schedules.analysis.workload import Workload, amount_per_rank
 
         ranks = [rank for home in placement for rank in ranks_in(home)]
-        num_ranks = 1 + max(
-            (int(rank) for rank in ranks if isinstance(rank, Integral)), default=0
-        )
+        numbers = (int(rank) for rank in ranks if isinstance(rank, Integral))
+        num_ranks = 1 + max(numbers, default=0)
         check_sizes(num_ranks, num_microbatches)
-        blank = Schedule(
-            "workload", tuple(placement), num_microbatches, ((),) * num_ranks
-        )
+        rows = ((),) * num_ranks
+        blank = Schedule("workload", tuple(placement), num_microbatches, rows)
         times = self.durations(blank.num_stages)
+        limits = (inf,) * num_ranks
+        if memory_limit is not None:
+            limits = amount_per_rank(memory_limit, num_ranks)
         return Workload(
             blank.one_rank_each("a search"),
             num_microbatches,
@@ -718,9 +677,7 @@ class Costs:
             tuple(times[W]),
             message=self.message_times(blank),
             footprint=Footprint(*map(tuple, self.memory(blank.num_stages))),
-            memory_limit=(inf,) * num_ranks
-            if memory_limit is None
-            else amount_per_rank(memory_limit, num_ranks),
+            memory_limit=limits,
             overhead=float(self.overhead),
         )
 
@@ -738,22 +695,18 @@ class Costs:
         """
         given = self._given(name)
         try:
-            values = list(
-                map(
-                    as_float, [given] * num_stages if isinstance(given, Real) else given
-                )
-            )
+            repeated = [given] * num_stages if isinstance(given, Real) else given
+            values = list(map(as_float, repeated))
         except (TypeError, ValueError):
-            raise SCHEDULE_NUMBER.refusal(
-                name, given, "a number, or one for each stage"
-            ) from None
+            expected = "a number, or one for each stage"
+            raise SCHEDULE_NUMBER.refusal(name, given, expected) from None
         _check_length(name, values, num_stages, "one number, or one for each stage")
         return _BY_STAGE.check_items(name, given, values)
 
     def _given(self, name: str) -> Any:
-        return (
-            getattr(self, name) if name in _SPECS else (self.other or {}).get(name, 0.0)
-        )
+        if name in _SPECS:
+            return getattr(self, name)
+        return (self.other or {}).get(name, 0.0)
 
     def _divided(self, names: Iterable[str], parts: int, copies: int) -> dict[str, Any]:
         """Return attributes over a number of parts; a list has some copies of each of
@@ -763,10 +716,8 @@ class Costs:
         for name in found:
             given = self._given(name)
             if isinstance(given, Sized):
-                values = self.by_stage(name, len(given))
-                found[name] = tuple(
-                    value / parts for value in values for _ in range(copies)
-                )
+                values = [value / parts for value in self.by_stage(name, len(given))]
+                found[name] = tuple(value for value in values for _ in range(copies))
             elif given is not None:
                 found[name] = self.by_stage(name, 1)[0] / parts
         return found
@@ -799,11 +750,8 @@ def _numbers(given: Any, count: int) -> list[Any]:
     """Return the items of a sequence; repeat any other value the given number of
     times.
     """
-    return (
-        list(given)
-        if isinstance(given, Sequence) and not isinstance(given, str | bytes)
-        else [given] * count
-    )
+    is_sequence = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    return list(given) if is_sequence else [given] * count
 
 
 def _check_length(
@@ -811,11 +759,8 @@ def _check_length(
 ) -> None:
     if len(values) != count:
         of = _SPECS.get(name, _BY_STAGE).of
-        message = (
-            f"{name} has {counted(len(values), 'value')} for {counted(count, of)}; "
-            f"expected {expected}."
-        )
-        raise misuse(message)
+        has = f"{counted(len(values), 'value')} for {counted(count, of)}"
+        raise misuse(f"{name} has {has}; expected {expected}.")
 
 
 def _plain(given: Any) -> Any:
@@ -831,33 +776,27 @@ def _check_members(found: dict[str, Any]) -> None:
     """Refuse members of a file that no costs have."""
     others = found.get("other", {})
     if not isinstance(others, dict):
+        expected = "an object of times by name"
         raise ArgumentError(
-            "value",
-            f"its other is {quoted(others)}, expected an object of times by name",
+            "value", f"its other is {quoted(others)}, expected {expected}"
         )
-    found = {
-        **others,
-        **{name: given for name, given in found.items() if name != "other"},
-    }
+    specs = {**dict.fromkeys(others, _BY_STAGE), **_SPECS, **_OTHERS}
     lengths = {}
-    for name, given in found.items():
-        if name not in _SPECS and name not in _OTHERS and name not in others:
-            raise ArgumentError(
-                "value",
-                f"it has {quoted(name)}, expected names of costs, such as 'forward'",
-            )
-        spec = _SPECS.get(name) or _OTHERS.get(name, _BY_STAGE)
+    for name, given in {**others, **found}.items():
+        if name == "other":
+            continue
+        if name not in specs:
+            expected = "names of costs, such as 'forward'"
+            raise ArgumentError("value", f"it has {quoted(name)}, expected {expected}")
+        spec = specs[name]
         if not _is_in_file(spec, given):
-            raise ArgumentError(
-                "value", f"its {name} is {quoted(given)}, expected {spec.words}"
-            )
+            message = f"its {name} is {quoted(given)}, expected {spec.words}"
+            raise ArgumentError("value", message)
         if spec.of == "stage" and isinstance(given, list):
             lengths[name] = len(given)
     if len(set(lengths.values())) > 1:
-        raise ArgumentError(
-            "value",
-            f"it has lists for different numbers of stages: {quoted(lengths, 200)}",
-        )
+        message = "it has lists for different numbers of stages"
+        raise ArgumentError("value", f"{message}: {quoted(lengths, 200)}")
 
 
 def _is_in_file(spec: Spec, given: Any) -> bool:
@@ -866,11 +805,12 @@ def _is_in_file(spec: Spec, given: Any) -> bool:
     """
     if not spec.of:
         return spec.allows(given) and given != inf
-    numbers = given if isinstance(given, list) else [] if spec.of == "rank" else [given]
-    kinds = int if spec.of == "rank" else int | float
-    return bool(numbers) and all(
-        isinstance(one, kinds) and spec.allows(one) and one != inf for one in numbers
-    )
+    is_list = isinstance(given, list)
+    if spec.of == "rank" and not (is_list and all(type(one) is int for one in given)):
+        return False
+    numbers = given if is_list else [given]
+    are_plain = all(isinstance(one, int | float) and one != inf for one in numbers)
+    return bool(numbers) and are_plain and all(map(spec.allows, numbers))
 
 
 @contextmanager
@@ -879,6 +819,5 @@ def _file_of_costs(path: str | Path) -> Iterator[None]:
     try:
         yield
     except ArgumentError as error:
-        raise misuse(
-            f"{quoted(str(path), 200)} is not a file of costs: {error.message}."
-        ) from None
+        name = quoted(str(path), 200)
+        raise misuse(f"{name} is not a file of costs: {error.message}.") from None

@@ -105,31 +105,19 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
         schedule.placement != workload.placement
         or schedule.num_ranks != workload.num_ranks
     ):
-        message = (
-            f"{schedule.title} places its stages on ranks "
-            f"{_shown(schedule.placement)}; "
-            "the workload has them on"
-        )
-        raise ScheduleError.of(
-            Code.PLACEMENT, f"{message} {_shown(workload.placement)}."
-        )
+        own, other = map(_shown, (schedule.placement, workload.placement))
+        places = f"{schedule.title} places its stages on ranks {own}"
+        message = f"{places}; the workload has them on {other}."
+        raise ScheduleError.of(Code.PLACEMENT, message)
     if schedule.num_microbatches != workload.num_microbatches:
-        message = (
-            f"{schedule.title} has {counted(schedule.num_microbatches, 'microbatch')}; "
-            "the workload has"
-        )
-        raise ScheduleError.of(Code.MISSING, f"{message} {workload.num_microbatches}.")
+        own = f"{schedule.title} has {counted(schedule.num_microbatches, 'microbatch')}"
+        message = f"{own}; the workload has {workload.num_microbatches}."
+        raise ScheduleError.of(Code.MISSING, message)
     verify(schedule.without_overlaps("a workload"))
-    if (
-        schedule.frozen
-        or ActionKind.BACKWARD in schedule.kinds
-        or ActionKind.BACKWARD_WEIGHT not in schedule.kinds
-    ):
-        message = (
-            f"{schedule.title} has backwards that are not split; the workload "
-            "has I and "
-            "W of every stage."
-        )
+    is_split = ActionKind.BACKWARD_WEIGHT in schedule.kinds
+    if schedule.frozen or ActionKind.BACKWARD in schedule.kinds or not is_split:
+        own = f"{schedule.title} has backwards that are not split"
+        message = f"{own}; the workload has I and W of every stage."
         hint = "split_backward of minipipe.schedules splits them."
         raise ScheduleError.of(Code.UNEXPECTED, f"{message} {hint}")
     verify(schedule, workload.memory_limit, workload.footprint)
@@ -203,34 +191,24 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     """
     value = evaluate(schedule, workload, claim.objective)
     if not _is_same(value, claim.value):
-        message = (
-            f"The certificate says that the {claim.objective} of its schedule is "
-            f"{claim.value:.12g}; the simulator"
-        )
+        of = f"the {claim.objective} of its schedule is {claim.value:.12g}"
+        message = f"The certificate says that {of}; the simulator"
         raise ScheduleError.of(Code.MISMATCH, f"{message} computes {value:.12g}.")
     if claim.bound > claim.value * (1 + ROUNDING):
-        message = (
-            f"The certificate says that no schedule is below {claim.bound:.12g}, but "
-            "its own schedule has"
-        )
+        below = f"no schedule is below {claim.bound:.12g}"
+        message = f"The certificate says that {below}, but its own schedule has"
         raise ScheduleError.of(Code.MISMATCH, f"{message} {claim.value:.12g}.")
     formulas = lower_bounds(workload, claim.objective)
     if claim.bound_by in list(Formula):
-        proved = [
-            min(bound.value, value)
-            for bound in formulas
-            if bound.name == claim.bound_by
-        ]
+        named = [bound for bound in formulas if bound.name == claim.bound_by]
+        proved = [min(bound.value, value) for bound in named]
         if not any(_is_same(bound, claim.bound) for bound in proved):
-            is_given = (
-                f"which is {proved[0]:.12g}"
-                if proved
-                else "which gives no bound for this workload"
-            )
-            message = (
-                f"The certificate names {claim.bound:.12g} as the bound "
-                f"{quoted(str(claim.bound_by))}, {is_given}."
-            )
+            is_given = "which gives no bound for this workload"
+            if proved:
+                is_given = f"which is {proved[0]:.12g}"
+            name = quoted(str(claim.bound_by))
+            names = f"{claim.bound:.12g} as the bound {name}, {is_given}"
+            message = f"The certificate names {names}."
             raise ScheduleError.of(Code.MISMATCH, message)
     return Finding(
         value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING)

@@ -133,10 +133,8 @@ class Explanation:
         """
         if not any(self._spans):
             return ()
-        rank = max(
-            filter(self._spans.__getitem__, range(len(self._spans))),
-            key=lambda r: self._spans[r][-1].end,
-        )
+        ends = {rank: row[-1].end for rank, row in enumerate(self._spans) if row}
+        rank = max(ends, key=ends.__getitem__)
         position = rank, len(self._spans[rank]) - 1
         last = max(self._timeline.sums, key=attrgetter("end"), default=None)
         if last and last.end > self._spans[rank][-1].end:
@@ -182,12 +180,8 @@ class Explanation:
         pending = [found for found in own if found.came(rank) <= free < found.end]
         if pending:
             last = max(pending, key=attrgetter("end"))
-            yield Idle(
-                free,
-                min(last.end, until),
-                IdleCause.WAITING,
-                *self._awaited(self._summed(last), free),
-            )
+            awaited = self._awaited(self._summed(last), free)
+            yield Idle(free, min(last.end, until), IdleCause.WAITING, *awaited)
             free = last.end
         if until > free:
             yield Idle(free, until, IdleCause.DRAIN)
@@ -214,11 +208,11 @@ class Explanation:
     @cached_property
     def _changes(self) -> dict[Position, StepChange]:
         """The changes of step, each by the span behind it."""
-        return {
-            (rank, step * self._length_of_step(rank)): change
-            for rank, row in enumerate(self._timeline.step_changes)
-            for step, change in enumerate(row, 1)
-        }
+        changes: dict[Position, StepChange] = {}
+        for rank, row in enumerate(self._timeline.step_changes):
+            length = self._length_of_step(rank)
+            changes.update(((rank, n * length), it) for n, it in enumerate(row, 1))
+        return changes
 
     def _length_of_step(self, rank: int) -> int:
         return len(self._spans[rank]) // self._timeline.num_steps
@@ -232,21 +226,11 @@ class Explanation:
         when that ends.
         """
         start = self._spans[rank][index].start
-        origins = (
-            origin
-            for i in self._joined(rank, index)
-            for origin in self._origins_of(self._spans[rank][i].action)
-        )
-        met = (
-            origin
-            for i in self._joined(rank, index)
-            for origin in self._last_to_meet(rank, i)
-        )
-        late = (
-            o
-            for o in chain(origins, met)
-            if o.rank != rank or o.is_sum or o.time == start
-        )
+        origins: list[_Origin] = []
+        for i in self._joined(rank, index):
+            origins += self._origins_of(self._spans[rank][i].action)
+            origins += self._last_to_meet(rank, i)
+        late = (o for o in origins if o.rank != rank or o.is_sum or o.time == start)
         return max(
             late, key=lambda origin: (origin.time, origin.rank == rank), default=None
         )
@@ -325,11 +309,10 @@ class Explanation:
     def _copies(self) -> dict[Action, tuple[int, float, float]]:
         """The rank, the start and the end of each copy."""
         rows = enumerate(self._timeline.copies)
-        return {
-            action: (rank, start, end)
-            for rank, row in rows
-            for action, start, end in row
-        }
+        places: dict[Action, tuple[int, float, float]] = {}
+        for rank, row in rows:
+            places.update((action, (rank, start, end)) for action, start, end in row)
+        return places
 
     def _time_in_flight(self, number: int) -> float:
         times = self._timeline.message_times
@@ -377,15 +360,9 @@ class Explanation:
         for origin in self._origins_of(action):
             if origin.rank != rank and not origin.is_sum:
                 was_awaited = free <= origin.begin
-                yield Message(
-                    origin.giver,
-                    action,
-                    origin.rank,
-                    rank,
-                    origin.begin,
-                    origin.time,
-                    was_awaited,
-                )
+                source, sent, arrived = origin.rank, origin.begin, origin.time
+                ends = origin.giver, action, source, rank
+                yield Message(*ends, sent, arrived, was_awaited)
 
     @cached_property
     def _measured(self) -> dict[Action, Message]:
@@ -397,11 +374,9 @@ class Explanation:
         """
         if message.was_awaited:
             return message.arrived
-        return min(
-            message.arrived,
-            message.sent
-            + self._fastest.get((message.source, message.destination), 0.0),
-        )
+        ranks = message.source, message.destination
+        earliest = message.sent + self._fastest.get(ranks, 0.0)
+        return min(message.arrived, earliest)
 
     @cached_property
     def _fastest(self) -> dict[tuple[int, int], float]:
@@ -420,11 +395,10 @@ class Explanation:
 
     @cached_property
     def _positions(self) -> dict[Action, Position]:
-        return {
-            span.action: (r, index)
-            for r, row in enumerate(self._spans)
-            for index, span in enumerate(row)
-        }
+        positions: dict[Action, Position] = {}
+        for rank, row in enumerate(self._spans):
+            positions.update((span.action, (rank, i)) for i, span in enumerate(row))
+        return positions
 
     @cached_property
     def _codes(self) -> dict[Action, int]:
@@ -438,13 +412,8 @@ class Explanation:
         """The values of all actions: by rank in order, then its other copies and its
         all-reduces.
         """
-        rows = list(
-            map(
-                with_copies,
-                self._spans,
-                self._timeline.copies or [()] * len(self._spans),
-            )
-        )
+        no_copies = [()] * len(self._spans)
+        rows = list(map(with_copies, self._spans, self._timeline.copies or no_copies))
         for rank, copies in enumerate(self._timeline.copies):
             known = set(rows[rank])
             rows[rank] += (copy.action for copy in copies if copy.action not in known)
@@ -475,11 +444,8 @@ class Explanation:
             receiver, at = self._positions.get(
                 Value.carried_by(action).receive, previous
             )
-            return (
-                (receiver, at)
-                if at >= 0 and self._spans[receiver][at].start > start
-                else previous
-            )
+            is_later = at >= 0 and self._spans[receiver][at].start > start
+            return (receiver, at) if is_later else previous
         binding = self._binding(rank, index)
         if binding and (previous[1] < 0 or binding.time > free):
             return binding.rank, binding.at

@@ -45,23 +45,18 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
 
     def usual(kind: ActionKind, stage: int) -> float:
         found = zip(timelines, times)  # with slices, the time of a whole sequence
-        return _median(
-            own[kind, stage] * timeline.num_slices
-            for timeline, own in found
-            if (kind, stage) in own
-        )
+        known = ((own[kind, stage], it) for it, own in found if (kind, stage) in own)
+        return _median(time * timeline.num_slices for time, timeline in known)
 
     latency, bandwidth = fit_messages(
         [*_message_samples(timelines), *_sum_samples(timelines)]
     )
     sums = chain.from_iterable(timeline.sums for timeline in timelines)
     sizes = dict(_means((found.actions[0].stage, found.size) for found in sums))
+    is_split = [any((I, s) in found for found in times) for s in stages]
     return {
         "forward": [usual(F, s) for s in stages],
-        "backward_input": [
-            usual(I if any((I, s) in found for found in times) else B, s)
-            for s in stages
-        ],
+        "backward_input": [usual(I if is_split[s] else B, s) for s in stages],
         "backward_weight": [usual(W, s) for s in stages],
         "overhead": _median(map(_overhead, timelines)),
         "update": _updates(timelines),
@@ -95,10 +90,7 @@ def fit_messages(samples: Sequence[Sample]) -> tuple[float, float]:
     middle_size = sum(size * count for size, _, count in points) / total
     middle_time = sum(time * count for _, time, count in points) / total
     spread = sum(count * (size - middle_size) ** 2 for size, _, count in points)
-    together = sum(
-        count * (size - middle_size) * (time - middle_time)
-        for size, time, count in points
-    )
+    together = sum(n * (x - middle_size) * (y - middle_time) for x, y, n in points)
     if max(by_size) < 2 * min(by_size) or together <= 0:
         return median(time for _, time in samples), inf
     time_per_size = together / spread
@@ -120,28 +112,19 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
         _TIMELINE.check("An argument", item)
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
-        raise misuse(
-            f"These timelines are in {' and in '.join(units)}; expected all in one "
-            "unit."
-        )
+        given = " and in ".join(units)
+        raise misuse(f"These timelines are in {given}; expected all in one unit.")
     counts = sorted({len(_stages_of(timeline)) for timeline in timelines})
     if len(counts) > 1:
         stages = " and ".join(map(str, counts))
-        raise misuse(
-            f"These timelines have {stages} stages; expected one model over the "
-            "same stages."
-        )
+        hint = "expected one model over the same stages"
+        raise misuse(f"These timelines have {stages} stages; {hint}.")
 
 
 def _stages_of(timeline: Timeline) -> range:
     actions = (span.action for span in chain.from_iterable(timeline.spans))
-    return range(
-        1
-        + max(
-            (action.stage for action in actions if not action.kind.is_of_rank),
-            default=0,
-        )
-    )
+    stages = (action.stage for action in actions if not action.kind.is_of_rank)
+    return range(1 + max(stages, default=0))
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
@@ -150,12 +133,8 @@ def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
     """
     times: dict[tuple[ActionKind, int], float] = {}
     for is_alone in (False, True):
-        spans = (
-            span
-            for group in _groups_of(timeline)
-            if (len(group) == 1) == is_alone
-            for span in group
-        )
+        groups = (it for it in _groups_of(timeline) if (len(it) == 1) == is_alone)
+        spans = chain.from_iterable(groups)
         found = _means(
             ((action.kind, action.stage), end - start) for action, start, end in spans
         )
@@ -188,10 +167,9 @@ def _overhead(timeline: Timeline) -> float:
     slots = list(chain.from_iterable(timeline.idle))
     gaps = [slot.end - slot.start for slot in slots if slot.cause is IdleCause.OVERHEAD]
     waits = sum(slot.cause is IdleCause.WAITING for slot in slots)
-    pairs = (
-        sum(max(0, len(in_groups(row)) - timeline.num_steps) for row in timeline.spans)
-        - waits
-    )
+    rows = timeline.spans
+    pairs = sum(max(0, len(in_groups(row)) - timeline.num_steps) for row in rows)
+    pairs -= waits
     return sum(gaps) / pairs if pairs else 0.0
 
 
@@ -259,11 +237,8 @@ def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float
     is known.
     """
     messages = chain.from_iterable(timeline.messages for timeline in timelines)
-    known = (
-        (it.value.stage, it.size)
-        for it in messages
-        if it.value.kind is F and it.size is not None
-    )
+    forwards = ((it.value.stage, it.size) for it in messages if it.value.kind is F)
+    known = ((stage, size) for stage, size in forwards if size is not None)
     sizes = dict(_means(known))
     return [sizes.get(stage, 0.0) for stage in range(num_stages)]
 

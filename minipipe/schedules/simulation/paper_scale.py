@@ -179,11 +179,9 @@ class Run(NamedTuple):
         if not self.published:
             return None
         number = float(self.published.rstrip("sTF"))
-        return (
-            number
-            if self.published.endswith("s")
-            else self.operations / self.gpus / (number * 1e12)
-        )
+        if self.published.endswith("s"):
+            return number
+        return self.operations / self.gpus / (number * 1e12)
 
     def schedule(self) -> Schedule:
         """Return the schedule of one replica: 1F1B, or interleaved 1F1B if a rank has
@@ -222,13 +220,9 @@ def read_runs(text: str) -> list[Run]:
         cells for _, cells in parse_csv(text) if any(map(str.strip, cells))
     ] or [[]]
     if tuple(head) != Run._fields:
-        raise ArgumentError(
-            "value",
-            (
-                f"The first line is {quoted(','.join(head))}; expected "
-                f"{','.join(Run._fields)}."
-            ),
-        )
+        given, expected = quoted(",".join(head)), ",".join(Run._fields)
+        message = f"The first line is {given}; expected {expected}."
+        raise ArgumentError("value", message)
     return [_run_of(dict(zip_longest(Run._fields, row))) for row in rows]
 
 
@@ -240,13 +234,8 @@ def _run_of(row: dict[str, str]) -> Run:
     except ArgumentError:
         numbers = {}
     if not numbers or None in row.values() or len(row) > len(Run._fields):
-        raise ArgumentError(
-            "value",
-            (
-                f"{where} has a wrong cell; expected whole numbers in "
-                f"{', '.join(_COUNTS)}."
-            ),
-        )
+        hint = f"expected whole numbers in {', '.join(_COUNTS)}"
+        raise ArgumentError("value", f"{where} has a wrong cell; {hint}.")
     for name, (pattern, expected) in _TEXTS.items():
         if not re.fullmatch(pattern, row[name]):
             raise ArgumentError(
@@ -266,13 +255,9 @@ def _run_of(row: dict[str, str]) -> Run:
         divisor = prod(getattr(run, name) for name in product)
         if getattr(run, of) % divisor:
             names = " times ".join(product)
-            raise ArgumentError(
-                "value",
-                (
-                    f"{where}: {of} is {getattr(run, of)}; expected a multiple of "
-                    f"{names}, {divisor}."
-                ),
-            )
+            hint = f"expected a multiple of {names}, {divisor}"
+            message = f"{where}: {of} is {getattr(run, of)}; {hint}."
+            raise ArgumentError("value", message)
     return run
 
 
@@ -294,26 +279,21 @@ class _Model:
         layers = self.run.layers // num_stages
         message = self._message()
         forward, inputs, weights = self._layer()
-        times = (
-            [layers * forward + message] * num_stages,
-            [layers * inputs + message] * num_stages,
-            [layers * weights] * num_stages,
-        )
-        for of_kind, head in zip(times, self._head()):
+        forwards = [layers * forward + message] * num_stages
+        backwards = [layers * inputs + message] * num_stages
+        of_weights = [layers * weights] * num_stages
+        for of_kind, head in zip((forwards, backwards, of_weights), self._head()):
             of_kind[-1] += head
-        times[0][0] += self._moved(15 * self._elements)  # the embedding
-        return Costs(*times, unit="s")
+        forwards[0] += self._moved(15 * self._elements)  # the embedding
+        return Costs(forwards, backwards, of_weights, unit="s")
 
     def after_the_last_backward(self) -> float:
         """Return the time of the gradient all-reduces over replicas and of the
         optimiser.
         """
         run = self.run
-        parameters = (
-            (12 * run.hidden**2 + 13 * run.hidden)
-            * run.layers
-            / (run.tensor * run.pipeline)
-        )
+        of_layer = 12 * run.hidden**2 + 13 * run.hidden
+        parameters = of_layer * run.layers / (run.tensor * run.pipeline)
         parameters += VOCABULARY * run.hidden / run.tensor
         sums = 0.0
         if run.replicas > 1 and run.overlap != "replicas":
@@ -344,38 +324,26 @@ class _Model:
         bytes.
         """
         moved = self._moved(2 * (rows * inner + inner * columns + rows * columns))
-        return count * (
-            2 * rows * inner * columns / self.hardware.products
-            + self._kept("operands", moved)
-        )
+        computed = 2 * rows * inner * columns / self.hardware.products
+        return count * (computed + self._kept("operands", moved))
 
     def _layer(self) -> tuple[float, float, float]:
         """Return the times of F, I and W of a layer."""
         run, t, h, n = self.run, self.run.tensor, self.run.hidden, self._elements
         rows, is_selective = run.microbatch * SEQUENCE, run.recompute == "selective"
-        shapes = [
-            (rows, h, 3 * h / t),
-            (rows, h / t, h),
-            (rows, h, 4 * h / t),
-            (rows, 4 * h / t, h),
-        ]
+        into, out = (rows, h, 3 * h / t), (rows, h / t, h)
+        shapes = [into, out, (rows, h, 4 * h / t), (rows, 4 * h / t, h)]
         products = [sum(self._product(*shape) for shape in shapes)]
         products += [sum(self._product(m, columns, k) for m, k, columns in shapes)]
         products += [sum(self._product(k, m, columns) for m, k, columns in shapes)]
         attention, attention_backward = self._attention()
         # Under sequence parallelism nothing is replicated.
         replicated = n / t if is_selective else n
-        forward = (
-            products[0]
-            + attention
-            + self._kept("memory", self._moved(22 * replicated + 20 * n / t))
-        )
+        moved = self._moved(22 * replicated + 20 * n / t)
+        forward = products[0] + attention + self._kept("memory", moved)
         forward += 2 * self._tensor_sum()
-        inputs = (
-            products[1]
-            + attention_backward
-            + self._kept("memory", self._moved(46 * replicated + 48 * n / t))
-        )
+        moved = self._moved(46 * replicated + 48 * n / t)
+        inputs = products[1] + attention_backward + self._kept("memory", moved)
         # The all-gather of a divided all-reduce hides behind the weights' products, as
         # does a whole all-reduce.
         inputs += (
@@ -383,11 +351,9 @@ class _Model:
         ) * self._tensor_sum()
         inputs += self._kept("recomputation", attention if is_selective else forward)
         is_fused = run.overlap == "tensor"
-        accumulation = (
-            0.0
-            if is_fused
-            else self._kept("accumulation", self._moved(6 * 12 * h**2 / t))
-        )
+        accumulation = 0.0
+        if not is_fused:
+            accumulation = self._kept("accumulation", self._moved(6 * 12 * h**2 / t))
         return forward, inputs, products[2] + accumulation
 
     def _attention(self) -> tuple[float, float]:
@@ -396,14 +362,11 @@ class _Model:
         """
         run, s = self.run, SEQUENCE
         heads, width = run.microbatch * run.heads / run.tensor, run.hidden / run.heads
-        products, scores = (
-            self._product(s, width, s, heads) + self._product(s, s, width, heads),
-            heads * s**2,
-        )
-        return (
-            self._kept("attention", products + self._moved(9 * scores)),
-            self._kept("attention", 2 * products + self._moved(11 * scores)),
-        )
+        products = self._product(s, width, s, heads) + self._product(s, s, width, heads)
+        scores = heads * s**2
+        forward, backward = self._moved(9 * scores), self._moved(11 * scores)
+        times = products + forward, 2 * products + backward
+        return self._kept("attention", times[0]), self._kept("attention", times[1])
 
     def _tensor_sum(self) -> float:
         """Return the time of an all-reduce of one activation over the tensor-parallel
@@ -412,10 +375,8 @@ class _Model:
         t = self.run.tensor
         if t == 1:
             return 0.0
-        return self._kept(
-            "tensor-sums",
-            self._sent(self.hardware.node, 2 * (t - 1) / t * 2 * self._elements),
-        )
+        size = 2 * (t - 1) / t * 2 * self._elements
+        return self._kept("tensor-sums", self._sent(self.hardware.node, size))
 
     def _message(self) -> float:
         """Return the time of a message between stages: each GPU sends its part, and the
@@ -437,11 +398,9 @@ class _Model:
         """
         run, columns = self.run, VOCABULARY / self.run.tensor
         rows, h = run.microbatch * SEQUENCE, run.hidden
-        accumulation = (
-            0.0
-            if run.overlap == "tensor"
-            else self._kept("accumulation", self._moved(6 * h * columns))
-        )
+        accumulation = 0.0
+        if run.overlap != "tensor":
+            accumulation = self._kept("accumulation", self._moved(6 * h * columns))
         times = (
             self._product(rows, h, columns) + self._moved(50 * rows * columns),
             self._product(rows, columns, h),

@@ -166,8 +166,10 @@ def timeline_of(
     shown = levels
     if any(copies):
         shown = list(map(without_copies, ran.actions, levels))
+    changes = found.changes if num_steps > 1 else []
+    title = f"{table.title}, each with its loss" if wait and changes else table.title
     return Timeline(
-        f"{table.title}, each with its loss" if wait and num_steps > 1 else table.title,
+        title,
         tuple(map(tuple, spans)),
         peak_activations(ran),
         peaks(levels),
@@ -178,11 +180,7 @@ def timeline_of(
         message_times=tuple(rates.message_times),
         sent=sent,
         arrived=_arrived(found),
-        step_changes=tuple(
-            tuple(StepChange(*change) for change in row)
-            for row in found.changes
-            if num_steps > 1
-        ),
+        step_changes=tuple(tuple(StepChange(*it) for it in row) for row in changes),
         sums=_sums(table, found, costs),
         copies=tuple(map(tuple, copies)) if any(copies) else (),
         num_slices=step.num_slices,
@@ -237,11 +235,8 @@ def _parts(
             elif kind.message == "send":
                 value = Value.carried_by(task.action)
                 arrival = task.end + rates.message_times[value.cut]
-                sent[value] = (
-                    found.arrived.get(task.action, arrival),
-                    rank,
-                    len(spans[rank]) - 1,
-                )
+                time = found.arrived.get(task.action, arrival)
+                sent[value] = time, rank, len(spans[rank]) - 1
     return spans, copies, sent
 
 
@@ -251,11 +246,8 @@ def _arrived(found: Times) -> dict[Value, float]:
     """
     arrived = {}
     for action, time in found.arrived.items():
-        value = (
-            Value.carried_by(action)
-            if action.kind.is_communication
-            else Value.produced_by(action)
-        )
+        is_message = action.kind.is_communication
+        value = (Value.carried_by if is_message else Value.produced_by)(action)
         if value is not None:
             arrived[value] = time
     return arrived

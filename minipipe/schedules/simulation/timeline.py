@@ -74,6 +74,12 @@ pairs of all stages of a rank.
 """
 
 
+_FIGURES = (
+    *("num_ranks", "unit", "num_steps", "makespan", "time_of_further_step"),
+    *("bubble_fraction", "bubble_over_ideal", "span_bubble_rate"),
+)
+
+
 @dataclass(frozen=True, repr=False)
 class Timeline(ShownInNotebooks):
     """The start and the end of every action on every rank, predicted or measured.
@@ -192,11 +198,9 @@ class Timeline(ShownInNotebooks):
         end = max(
             chain((span.end for row in first_step for span in row), ends), default=0.0
         )
-        return (
-            (self.end - end) / (self.num_steps - 1)
-            if self.num_steps > 1
-            else self.makespan
-        )
+        if self.num_steps == 1:
+            return self.makespan
+        return (self.end - end) / (self.num_steps - 1)
 
     @cached_property
     def start(self) -> float:
@@ -308,10 +312,10 @@ class Timeline(ShownInNotebooks):
         flow = self._explanation.flow
         counts = pairs_of(flow)
         rows = enumerate(flow.table.actions)
-        return [
-            without_copies(row, counts.levels(rank))[: len(self.spans[rank])]
-            for rank, row in rows
-        ]
+        held = []
+        for (rank, row), spans in zip(rows, self.spans):
+            held.append(without_copies(row, counts.levels(rank))[: len(spans)])
+        return held
 
     @property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:
@@ -332,11 +336,8 @@ class Timeline(ShownInNotebooks):
         """
         if self.memory is None or self.memory_during is None:
             return []
-        return list(
-            held_over_time(
-                self.spans[rank], zip(self.memory_during[rank], self.memory[rank])
-            )
-        )
+        levels = zip(self.memory_during[rank], self.memory[rank])
+        return list(held_over_time(self.spans[rank], levels))
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, activations held) at the start and at the end of each span of a
@@ -391,17 +392,11 @@ class Timeline(ShownInNotebooks):
         >>> summary["makespan"], summary["unit"], summary["peak_activations"]
         (33.0, 'units', [4, 3, 2, 1])
         """
+        figures = {name: getattr(self, name) for name in _FIGURES}
         return {
             "name": self.name,
             "origin": "measured" if self.is_measured else "predicted",
-            "num_ranks": self.num_ranks,
-            "unit": self.unit,
-            "num_steps": self.num_steps,
-            "makespan": self.makespan,
-            "time_of_further_step": self.time_of_further_step,
-            "bubble_fraction": self.bubble_fraction,
-            "bubble_over_ideal": self.bubble_over_ideal,
-            "span_bubble_rate": self.span_bubble_rate,
+            **figures,
             "peak_activations": list(self.peak_activations),
             "memory_unit": self.memory_unit,
             "peak_memory": list(self.peak_memory or ()),
@@ -417,24 +412,20 @@ class Timeline(ShownInNotebooks):
         >>> simulate(schedules.gpipe(2, 1)).rows()[1]
         {'rank': 0, 'stage': 0, 'kind': 'B', 'microbatch': 0, 'start': 4.0, 'end': 6.0, 'held_activations': 0, ...}
         """
-        return [
-            {
-                "rank": rank,
-                "stage": None if action.kind.is_of_rank else action.stage,
-                "kind": action.kind.value,
-                "microbatch": None
-                if action.kind.is_of_rank
-                else number_of(action.microbatch, self.num_slices),
-                "start": start,
-                "end": end,
-                "held_activations": held,
-                **({} if self.memory is None else {"memory": self.memory[rank][i]}),
-            }
-            for rank, row in enumerate(self.spans)
-            for i, ((action, start, end), held) in enumerate(
-                zip(row, self.held_activations[rank])
-            )
-        ]
+        found: list[dict[str, Any]] = []
+        for rank, row in enumerate(self.spans):
+            held = zip(row, self.held_activations[rank])
+            for i, ((action, start, end), count) in enumerate(held):
+                own: dict[str, Any] = {"rank": rank, "stage": None}
+                own |= {"kind": action.kind.value, "microbatch": None}
+                if not action.kind.is_of_rank:
+                    own["stage"] = action.stage
+                    own["microbatch"] = number_of(action.microbatch, self.num_slices)
+                own |= {"start": start, "end": end, "held_activations": count}
+                if self.memory is not None:
+                    own["memory"] = self.memory[rank][i]
+                found.append(own)
+        return found
 
     def describe(self) -> str:
         """Return the main figures as one line of text, without the name."""
@@ -489,10 +480,11 @@ class Timeline(ShownInNotebooks):
         pairs = pairs if pairs is not None or own == 1 else own
         peaks = by_rank([peak / (pairs or 1) for peak in self.peak_activations])
         of = ONE_UNIT.replace("es ", " ", 1) if peaks == "1" else ONE_UNIT
+        peaks = peaks if pairs is None else f"{peaks} {of}"
         return (
             ("makespan", format_time(self.makespan, self.unit)),
             ("bubble", f"{100 * self.bubble_fraction:.1f} %"),
-            ("peak activations by rank", peaks if pairs is None else f"{peaks} {of}"),
+            ("peak activations by rank", peaks),
         )
 
     def __str__(self) -> str:
@@ -518,8 +510,6 @@ def by_rank(
     most, least = max(amounts), min(amounts)
     if most == least:
         return f"{write(most)} on each"
-    ends = (
-        f"{word} {write(x)} (rank {amounts.index(x)})"
-        for word, x in (("at most", most), ("at least", least))
-    )
+    words = {"at most": most, "at least": least}.items()
+    ends = (f"{word} {write(x)} (rank {amounts.index(x)})" for word, x in words)
     return ", ".join(ends)

@@ -156,7 +156,7 @@ PROCESS = "child = multiprocessing.get_context('{}').Process(target=joins); chil
     [
         RUN.format(""),
         slowly(RUN.format(", close_fds=False")),
-        PROCESS.format("fork"),
+        slowly(PROCESS.format("fork")),
         slowly(PROCESS.format("spawn")),
     ],
     ids=["subprocess", "subprocess with all files", "fork", "spawn"],

@@ -12,7 +12,7 @@ from minipipe.errors import ArgumentError, NotFiniteError, RankError
 from minipipe.pipeline import delivery
 from minipipe.testing import same_bits
 from tests.execution.checks.not_finite import NUM_MICROBATCHES, Bad, X, Y, check_culprit, made, model, refused
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import covering, mpirun, needs_mpi, slowly
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -26,19 +26,12 @@ def test_the_culprit_is_named_in_every_stage_direction_and_microbatch(microbatch
     assert done.out.splitlines() == expected
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("where", ["F", "B"])
-@pytest.mark.parametrize(
-    ("schedule", "options"),
-    [
-        ("zb-v", {}),
-        ("zb-h1", {"recompute": True}),
-        slowly("interleaved-1f1b", {}),
-        slowly("gpipe", {}),
-        slowly("1f1b", {}),
-    ],
-)
-def test_so_it_is_over_other_schedules_and_with_recomputation(stage, where, schedule, options):
+OTHERS = [("zb-v", {}), ("zb-h1", {"recompute": True}), ("interleaved-1f1b", {}), ("gpipe", {}), ("1f1b", {})]
+
+
+@pytest.mark.parametrize(("other", "stage", "where"), covering(OTHERS, [0, 1, 2, 3], ["F", "B"], strength=1))
+def test_so_it_is_over_other_schedules_and_with_recomputation(other, stage, where):
+    schedule, options = other
     chunks = {"zb-v": 2, "interleaved-1f1b": 2}.get(schedule, 1)
     num_ranks = 4 // chunks
     spawn(lambda group: check_culprit(group, stage, where, 2, num_stages=4, schedule=schedule, **options), num_ranks)

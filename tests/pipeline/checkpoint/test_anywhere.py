@@ -89,7 +89,8 @@ def without(what):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "what"), [("momentum", "arrays"), ("groups", "rates"), ("SGD", "num_steps"), ("tied", "num_steps")]
+    ("recipe", "what"),
+    [("momentum", "arrays"), slowly("groups", "rates"), ("SGD", "num_steps"), slowly("tied", "num_steps")],
 )
 def test_what_is_not_restored_is_found(monkeypatch, recipe, what):
     """Mutants: no momentum, no learning rate of a group, no number of steps, of which dropout draws."""

@@ -92,7 +92,7 @@ DEEDS = {"all": (deletes_all, None), "saves another": (saves_another, 3), "the n
 DEEDS["all by hand"] = (removes_by_hand, None)
 
 
-@pytest.mark.parametrize(("look", "num_ranks"), [(restored, 1), slowly(restored, 2), (newest, 1)])
+@pytest.mark.parametrize(("look", "num_ranks"), [(restored, 1), slowly(restored, 2), slowly(newest, 1)])
 @for_each(name={name: name for name in DEEDS})
 def test_a_checkpoint_that_is_deleted_at_any_moment_is_not_called_damaged(name, look, num_ranks, tmp_path_factory):
     act, other = DEEDS[name]

@@ -11,7 +11,7 @@ from minipipe import schedules
 from minipipe.render.editor import Editor, draw_editor
 from minipipe.render.editor.draft import Draft
 from minipipe.render.editor.sharing import packed
-from tests.launch import slowly
+from tests.launch import covering, slowly
 
 COSTS = [
     *("", "F=2,I=1,W=1", "F=1:2,I=1,W=1:1", "F=1:2:3:4", "hosts=0:1", "hosts=2", "hosts=1:1", "hosts=0:0:1:1,cores=1"),
@@ -115,8 +115,7 @@ def test_a_refused_message_changes_nothing_and_an_accepted_one_leaves_a_page(exa
     law()
 
 
-@pytest.mark.parametrize("costs", COSTS)
-@pytest.mark.parametrize("opened", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("costs", "opened"), covering(COSTS, ["gpipe", "1f1b"], strength=1))
 def test_costs_are_taken_whole_or_not_at_all(costs, opened):
     """The story: ``hosts=2`` was refused and kept; from then on the page was an empty reply."""
     editor = Editor(Draft.of(schedules.build(opened, 4, 4)))

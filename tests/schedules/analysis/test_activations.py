@@ -7,8 +7,12 @@ from hypothesis import strategies as st
 from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
+from minipipe.schedules import schedule_of_text
+from minipipe.schedules.action_table import check_range
 from minipipe.schedules.analysis.activations import Footprint, memory_levels, peak_activations, sizes_of
-from tests.strategies import examples, named_schedules
+from minipipe.schedules.simulation.simulator import peak_memory
+from tests.refusals import code_of
+from tests.strategies import examples, named_schedules, table
 
 amounts = st.integers(0, 9)
 
@@ -70,3 +74,14 @@ def test_a_timeline_peaks_where_a_backward_needs_most(activation, weight_activat
         == peak
         == max(max(amount for _, amount in timeline.memory_over_time(r)) for r in range(4))
     )
+
+
+def test_memory_of_a_stage_that_is_not_there_is_refused():
+    """It was a bare IndexError."""
+    assert code_of(peak_memory, table("x", (0,), 1, [["1F0"]]), Costs()) == "out-of-range"
+    check_range(schedules.gpipe(2, 2))
+
+
+def test_w_gives_back_what_i_left():
+    schedule = schedule_of_text("0F0 0I0 0W0 0F1 0F2 0I1 0W1 0I2 0W2")
+    assert simulate(schedule, Costs(activation=5, weight_activation=3)).peak_memory == (10,)

@@ -13,6 +13,9 @@ from minipipe.schedules.analysis.dependencies import Direction, Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import _order_problems
 from minipipe.schedules.analysis.walk import complete_walk, walk
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
+from tests.refusals import code_of
 from tests.strategies import examples, named_schedules
 
 values = st.builds(Value, st.integers(0, 9), st.sampled_from(Direction), st.integers(0, 9))
@@ -143,3 +146,22 @@ def test_a_table_is_walked_once_and_pickled_without_its_walk():
     program = lower(schedule)
     assert walk(program).rounds is not walk(program, sends_are_buffered=True).rounds
     assert walk(program.schedule).table is program.schedule and program.schedule._kept is not schedule._kept
+
+
+@pytest.mark.parametrize("text", ["0F0 0SEND_F0 0B0", "0F0 0B0 0SEND_B0", "0F0 0RECV_F0 0B0", "0F0 0RECV_B0 0B0"])
+@pytest.mark.parametrize("sends_block", [False, True])
+def test_a_message_to_nobody_never_ends(text, sends_block):
+    """It was a bare IndexError, or was written where another microbatch's time stood."""
+    with pytest.raises(ScheduleError, match="waits for ever"):
+        complete_walk(schedule_of_text(text), sends_are_buffered=not sends_block)
+    assert code_of(simulate, schedule_of_text(text), Costs(sends_block=sends_block)) == "missing"
+    assert code_of(verify, schedule_of_text(text)) == "missing"
+
+
+def test_blocked_ranks_are_told_in_their_order():
+    steps = walk(schedule_of_text("0F0 0B0 0B1 0F1\n1F0 1B0 1F1 1B1"))
+    assert [stuck.rank for stuck in steps.blocked] == [0, 1]
+
+
+def test_a_second_stage_in_descending_order_is_seen():
+    assert not schedule_of_text("0F0 0F1 1F0 1F1 1B1 1B0 0B0 0B1").is_reproducible

@@ -1,5 +1,7 @@
 """Closed forms: the published numbers, their conditions, and the mistakes that common sources make."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,10 +9,15 @@ from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
+from minipipe.schedules.action import ActionKind
 from minipipe.schedules.analysis.activations import peak_activations
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.theory import tick_grid
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.simulator import simulate
-from tests.strategies import examples
+from minipipe.schedules.simulation.simulator import peak_memory, simulate
+from tests.launch import slowly
+from tests.refusals import refusal
+from tests.strategies import examples, takes
 
 
 def test_with_four_ranks_and_eight_microbatches_the_numbers_are_the_published_ones():
@@ -171,3 +178,112 @@ def test_what_is_no_schedule_and_no_size_is_refused(ask, code):
 def test_where_nothing_takes_time_there_is_no_bubble():
     nothing = {"forward": 0, "backward_input": 0, "backward_weight": 0}
     assert theory.bubble_fraction("1f1b", 4, 8, **nothing) == theory.bubble_over_ideal("1f1b", 4, 8, **nothing) == 0
+
+
+def test_the_bubble_of_a_prediction_is_that_of_its_forwards():
+    """The formula counted the backwards that a prediction does not have as work: the bubble was -118 %."""
+    assert theory.bubble_fraction("forward-only", 4, 8) == pytest.approx(3 / 11)
+    assert theory.bubble_over_ideal("forward-only", 4, 8) == pytest.approx(3 / 8)
+
+
+TIMES = [(1, 1, 1), (2, 1, 1), (1, 4, 1), (1, 0, 0), (3, 2, 1), (1, 1, 2), (2, 4, 3), (2, 2, 0)]
+
+
+ENOUGH_MICROBATCHES = {
+    "zb-h1": lambda p, m: m >= p,
+    "interleaved-zb": lambda p, m: m >= p,
+    "zb-h2": lambda p, m: m >= 2 * p - 1,
+    "zb-v": lambda p, m: m >= 2 * p - 1,
+    "dualpipe-v": lambda p, m: m >= 2 * p,
+    "v-half": lambda p, m: m >= p,
+    "v-min": lambda p, m: m >= p,
+    "hanayo": lambda p, m: m % p == 0,
+    "chimera": lambda p, m: m % p == 0,
+    "bitpipe": lambda p, m: m % p == 0,
+    "dualpipe": lambda p, m: m >= 2 * p and m % 2 == 0,
+}
+
+
+WHOLE = [name for name in schedules.REGISTRY if ActionKind.BACKWARD_WEIGHT not in schedules.build(name, 4).kinds]
+
+
+def sizes(name, largest):
+    for p, m in itertools.product(range(1, 5), range(1, largest + 1)):
+        if takes(name, p):
+            yield p, m, ENOUGH_MICROBATCHES.get(name, lambda p, m: True)(p, m)
+
+
+def times_fit(name, forward, backward_input, backward_weight):
+    """The conditions as the documentation says them."""
+    if name in ("zb-h1", "interleaved-zb"):
+        return backward_weight <= forward
+    if name == "zb-h2":
+        return backward_weight <= forward and 2 * backward_weight <= forward + backward_input
+    if name in ("zb-v", "dualpipe-v", "dualpipe"):
+        return forward == backward_input == backward_weight
+    return theory.CLOSED_FORMS[name].makespan is not None
+
+
+def test_no_formula_of_time_is_lost():
+    assert sum(theory.CLOSED_FORMS[name].makespan is not None for name in schedules.REGISTRY) >= 21
+
+
+@pytest.mark.parametrize("largest", [4, slowly(9)])
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_a_formula_of_time_holds_wherever_its_conditions_do_and_is_refused_elsewhere(name, largest):
+    equal, *others = TIMES
+    for place, (p, m, are_enough) in enumerate(sizes(name, largest)):
+        schedule = schedules.build(name, p, m)
+        v = schedule.num_stages // p
+        for times in (equal, others[place % 7], others[(place + 3) % 7]):  # each with every size of p or of m
+            share = dict(zip(("forward", "backward_input", "backward_weight"), [v * time for time in times]))
+            asked = [theory.makespan] if name == "forward-only" else [theory.makespan, theory.span_bubble]
+            for formula in asked:
+                if not (are_enough and times_fit(name, *times)):
+                    assert refusal(formula, name, p, m, v, **share).code == "unsupported"
+                    continue
+                timeline = simulate(schedule, Costs(*times))
+                idle = max(map(timeline.idle_within_span, range(p)))
+                found = timeline.makespan if formula is theory.makespan else idle
+                assert found == pytest.approx(formula(name, p, m, v, **share)), (p, m, times)
+
+
+@pytest.mark.parametrize("largest", [4, slowly(9)])
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_a_formula_of_memory_holds_wherever_its_conditions_do_and_is_refused_elsewhere(name, largest):
+    for (p, m, are_enough), (activation, weight_activation) in itertools.product(
+        sizes(name, largest), [(1, 1), (3, 1), (3, 0), (2, 3)]
+    ):
+        held = {"activation": activation, "weight_activation": weight_activation}
+        fits = are_enough and (name in WHOLE or weight_activation <= activation)
+        if name in ("v-half", "v-min"):
+            fits = fits and weight_activation == activation
+        if fits:
+            assert theory.peak_memory(name, p, m, **held) == peak_memory(schedules.build(name, p, m), Costs(**held))
+        else:
+            assert refusal(theory.peak_memory, name, p, m, **held).code == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "only_for"),
+    [
+        *((name, (3, 6), "an even number of ranks") for name in ("chimera", "bitpipe", "dualpipe")),
+        *((name, (4, 8, 2), "one chunk on each rank") for name in ("chimera", "dualpipe")),
+        ("bitpipe", (4, 8, 4), "two chunks on each rank"),
+        ("hanayo", (4, 8, 3), "an even number of chunks on each rank"),
+    ],
+)
+def test_a_formula_is_refused_for_sizes_that_the_builder_refuses(name, sizes, only_for):
+    assert not takes(name, *sizes)
+    for formula in (theory.makespan, theory.span_bubble, theory.peak_memory):
+        error = refusal(formula, name, *sizes)
+        assert error.code == "unsupported" and only_for in str(error)
+
+
+def test_a_rank_below_zero_has_no_memory():
+    assert refusal(theory.memory_footprint_ratio, 4, 8, -1).code == "value"
+
+
+def test_the_tick_grid_leaves_messages_out():
+    schedule = schedules.zb_h1(3, 4)
+    assert tick_grid(lower(schedule)) == tick_grid(schedule)

@@ -114,11 +114,11 @@ def orders(schedule):
         slowly("0F0 0SEND_F0 0RECV_B0 0I0 0W0\n1RECV_F0 1F0 1I0 1SEND_B0 1W0", 2),
         # Two slices: F0.0 F0.1 B0.1 B0.0 and nothing else; W0.1 may run before, between or behind I0.0 and W0.0.
         ("0F0.0 0F0.1 0B0.1 0B0.0", 1),
-        ("0F0.0 0F0.1 0I0.1 0W0.1 0I0.0 0W0.0", 3),
+        slowly("0F0.0 0F0.1 0I0.1 0W0.1 0I0.0 0W0.0", 3),
         # O and L of the first slice may only be side by side, between F0.1 and B0.1, or before F0.1 or behind B0.1.
         ("0F0.0 0F0.1 0O0.0 0L0.0 0B0.1 0B0.0", 3),
         # Two sequences in two slices, forward only, on two ranks: C(4, 2) mergers of two chains on each.
-        ("0F0.0 0F0.1 0F1.0 0F1.1\n1F0.0 1F0.1 1F1.0 1F1.1", 36),
+        slowly("0F0.0 0F0.1 0F1.0 0F1.1\n1F0.0 1F0.1 1F1.0 1F1.1", 36),
         # A rendezvous ties the orders: the messages pass in one order at both ends, half of C(4, 2)² pairs.
         ("0F0 0SEND_F0 0F1 0SEND_F1\n1RECV_F0 1F0 1RECV_F1 1F1", 6 * 6 // 2),
     ],
@@ -264,7 +264,7 @@ def test_every_problem_points_at_a_cell_that_exists_or_at_the_rank_that_lacks_on
 @pytest.mark.parametrize(
     "schedule",
     [
-        schedules.one_f_one_b(3, 4),
+        slowly(schedules.one_f_one_b(3, 4)),
         lower(schedules.one_f_one_b(3, 2)),
         # Three ranks in a row: the middle one must not answer a send before it has something to answer with.
         lower(schedules.sequential(3, 2)),

@@ -3,9 +3,15 @@
 import pytest
 
 from minipipe import Schedule, schedules
+from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.simulation.simulator import simulate
+from tests.refusals import code_of
 from tests.schedules.analysis.verdicts import B, F, changed, refusal
+from tests.strategies import table
 
 
 def test_a_deadlock_names_the_cycle_of_ranks_and_the_grid_marks_the_step():
@@ -144,3 +150,30 @@ def test_the_first_problem_of_a_mistake_in_a_row(table, code, message):
 def test_all_that_an_action_comes_before_is_listed():
     problems = refusal(Schedule.from_text("0B0 0F0 0O0 0L0")).problems
     assert [problem.message.partition("comes before ")[2][:3] for problem in problems] == ["0F0", "0O0", "0L0"]
+
+
+def test_a_text_that_names_many_stages_and_microbatches_but_few_of_their_pairs_is_refused_soon():
+    """26 kB of text took 40 s and 1.3 GB: one problem for each of four million pairs."""
+    n = 2000
+    text = " ".join([*(f"{i}F0" for i in range(n)), *(f"0F{i}" for i in range(1, n))])
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule_of_text(text))
+    assert caught.value.code == "missing" and len(caught.value.problems) == 1000
+    assert "1F1 is missing on rank 0." in str(caught.value)
+    for text in ("0F0 0B0 " * n, " ".join([*["0F0 0B0"] * n, "\n1F0 1B0"]), "0F0 0B0 0W0 " * n):
+        with pytest.raises(ScheduleError) as caught:  # five million equal actions were five million problems
+            verify(schedule_of_text(text))
+        assert 1000 <= len(caught.value.problems) <= 3000
+    absurd = table("absurd", (0,), 10**12, [["0F0"]])
+    assert code_of(verify, absurd) == code_of(simulate, absurd) == code_of(lower, absurd) == "missing"
+
+
+def test_what_is_missing_is_told_by_microbatch_and_a_repetition_by_its_first_place():
+    error = refusal(table("s", (0, 1), 2, [["0F0", "0B0"], ["1F1", "1B1"]]))
+    assert [problem.message[:3] for problem in error.problems] == ["1F0", "1B0", "0F1", "0B1"]
+    error = refusal(schedule_of_text("0F0 0F0 0F0 0B0"))
+    assert ["duplicate of position 0" in problem.message for problem in error.problems] == [True, True]
+
+
+def test_an_order_that_cannot_be_is_told_before_the_memory_it_takes():
+    assert refusal(schedule_of_text("0F0 0F1 0F2 0W0 0I0 0B1 0B2"), 1).code == "order"

@@ -15,9 +15,9 @@ F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
-def refusal(schedule):
+def refusal(schedule, *limit):
     with pytest.raises(ScheduleError) as caught:
-        verify(schedule)
+        verify(schedule, *limit)
     return caught.value
 
 

@@ -85,6 +85,7 @@ def test_two_enumerations_agree(workload, objective):
     assert optimum(workload, objective) == pytest.approx(min(every_value(workload, objective)), rel=1e-9)
 
 
+@pytest.mark.slow
 @given(workload=workloads([(0, 1)], most_actions=12), objective=objectives)
 @examples(20)
 def test_renumbering_microbatches_loses_nothing(workload, objective):

@@ -114,3 +114,11 @@ def test_what_cannot_be_is_refused_with_what_could(arguments, words):
     with pytest.raises(ScheduleError) as caught:
         greedy(*arguments)
     assert words in str(caught.value)
+
+
+def rows_of(schedule):
+    return [" ".join(map(str, row)) for row in schedule.actions]
+
+
+def test_of_equal_microbatches_greedy_takes_the_weights_of_the_earlier_stage_first():
+    assert rows_of(greedy(1, Costs(), (0, 0), None, "IFW")) == ["0F0 1F0 1I0 0I0 0W0 1W0"]

@@ -14,6 +14,7 @@ from minipipe.search import heuristic
 from minipipe.search.finding import find_schedule
 from minipipe.search.heuristic import Search, TimedOrder
 from minipipe.search.list_scheduling import ListScheduler, Policy
+from tests.launch import slowly
 from tests.schedules.search.workloads import workloads
 from tests.strategies import examples
 
@@ -81,7 +82,7 @@ def test_without_its_solver_a_search_goes_on_with_orders(monkeypatch):
     assert search.evaluations == 6100
 
 
-@pytest.mark.parametrize("limit", [2, 3.5, 50])
+@pytest.mark.parametrize("limit", [slowly(2), 3.5, slowly(50)])
 def test_with_more_memory_a_search_begins_with_all_that_less_memory_has(limit):
     """With memory for five microbatches it ended at 404 to 407, and with memory for four at 388."""
     less, more = (

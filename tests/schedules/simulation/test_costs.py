@@ -7,9 +7,13 @@ import pytest
 from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
+from minipipe.schedules.action import Action
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.span import Span
+from minipipe.schedules.simulation.timeline import Timeline
+from tests.refusals import code_of
 from tests.strategies import table
 
 
@@ -79,3 +83,24 @@ def test_memory_that_no_number_can_hold_is_refused(name):
     given = {"activation": 1e308} if name == "weight_activation" else {}
     with pytest.raises(ScheduleError, match="sum of the memory is too large for a number"):
         simulate(schedule, Costs(**{**given, name: 1e308}))
+
+
+def test_a_cost_that_is_given_twice_is_refused():
+    """The last one won in silence."""
+    assert code_of(Costs.parse, "F=1,forward=2") == "value"
+
+
+def test_times_beyond_all_numbers_are_refused():
+    """They were printed as Infinity and NaN, which is no JSON."""
+    assert code_of(simulate, schedules.gpipe(4, 8), Costs(forward=1e308)) == "value"
+
+
+def spans(*cells):
+    return tuple(Span(Action.parse(cell), start, end) for cell, start, end in cells)
+
+
+def test_measured_costs_are_means_and_of_mixed_backwards_those_of_the_halves():
+    assert Costs.measured(Timeline("m", (spans(("0F0", 0, 1), ("0F1", 1, 4)),), (1,))).forward == [2]
+    schedule = schedules.dualpipe_v(2, 4)
+    timeline = simulate(schedule, Costs(1, 2, 3))
+    assert simulate(schedule, Costs.measured(timeline)) == timeline

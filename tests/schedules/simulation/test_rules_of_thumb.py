@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate
 from minipipe.schedules.simulation.paper_scale import A100, Link, Run, predict
+from tests.launch import slowly
 
 TIMES = st.floats(0.1, 10)
 
@@ -67,7 +68,7 @@ def test_sums_between_hosts_cost_more_than_messages_wherever_links_between_hosts
     assert worse[1] < 1.15 and worse[4] > 1.7  # A100: 225 GB/s inside, 22.5 between
 
 
-@pytest.mark.parametrize(("width", "best"), [(1024, 4), (4096, 4), (16384, 8)])
+@pytest.mark.parametrize(("width", "best"), [slowly(1024, 4), (4096, 4), (16384, 8)])
 def test_a_layer_stays_in_its_host_but_need_not_fill_it(width, best):
     times = {tensor: seconds(width, tensor, 10) for tensor in (1, 2, 4, 8, 16)}
     assert min(times, key=times.get) == best and times[8] < 1.1 * times[best] and times[16] > 2.5 * times[8]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.render import draw_text
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.dependencies import Value
@@ -321,3 +322,52 @@ def test_blocking_sends_never_make_it_faster(drawn):
         for b in (False, True)
     )
     assert blocking.makespan >= free.makespan
+
+
+def test_a_ranks_own_span_begins_with_its_first_computation():
+    """A RECV of no length at time 0 counted as the first start, so blocking sends gave ZB-H2 a bubble of its own."""
+    for sends_block in (False, True):
+        timeline = simulate(schedules.zb_h2(4, 8), Costs(sends_block=sends_block))
+        assert timeline.cost == timeline.own_span(3) == 24 and timeline.span_bubble_rate == 0
+
+
+def test_the_critical_path_of_a_timeline_that_goes_round_ends():
+    """Two actions that were each said to come after the other were followed for ever."""
+    forward = Span(Action.parse("0F0"), 0, 5), Span(Action.parse("1F0"), 0, 5)
+    backward = Span(Action.parse("1B0"), 0, 5), Span(Action.parse("0B0"), 0, 5)
+    path = Timeline("cycle", (forward[1:] + backward[1:], backward[:1] + forward[:1]), (1, 1)).critical_path
+    assert len(path) <= 4
+
+
+def spans(*cells):
+    return tuple(Span(Action.parse(cell), start, end) for cell, start, end in cells)
+
+
+def test_units_go_from_the_costs_to_the_timeline_and_back():
+    timeline = simulate(schedules.gpipe(2, 2), Costs(unit="s", memory_unit="bytes"))
+    assert (timeline.unit, timeline.memory_unit, Costs.measured(timeline).unit) == ("s", "bytes", "s")
+
+
+@pytest.mark.parametrize("end", [2, 4])
+def test_who_has_what_it_needs_when_it_is_free_does_not_wait_for_it(end):
+    timeline = Timeline("m", (spans(("0F0", 0, 1), ("0F1", 1, end)), spans(("1F0", 1, 4), ("1F1", 6, 7))), (1, 1))
+    assert [(slot.start, slot.end, slot.cause) for slot in timeline.idle[1]] == [(0, 1, "warm-up"), (4, 6, "overhead")]
+
+
+def test_cost_and_rate_are_those_of_the_rank_with_the_longest_own_span():
+    timeline = Timeline(
+        "m", (spans(("0F0", 0, 1)), spans(("1F0", 1, 2), ("1F1", 5, 8)), spans(("2F0", 2, 3), ("2F1", 7, 8))), (1, 1, 1)
+    )
+    assert timeline.cost == 7 and timeline.span_bubble_rate == 3 / 7
+
+
+def test_a_message_takes_the_time_of_its_own_stage_when_idle_time_is_explained():
+    timeline = simulate(schedules.gpipe(3, 2), Costs([1, 4, 3], 1, 0, bandwidth=1, message_size=[0, 6, 0]))
+    slots = [(slot.start, slot.end, slot.cause, str(slot.awaited)) for slot in timeline.idle[2][:2]]
+    assert slots == [(0, 11, "warm-up", "1F0"), (14, 15, "waiting", "1F1")]
+
+
+def test_idle_time_counts_from_the_first_start():
+    timeline = Timeline("clock", (spans(("0F0", 5, 7)), spans(("1F0", 7, 9))), (1, 1), unit="s")
+    assert [(slot.start, slot.end, slot.cause) for slot in timeline.idle[1]] == [(5, 7, "warm-up")]
+    assert draw_text(timeline).splitlines()[0].endswith("·")

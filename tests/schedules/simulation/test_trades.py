@@ -8,6 +8,7 @@ import pytest
 from minipipe import schedules, simulate
 from minipipe.cli.schedules import _NOTE
 from minipipe.schedules.registry import TRADES
+from tests.launch import covering
 
 RANKS = range(1, 17)
 
@@ -39,8 +40,7 @@ def test_every_description_that_compares_with_1f1bs_memory_is_among_the_claims()
     assert all(sum(claim in TRADES[name] for claim in CLAIMS) == 1 for name in comparing)
 
 
-@pytest.mark.parametrize("times", [1, 2, 3], ids="{} microbatches for each rank".format)
-@pytest.mark.parametrize("words", CLAIMS)
+@pytest.mark.parametrize(("words", "times"), covering(CLAIMS, [1, 2, 3], strength=1))
 def test_a_schedule_holds_what_its_description_says_for_any_number_of_ranks(words, times):
     """The story: "about half of 1F1B's memory" stood beside a peak of 3 and 1F1B's 4, and "1/3" beside 2."""
     for name in (name for name in TRADES if words in TRADES[name]):

@@ -1,0 +1,29 @@
+"""Which cases of a table run when: the sample of the quick suite leaves out no combination that it promises."""
+
+import itertools
+
+import pytest
+
+from tests.launch import covering
+
+AXES = ("abcdef", (1, 2, 4), ("plain", "tied", "frozen", "ragged"), (False, True))
+
+
+def quick(parameters):
+    return [each.values for each in parameters if not each.marks]
+
+
+@pytest.mark.parametrize("strength", [1, 2, 3])
+def test_every_combination_of_so_many_values_is_in_the_sample_and_every_cell_in_the_table(strength):
+    parameters = covering(*AXES, strength=strength)
+    assert [each.values for each in parameters] == list(itertools.product(*AXES))
+    sample = quick(parameters)
+    for places in itertools.combinations(range(4), strength):
+        found = {tuple(cell[place] for place in places) for cell in sample}
+        assert found == set(itertools.product(*(AXES[place] for place in places)))
+
+
+def test_a_sample_of_pairs_is_small_and_always_the_same():
+    assert len(quick(covering(*AXES, strength=1))) <= 10
+    assert len(quick(covering(*AXES))) <= 40  # of 144; the two longest axes alone need 24
+    assert quick(covering(*AXES)) == quick(covering(*AXES))
