@@ -271,10 +271,8 @@ class Optimiser(Familiar, ABC):
         unknown = ", ".join(str(name) for name in own if name not in defaults)
         if parameters is None or unknown:
             wrong = f"has {unknown}" if unknown else 'has no "parameters"'
-            message = (
-                f'A group of {type(self).__name__} {wrong}; expected "parameters" and '
-                f"any of {', '.join(defaults)}."
-            )
+            expected = f'"parameters" and any of {", ".join(defaults)}'
+            message = f"A group of {type(self).__name__} {wrong}; expected {expected}."
             raise ArgumentError("value", message)
         return ParameterGroup(parameters, {**defaults, **own})
 
@@ -294,10 +292,8 @@ class Optimiser(Familiar, ABC):
         """
         rates = [group.learning_rate for group in self.groups]
         if len(set(rates)) > 1:
-            message = (
-                f"The groups' learning rates differ: {rates}. Read "
-                "optimiser.groups[i].learning_rate."
-            )
+            advice = "Read optimiser.groups[i].learning_rate."
+            message = f"The groups' learning rates differ: {rates}. {advice}"
             raise ArgumentError("value", message)
         return rates[0]
 
@@ -472,10 +468,7 @@ class Optimiser(Familiar, ABC):
         >>> optimiser.state_dict()["states"]
         [{'velocity': array([ 4., -4.])}]
         """
-        states = [
-            {name: _copied(value) for name, value in self._states[id(each)].items()}
-            for each in self.parameters
-        ]
+        states = [_copied(self._states[id(each)]) for each in self.parameters]
         groups = [group.hyper_parameters for group in self.groups]
         return {
             "num_steps": self.history[0],
@@ -610,10 +603,8 @@ def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
     """
     is_one = isinstance(parameters, (Module, Parameter, Mapping))
     if is_one or not isinstance(parameters, Iterable):
-        message = (
-            f"An optimiser takes parameters; this is one {type(parameters).__name__}. "
-            f"{_EXPECTED}"
-        )
+        given = type(parameters).__name__
+        message = f"An optimiser takes parameters; this is one {given}. {_EXPECTED}"
         raise ArgumentError("type", message)
     items = list(parameters)
     num_groups = sum(isinstance(item, Mapping) for item in items)
@@ -647,8 +638,12 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
             first_group[owner] = i
 
 
-def _copied(value: Any) -> Any:
-    return np.array(backend.to_numpy(value)) if backend.is_array(value) else value
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    copies = dict(state)
+    for name, value in state.items():
+        if backend.is_array(value):
+            copies[name] = np.array(backend.to_numpy(value))
+    return copies
 
 
 def _problem(
