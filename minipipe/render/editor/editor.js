@@ -106,7 +106,7 @@ class Editor {
   button(rank, action, isReady) {
     const [, stage, kind, microbatch] = action.match(/^(\d+)([A-Z]+)(\d+)$/);
     const made = element("button", isReady ? "choice ready" : "choice", action);
-    const swatch = element("i", "swatch kind");
+    const swatch = element("i", "swatch");
     const stages = this.player.data.panels[0].ranks[rank].stages;
     const [colour] = this.player.data.colours[kind][Math.max(0, stages.indexOf(Number(stage)))];
     swatch.style.cssText = `--fill: ${colour}`;
