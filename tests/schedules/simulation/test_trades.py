@@ -8,7 +8,7 @@ import pytest
 from minipipe import schedules, simulate
 from minipipe.cli.output import help_text
 from minipipe.schedules.registry import TRADES
-from tests.launch import covering
+from tests.launch import covering, slowly
 
 RANKS = range(1, 17)
 
@@ -62,7 +62,10 @@ def test_the_note_says_from_how_many_ranks_on_the_memory_is_less():
     assert f"at most 2/3 of it from {two_thirds} on; v-min at most 1/2 from {half} on" in note
 
 
-@pytest.mark.parametrize("name", [name for name in TRADES if "no pauses" in TRADES[name]])
+NO_PAUSES = [name for name in TRADES if "no pauses" in TRADES[name]]
+
+
+@pytest.mark.parametrize("name", [NO_PAUSES[0], *map(slowly, NO_PAUSES[1:])])
 def test_no_rank_pauses_from_the_number_of_microbatches_that_the_note_says(name):
     assert "at least 2p-1 microbatches for p ranks" in " ".join(help_text("table_of_schedules").split())
     for p in RANKS:
