@@ -279,10 +279,8 @@ class Leaderboard:
         file.
         """
         level = self.levels(told["student"]).get(told["level"])
-        which = (
-            f"{self._named} has an entry of {quoted(told['student'])} for "
-            f"{quoted(told['level'])}"
-        )
+        who = f"{quoted(told['student'])} for {quoted(told['level'])}"
+        which = f"{self._named} has an entry of {who}"
         if level is None or str(level) != told["asked"]:
             how = (
                 "Give the --source and the --variants with which it was written, or "

@@ -492,11 +492,8 @@ def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
 def _moment(panel: Panel, is_headed: bool) -> str:
     heads = ["rank", "now", "activations held"]
     if panel.timeline.memory is not None:
-        heads.append(
-            "memory"
-            if panel.timeline.memory_unit == "bytes"
-            else f"memory ({panel.timeline.memory_unit})"
-        )
+        unit = panel.timeline.memory_unit
+        heads.append("memory" if unit == "bytes" else f"memory ({unit})")
     heading = _heading(panel) if is_headed else ""
     # below the heading of the timeline, or of the page
     level = "h3" if is_headed else "h2"

@@ -303,10 +303,8 @@ class _TimelinePage(Page):
         panels with the same quantity.
         """
         alike = (other for other in chain(*self.strips) if other.noun == strip.noun)
-        return max(
-            (other.peak(rank) for other in alike for rank in range(len(other.curves))),
-            default=0.0,
-        )
+        peaks = (each.peak(i) for each in alike for i in range(len(each.curves)))
+        return max(peaks, default=0.0)
 
     # -- axis and legend ---------------------------------------------------------------
 
