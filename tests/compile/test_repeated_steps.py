@@ -1,6 +1,7 @@
 """Steps like the last one: one printed function, or an ordinary step."""
 
 import gc
+import sys
 import weakref
 
 import numpy as np
@@ -158,3 +159,26 @@ def test_a_repeated_step_holds_no_batch_after_it():
             del x, y
         gc.collect()
         assert [each() for each in references] == [None, None]
+
+
+def test_a_repeated_step_calls_few_functions():
+    """Forty-nine, with its sections and the step of the optimiser; NumPy's vary."""
+    calls = []
+
+    def note(frame, event, argument):
+        if event == "call" and "numpy" not in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_qualname)
+
+    with init_process_group() as group:
+        options = {"loss": nn.MSELoss(), "num_microbatches": 4, "compile": True}
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+        pipeline = Pipeline(model.initialise(0), group, **options)
+        rule = optim.SGD(pipeline.parameters(), 0.1)
+        x, y = batches()
+        for step in range(6):
+            if step == 5:
+                sys.setprofile(note)
+            pipeline.step(x[step], y[step][:, :1])
+            rule.step()
+        sys.setprofile(None)
+    assert len(calls) <= 55, calls
