@@ -82,12 +82,13 @@ class SGD(Optimiser):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        numbers = {
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
-        super().__init__(parameters, learning_rate=learning_rate, **numbers)
+        super().__init__(
+            parameters,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+        )
 
     def _update(
         self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
