@@ -132,20 +132,26 @@ def test_the_printed_step_has_the_instructions_of_the_row():
             assert ("finite" in step) == (check == "stop")
 
 
-def test_a_row_with_an_instruction_that_has_no_lines_takes_ordinary_steps():
-    def source(group):
+def test_further_instructions_of_a_row_call_their_handlers():
+    """Of tied weights, whose gradients are added up behind the schedule."""
+
+    def run(group, compiled):
         inner = nn.Linear(WIDTH, WIDTH)
         tied = nn.Sequential(inner, nn.Linear(WIDTH, WIDTH), inner).initialise(0)
-        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": compiled}
         pipeline = Pipeline(tied, group, **options)
-        x, y = batches()
-        for _ in range(5):
-            pipeline.step(x[0], y[0])
-        return pipeline.source()
+        rule, found = optim.SGD(pipeline.parameters(), 0.1), []
+        for x, y in zip(*batches()):
+            found.append(pipeline.step(x, y))
+            found.append([p.grad.tobytes() for p in pipeline.parameters()])
+            rule.step()
+        return found, pipeline.source()
 
-    for text in spawn(source, 2):
-        assert "def step(rank):" in text and "reduce_tied(" in text
-        assert "def step(call):" not in text
+    eager = spawn(lambda group: run(group, False), 2)
+    compiled = spawn(lambda group: run(group, True), 2)
+    assert [found for found, _ in compiled] == [found for found, _ in eager]
+    for _, text in compiled:
+        assert "reduce_tied(rank, " in text[text.index("def step(call):") :]
 
 
 def test_a_repeated_step_holds_no_batch_after_it():
