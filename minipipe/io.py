@@ -8,13 +8,13 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import category
 
-from minipipe.errors import ArgumentError, Code, FileError, quoted
+from minipipe.errors import ArgumentError, Code, FileError, MinipipeError, quoted
 from minipipe.limits import MOST_ACTIONS as MOST_ACTIONS
 from minipipe.limits import MOST_STAGES as MOST_STAGES
 
@@ -202,10 +202,8 @@ def text_table(
     sides = [">" if i in right else "<" for i in range(len(widths))]
     parts = [[0]]
     for column in range(1, len(widths)):
-        if (
-            len(parts[-1]) > 1
-            and sum(widths[i] + 2 for i in parts[-1]) + widths[column] > width
-        ):
+        taken = sum(widths[i] + 2 for i in parts[-1])
+        if len(parts[-1]) > 1 and taken + widths[column] > width:
             parts.append([0])
         parts[-1].append(column)
     blocks = []
@@ -246,11 +244,10 @@ def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
 
 def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
     sides = ("right" if i in right else "left" for i in range(len(row)))
-    cells = (
-        f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>'
-        for cell, side in zip(row, sides)
-    )
-    return f"<tr>{''.join(cells)}</tr>"
+    cells = ""
+    for cell, side in zip(row, sides):
+        cells += f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>'
+    return f"<tr>{cells}</tr>"
 
 
 # -- formats ---------------------------------------------------------------------------
@@ -708,6 +705,37 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
 
 def _name(path: str | Path) -> str:
     return quoted(str(path) if isinstance(path, os.PathLike) else path, _MOST_OF_A_NAME)
+
+
+@contextmanager
+def reading(make: Callable[[str], MinipipeError]) -> Iterator[None]:
+    """Turn an error about the contents of a file into one that names the file.
+
+    Other errors of minipipe pass.
+
+    Parameters
+    ----------
+    make : function
+        From a reason about "it", without a full stop, to the error.
+
+    Examples
+    --------
+    >>> with reading(lambda reason: FileError.of("sizes.json", reason)):
+    ...     parse_json("{}")["width"]
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.FileError: 'sizes.json' cannot be read: it lacks 'width'.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        raise make(error.message.rstrip(".")) from None
+    except MinipipeError:
+        raise
+    except KeyError as error:
+        raise make(f"it lacks {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise make(str(error).rstrip(".")) from None
 
 
 def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
