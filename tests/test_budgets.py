@@ -26,8 +26,6 @@ LONG_YET = """
     comm.process_group
     comm.process_group:ibroadcast
     coursework.grading:grade_text
-    execution.checks.culprit:_described
-    execution.checks.culprit:culprit_of
     execution.executor
     execution.executor:__init__
     execution.objective
