@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import category
 
 from minipipe.errors import ArgumentError, Code, FileError, MinipipeError, quoted
+from minipipe.limits import MOST_ACTIONS as MOST_ACTIONS
+from minipipe.limits import MOST_STAGES as MOST_STAGES
 
 if TYPE_CHECKING:
     # most programs write no file, and it loads a fifth of what a command does
@@ -25,12 +27,6 @@ if TYPE_CHECKING:
 # real pipelines; what is within them fits into a few gigabytes. To allow more, change
 # these numbers, and nothing else.
 
-# A pipeline of 512 ranks and 4096 microbatches has 6.3 million actions with a split
-# backward, and 12.6 million with its messages. An action takes about 100 bytes.
-MOST_ACTIONS = 2**24
-# Ranks, and stages. The deepest published pipelines have about a hundred; some figures
-# take time in their square.
-MOST_STAGES = 2**12
 # Of a file or a text: the longest usual cells, "511SEND_F4095,", have 14 bytes.
 MOST_BYTES = 16 * MOST_ACTIONS
 # Characters of JSON, such as a certificate: about 9 million actions. Read, it takes

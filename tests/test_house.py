@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 FLOORS = [
     line.split()
     for line in """
-        errors
+        errors limits
         specs
         io hints
         _lazy core
@@ -44,7 +44,7 @@ FLOORS = [
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WITHOUT_NUMPY = {
     *("core", "simulation", "passes", "schedules", "search", "render"),
-    *("errors", "specs", "io", "hints", "_lazy", "cli", "comm.job"),
+    *("errors", "limits", "specs", "io", "hints", "_lazy", "cli", "comm.job"),
 }
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},

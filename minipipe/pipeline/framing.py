@@ -84,7 +84,9 @@ class Framing:
             Whether to include what the program of the user calls after the step.
         """
         plan = self._plan
-        tied = {tuple(sorted({*uses.values()})) for uses in plan.uses.values()}
+        tied = set[tuple[int, ...]]()
+        if self._parameters.shared is not None:  # no rank has all uses itself
+            tied = {tuple(sorted({*uses.values()})) for uses in plan.uses.values()}
         return frame(
             plan.program,
             tied=sorted(stages for stages in tied if len(stages) > 1),

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any
 
 from minipipe.errors import Code, ScheduleError, misuse, quoted
-from minipipe.io import MOST_ACTIONS, MOST_STAGES
+from minipipe.limits import MOST_ACTIONS, MOST_STAGES
 from minipipe.schedules.action import Action, F, Slice, number_of, numbered
 from minipipe.specs import SCHEDULE_COUNT
 

@@ -103,6 +103,16 @@ def test_the_rows_of_a_pipeline_are_a_legal_program(name):
     assert [list(row) for row in read.actions] == [list(row) for row in rows.actions]
 
 
+def test_tied_weights_whose_uses_are_all_on_each_rank_are_not_exchanged():
+    def stepped_rows(group):
+        pipeline = Pipeline(model(True), group, loss=nn.MSELoss(), schedule="chimera", num_microbatches=2)
+        pipeline.step(np.ones((8, WIDTH)), np.ones((8, WIDTH)))
+        return pipeline.rows
+
+    rows = spawn(stepped_rows, 2)[0]
+    assert "REDUCE_GRAD" in rows.kinds and "REDUCE_TIED" not in rows.kinds
+
+
 def test_a_run_with_updates_has_them_in_its_row_and_one_loss():
     def rows(group):
         return Pipeline(model(False), group, loss=nn.MSELoss(), schedule="pipedream", num_microbatches=2).rows
