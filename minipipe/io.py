@@ -206,10 +206,8 @@ def text_table(
     sides = [">" if i in right else "<" for i in range(len(widths))]
     parts = [[0]]
     for column in range(1, len(widths)):
-        if (
-            len(parts[-1]) > 1
-            and sum(widths[i] + 2 for i in parts[-1]) + widths[column] > width
-        ):
+        taken = sum(widths[i] + 2 for i in parts[-1])
+        if len(parts[-1]) > 1 and taken + widths[column] > width:
             parts.append([0])
         parts[-1].append(column)
     blocks = []
@@ -250,11 +248,10 @@ def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
 
 def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
     sides = ("right" if i in right else "left" for i in range(len(row)))
-    cells = (
-        f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>'
-        for cell, side in zip(row, sides)
-    )
-    return f"<tr>{''.join(cells)}</tr>"
+    cells = ""
+    for cell, side in zip(row, sides):
+        cells += f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>'
+    return f"<tr>{cells}</tr>"
 
 
 # -- formats ---------------------------------------------------------------------------

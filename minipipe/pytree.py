@@ -36,11 +36,8 @@ def tensors_in(value: Any) -> list[Tensor]:
         has_names = all(isinstance(name, str) for name in value)
     elif _is_row(value):
         items = list(value)
-    if (
-        not items
-        or not has_names
-        or not all(isinstance(item, Tensor | dict) or _is_row(item) for item in items)
-    ):
+    are_parts = [isinstance(item, Tensor | dict) or _is_row(item) for item in items]
+    if not items or not has_names or not all(are_parts):
         inside = ""
         if _is_row(value) or isinstance(value, dict):
             names = ", ".join(type(item).__name__ for item in items)
@@ -103,30 +100,14 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
     ... )
     [[10.0], [20.0]]
     """
-    expected: Any = (
-        list(bundle)
-        if isinstance(bundle, dict)
-        else len(bundle)
-        if _is_row(bundle)
-        else None
-    )
-    found: Any = (
-        list(given)
-        if isinstance(given, dict)
-        else len(given)
-        if _is_row(given)
-        else None
-    )
+    expected, found = _form_of(bundle), _form_of(given)
     if expected is None:
         return [given]
-    if (
-        isinstance(bundle, dict)
-        and isinstance(given, dict)
-        and given.keys() == bundle.keys()
-    ):
-        pairs: Any = [(part, given[name]) for name, part in bundle.items()]
-        return [leaf for pair in pairs for leaf in leaves_like(*pair)]
-    if expected == found and not isinstance(bundle, dict):
+    if isinstance(bundle, dict):
+        if isinstance(given, dict) and given.keys() == bundle.keys():
+            pairs: Any = [(part, given[name]) for name, part in bundle.items()]
+            return [leaf for pair in pairs for leaf in leaves_like(*pair)]
+    elif expected == found:
         return [leaf for pair in zip(bundle, given) for leaf in leaves_like(*pair)]
     shown = f"a {type(given).__name__} of {found}" if found else "one array"
     raise TensorError(
@@ -170,3 +151,10 @@ def as_tensors(given: Any) -> Any:
 
 def _is_row(value: Any) -> bool:
     return type(value) in (tuple, list)
+
+
+def _form_of(value: Any) -> Any:
+    """Return the names of a dict, the length of a row, None for anything else."""
+    if isinstance(value, dict):
+        return list(value)
+    return len(value) if _is_row(value) else None

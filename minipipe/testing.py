@@ -366,10 +366,9 @@ def check_independent_of_microbatches(
             if value is not None:
                 found[f"the gradient of {name}"] = value
         first = first or (count, found)
-        differences = {
-            name: _relative_difference(value, first[1][name])
-            for name, value in found.items()
-        }
+        differences = {}
+        for name, value in found.items():
+            differences[name] = _relative_difference(value, first[1][name])
         name = max(differences, key=differences.__getitem__)
         # so that all ranks raise
         worst = float(pipeline.group.all_reduce(np.array(differences[name]), "max"))
@@ -390,11 +389,9 @@ def _relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:
-    gradients = {
-        name: gradient
-        for result in by_rank
-        for name, gradient in result.gradients.items()
-    }
+    gradients: dict[str, np.ndarray | None] = {}
+    for result in by_rank:
+        gradients.update(result.gradients)
     assert gradients.keys() == expected.gradients.keys(), (
         f"parameters {sorted(gradients)} of {sorted(expected.gradients)}"
     )

@@ -96,6 +96,9 @@ def is_array(value: object) -> bool:
     )
 
 
+_PLAIN = (np.ndarray, np.memmap)
+
+
 def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     """Return ``data`` as an array: an array stays in its module, anything else goes to
     the module of ``like``.
@@ -110,11 +113,8 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     """
     if isinstance(data, float | int):
         return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
-    if (
-        isinstance(data, np.ndarray)
-        and type(data) not in (np.ndarray, np.memmap)
-        and not hasattr(data, "note_call")
-    ):
+    is_subclass = isinstance(data, np.ndarray) and type(data) not in _PLAIN
+    if is_subclass and not hasattr(data, "note_call"):
         raise TensorError(
             "dtype",
             f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) or "

@@ -134,9 +134,8 @@ def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any
         widened = _WIDENED.format(is_half=f"(False{is_half})", a=a, t=t)
     others = "**attributes" if operation.attributes else ""
     saved = "".join(f"s{i}, " for i in range(len(operation.saves)))
-    unpacked = (
-        _SAVED.format(count=1 + len(operation.saves), saved=saved) if saved else ""
-    )
+    count_of_results = 1 + len(operation.saves)
+    unpacked = _SAVED.format(count=count_of_results, saved=saved) if saved else ""
     source = f"""\
 def call(*given, **attributes):
     if len(given) != {count} or len(attributes) != num_attributes:

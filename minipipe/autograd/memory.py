@@ -52,9 +52,8 @@ def held_buffers(
     for item in held:
         gradients = {} if isinstance(item, Node) else item.postponed
         nodes = behind([item] if isinstance(item, Node) else list(gradients))
-        for array in arrays_in(
-            [*gradients.values(), *map(saved_by, nodes), *map(inputs_again, nodes)]
-        ):
+        kept = [*gradients.values(), *map(saved_by, nodes), *map(inputs_again, nodes)]
+        for array in arrays_in(kept):
             base = buffer_of(array)
             buffers[id(base)] = backend.num_bytes(base)
     for array in not_counted:

@@ -91,9 +91,8 @@ def no_grad() -> setting:
 
 def record_again(first: int) -> setting:
     """Record the graph inside this block, and number the results from ``first``."""
-    return setting(
-        current_mode, mode()._replace(is_enabled=True, creation=count(first))
-    )
+    again = mode()._replace(is_enabled=True, creation=count(first))
+    return setting(current_mode, again)
 
 
 def next_order() -> int:

@@ -149,16 +149,12 @@ class Operation:
                 f"{self.name} has no parameter {name}, which op(attributes=…) names; "
                 f"its parameters are {', '.join(of_arrays.parameters)}.",
             )
-        inputs = [
-            p
-            for p in parameters
-            if p.kind is not p.KEYWORD_ONLY and p.name not in self.positional
-        ]
+        unnamed = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        inputs = [p for p in unnamed if p.name not in self.positional]
         others = [p for p in parameters if p not in inputs]
         tensors = [_as_operand(p) if p in inputs else p for p in parameters]
-        self.signature = of_arrays.replace(
-            parameters=tensors, return_annotation="Tensor"
-        )
+        of_tensors = of_arrays.replace(parameters=tensors)
+        self.signature = of_tensors.replace(return_annotation="Tensor")
         _check_parameters(self.name, parameters, inputs, self.saves)
         self.inputs = tuple(p.name for p in inputs)
         self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
@@ -210,14 +206,13 @@ class Operation:
             Code ``name``, for arguments that the operation does not take.
         """
         num_inputs = len(self.inputs)
-        if len(given) == num_inputs and not (
-            attributes or self.required or self.is_variadic
-        ):
+        has_more = attributes or self.required or self.is_variadic
+        if len(given) == num_inputs and not has_more:
             return given, self.attributes
         further = () if self.is_variadic else given[num_inputs:]
-        named = (
-            dict(zip(self.positional, further)) | attributes if further else attributes
-        )
+        named = attributes
+        if further:
+            named = dict(zip(self.positional, further)) | attributes
         complete = self.attributes | named
         are_known = len(complete) == len(self.attributes)
         fits = are_known and len(named) == len(further) + len(attributes)
@@ -467,9 +462,8 @@ def _check_parameters(
 ) -> None:
     for one in parameters:
         is_input = one in inputs and one.kind is one.POSITIONAL_OR_KEYWORD
-        if one.kind is one.VAR_KEYWORD or (
-            is_input and one.default not in (one.empty, None)
-        ):
+        has_default = is_input and one.default not in (one.empty, None)
+        if one.kind is one.VAR_KEYWORD or has_default:
             raise ArgumentError(
                 "value",
                 f"{operation} takes {one}; expected tensors, which have no default "

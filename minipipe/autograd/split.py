@@ -89,11 +89,9 @@ def backward_input(roots: dict[Node, Array]) -> WeightWork:
            [2.]], dtype=float32)
     """
     work = WeightWork()
-    work.postponed = {
-        root: gradient for root, gradient in roots.items() if not root.is_activation
-    }
-    backward(
-        {root: gradient for root, gradient in roots.items() if root.is_activation},
-        work.postponed,
-    )
+    activations: dict[Node, Array] = {}
+    for root, gradient in roots.items():
+        side = activations if root.is_activation else work.postponed
+        side[root] = gradient
+    backward(activations, work.postponed)
     return work

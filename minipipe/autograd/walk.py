@@ -170,9 +170,8 @@ def _fitted(
         )
         raise TensorError("missing", message)
     returned = f"{name} returned a gradient of"
-    if parent.dtype is not None and backend.numpy_dtype(
-        contribution.dtype
-    ) != backend.numpy_dtype(parent.dtype):
+    dtype = backend.numpy_dtype(contribution.dtype)
+    if parent.dtype is not None and dtype != backend.numpy_dtype(parent.dtype):
         raise TensorError(
             "dtype",
             f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} "
@@ -182,11 +181,8 @@ def _fitted(
     if parent.shape is None or contribution.shape == parent.shape:
         return contribution
     lengths = [*zip(reversed(parent.shape), reversed(contribution.shape))]
-    if (
-        operation.is_broadcast
-        and len(lengths) == len(parent.shape)
-        and all(n in (1, m) for n, m in lengths)
-    ):
+    may_be_broadcast = operation.is_broadcast and len(lengths) == len(parent.shape)
+    if may_be_broadcast and all(n in (1, m) for n, m in lengths):
         return backend.unbroadcast(contribution, parent.shape)
     message = (
         f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: "

@@ -38,11 +38,8 @@ class Watched:
 
     def __init__(self, values: tuple[Any, ...], arrays: Iterable[Any]) -> None:
         self.values = values
-        self._before = [
-            (ref(array), array.tobytes())
-            for array in arrays
-            if isinstance(array, np.ndarray)
-        ]
+        watched = [array for array in arrays if isinstance(array, np.ndarray)]
+        self._before = [(ref(array), array.tobytes()) for array in watched]
 
     def take(self) -> tuple[Any, ...]:
         """Compare the arrays with their earlier contents, and return the values."""

@@ -59,9 +59,8 @@ def check_agreement(
     ...     print(str(error).partition(".")[0])
     The layer of rank 1 differs from that of rank 0: there it is "width: 1", on rank 0 "width: 0"
     """
-    for key, usual, others in differences(
-        group, {key: digest(text) for key, text in descriptions.items()}, what
-    ):
+    digests = {key: digest(text) for key, text in descriptions.items()}
+    for key, usual, others in differences(group, digests, what):
         messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
         texts = [messages[rank].tobytes().decode() for rank in (others[0], usual)]
         own, other = _first_difference(*texts)
@@ -170,10 +169,7 @@ def listed(ranks: Sequence[int], group: ProcessGroup) -> str:
 def _first_difference(one: str, other: str) -> tuple[str, str]:
     for pair in zip_longest(one.splitlines(), other.splitlines()):
         if pair[0] != pair[1]:
-            first, second = (
-                f'"{_shortened(line)}"' if line is not None else "nothing"
-                for line in pair
-            )
+            first, second = map(_quoted, pair)
             return first, second
     return "another text", "this one"
 
@@ -183,17 +179,18 @@ def _way_out(own: str, other: str) -> str:
     differ between ranks.
     """
     path, _, value = own.strip('"').rpartition(": ")
-    if (
-        other.strip('"').rpartition(": ")[0] != path
-        or value not in ("True", "False")
-        or "." not in path
-    ):
+    is_switch = value in ("True", "False") and "." in path
+    if not is_switch or other.strip('"').rpartition(": ")[0] != path:
         return ""
     name = path.rpartition(".")[2]
     return (
         f" If {name} changes no number, declare this in its class: not_compared = "
         f'("{name}",).'
     )
+
+
+def _quoted(line: str | None) -> str:
+    return "nothing" if line is None else f'"{_shortened(line)}"'
 
 
 def _shortened(text: str, width: int = 200) -> str:

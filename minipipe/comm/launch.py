@@ -112,11 +112,10 @@ def init_process_group(
     0 1
     """
     started = num_ranks(os.environ)
-    group: ProcessGroup = (
-        OneRankGroup(chosen_timeout(timeout))
-        if started == 1
-        else _mpi_group(started, timeout)
-    )
+    if started == 1:
+        group: ProcessGroup = OneRankGroup(chosen_timeout(timeout))
+    else:
+        group = _mpi_group(started, timeout)
     keep_freed_memory()
     group._resources.enter_context(limit_blas_threads(blas_threads))
     return group
@@ -270,9 +269,8 @@ def _join(threads: list[threading.Thread], switchboard: Switchboard) -> None:
     communication.
     """
     try:
-        while switchboard.failure is None and any(
-            thread.is_alive() for thread in threads
-        ):
+        alive = threading.Thread.is_alive
+        while switchboard.failure is None and any(map(alive, threads)):
             max(threads, key=threading.Thread.is_alive).join(0.2)
     except KeyboardInterrupt as error:
         switchboard.fail(-1, error)

@@ -136,9 +136,8 @@ def unpacked(data: bytes) -> Header:
             "something else send with this "
             "tag, or do the ranks run different versions of minipipe?",
         )
-    return Header(
-        *_read(data[_STEP.size : HEADER_SIZE]), _STEP.unpack_from(data)[1], data
-    )
+    dtype, shape = _read(data[_STEP.size : HEADER_SIZE])
+    return Header(dtype, shape, _STEP.unpack_from(data)[1], data)
 
 
 @lru_cache(maxsize=1024)

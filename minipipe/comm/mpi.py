@@ -25,7 +25,8 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import cache
 from threading import get_ident
 from types import TracebackType
@@ -129,9 +130,8 @@ class MPIGroup(ProcessGroup):
         """Give a send that was started some time, in which a partner that is ready can
         receive it. Local.
         """
-        if (destination, self.mpi_tag(tag)) in self.posted and not self.has_arrived(
-            destination, tag
-        ):
+        is_exchange = (destination, self.mpi_tag(tag)) in self.posted
+        if is_exchange and not self.has_arrived(destination, tag):
             return
         give_up = time.perf_counter() + _SEND_PATIENCE * num_bytes
         while not is_over() and time.perf_counter() < give_up:
@@ -229,20 +229,30 @@ class MPIGroup(ProcessGroup):
             array[...] = arrived
         elif header.nbytes:
             key = expected.source, expected.tag + _TAGS_BELOW_ZERO
-            limit = self._limit(timeout) + header.nbytes / _SLOWEST
-            peer = self.world_ranks[expected.source]
-            with self.job.watching(
-                limit, peer, lambda: f"the bytes of {expected.awaited()}"
-            ):
-                self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *key)
+            body = [as_buffer(array), header.nbytes, MPI.BYTE]
+            of_body = header.nbytes, expected.source, expected.awaited, timeout
+            with self.inside_mpi(*of_body):
+                self.comm.Recv(body, *key)
         if expected.like is not None or header.step != expected.step:
             expected.check(header)
         return array
 
+    def inside_mpi(
+        self,
+        nbytes: int,
+        source: int,
+        awaited: Callable[[], str],
+        timeout: float | None,
+    ) -> AbstractContextManager[None]:
+        """Return the block in which the bytes of an array are received in one call."""
+        limit = self._limit(timeout) + nbytes / _SLOWEST
+        peer = self.world_ranks[source]
+        return self.job.watching(limit, peer, lambda: f"the bytes of {awaited()}")
+
     def _channel(
         self, kind: type[Channel], array: np.ndarray, peer: int, tag: int, what: Label
     ) -> Channel:
-        if type(array) is np.ndarray and array.nbytes <= LONGEST:
+        if type(array) is np.ndarray:
             return PERSISTENT[kind](self, array, peer, tag, what)
         return super()._channel(kind, array, peer, tag, what)
 
@@ -284,9 +294,8 @@ class MPIGroup(ProcessGroup):
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         place = members.index(self.rank) if members else 0
-        with self.job.watching(
-            self.timeout, None, lambda: "every rank to call split()"
-        ):
+        awaited = "every rank to call split()"
+        with self.job.watching(self.timeout, None, lambda: awaited):
             comm = self.comm.Split(color if members else MPI.UNDEFINED, place)
         return None if comm == MPI.COMM_NULL else MPIGroup(self.job, comm, self.timeout)
 
@@ -366,11 +375,10 @@ class MPIGroup(ProcessGroup):
         """
         found, status = [], MPI.Status()
         for source, world_rank in enumerate(self.world_ranks):
-            if (
-                not self.is_closed
-                and self.comm.Iprobe(source, MPI.ANY_TAG, status)
-                and status.tag >= _TAGS_BELOW_ZERO
-            ):
+            is_there = not self.is_closed and self.comm.Iprobe(
+                source, MPI.ANY_TAG, status
+            )
+            if is_there and status.tag >= _TAGS_BELOW_ZERO:
                 found.append(
                     f"a message with tag {status.tag - _TAGS_BELOW_ZERO} from rank "
                     f"{world_rank}"
@@ -399,24 +407,17 @@ class MPIGroup(ProcessGroup):
         super().__exit__(kind, error, trace)
 
 
+@dataclass(eq=False)
 class _Send(Request):
     """A message in one piece or two, under one tag. Holds the buffers until they are
     sent.
     """
 
-    def __init__(
-        self,
-        group: MPIGroup,
-        parts: list[MPI.Request],
-        buffers: list[Any],
-        peer: int,
-        words: Words,
-    ) -> None:
-        self._group = group
-        self._parts = parts
-        self._buffers = buffers
-        self._peer = peer
-        self._words = words
+    group: MPIGroup
+    parts: list[MPI.Request]
+    buffers: list[Any]
+    peer: int
+    words: Words
 
     def is_over(self) -> bool:
         """Return whether all pieces are sent, or the group has ended without them; then
@@ -424,20 +425,20 @@ class _Send(Request):
         """
         try:
             # in order: Testall moves large arrays at half the speed
-            while self._parts and self._parts[0].Test():
-                self._parts.pop(0)
+            while self.parts and self.parts[0].Test():
+                self.parts.pop(0)
         except MPI.Exception:
-            if not self._group.is_closed:
+            if not self.group.is_closed:
                 raise
             # MPI may tell of a revocation long after it, in the middle of a call on
             # another group.
-            self._parts = []
-        if not self._parts:
-            self._buffers = []
-        return not self._parts
+            self.parts = []
+        if not self.parts:
+            self.buffers = []
+        return not self.parts
 
     def wait(self, timeout: float | None = None) -> None:
-        self._group.wait_until_sent(self.is_over, self._peer, self._words, timeout)
+        self.group.wait_until_sent(self.is_over, self.peer, self.words, timeout)
 
 
 @cache

@@ -763,11 +763,8 @@ class ProcessGroup(Familiar, ABC):
             _COLOR.check("color", color)
         mine = -1 if color is None else color
         given = [(int(c), int(k)) for c, k in self.all_gather(np.array([mine, key]))]
-        members = [
-            rank
-            for rank in range(self.size)
-            if given[rank][0] == mine and color is not None
-        ]
+        members = [rank for rank in range(self.size) if given[rank][0] == mine]
+        members = [] if color is None else members
         members.sort(key=lambda rank: (given[rank][1], rank))
         group = self._subgroup(members, mine)
         if group is not None:

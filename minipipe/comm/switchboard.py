@@ -15,6 +15,8 @@ from minipipe.comm.job.verdict import titled, verdict
 from minipipe.comm.message import Header
 from minipipe.errors import MessageError
 
+Mailbox = deque[tuple[Header, np.ndarray]]
+
 
 class Cancelled(BaseException):
     """Ends a rank at its next communication after another has failed; not caught by
@@ -38,9 +40,7 @@ class Switchboard:
     def __init__(self, num_ranks: int, take_turns: bool) -> None:
         self.changed = threading.Condition()
         # By (group, source, destination, tag); tags below 0 are the library's.
-        self.mailboxes: defaultdict[tuple, deque[tuple[Header, np.ndarray]]] = (
-            defaultdict(deque)
-        )
+        self.mailboxes: defaultdict[tuple, Mailbox] = defaultdict(deque)
         self.waits: dict[int, Wait] = {}
         self.activities = [RankActivity() for _ in range(num_ranks)]
         self.everyone = range(num_ranks)
@@ -60,7 +60,7 @@ class Switchboard:
             self.mailboxes[box].append((header, array))
             self.changed.notify_all()
 
-    def letters(self, *box: Any) -> deque[tuple[Header, np.ndarray]]:
+    def letters(self, *box: Any) -> Mailbox:
         """Return the contents of a box; only its rank takes messages out, so this needs
         no lock.
         """
@@ -102,9 +102,8 @@ class Switchboard:
 
     def _check_deadlock(self, rank: int) -> None:
         """Raise if all running ranks wait and no condition holds: none ever will."""
-        if self.running - self.waits.keys() or any(
-            wait.is_over() for wait in self.waits.values()
-        ):
+        is_one_running = bool(self.running - self.waits.keys())
+        if is_one_running or any(wait.is_over() for wait in self.waits.values()):
             return
         in_order = sorted(self.waits.items())
         waits = "; ".join(f"rank {r} waits for {wait.words()}" for r, wait in in_order)

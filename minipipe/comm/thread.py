@@ -26,7 +26,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.comm.message import Done, Expectation, Header, Request
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.switchboard import Switchboard, Wait
+from minipipe.comm.switchboard import Mailbox, Switchboard, Wait
 
 
 class ThreadGroup(ProcessGroup):
@@ -61,21 +61,15 @@ class ThreadGroup(ProcessGroup):
     def _post_send(
         self, header: Header, array: np.ndarray, destination: int, tag: int
     ) -> Request:
-        self._switchboard.post(
-            (self._name, self.name(), self.name(destination), tag),
-            header,
-            backend.copy(array),
-        )
+        box = self._name, self.name(), self.name(destination), tag
+        self._switchboard.post(box, header, backend.copy(array))
         return Done()
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         self.check_open()
-        letters = self._switchboard.letters(
-            self._name, self.name(expected.source), self.name(), expected.tag
-        )
-        wait = Wait(
-            lambda: bool(letters), expected.awaited, self._members[expected.source]
-        )
+        letters = self._letters(expected.source, expected.tag)
+        sender = self._members[expected.source]
+        wait = Wait(lambda: bool(letters), expected.awaited, sender)
         self._switchboard.wait(self._members[self.rank], wait, self._limit(timeout))
         # without the lock: only this rank takes from this box
         header, array = letters.popleft()
@@ -84,9 +78,11 @@ class ThreadGroup(ProcessGroup):
 
     def has_arrived(self, source: int, tag: int) -> bool:
         """Return whether a message has arrived for which a receive was started."""
-        return bool(
-            self._switchboard.letters(self._name, self.name(source), self.name(), tag)
-        )
+        return bool(self._letters(source, tag))
+
+    def _letters(self, source: int, tag: int) -> Mailbox:
+        box = self._name, self.name(source), self.name(), tag
+        return self._switchboard.letters(*box)
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         self._num_splits += 1
@@ -94,6 +90,5 @@ class ThreadGroup(ProcessGroup):
             return None
         threads = [self._members[rank] for rank in members]
         name = (*self._name, self._num_splits, color)
-        return ThreadGroup(
-            self._switchboard, threads, members.index(self.rank), self.timeout, name
-        )
+        rank = members.index(self.rank)
+        return ThreadGroup(self._switchboard, threads, rank, self.timeout, name)

@@ -167,13 +167,13 @@ def batches(
     for position, part in list(enumerate(parts))[start:]:
         note_draw("batches", lengths[0], len(parts), seed, epoch, position)
         rows = needs.share(len(part)) if only_share else (None, None)
-        yield (
-            _rows(inputs, part, rows[0]) if needs[0] and inputs is not None else None,
-            _rows(targets, part, rows[1]) if needs[1] and targets is not None else None,
-        )
+        own = _rows(inputs, part, rows[0]) if needs[0] else None
+        yield own, _rows(targets, part, rows[1]) if needs[1] else None
 
 
 def _rows(given: Any, part: np.ndarray, rows: slice | None) -> Any:
+    if given is None:
+        return None
     leaves, form = flattened(given)
     own = part if rows is None else part[rows]
     arrays = [np.asarray(leaf) if isinstance(leaf, list) else leaf for leaf in leaves]
@@ -210,11 +210,8 @@ class Share:
     def __init__(self, value: Any, rows: slice, num_samples: int) -> None:
         self.value, self.rows = value, rows
         self.num_samples = COUNT.check("Share: num_samples", num_samples)
-        is_whole = (
-            isinstance(rows, slice)
-            and type(rows.start) is type(rows.stop) is int
-            and rows.step in (None, 1)
-        )
+        is_whole = isinstance(rows, slice) and rows.step in (None, 1)
+        is_whole = is_whole and type(rows.start) is type(rows.stop) is int
         if not is_whole or not 0 <= rows.start < rows.stop <= num_samples:
             message = (
                 f"Share: rows is {rows!r:.60}; expected slice(start, stop) with rows "

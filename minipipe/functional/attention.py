@@ -173,12 +173,9 @@ def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
 
 
 def _fit(query: Shape, key: Shape, value: Shape) -> bool:
-    if (
-        min(len(query), len(key), len(value)) < 2
-        or key[:-1] != value[:-1]
-        or query[-1] != key[-1]
-        or 0 in key[-2:]
-    ):
+    if min(len(query), len(key), len(value)) < 2 or key[:-1] != value[:-1]:
+        return False
+    if query[-1] != key[-1] or 0 in key[-2:]:
         return False
     heads, shared = query[:-2], key[:-2]
     if heads == shared:
@@ -402,14 +399,9 @@ self_attention.gradients(projections=_projections_gradient)
 def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
     """Return the queries, keys and values, of shapes (n, heads, t, width)."""
     shape, num_parts = projections.shape, num_heads + 2 * shared
-    if (
-        shared < 1
-        or num_heads < 1
-        or num_heads % shared
-        or len(shape) != 3
-        or shape[2] % num_parts
-        or 0 in shape[1:]
-    ):
+    fits = shared > 0 and num_heads > 0 and num_heads % shared == 0
+    fits = fits and len(shape) == 3 and shape[2] % num_parts == 0
+    if not fits or 0 in shape[1:]:
         raise shape_error(
             "self_attention",
             f"(n, t, k), k a multiple of {num_parts}: {num_heads} heads of queries, "

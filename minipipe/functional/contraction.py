@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from minipipe.autograd import backend
@@ -225,10 +226,8 @@ def _product(
     y = b.arranged(batch + contracted + right, (*shape(batch), inner, across))
     # BLAS wants the elements of a row, or of a column, side by side; else gradients
     # take three times as long.
-    x, y = (
-        contiguous(part) if term.indices[-1] in batch else part
-        for term, part in ((a, x), (b, y))
-    )
+    x = contiguous(x) if a.indices[-1] in batch else x
+    y = contiguous(y) if b.indices[-1] in batch else y
     return _Term(reshape(matmul(x, y), shape(indices)), indices)
 
 
@@ -242,20 +241,16 @@ def _parsed(
     arrow = subscripts.find("->")
     end = len(subscripts) if arrow < 0 else arrow
     commas = [position for position in range(end) if subscripts[position] == ","]
-    parts = [
-        _letters(subscripts, start + 1, stop)
-        for start, stop in zip([-1, *commas], [*commas, end])
-    ]
+    bounds = pairwise([-1, *commas, end])
+    parts = [_letters(subscripts, start + 1, stop) for start, stop in bounds]
     if len(parts) != len(shapes):
         raise ArgumentError(
             "value",
             f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
             "operands; expected one for each.",
         )
-    terms = [
-        _indices(subscripts, number, part, shape)
-        for number, (part, shape) in enumerate(zip(parts, shapes))
-    ]
+    pairs = enumerate(zip(parts, shapes))
+    terms = [_indices(subscripts, number, *pair) for number, pair in pairs]
     counts = [sum(isinstance(index, int) for index in term) for term in terms]
     num_axes = max(counts, default=0)
     dots: list[Index] = list(range(-num_axes, 0))
@@ -278,7 +273,7 @@ def _parsed(
 
 
 def _expanded(letters: list[str], dots: list[Index]) -> list[Index]:
-    """Return the indices that letters stand for, ``...`` for those of its axes."""
+    """Return the indices that letters stand for; ``...`` stands for several axes."""
     found: list[Index] = []
     for letter in letters:
         found += dots if letter == _ELLIPSIS else [letter]

@@ -126,9 +126,8 @@ def _check_differ(scores: Array, group: ProcessGroup, operation: str) -> None:
     if not are_same(scores, group):
         return
     rows = backend.to_numpy(scores)
-    if not np.array_equal(
-        rows, np.broadcast_to(rows[..., :1], rows.shape), equal_nan=True
-    ):
+    first = np.broadcast_to(rows[..., :1], rows.shape)
+    if not np.array_equal(rows, first, equal_nan=True):
         raise _all_have_all(operation, scores, group)
 
 

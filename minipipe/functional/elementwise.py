@@ -35,14 +35,7 @@ from minipipe.hints import with_hints
 from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
 
-_PROBABILITY = Spec(
-    float,
-    minimum=0,
-    below=1,
-    expected="at least 0 and less than 1",
-    error=TensorError,
-    code="out-of-range",
-)
+_PROBABILITY = Spec(float, minimum=0, below=1, error=TensorError, code="out-of-range")
 
 
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:

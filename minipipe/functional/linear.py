@@ -80,9 +80,8 @@ def _times(x: Array, matrix: Array) -> Array:
     """
     if x.ndim == 2:
         return backend.product(x, matrix)
-    return backend.reshape(
-        backend.product(backend.rows_of(x), matrix), (*x.shape[:-1], matrix.shape[1])
-    )
+    products = backend.product(backend.rows_of(x), matrix)
+    return backend.reshape(products, (*x.shape[:-1], matrix.shape[1]))
 
 
 linear.gradients(

@@ -130,11 +130,8 @@ def logsumexp(a: Array, axis: Axis = None, keepdims: bool = False) -> Arrays:
     shift = xp.where(is_finite, largest, 0)  # -inf - (-inf) would be no number
     exponentials = xp.exp(a - shift)
     # Where the largest is inf or NaN, the gradient is as undefined as in PyTorch.
-    sums = xp.where(
-        is_finite,
-        backend.reduce_sum(exponentials, axes, True),
-        xp.where(largest == -math.inf, 1, largest),
-    )
+    sums = backend.reduce_sum(exponentials, axes, True)
+    sums = xp.where(is_finite, sums, xp.where(largest == -math.inf, 1, largest))
     result = xp.where(is_finite, xp.log(sums) + shift, largest)
     return without_axes(result, axes, keepdims), exponentials, sums
 
@@ -351,13 +348,8 @@ def cross_entropy(
         )
         log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
         losses = wanted * _counted(log_probabilities, wanted, counts_all)
-    return (
-        -(backend.reduce_sum(losses) / total),
-        log_probabilities,
-        wanted,
-        total,
-        counts_all,
-    )
+    loss = -(backend.reduce_sum(losses) / total)
+    return loss, log_probabilities, wanted, total, counts_all
 
 
 def _counted(array: Array, weights: Array, counts_all: bool) -> Array:
@@ -414,9 +406,8 @@ def label_weight(
     ... )
     (3.0, 2.0)
     """
-    columns = backend.reshape(
-        labels.data if isinstance(labels, Tensor) else backend.as_array(labels), (-1,)
-    )
+    numbers = labels.data if isinstance(labels, Tensor) else backend.as_array(labels)
+    columns = backend.reshape(numbers, (-1,))
     if ignore_index is not None:
         columns = columns[columns != ignore_index]
     if class_weights is None:

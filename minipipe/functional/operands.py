@@ -69,9 +69,8 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
     # Beside whole numbers a real one is float32, the default, and not float64 as in
     # NumPy.
     float32 = backend.array_module(like.data).float32
-    return constant(
-        backend.as_array(data, float32 if isinstance(data, float) else None, like.data)
-    )
+    dtype = float32 if isinstance(data, float) else None
+    return constant(backend.as_array(data, dtype, like.data))
 
 
 def constant(array: Array) -> Tensor:
@@ -105,9 +104,8 @@ def as_real(value: Operand) -> Tensor:
     tensor = value if isinstance(value, Tensor) else Tensor(value)
     if backend.is_floating(tensor.data.dtype):
         return tensor
-    return constant(
-        backend.as_array(tensor.data, backend.array_module(tensor.data).float32)
-    )
+    float32 = backend.array_module(tensor.data).float32
+    return constant(backend.as_array(tensor.data, float32))
 
 
 def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
@@ -244,6 +242,5 @@ def in_float32(
     dtype = tensors[0].dtype
     if not backend.is_half(dtype):
         return operation(*tensors, **options)
-    return astype(
-        operation(*(astype(tensor, "float32") for tensor in tensors), **options), dtype
-    )
+    wide = [astype(tensor, "float32") for tensor in tensors]
+    return astype(operation(*wide, **options), dtype)

@@ -271,20 +271,14 @@ class TensorMethods:
         self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
     ) -> Any:
         reflected = _REFLECTED.get(ufunc.__name__)
-        if (
-            reflected is None
-            or method != "__call__"
-            or kwargs
-            or isinstance(inputs[0], Tensor)
-        ):
+        is_call = method == "__call__" and not kwargs
+        if reflected is None or not is_call or isinstance(inputs[0], Tensor):
             raise _without_graph(ufunc.__name__)
         return getattr(self, reflected)(inputs[0])
 
 
-for _name, _method in (
-    *vars(TensorMethods).items(),
-    ("__getattr__", vars(Familiar)["__getattr__"]),
-):
+_hint = ("__getattr__", vars(Familiar)["__getattr__"])
+for _name, _method in (*vars(TensorMethods).items(), _hint):
     # a method or a property; hints for names of other libraries come from Familiar
     if hasattr(_method, "__get__"):
         setattr(Tensor, _name, _method)

@@ -38,9 +38,8 @@ def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array
     >>> spawn(lambda group: combined(np.ones(2), group).tolist(), num_ranks=3)
     [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
     """
-    return backend.moved(
-        group.all_reduce(backend.to_numpy(array), operation), array_module(array)
-    )
+    total = group.all_reduce(backend.to_numpy(array), operation)
+    return backend.moved(total, array_module(array))
 
 
 @op()
@@ -219,9 +218,8 @@ def _parallel_cross_entropy(
     is_wanted = (xp.arange(k) == own[:, None]) & counts[:, None]
     picked = combined(backend.reduce_sum(backend.masked(shifted, is_wanted), -1), group)
     total = weight_of_labels(columns, logits, ignore_index, None) if is_mean else 1.0
-    loss = (
-        backend.reduce_sum(backend.masked(xp.log(sums[:, 0]) - picked, counts)) / total
-    )
+    losses = backend.masked(xp.log(sums[:, 0]) - picked, counts)
+    loss = backend.reduce_sum(losses) / total
     return loss, powers, sums, is_wanted, total
 
 

@@ -35,12 +35,9 @@ def _fitting(
     hidden_weight = as_real(hidden_weight)
     k, h = x.shape[-1:], hidden_weight.shape[:1]
     wide = tuple(4 * length for length in h)
-    if (
-        x.ndim != 3
-        or hidden_weight.ndim != 2
-        or input_weight.shape != k + wide
-        or hidden_weight.shape != h + wide
-    ):
+    fits = x.ndim == 3 and hidden_weight.ndim == 2
+    fits = fits and input_weight.shape == k + wide
+    if not fits or hidden_weight.shape != h + wide:
         shapes = {
             "input": x.shape,
             "input_weight": input_weight.shape,
@@ -145,10 +142,8 @@ def _through_time(inputs: Array, u: Array) -> Arrays:
     """
     xp, (n, t, _, h) = array_module(inputs), inputs.shape
     gates = xp.empty(inputs.shape, dtype=inputs.dtype)
-    size, middle = (
-        xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype)
-        for a, b in ((0.5, 1.0), (0.5, 0.0))
-    )
+    size = xp.asarray([[0.5], [0.5], [1.0], [0.5]], dtype=gates.dtype)
+    middle = xp.asarray([[0.5], [0.5], [0.0], [0.5]], dtype=gates.dtype)
     hidden, cells = (xp.empty((n, t, h), dtype=gates.dtype) for _ in range(2))
     last = cell = xp.zeros((n, h), dtype=gates.dtype)
     for s in range(t):

@@ -131,9 +131,8 @@ def index(a: Array, key: Any) -> tuple[Array, Any]:
     array([2., 0., 1.], dtype=float32)
     """
     if isinstance(key, tuple):
-        plain: Any = tuple(
-            [part.data if isinstance(part, Tensor) else part for part in key]
-        )
+        parts = [part.data if isinstance(part, Tensor) else part for part in key]
+        plain: Any = tuple(parts)
     else:
         plain = key.data if isinstance(key, Tensor) else key
     return a[plain], plain
@@ -246,10 +245,8 @@ def _places(axis: int, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
     """Return the indices of parts of these lengths, one behind the other along an
     axis.
     """
-    return [
-        _along(axis, slice(stop - length, stop))
-        for length, stop in zip(lengths, accumulate(lengths))
-    ]
+    pairs = zip(lengths, accumulate(lengths))
+    return [_along(axis, slice(stop - length, stop)) for length, stop in pairs]
 
 
 def _along(axis: int, key: int | slice) -> tuple[Any, ...]:

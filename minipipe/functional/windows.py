@@ -335,9 +335,8 @@ def _by_group(rows: Array, groups: int) -> Array:
 
 
 def _of_input(g: Array, weight: Array, windows: Windows, groups: int) -> Array:
-    return windows.add_columns(
-        backend.matmul(_by_group(weight, groups).mT, _by_group(swapped(g), groups))
-    )
+    kernels, of_results = _by_group(weight, groups), _by_group(swapped(g), groups)
+    return windows.add_columns(backend.matmul(kernels.mT, of_results))
 
 
 def _of_weight(

@@ -108,9 +108,8 @@ class On(Module):
         return self._shown(self.layer.brief())
 
     def _shown(self, layer: str) -> str:
-        entries: Any = (
-            self.entries[0] if len(self.entries) == 1 else tuple(self.entries)
-        )
+        first, *others = self.entries
+        entries: Any = tuple(self.entries) if others else first
         if self.parameter_names is not None:
             entries = dict(zip(self.parameter_names, self.entries))
         shown = f"{entries!r}, {layer}"

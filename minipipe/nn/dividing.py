@@ -152,12 +152,9 @@ class _Division:
         self._heads = [layer for layer in self._layers if _is_head(layer)]
         heads = Counter(id(head.weight.owner) for head in self._heads)
         every = {id(part): part for part in model.modules()}.values()
-        uses = Counter(
-            id(part.owner)
-            for each in every
-            for _, part in each._parts()
-            if isinstance(part, Parameter)
-        )
+        parts = [part for each in every for _, part in each._parts()]
+        own = [part.owner for part in parts if isinstance(part, Parameter)]
+        uses = Counter(map(id, own))
         self._shared = {owner for owner, count in (uses - heads).items() if count > 1}
         self._holders = Counter[int]()  # by part, in how many modules it is
         for module in every:
@@ -175,9 +172,8 @@ class _Division:
                 continue
             held[id(module)] = module
             if is_container(module):
-                coming += [
-                    part for _, part in module._parts() if isinstance(part, Module)
-                ]
+                parts = [part for _, part in module._parts()]
+                coming += [part for part in parts if isinstance(part, Module)]
             else:
                 opaque |= {id(part) for part in module.modules() if part is not module}
         known = [module for key, module in held.items() if key not in opaque]
@@ -229,10 +225,8 @@ class _Division:
 
     def _are_plain(self, *layers: Any) -> bool:
         """Return whether layers are linear and plain, and each is in one place."""
-        return all(
-            self._is_plain(layer, Linear) and self._holders[id(layer)] == 1
-            for layer in layers
-        )
+        are_alone = all(self._holders[id(layer)] == 1 for layer in layers)
+        return are_alone and all(self._is_plain(layer, Linear) for layer in layers)
 
     def _is_plain(self, layer: Module, kind: type[Module]) -> bool:
         """Return whether a layer is exactly of a class, with whole parameters that no

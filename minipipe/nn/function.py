@@ -117,9 +117,8 @@ def text_of(value: Any, *outer: Any) -> str:
 
 
 def _check_trains_nothing(value: Any) -> None:
-    if isinstance(value, Module | Parameter) or (
-        isinstance(value, Tensor) and value.requires_grad
-    ):
+    is_trained = isinstance(value, Tensor) and value.requires_grad
+    if is_trained or isinstance(value, Module | Parameter):
         raise ArgumentError(
             "type",
             f"The function refers to a {type(value).__name__}, which neither a "
@@ -137,9 +136,8 @@ def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
         for value in referred.values():
             text_of(value, *outer) if parts else _check_trains_nothing(value)
         return name_of(function)
-    text = text_of(
-        (code, function.__defaults__, function.__kwdefaults__, referred), *outer
-    )
+    given = function.__defaults__, function.__kwdefaults__
+    text = text_of((code, *given, referred), *outer)
     return f"{name_of(function)}, line {code.co_firstlineno}, {_digest(text.encode())}"
 
 
@@ -171,9 +169,8 @@ def name_of(value: Any) -> str:
     """Return the name of a function, a class or a module, from which users import
     it.
     """
-    name: Any = getattr(value, "__qualname__", None) or getattr(
-        value, "__name__", type(value).__name__
-    )
+    name: Any = getattr(value, "__qualname__", None)
+    name = name or getattr(value, "__name__", type(value).__name__)
     module = getattr(value, "__module__", None)
     if name in dir(functional) and getattr(functional, name) is value:
         module = functional.__name__  # where users find it, whatever the file

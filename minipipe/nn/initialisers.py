@@ -205,9 +205,8 @@ def generator_for(seed: int, name: str) -> Generator:
     """
     INDEX.check("seed", seed)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
-    return Generator(
-        np.random.Philox(key=np.frombuffer(key, dtype="<u8").astype(np.uint64))
-    )
+    numbers = np.frombuffer(key, dtype="<u8").astype(np.uint64)
+    return Generator(np.random.Philox(key=numbers))
 
 
 # -- functions of this module rather than closures, so that a parameter can be pickled -

@@ -95,11 +95,8 @@ class Module(Familiar):
                 "own: freeze() trains none of its parameters, freeze(False) all of "
                 "them.",
             )
-        if (
-            isinstance(value, Parameter)
-            and vars(self).get(name) is not value
-            and value.is_placed
-        ):
+        is_new = isinstance(value, Parameter) and vars(self).get(name) is not value
+        if is_new and value.is_placed:
             value = value.alias()
         for _, part in _parts_in(name, value):
             if isinstance(part, Parameter):

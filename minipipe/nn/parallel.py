@@ -209,9 +209,8 @@ class ParallelAttention(MultiHeadAttention):
         divisor("The size of the group", group.size, heads, shared, of=of)
         width = attention.output.weight.shape[0]
         keys = width // heads * shared
-        self.projections: Any = ColumnParallelLinear(
-            attention.projections, group, blocks=(width, keys, keys)
-        )
+        whole, blocks = attention.projections, (width, keys, keys)
+        self.projections: Any = ColumnParallelLinear(whole, group, blocks=blocks)
         self.output: Any = RowParallelLinear(attention.output, group)
         self.num_heads = heads // group.size
         self.num_key_value_heads = shared // group.size

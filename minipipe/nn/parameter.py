@@ -48,6 +48,10 @@ def _leaf(shape: Shape, dtype: Any) -> Leaf:
 _COPIED = ("shape", "dtype", "initialiser", "num_uses", "is_placed")
 
 
+def _is_length(length: Any) -> bool:
+    return isinstance(length, Integral) and int(length) >= 0
+
+
 class Parameter(Tensor):
     """A tensor that training changes.
 
@@ -108,9 +112,7 @@ class Parameter(Tensor):
         initialiser: Initialiser | None = None,
         dtype: Any = None,
     ) -> None:
-        if isinstance(shape, tuple) and not all(
-            isinstance(length, Integral) and int(length) >= 0 for length in shape
-        ):
+        if isinstance(shape, tuple) and not all(map(_is_length, shape)):
             raise ParameterError(
                 "shape",
                 f"The shape is {shape}; expected whole numbers, or values as a list "
@@ -129,9 +131,8 @@ class Parameter(Tensor):
             values = Tensor(shape, requires_grad=True, dtype=dtype).data
         # Known before there are values, unlike the shape and dtype of other tensors.
         self.shape: Shape = tuple(shape) if values is None else values.shape
-        self.dtype: Any = (
-            np.dtype(dtype or np.float32) if values is None else values.dtype
-        )
+        dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
+        self.dtype: Any = dtype
         self.initialiser = initialiser
         self.xp = np if values is None else backend.array_module(values)
         self.node: Leaf = _leaf(self.shape, self.dtype)

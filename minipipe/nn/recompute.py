@@ -139,12 +139,8 @@ class Recompute(Module):
         is_watched = mode().watch is not None
 
         def again(look: list[Any], inputs: list[Tensor]) -> list[Node | None]:
-            with (
-                in_modes(modes),
-                record_again(first),
-                here,
-                auxiliary_losses() as losses,
-            ):
+            collected = auxiliary_losses()
+            with in_modes(modes), record_again(first), here, collected as losses:
                 results = [*tensors_in(function(rebuilt(form, inputs))), *losses]
             if _look(results, is_watched) != look:
                 raise TensorError(

@@ -207,9 +207,9 @@ class ShardedParameter(Parameter):
         """Take this rank's part of the values of the whole parameter."""
         super().load(self.cut(values), name)
         is_whole = values.shape == self.whole_shape
-        self.whole_digest = (
-            digest(backend.moved(values, self.xp, self.dtype)) if is_whole else 0
-        )
+        self.whole_digest = 0
+        if is_whole:
+            self.whole_digest = digest(backend.moved(values, self.xp, self.dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"shard": self.shard, "whole_digest": self.whole_digest}
@@ -235,9 +235,8 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
         if isinstance(each.owner, ShardedParameter):
             shards[i] = each.owner.shard
     found = dict(enumerate(numbers))
-    for group in dict.fromkeys(
-        group for shard in shards.values() for group in shard.groups
-    ):
+    groups = [group for shard in shards.values() for group in shard.groups]
+    for group in dict.fromkeys(groups):
         places = [i for i, shard in shards.items() if group in shard.groups]
         sums = group.all_reduce(np.array([found[i] for i in places]))
         found.update(zip(places, sums.tolist()))

@@ -189,11 +189,9 @@ class _Pool(Module):
     def __init__(self, kernel_size: Setting, stride: Setting | None = None) -> None:
         name, axes = type(self).__name__, self.num_axes
         self.kernel_size: Any = per_axis(name, "kernel_size", kernel_size, axes)
-        self.stride: Any = (
-            self.kernel_size
-            if stride is None
-            else per_axis(name, "stride", stride, axes)
-        )
+        self.stride: Any = self.kernel_size
+        if stride is not None:
+            self.stride = per_axis(name, "stride", stride, axes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, channels, length) to (n, channels, windows); images have two axes in

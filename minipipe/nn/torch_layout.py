@@ -187,9 +187,8 @@ class _Walk:
             return
         self._used.update(piece.names)
         array = piece.make(*(self._state[name] for name in piece.names))
-        if first in self.taken and not np.array_equal(
-            self.taken[first], array, equal_nan=True
-        ):
+        known = self.taken.get(first)
+        if known is not None and not np.array_equal(known, array, equal_nan=True):
             raise ParameterError(
                 "shape",
                 f"{first} and {path} are one parameter in this model, but the state "
@@ -199,11 +198,8 @@ class _Walk:
 
     def check_names(self, state: Mapping[str, Array]) -> None:
         """Refuse a state that lacks a parameter, or holds more."""
-        missing = [
-            f"{names} (for {name})"
-            for name, names in self._lacking.items()
-            if name not in self.taken
-        ]
+        lacking = [item for item in self._lacking.items() if item[0] not in self.taken]
+        missing = [f"{names} (for {name})" for name, names in lacking]
         check_names(missing, state.keys() - self._used)
 
 

@@ -534,16 +534,15 @@ class DecoderBlock(Module):
             width, num_heads, True, dtype, rotary_base=rotary_base, **shared
         )
         of_memory = CrossAttention(width, num_heads, memory_width, dtype, **shared)
-        options = {
-            "memory_width": memory_width,
-            "dropout": dropout,
-            "attention_dropout": attention_dropout,
-        }
-        options |= {
-            "num_key_value_heads": num_key_value_heads,
-            "rotary_base": rotary_base,
-        }
-        self._described = described(width, num_heads, **options)
+        self._described = described(
+            width,
+            num_heads,
+            memory_width=memory_width,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            num_key_value_heads=num_key_value_heads,
+            rotary_base=rotary_base,
+        )
         norm = LayerNorm(width, dtype=dtype)
         self.attention = ResidualAttention(norm, attention, *after)
         norm = LayerNorm(width, dtype=dtype)

@@ -58,9 +58,8 @@ class ParameterGroup(Familiar, SimpleNamespace):
     def __init__(
         self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]
     ) -> None:
-        numbers = {
-            name: checked(name, value) for name, value in hyper_parameters.items()
-        }
+        given = hyper_parameters.items()
+        numbers = {name: checked(name, value) for name, value in given}
         super().__init__(parameters=tuple(map(_as_parameter, parameters)), **numbers)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -503,11 +502,10 @@ class Optimiser(Familiar, ABC):
                 setattr(group, name, value)
         for parameter, given in zip(self.parameters, state["states"]):
             xp = parameter.xp
-            kept = {
-                k: backend.copy(backend.moved(v, xp)) if backend.is_array(v) else v
-                for k, v in given.items()
-            }
-            self._states[id(parameter)] = kept
+            kept = self._states[id(parameter)] = dict(given)
+            for name, value in given.items():
+                if backend.is_array(value):
+                    kept[name] = backend.copy(backend.moved(value, xp))
         self._walks.clear()
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
 
@@ -664,11 +662,10 @@ def _problem(
         if is_right:
             return None
         return f"{value!r:.40}; expected a whole number, at least {least}"
-    if not backend.is_array(value) or (
-        value.shape,
-        backend.numpy_dtype(value.dtype),
-    ) != (shape, dtype):
-        if backend.is_array(value):
+    is_array = backend.is_array(value)
+    fits = is_array and value.shape == shape
+    if not fits or backend.numpy_dtype(value.dtype) != dtype:
+        if is_array:
             looks = f"an array of shape {value.shape} and dtype {value.dtype}"
         else:
             looks = f"{value!r:.40}"

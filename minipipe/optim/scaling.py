@@ -396,10 +396,9 @@ class LossScale(Familiar):
 
     def _grow(self) -> None:
         self.num_good_steps += 1
-        if self.num_good_steps >= self._growth_interval and isfinite(
-            self.value * self._factor
-        ):
-            self.value, self.num_good_steps = self.value * self._factor, 0
+        larger = self.value * self._factor
+        if self.num_good_steps >= self._growth_interval and isfinite(larger):
+            self.value, self.num_good_steps = larger, 0
 
     def __repr__(self) -> str:
         return f"LossScale({self.value})"

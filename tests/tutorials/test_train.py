@@ -177,7 +177,9 @@ def test_so_does_a_job_of_several_ranks():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif; expected .svg (a picture), .html (a player)"),
+        slowly(
+            ["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif; expected .svg (a picture), .html (a player)"
+        ),
         slowly(["--trace", "step"], "--trace: 'step' has no ending; expected .svg"),
         slowly(["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'; make it first"),
         slowly(["--layers", "0"], "--layers is 0; expected at least 1"),

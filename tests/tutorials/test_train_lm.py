@@ -113,7 +113,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--steps", "0"], "--steps is 0; expected at least 1"),
+        slowly(["--steps", "0"], "--steps is 0; expected at least 1"),
         slowly(["--heads", "5"], "--width is 96; expected a multiple of --heads, 5"),
         slowly(["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
         slowly(["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),

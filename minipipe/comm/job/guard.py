@@ -135,9 +135,8 @@ class Attempts:
         """
         begun, tied = time.monotonic(), partial(end_with, os.getpid())
         try:
-            self._launcher = subprocess.Popen(
-                command, start_new_session=True, preexec_fn=tied
-            )
+            options: dict[str, Any] = {"start_new_session": True, "preexec_fn": tied}
+            self._launcher = subprocess.Popen(command, **options)
         except OSError as error:
             message = (
                 f"The launcher {quoted(command[0], 200)} cannot be started: "

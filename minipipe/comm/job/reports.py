@@ -157,6 +157,10 @@ class RankReport:
         return cls(**json.loads(data))
 
 
+_Run = tuple[str, Sequence[Any], int, Callable[[Any], int | None]]
+"""The program, its actions, the step, and where the message of an action is sent."""
+
+
 class RankActivity:
     """The current activity of this rank.
 
@@ -182,12 +186,7 @@ class RankActivity:
     def __init__(self) -> None:
         self.position, self.round, self.has_ended = 0, 0, False
         self.thread = threading.main_thread().ident
-        self._run: tuple[str, Sequence[Any], int, Callable[[Any], int | None]] = (
-            "",
-            (),
-            0,
-            lambda action: None,
-        )
+        self._run: _Run = "", (), 0, lambda action: None
         self.unread: Callable[[], list[str]] = list
         self.roles: dict[int, str] = {}
         self._wait: tuple[Patience, int | None, Words] | None = None
@@ -253,9 +252,8 @@ class RankActivity:
         return f"{name} is in {stack[0][0].f_code.co_qualname}() at {place_of(stack)}"
 
     def _serves(self, frame: FrameType) -> bool:
-        if not str(frame.f_globals.get("__name__")).startswith(
-            ("minipipe.comm.", "minipipe.pipeline.")
-        ):
+        module = str(frame.f_globals.get("__name__"))
+        if not module.startswith(("minipipe.comm.", "minipipe.pipeline.")):
             return False
         this = frame.f_locals.get("self")
         return getattr(getattr(this, "_group", this), "activity", None) is self

@@ -314,9 +314,8 @@ class Witness:
 
     def answer(self, words: str, *connections: socket.socket) -> None:
         """Send a message to some ranks, or to all."""
-        for connection in connections or [
-            rank.connection for rank in self.lines.values()
-        ]:
+        everyone = [rank.connection for rank in self.lines.values()]
+        for connection in connections or everyone:
             with suppress(OSError):
                 connection.send(words.encode())
 
@@ -427,12 +426,7 @@ class Witness:
                 f"No rank has failed: rank {who} was {ending}, as sent by launchers "
                 "and batch systems."
             )
-        elif (
-            self.size > self.expected
-            and code is not None
-            and code < 0
-            and not is_killed
-        ):
+        elif self.size > self.expected and (code or 0) < 0 and not is_killed:
             # The rank itself crashed, or MPI did in it: this host cannot tell which.
             return rank.say(
                 f"Rank {who} crashed: {ending}; or a rank of another host was lost "
@@ -458,10 +452,8 @@ class Witness:
         own = rank.output - pipes_of(self.launcher, "12")
         self.left_open |= {(rank.rank, pipe) for pipe in own}
         returncode_of(rank.pid, rank.pidfd)  # waits: it may still be ending
-        if rank.group not in {
-            self.launcher_group,
-            *(other.group for other in self.lines.values()),
-        }:
+        others = {other.group for other in self.lines.values()}
+        if rank.group not in {self.launcher_group, *others}:
             with suppress(OSError):
                 os.killpg(rank.group, signal.SIGKILL)
 
@@ -472,12 +464,10 @@ class Witness:
         The launcher reads the output to its end. It gives each rank separate pipes,
         which only descendants inherit.
         """
-        for pid in map(
-            int, filter(str.isdigit, os.listdir("/proc") if self.left_open else ())
-        ):
-            if {
-                (rank_of_process(pid), pipe) for pipe in pipes_of(pid)
-            } & self.left_open and pid != os.getpid():
+        names = os.listdir("/proc") if self.left_open else ()
+        for pid in map(int, filter(str.isdigit, names)):
+            held = {(rank_of_process(pid), pipe) for pipe in pipes_of(pid)}
+            if held & self.left_open and pid != os.getpid():
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         for path in self.shared_memory:
