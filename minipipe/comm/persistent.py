@@ -191,9 +191,8 @@ class PersistentSend(SendChannel):
     def _awaited(self) -> str:
         told = self._what() if callable(self._what) else self._what or self._header
         return (
-            f"rank {self._group.world_ranks[self._destination]} to take {told} "
-            "with tag "
-            f"{self._tag}"
+            f"rank {self._group.world_ranks[self._destination]} to take {told} with "
+            f"tag {self._tag}"
         )
 
 

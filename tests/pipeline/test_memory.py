@@ -204,4 +204,4 @@ def test_nothing_of_a_step_is_kept_once_it_is_over():
     del loss
     gc.collect()
     assert outputs() is None
-    assert all(not record.input_gradients for record in pipeline._records)
+    assert all(not record.input_gradients for record in pipeline._steps.records)

@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from minipipe.nn import Parameter
 
 _NOT_FOUND = (
-    "a loss or a gradient was not finite, but in a second run of the step every "
-    "value between two layers was. Either a "
-    "layer computes different values each time, or only a sum has overflowed, such "
-    "as gradients of several steps or "
-    "gradients of several uses of a parameter."
+    "a loss or a gradient was not finite, but in a second run of the step every value "
+    "between two layers was. Either a layer computes different values each time, or "
+    "only a sum has overflowed, such as gradients of several steps or gradients of "
+    "several uses of a parameter."
 )
 
 

@@ -406,43 +406,36 @@ class _Found:
         """Load everything; warn on rank 0 of anything that a user may not expect.
         Local.
         """
-        saved, name = self.manifest, self.path.name
-        warned = (
-            [f"{' '.join(problems)} Resuming from {name}, of step {saved.step}."]
-            if problems
-            else []
-        )
-        if saved.dropout_seed != pipeline.dropout_seed:
-            message = (
-                f"{name} was trained with dropout_seed={saved.dropout_seed}, and this "
-                "pipeline has dropout_seed="
-            )
-            warned.append(
-                f"{message}{pipeline.dropout_seed}, so dropout draws other numbers, "
-                "as in another replica."
-            )
-        for what, then, now in (
-            (
-                "microbatches",
-                saved.num_microbatches,
-                pipeline.schedule.num_microbatches,
-            ),
-            ("gradient_blocks", saved.gradient_blocks, pipeline.plan.gradient_blocks),
-        ):
-            if then != now:
-                message = (
-                    f"{name} was trained with {then} {what}, and this pipeline has "
-                    f"{now}"
-                )
-                warned.append(f"{message}: its gradients will differ in the last bits.")
+        saved = self.manifest
         if everyone(pipeline).rank == 0:
-            for warning in filter(
-                None, [*warned, " ".join(_replaced(optimisers, self.states))]
-            ):
-                warnings.warn(warning, stacklevel=3)
+            replaced = " ".join(_replaced(optimisers, self.states))
+            for warning in (*self._surprises(pipeline, problems), replaced):
+                if warning:
+                    warnings.warn(warning, stacklevel=3)
         put(pipeline, optimisers, self.values, self.states)
         pipeline.num_steps = saved.num_steps
         return Restored(saved.step, saved.extra, self.path)
+
+    def _surprises(self, pipeline: Pipeline, problems: list[str]) -> Iterator[str]:
+        """Yield what differs from the saved run, other than hyper-parameters."""
+        saved, name = self.manifest, self.path.name
+        if problems:
+            yield f"{' '.join(problems)} Resuming from {name}, of step {saved.step}."
+        if saved.dropout_seed != pipeline.dropout_seed:
+            yield (
+                f"{name} was trained with dropout_seed={saved.dropout_seed}, and this "
+                f"pipeline has dropout_seed={pipeline.dropout_seed}, so dropout draws "
+                "other numbers, as in another replica."
+            )
+        microbatches = saved.num_microbatches, pipeline.schedule.num_microbatches
+        blocks = saved.gradient_blocks, pipeline.plan.gradient_blocks
+        pairs = {"microbatches": microbatches, "gradient_blocks": blocks}
+        for what, (then, now) in pairs.items():
+            if then != now:
+                yield (
+                    f"{name} was trained with {then} {what}, and this pipeline has "
+                    f"{now}: its gradients will differ in the last bits."
+                )
 
 
 def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:

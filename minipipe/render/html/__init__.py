@@ -467,10 +467,9 @@ def _chart(panel: Panel, is_headed: bool) -> str:
     name = escaped(title_of(panel.timeline))
     return (
         f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl "
-        f"class='facts'>{facts}</dl>{note}</figcaption>"
-        f'<div class="chart" role="img" aria-label="Chart of {name}; the table '
-        'below says the same">'
-        "<canvas></canvas><canvas></canvas></div></figure>"
+        f"class='facts'>{facts}</dl>{note}</figcaption><div "
+        f'class="chart" role="img" aria-label="Chart of {name}; the table below says '
+        'the same"><canvas></canvas><canvas></canvas></div></figure>'
     )
 
 
