@@ -8,13 +8,13 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import category
 
-from minipipe.errors import ArgumentError, Code, FileError, quoted
+from minipipe.errors import ArgumentError, Code, FileError, MinipipeError, quoted
 
 if TYPE_CHECKING:
     # most programs write no file, and it loads a fifth of what a command does
@@ -709,6 +709,37 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
 
 def _name(path: str | Path) -> str:
     return quoted(str(path) if isinstance(path, os.PathLike) else path, _MOST_OF_A_NAME)
+
+
+@contextmanager
+def reading(make: Callable[[str], MinipipeError]) -> Iterator[None]:
+    """Turn an error about the contents of a file into one that names the file.
+
+    Other errors of minipipe pass.
+
+    Parameters
+    ----------
+    make : function
+        From a reason about "it", without a full stop, to the error.
+
+    Examples
+    --------
+    >>> with reading(lambda reason: FileError.of("sizes.json", reason)):
+    ...     parse_json("{}")["width"]
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.FileError: 'sizes.json' cannot be read: it lacks 'width'.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        raise make(error.message.rstrip(".")) from None
+    except MinipipeError:
+        raise
+    except KeyError as error:
+        raise make(f"it lacks {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise make(str(error).rstrip(".")) from None
 
 
 def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:

@@ -165,12 +165,7 @@ class Framing:
         count : int
             How many microbatches they have.
         """
-        handlers: dict[str, Handler] = {
-            **handlers_of(()),
-            "HANDSHAKE": self._begin,
-            "GATHER_RESULTS": self._gather_results,
-            "LOSS": self._deliver_results,
-        }
+        handlers = self.around(handlers_of(()), self._deliver_results)
         if stages := self._plan.sharded_stages:
             from minipipe.execution import sharded  # most models have no shards
 
@@ -178,6 +173,23 @@ class Framing:
             handlers |= sharded.HANDLERS
             handlers["HANDSHAKE"] = and_then(self._begin, give_shards)
         return make(self.forward_program(count), handlers=handlers)
+
+    def around(self, handlers: Handlers, deliver: Handler) -> dict[str, Handler]:
+        """Return handlers that also run the frame of a row without a finite check.
+
+        Parameters
+        ----------
+        handlers : mapping of str to function
+            For the schedule.
+        deliver : function
+            Runs its LOSS.
+        """
+        return {
+            **handlers,
+            "HANDSHAKE": self._begin,
+            "GATHER_RESULTS": self._gather_results,
+            "LOSS": deliver,
+        }
 
     def handlers(self, handlers: Handlers) -> Handlers:
         """Return handlers that also add gradients up, and run the frame of a step."""

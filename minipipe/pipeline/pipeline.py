@@ -332,7 +332,7 @@ class Pipeline(FamiliarPipeline):
 
             compiled = self._compiling.stages(self._stages)
             how = self._executor, self._objective, check_finite, compiled
-            self._runs = Runs(plan, group, self._intake, *how)
+            self._runs = Runs(plan, group, self._framing, self._intake, *how)
 
     @classmethod
     @showing(ModulesOptions, Plan)

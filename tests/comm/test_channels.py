@@ -31,7 +31,7 @@ def test_on_mpi_ranks(num_ranks, can_read_other_memory):
 
 
 OVER_MPI = [
-    "small_messages_take_persistent_requests",
+    "messages_take_persistent_requests",
     "an_array_of_a_device_arrives_over_a_channel",
     "requests_of_dropped_channels_are_freed",
     "a_send_that_is_under_way_outlives_its_channel_and_its_group",

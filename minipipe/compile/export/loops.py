@@ -84,8 +84,11 @@ def _shifted(row: str, by: int) -> str:
 
 def _relative_to(first: int, row: str) -> str:
     """Return a line of a turn that begins with microbatch ``first``."""
-    return _NUMBER.sub(lambda found: _relative(int(found[1]) - first), row)
+    return _NUMBER.sub(lambda found: relative("k", int(found[1]) - first), row)
 
 
-def _relative(offset: int) -> str:
-    return "k" if not offset else f"k {'+' if offset > 0 else '-'} {abs(offset)}"
+def relative(name: str, offset: int) -> str:
+    """Return a number as an expression of another one, which has a name."""
+    if not offset:
+        return name
+    return f"{name} {'+' if offset > 0 else '-'} {abs(offset)}"

@@ -27,7 +27,6 @@ from minipipe.compile.export.texts import (
 )
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.recording import Recorded, Recorder
-from minipipe.compile.wrapping import wrapped
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.io import write_whole
@@ -145,21 +144,15 @@ class RankFile:
             self._stage_source(f"{stage}", stage, recorder, kind, own)
             for kind, own in zip(kinds, functions)
         ]
-        if len({tuple(own.sources) for own in functions}) > 1:
+        if len({tuple(own.parts) for own in functions}) > 1:
             return None
-        for name in functions[0].sources:
-            same = [own.sources[name] for own in functions]
-            source = merged(same, sizes, self._constants.formulas)
-            if source is None:
+        for name, (parameters, _) in functions[0].parts.items():
+            same = ["\n".join(own.parts[name][1]) for own in functions]
+            text = merged(same, sizes, self._constants.formulas)
+            if text is None:
                 return None
-            if source != same[0]:
-                source = source.replace("):\n", "):\n    n = sizes[k]\n", 1)
-                lines = [
-                    wrapped(line.lstrip(), len(line) - len(line.lstrip()))
-                    for line in source.split("\n")
-                ]
-                source = "\n".join(each for many in lines for each in many)
-            functions[0].sources[name] = source
+            begin = ["n = sizes[k]"] * (text != same[0])
+            functions[0].parts[name] = parameters, [*begin, text]
         self._functions.update(functions[0])
         self.has_sizes = True
         return made
@@ -209,7 +202,7 @@ class RankFile:
         executor, row = self._executor, self._row
         program, rank = executor.program, executor.group.rank
         frame = Frame(self._recording, program, rank, [*executor.stages])
-        sources = list(self._functions.sources.values())
+        sources = self._functions.sources
         yield from frame.head()
         yield from self._globals("\n".join(sources))
         yield from frame.state()

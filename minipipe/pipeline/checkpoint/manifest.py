@@ -16,7 +16,7 @@ from minipipe.autograd.backend import is_array
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import broadcast
 from minipipe.errors import ArgumentError, CheckpointError, FileError, quoted
-from minipipe.io import json_value, parse_json
+from minipipe.io import json_value, parse_json, reading
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
@@ -104,26 +104,17 @@ class Manifest:
         except FileError as error:
             raise damage(path, str(error)) from None
         if storage.digest_of(content).sha256 != expected:
-            raise damage(
-                path,
-                f"{storage.MANIFEST} was changed after it was written: its SHA-256 "
-                "differs.",
-            )
+            raise changed(path, storage.MANIFEST)
+        wrong = f"{storage.MANIFEST} cannot be parsed"
         try:
-            return cls.from_json(content)
+            with reading(lambda reason: damage(path, f"{wrong}: {reason}.")):
+                return cls.from_json(content)
         except CheckpointError as error:
+            if error.code == "damaged":
+                raise
             raise CheckpointError(
                 error.code,
                 f"The checkpoint {path.name} cannot be read: {error.message}.",
-            ) from None
-        except (ValueError, TypeError, KeyError) as error:
-            reason = (
-                f"it lacks {error}"
-                if isinstance(error, KeyError)
-                else str(error).rstrip(".")
-            )
-            raise damage(
-                path, f"{storage.MANIFEST} cannot be parsed: {reason}."
             ) from None
 
     @classmethod
@@ -242,6 +233,12 @@ def damage(path: Path, sentence: str) -> CheckpointError:
     return CheckpointError(
         "damaged", f"The checkpoint {path.name} is damaged: {sentence}"
     )
+
+
+def changed(path: Path, file: str) -> CheckpointError:
+    """Return the error for a file whose digest differs from the written one."""
+    what = f"{file} was changed after it was written: its SHA-256 differs."
+    return damage(path, what)
 
 
 def mismatch(sentence: str) -> CheckpointError:
