@@ -98,7 +98,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path, t
     path, done = traced
     if ending != "json":
         path = tmp_path / f"step.{ending}"
-        done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "16", "--trace", path, "--json")  # on two cores
+        done = mpirun(2, TRAIN, *SHORT, "--trace", path)  # on two cores
     found, drawn = result(done), path.read_text(encoding="utf-8")
     assert f"wrote {path} on {socket.gethostname()}\n" in done.out and done.err == ""
     makespans = found["makespan_ms"], found["predicted_makespan_ms"]
