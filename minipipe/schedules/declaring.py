@@ -220,8 +220,8 @@ def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
     for value in uses.gives:
         if nouns[value.name].of_rank != kind.of_rank:
             owner = "rank" if kind.of_rank else "stage"
-            where = f"{kind.name} is an instruction of a {owner} and gives the value"
-            where += f" {value.name!r} of a {nouns[value.name].owner}"
+            given = f"the value {value.name!r} of a {nouns[value.name].owner}"
+            where = f"{kind.name} is an instruction of a {owner} and gives {given}"
             hint = f"expected a Noun with of_rank={kind.of_rank}"
             raise ArgumentError("value", f"{where}; {hint}.")
 

@@ -277,9 +277,9 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     for stage, home in enumerate(placement):
         ranks = ranks_in(home)
         if not ranks or len(set(map(str, ranks))) < len(ranks):
-            hint = "expected a rank, or the different ranks of its replicas, such as"
-            hint += " (0, 3)."
-            raise _misplaced(f"Stage {stage} is placed on {quoted(home)}; {hint}")
+            where = f"Stage {stage} is placed on {quoted(home)}"
+            hint = "expected a rank, or the different ranks of its replicas"
+            raise _misplaced(f"{where}; {hint}, such as (0, 3).")
     homes = enumerate(map(ranks_in, placement))
     for stage, rank in ((stage, rank) for stage, ranks in homes for rank in ranks):
         if not isinstance(rank, Integral):

@@ -112,10 +112,9 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
             begins = f"Line {number} begins with {quoted(content[:12])}"
             raise _unreadable(f"{begins}; expected 'rank {rank}:'.")
         if label and int(label[1]) != rank:
-            where = f"Line {number} is labelled rank {label[1]}, but the next rank is"
-            where += f" {rank}"
-            where += "; ranks are counted from 0, and each has one line."
-            raise _unreadable(where)
+            labelled = f"Line {number} is labelled rank {label[1]}"
+            hint = "ranks are counted from 0, and each has one line"
+            raise _unreadable(f"{labelled}, but the next rank is {rank}; {hint}.")
         words = _WORD.finditer(content, label.end() if label else 0)
         yield number, (word[0] for word in words)
         rank += 1
@@ -278,9 +277,8 @@ def _action_of(cell: str, num_slices: int) -> Action:
         sentence = f"{cell} names no slice"
         if found:
             sentence = f"{cell} names a slice, and the first cell names none"
-        hint = "expected the slice of a sequence in each cell, such as 0F1.0, or in"
-        hint += " none."
-        raise _unreadable(f"{sentence}; {hint}")
+        hint = "expected the slice of a sequence in each cell, such as 0F1.0"
+        raise _unreadable(f"{sentence}; {hint}, or in none.")
     if num_slices < 2:
         return whole
     assert found is not None

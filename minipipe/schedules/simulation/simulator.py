@@ -245,8 +245,9 @@ def _arrived(found: Times) -> dict[Value, float]:
     """
     arrived = {}
     for action, time in found.arrived.items():
-        is_message = action.kind.is_communication
-        value = (Value.carried_by if is_message else Value.produced_by)(action)
+        value = Value.produced_by(action)
+        if action.kind.is_communication:
+            value = Value.carried_by(action)
         if value is not None:
             arrived[value] = time
     return arrived
