@@ -8,13 +8,15 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import category
 
-from minipipe.errors import ArgumentError, Code, FileError, quoted
+from minipipe.errors import ArgumentError, Code, FileError, MinipipeError, quoted
+from minipipe.limits import MOST_ACTIONS as MOST_ACTIONS
+from minipipe.limits import MOST_STAGES as MOST_STAGES
 
 if TYPE_CHECKING:
     # most programs write no file, and it loads a fifth of what a command does
@@ -25,12 +27,6 @@ if TYPE_CHECKING:
 # real pipelines; what is within them fits into a few gigabytes. To allow more, change
 # these numbers, and nothing else.
 
-# A pipeline of 512 ranks and 4096 microbatches has 6.3 million actions with a split
-# backward, and 12.6 million with its messages. An action takes about 100 bytes.
-MOST_ACTIONS = 2**24
-# Ranks, and stages. The deepest published pipelines have about a hundred; some figures
-# take time in their square.
-MOST_STAGES = 2**12
 # Of a file or a text: the longest usual cells, "511SEND_F4095,", have 14 bytes.
 MOST_BYTES = 16 * MOST_ACTIONS
 # Characters of JSON, such as a certificate: about 9 million actions. Read, it takes
@@ -709,6 +705,37 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
 
 def _name(path: str | Path) -> str:
     return quoted(str(path) if isinstance(path, os.PathLike) else path, _MOST_OF_A_NAME)
+
+
+@contextmanager
+def reading(make: Callable[[str], MinipipeError]) -> Iterator[None]:
+    """Turn an error about the contents of a file into one that names the file.
+
+    Other errors of minipipe pass.
+
+    Parameters
+    ----------
+    make : function
+        From a reason about "it", without a full stop, to the error.
+
+    Examples
+    --------
+    >>> with reading(lambda reason: FileError.of("sizes.json", reason)):
+    ...     parse_json("{}")["width"]
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.FileError: 'sizes.json' cannot be read: it lacks 'width'.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        raise make(error.message.rstrip(".")) from None
+    except MinipipeError:
+        raise
+    except KeyError as error:
+        raise make(f"it lacks {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise make(str(error).rstrip(".")) from None
 
 
 def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:

@@ -87,10 +87,8 @@ class Tensor(TensorMethods):
         ).kind not in "fiub" and not backend.is_floating(array.dtype):
             raise TensorError(
                 "dtype",
-                (
-                    f"A tensor holds real or whole numbers; this is {array.dtype}: "
-                    f"{data!r:.60}."
-                ),
+                f"A tensor holds real or whole numbers; this is {array.dtype}: "
+                f"{data!r:.60}.",
             )
         if requires_grad and not backend.is_floating(array.dtype):
             message = (
@@ -128,10 +126,8 @@ class Tensor(TensorMethods):
         if not isinstance(self.node, Leaf):
             raise TensorError(
                 "no-graph",
-                (
-                    "Only a parameter or a tensor with requires_grad=True keeps a "
-                    "gradient."
-                ),
+                "Only a parameter or a tensor with requires_grad=True keeps a "
+                "gradient.",
             )
         if gradient is not None and gradient.shape != self.shape:
             raise shape_error(

@@ -93,9 +93,8 @@ def check_gradients(
             place = tuple(map(int, worst))
             raise AssertionError(
                 f"input {number}, element {place}: the gradient is "
-                f"{float(given[worst])!r}, differences give "
-                f"{float(expected[worst])!r} (error {error.max():.1e}, allowed "
-                f"{tolerance:.1e})"
+                f"{float(given[worst])!r}, differences give {float(expected[worst])!r} "
+                f"(error {error.max():.1e}, allowed {tolerance:.1e})"
             )
 
 

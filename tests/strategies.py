@@ -11,6 +11,7 @@ from minipipe import Action, ActionKind, Program, Schedule, Tensor, functional, 
 from minipipe.autograd.backend import array_module
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.walk import complete_walk, walk
+from minipipe.schedules.simulation.span import Span
 
 # -- how many examples --------------------------------------------------------------------------------------
 
@@ -222,6 +223,11 @@ def named_schedules(draw, names=tuple(schedules.REGISTRY), max_ranks=8, max_micr
     schedule = build(name, *sizes, draw(st.integers(1, max_chunks)))
     chunks = schedule.num_stages // schedule.num_ranks
     return (name, schedule.num_ranks, schedule.num_microbatches // schedule.num_slices, chunks), schedule
+
+
+def spans(*cells):
+    """Return the spans of a rank, from triples of an action, its start and its end."""
+    return tuple(Span(Action.parse(cell), start, end) for cell, start, end in cells)
 
 
 def table(name, placement, num_microbatches, rows, num_slices=1):

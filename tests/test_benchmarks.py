@@ -76,7 +76,8 @@ def test_a_benchmark_ends_well_and_prints_its_table(script, options, expected):
 
 
 @needs_mpi
-@pytest.mark.parametrize("script, options, expected", [BY_RANKS[0], *(slowly(*row) for row in BY_RANKS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("script, options, expected", BY_RANKS)
 def test_a_benchmark_of_ranks_ends_well_and_prints_its_table(script, options, expected):
     check([find_mpirun(), "-n", "2", sys.executable, str(BENCHMARKS / script), *options], expected)
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch import slowly
 from tests.mutants import TOP, faults_in, near
 
 PLACES = sorted((TOP / "minipipe").rglob("*.py"))
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", [*range(5), *map(slowly, range(5, 20))])
 def test_a_fault_changes_one_place_and_leaves_python(tmp_path, number):
     generator = random.Random(number)
     fault = generator.choice([fault for path in generator.sample(PLACES, 5) for fault in faults_in(path)])

@@ -23,7 +23,7 @@ PICKLING = {
 # A graded answer is a program, and runs where a module would be imported. The others run a text that they have written.
 RUNS_TEXT = {
     *("minipipe/coursework/checking.py", "minipipe/compile/sections.py", "minipipe/compile/program.py"),
-    *("minipipe/autograd/calls.py", "minipipe/execution/source.py"),
+    *("minipipe/autograd/calls.py", "minipipe/execution/source.py", "minipipe/pipeline/repeating.py"),
 }
 
 

@@ -96,7 +96,15 @@ def smallest(tmp_path):
     return path
 
 
+def test_the_smallest_program_prints_the_loss_that_is_shown(smallest):
+    alone, shown = run([sys.executable, str(smallest)]), blocks("text")[0].splitlines()[0]
+    assert alone.code == 0, alone.err
+    assert alone.out.rpartition(" ")[0] == shown.rpartition(" ")[0]
+    assert float(alone.out.split()[-1]) == pytest.approx(float(shown.split()[-1]), rel=1e-3)
+
+
 @needs_mpi
+@pytest.mark.slow
 def test_the_smallest_program_prints_the_same_loss_on_one_rank_and_on_three(smallest):
     alone, three = run([sys.executable, str(smallest)]), mpirun(3, smallest)
     assert alone.code == three.code == 0, alone.err + three.err

@@ -155,9 +155,8 @@ class Node:
         if plan is None:
             raise TensorError(
                 "no-graph",
-                "An earlier backward() has used and released the graph of this "
-                "result. Compute the result again, or add the losses and call "
-                "backward() once.",
+                "An earlier backward() has used and released the graph of this result. "
+                "Compute the result again, or add the losses and call backward() once.",
             )
         self.plan, self.inputs, self.saved = None, (), ()
         return inputs, plan, saved

@@ -176,13 +176,8 @@ def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitSt
     else:
         content = json.dumps(report.data) + "\n" if form == "json" else f"{report}\n"
     if options.output is not None:
-        write_file(
-            options.output,
-            content,
-            options,
-            f": {report.sentences[0]}",
-            sentences=report.sentences,
-        )
+        said = report.sentences
+        write_file(options.output, content, options, f": {said[0]}", sentences=said)
     else:
         put(content, end="")
     return ExitStatus.NO if report.differing else ExitStatus.YES
@@ -205,12 +200,8 @@ def _task_of(options: argparse.Namespace) -> Task:
     """Return the requested model and batch."""
     numbers = {name: getattr(options, name) for name in _MODEL}
     for whole, part in (("width", "heads"), ("batch", "microbatches")):
-        divisor(
-            f"--{part}",
-            numbers[part],
-            numbers[whole],
-            of=f"--{whole}, {numbers[whole]}",
-        )
+        whole_words = f"--{whole}, {numbers[whole]}"
+        divisor(f"--{part}", numbers[part], numbers[whole], of=whole_words)
     return Task(**numbers, dtype=options.dtype)
 
 

@@ -47,39 +47,36 @@ def run(options: argparse.Namespace) -> ExitStatus:
         problem = "--variants and --late-factor need --as autograder"
         raise misuse(f"{problem}; --as {form} has neither.")
     if form == "copy":
-        if options.only:
-            forms = "handout, solutions, autograder or classroom"
-            raise misuse(f"A copy has all tasks; --only needs --as {forms}.")
-        if target.suffix.lower() in (".html", ".pdf", ".zip", ".yml"):
-            problem = f"A copy is a directory, and {target.name} is the name of a file"
-            raise misuse(f"{problem}; choose what to write with --as.")
-        written = write_coursework(
-            target, source=options.source, student=options.student
-        )
-        tasks = sum(path.name.startswith("test_") for path in written)
-        first = target / "README.md"
-        text = f"wrote {counted(tasks, 'task')} to {target}; begin with {first}"
-        return answer(
-            options,
-            {"directory": str(target), "files": [path.name for path in written]},
-            text,
-        )
+        return _copy(options)
     exercises = exercises_in(find_source(options.source), options.student)
     chosen = chosen_of(exercises, options.only)
     if form == "autograder":
         ending_of(target, (".zip",))
-        if options.late_factor is None:
-            late = ""
-        else:
-            late = f" --late-factor {options.late_factor}"
-        return write_file(
-            target, as_archive(chosen, late + " --variants" * options.variants), options
-        )
+        more = " --variants" * options.variants
+        if options.late_factor is not None:
+            more = f" --late-factor {options.late_factor}{more}"
+        return write_file(target, as_archive(chosen, more), options)
     if form == "classroom":
         ending_of(target, (".yml", ".yaml"))
-        return write_file(
-            target, as_workflow(chosen, is_own=options.source is not None), options
-        )
+        workflow = as_workflow(chosen, is_own=options.source is not None)
+        return write_file(target, workflow, options)
     ending = ending_of(target, (".html", ".pdf"))
     page = as_html(chosen, solutions=form == "solutions")
     return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)
+
+
+def _copy(options: argparse.Namespace) -> ExitStatus:
+    """Write a student's copy of all exercises."""
+    target = options.target
+    if options.only:
+        forms = "handout, solutions, autograder or classroom"
+        raise misuse(f"A copy has all tasks; --only needs --as {forms}.")
+    if target.suffix.lower() in (".html", ".pdf", ".zip", ".yml"):
+        problem = f"A copy is a directory, and {target.name} is the name of a file"
+        raise misuse(f"{problem}; choose what to write with --as.")
+    written = write_coursework(target, source=options.source, student=options.student)
+    tasks = sum(path.name.startswith("test_") for path in written)
+    first = target / "README.md"
+    text = f"wrote {counted(tasks, 'task')} to {target}; begin with {first}"
+    data = {"directory": str(target), "files": [path.name for path in written]}
+    return answer(options, data, text)

@@ -16,6 +16,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from minipipe.cli.declaring import add_text
 from minipipe.cli.options import (
     add_chunks,
     add_costs,
@@ -36,11 +37,8 @@ _MOST_BYTES = 2**20
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "schedule",
-        metavar="NAME|FILE",
-        help="a name from `minipipe schedules`, or a file",
-    )
+    schedule = "a name from `minipipe schedules`, or a file"
+    add_text(parser, "schedule", "NAME|FILE", schedule)
     add_chunks(parser)
     add_sizes(parser)
     add_costs(parser)
@@ -74,10 +72,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
             f"Open {page.url}\nSave writes {printable(str(file))}. Ctrl-C ends the "
             "editor."
         )
-        put(
-            json.dumps({"url": page.url, "file": str(file)}) if options.json else text,
-            flush=True,
-        )
+        data = {"url": page.url, "file": str(file)}
+        put(json.dumps(data) if options.json else text, flush=True)
         try:
             page.serve_forever()
         except KeyboardInterrupt:
@@ -159,11 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, length: int) -> None:
         content = self.rfile.read(length)
         if len(content) < length:
-            self._send(
-                400,
-                f"Expected {length:,} bytes, as the request says; it has "
-                f"{len(content):,}.",
-            )
+            sent = f"as the request says; it has {len(content):,}"
+            self._send(400, f"Expected {length:,} bytes, {sent}.")
             return
         with self.server.turn:
             answer = self.server.editor.ask(content.decode("utf-8", "replace"))
@@ -177,11 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
         is_local = self.headers.get("Host") == self.server.host
         if has_token and is_local and self.headers.get("Origin") == origin:
             return True
-        self._send(
-            403,
-            "Only the user who started this page may use it: open the address "
-            "that minipipe edit printed.",
-        )
+        how = "open the address that minipipe edit printed"
+        self._send(403, f"Only the user who started this page may use it: {how}.")
         return False
 
     def _send(self, status: int, content: str, kind: str = "text/plain") -> None:

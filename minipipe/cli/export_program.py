@@ -182,14 +182,8 @@ def exported(
             "folder_of_files": str(folder.resolve()),
         }
         failed = f"{program} failed {_BEFORE}"
-        answer_of_ranks(
-            launcher,
-            num_ranks,
-            [__name__, program, *arguments],
-            asked,
-            failed,
-            progress,
-        )
+        module = [__name__, program, *arguments]
+        answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
         return [f"rank{rank}.py" for rank in range(num_ranks)]
 
 

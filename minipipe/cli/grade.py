@@ -99,12 +99,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         with Progress(work, is_long=False):
             whole = grade(found[0], **common, **of_each(name_of(found[0])))
         report = whole.without_hidden() if options.hide_hidden else whole
-        return answer(
-            options,
-            report.as_json(),
-            report,
-            ExitStatus.YES if report.passed else ExitStatus.NO,
-        )
+        status = ExitStatus.YES if report.passed else ExitStatus.NO
+        return answer(options, report.as_json(), report, status)
     _check(options, len(found))
     hide = options.hide_hidden
     with Progress(work, is_long=False):

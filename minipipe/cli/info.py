@@ -70,12 +70,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         "gpu messages": messages,
     }
     table = "\n".join(f"{name:12} {value}" for name, value in facts.items())
-    return answer(
-        options,
-        facts,
-        f"{table}\n\nEach rank computes with one BLAS thread while its process "
-        "group is open.",
-    )
+    note = "Each rank computes with one BLAS thread while its process group is open."
+    return answer(options, facts, f"{table}\n\n{note}")
 
 
 def _package_version(name: str) -> str | None:

@@ -94,10 +94,8 @@ def _status(words: list[str], may_complete: bool) -> int:
         discard(sys.stdout)
     except OSError as error:  # such as a full disk
         discard(sys.stdout)
-        complain(
-            f"{quoted(error.filename or 'stdout', 200)} cannot be written: "
-            f"{error.strerror}."
-        )
+        name = quoted(error.filename or "stdout", 200)
+        complain(f"{name} cannot be written: {error.strerror}.")
         return ExitStatus.MISUSE
     except KeyboardInterrupt:
         return ExitStatus.INTERRUPTED

@@ -74,11 +74,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         )
     if options.output is not None:
         path = costs_of(runs[0], hardware, options.without).save(options.output)
-        return answer(
-            options,
-            {"wrote": str(path)},
-            f"wrote {printable(str(path))}: {_sizes(runs[0])}",
-        )
+        text = f"wrote {printable(str(path))}: {_sizes(runs[0])}"
+        return answer(options, {"wrote": str(path)}, text)
     if hardware != A100:
         runs = [run._replace(published="") for run in runs]  # those times are an A100's
     rows: list[dict[str, Any]] = []

@@ -105,11 +105,8 @@ class Progress:
             )
 
     def _begin(self) -> None:
-        self._print(
-            f"{self.work}; {self._limit} {duration(self.seconds)}"
-            if self.seconds
-            else f"{self.work} …"
-        )
+        time = f"; {self._limit} {duration(self.seconds)}" if self.seconds else " …"
+        self._print(f"{self.work}{time}")
         if is_terminal(self._stream):
             from tqdm import tqdm
 

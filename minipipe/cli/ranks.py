@@ -109,10 +109,8 @@ def warn_if_busy() -> None:
     busy, here = busy_cores(), num_cores()
     if busy > _BUSY * here:
         used = f"other processes use {busy:.1f} of {counted(here, 'core')}"
-        complain(
-            f"This machine is busy: {used}. Measurements depend on this load; "
-            "repeat them on an idle machine."
-        )
+        how = "Measurements depend on this load; repeat them on an idle machine"
+        complain(f"This machine is busy: {used}. {how}.")
 
 
 def check_room(num_ranks: int) -> None:

@@ -11,7 +11,7 @@ import sys
 
 from minipipe.cli.declaring import RANKS, add_arguments, add_file, add_program, add_text
 from minipipe.cli.numbers import add_number
-from minipipe.cli.output import complain
+from minipipe.cli.output import complain, fields
 from minipipe.cli.streams import put
 from minipipe.cli.supervision.launching import (
     PROBE,
@@ -58,15 +58,8 @@ def run(options: argparse.Namespace) -> int:
         return code
     result = supervise(job, options.restarts, complain)
     if options.json:
-        put(
-            json.dumps(
-                {
-                    "exit_code": result.code,
-                    "restarts": result.restarts,
-                    "ranks": result.ranks,
-                }
-            )
-        )
+        data = {"exit_code": result.code, **fields(result, "restarts", "ranks")}
+        put(json.dumps(data))
     return result.code
 
 

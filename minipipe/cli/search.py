@@ -85,18 +85,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
         timeline = simulate(found.schedule, costs)
     if options.output is not None:
         write_whole(options.output, _WRITERS[ending](found))
-    return answer(
-        options,
-        _data(found, timeline, options.output),
-        _report(found, timeline, options.output),
-    )
+    data = _data(found, timeline, options.output)
+    return answer(options, data, _report(found, timeline, options.output))
 
 
 def _work(workload: Workload, evaluations: int | None) -> str:
-    sizes = (
-        f"{counted(workload.num_ranks, 'rank')} and "
-        f"{counted(workload.num_microbatches, 'microbatch')}"
-    )
+    ranks = counted(workload.num_ranks, "rank")
+    sizes = f"{ranks} and {counted(workload.num_microbatches, 'microbatch')}"
     most = "" if evaluations is None else f", trying at most {evaluations:,}"
     return f"searching schedules of {sizes}{most}"
 

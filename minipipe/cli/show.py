@@ -140,19 +140,17 @@ def wrapped(text: str, width: int) -> str:
             0B1
     rank 1:
     """
+    from textwrap import TextWrapper  # on demand: only for a reader at a terminal
+
     head, *rows = text.splitlines()
-    indent = " " * max(row.index(":") + 2 for row in rows)
+    margin = max(row.index(":") + 2 for row in rows)
     lines = [head]
     for row in rows:
         name, _, cells = row.partition(":")
-        begin, line = f"{name}:".ljust(len(indent)), ""
-        for cell in cells.split():
-            if line and len(indent) + len(f"{line} {cell}") > width:
-                lines.append(begin + line)
-                begin, line = indent, cell
-            else:
-                line = f"{line} {cell}".lstrip()
-        lines.append((begin + line).rstrip())
+        begin = f"{name}:".ljust(margin)
+        wrapper = TextWrapper(width, begin, " " * margin, break_on_hyphens=False)
+        wrapper.break_long_words = False
+        lines += wrapper.wrap(cells.strip()) or [begin.rstrip()]
     return "\n".join([*lines, ""])
 
 

@@ -54,44 +54,45 @@ def _report(
     sends_block: bool,
     compared: list[str],
 ) -> str:
-    seldom = {
-        cause: any(idle[cause] for idle in idle_by_cause)
-        for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE)
-    }
-    seldom[IdleCause.SENDING] = sends_block
-    causes = [cause for cause in IdleCause if seldom.get(cause, True)]
-    cells = [["rank", "busy", *causes, "peak activations", "peak memory"]]
-    for rank in range(timeline.num_ranks):
-        memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
-        idle = (idle_by_cause[rank][cause] for cause in causes)
-        numbers = [timeline.busy(rank), *idle]
-        activations = timeline.peak_activations[rank] / (
-            timeline.pairs_per_microbatch or 1
-        )
-        cells.append(
-            [str(rank), *(f"{x:g}" for x in numbers), f"{activations:g}", f"{memory:g}"]
-        )
-    lines = [
-        f"{schedule.describe(', ')}\n\n{text_table(cells, right=range(len(cells[0])))}\n"
-    ]
+    rows = _rows(timeline, idle_by_cause, sends_block)
+    table = text_table(rows, right=range(len(rows[0])))
+    lines = [f"{schedule.describe(', ')}\n\n{table}\n"]
     counted = ONE_UNIT if timeline.pairs_per_microbatch else "(stage, microbatch) pairs"
     lines.append(f"busy and idle times in {timeline.unit}; activations in {counted}")
     if schedule.num_stages > schedule.num_ranks:
         lines.append("the costs apply to each stage of a rank")
     if timeline.num_steps > 1:
-        lines.append(
-            f"each step after the first takes {timeline.time_of_further_step:g} "
-            f"{timeline.unit}"
-        )
+        time = f"{timeline.time_of_further_step:g} {timeline.unit}"
+        lines.append(f"each step after the first takes {time}")
     lines.append(f"critical path: {_shortened(_path(timeline))}")
     lines.append(
         f"bubble {100 * timeline.bubble_fraction:.1f} % of all time, "
         f"{100 * timeline.bubble_over_ideal:.1f} % of the ideal time, "
         f"{100 * timeline.span_bubble_rate:.1f} % of the longest span of a rank"
     )
-    return "\n".join(
-        [*lines, *compared, f"makespan {timeline.makespan:g} {timeline.unit}"]
-    )
+    makespan = f"makespan {timeline.makespan:g} {timeline.unit}"
+    return "\n".join([*lines, *compared, makespan])
+
+
+def _rows(
+    timeline: Timeline, idle_by_cause: list[dict[str, float]], sends_block: bool
+) -> list[list[str]]:
+    """Return the head and a row for each rank."""
+    seldom = {
+        cause: any(idle[cause] for idle in idle_by_cause)
+        for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE)
+    }
+    seldom[IdleCause.SENDING] = sends_block
+    causes = [cause for cause in IdleCause if seldom.get(cause, True)]
+    rows = [["rank", "busy", *causes, "peak activations", "peak memory"]]
+    pairs = timeline.pairs_per_microbatch or 1
+    for rank in range(timeline.num_ranks):
+        idle = (idle_by_cause[rank][cause] for cause in causes)
+        activations = timeline.peak_activations[rank] / pairs
+        memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
+        numbers = (timeline.busy(rank), *idle, activations, memory)
+        rows.append([str(rank), *(f"{number:g}" for number in numbers)])
+    return rows
 
 
 def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:

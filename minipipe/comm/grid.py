@@ -170,9 +170,8 @@ def _by_host(group: ProcessGroup, hosts: list[str], tensor: int) -> ProcessGroup
             "the network. Start a"
         )
         message += (
-            f" multiple of {tensor} ranks on each host, or take a smaller "
-            "tensor= and a "
-            "larger pipeline=."
+            f" multiple of {tensor} ranks on each host, or take a smaller tensor= and "
+            "a larger pipeline=."
         )
         warnings.warn(message, stacklevel=3)
     return group

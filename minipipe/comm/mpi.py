@@ -25,7 +25,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
 from threading import get_ident
@@ -229,19 +229,30 @@ class MPIGroup(ProcessGroup):
             array[...] = arrived
         elif header.nbytes:
             key = expected.source, expected.tag + _TAGS_BELOW_ZERO
-            limit = self._limit(timeout) + header.nbytes / _SLOWEST
-            peer = self.world_ranks[expected.source]
-            awaited = expected.awaited
-            with self.job.watching(limit, peer, lambda: f"the bytes of {awaited()}"):
-                self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *key)
+            body = [as_buffer(array), header.nbytes, MPI.BYTE]
+            of_body = header.nbytes, expected.source, expected.awaited, timeout
+            with self.inside_mpi(*of_body):
+                self.comm.Recv(body, *key)
         if expected.like is not None or header.step != expected.step:
             expected.check(header)
         return array
 
+    def inside_mpi(
+        self,
+        nbytes: int,
+        source: int,
+        awaited: Callable[[], str],
+        timeout: float | None,
+    ) -> AbstractContextManager[None]:
+        """Return the block in which the bytes of an array are received in one call."""
+        limit = self._limit(timeout) + nbytes / _SLOWEST
+        peer = self.world_ranks[source]
+        return self.job.watching(limit, peer, lambda: f"the bytes of {awaited()}")
+
     def _channel(
         self, kind: type[Channel], array: np.ndarray, peer: int, tag: int, what: Label
     ) -> Channel:
-        if type(array) is np.ndarray and array.nbytes <= LONGEST:
+        if type(array) is np.ndarray:
             return PERSISTENT[kind](self, array, peer, tag, what)
         return super()._channel(kind, array, peer, tag, what)
 

@@ -1,9 +1,9 @@
-"""Channels between MPI processes for messages in one piece: persistent requests, made
-once and started in every step.
+"""Channels between MPI processes: persistent requests, made once and started in every
+step.
 
-Header and array lie side by side in one buffer, so nothing is copied but by MPI, and a
-message that is as expected costs one comparison of its header. All others take the way
-of ``irecv``, with its errors.
+Header and array lie side by side in one buffer, or are two messages if the array is
+large. So nothing is copied but by MPI, and a message that is as expected costs one
+comparison of its header. All others take the way of ``irecv``, with its errors.
 
 MPI gives the messages of a source and a tag to receives in the order in which these
 were started. So an active request stands among the receives that the group has posted,
@@ -23,7 +23,14 @@ import numpy as np
 
 from minipipe.comm.channel import ReceiveChannel, SendChannel
 from minipipe.comm.job.mpi_job import MPI
-from minipipe.comm.message import HEADER_SIZE, Header, Label, packed_form, packed_step
+from minipipe.comm.message import (
+    HEADER_SIZE,
+    Header,
+    Label,
+    as_buffer,
+    packed_form,
+    packed_step,
+)
 
 if TYPE_CHECKING:
     from minipipe.comm.mpi import MPIGroup
@@ -78,28 +85,29 @@ class Posted:
 
 
 class _Buffer:
-    """Memory of a message in one piece: a header, then an array that begins at a cache
-    line.
+    """Memory of a message: a header, then an array that begins at a cache line.
 
     Parameters
     ----------
-    like : array
-        Of the same shape and dtype.
+    array : array
+        The payload if it is larger than the capacity; else of its shape and dtype.
     capacity : int
-        The bytes for the array, at least its own.
+        The bytes for an array behind the header.
     """
 
-    def __init__(self, like: np.ndarray, capacity: int) -> None:
+    def __init__(self, array: np.ndarray, capacity: int) -> None:
         length = HEADER_SIZE + capacity
         self.memory = bytearray(_ALIGNMENT + length)
         address = np.frombuffer(self.memory, np.uint8).ctypes.data
         self.start = -(address + HEADER_SIZE) % _ALIGNMENT
         self.message = memoryview(self.memory)[self.start : self.start + length]
-        self.array = np.ndarray(like.shape, like.dtype, self.message, HEADER_SIZE)
+        if array.nbytes <= capacity:
+            array = np.ndarray(array.shape, array.dtype, self.message, HEADER_SIZE)
+        self.array = array
 
 
 class PersistentSend(SendChannel):
-    """A channel that sends by a persistent request.
+    """A channel that sends by a persistent request, a large array by another one.
 
     Parameters
     ----------
@@ -116,19 +124,25 @@ class PersistentSend(SendChannel):
     def __init__(
         self, group: MPIGroup, like: np.ndarray, destination: int, tag: int, what: Label
     ) -> None:
-        buffer = _Buffer(like, capacity=like.nbytes)
+        is_small = like.nbytes <= LONGEST
+        buffer = _Buffer(like, capacity=like.nbytes if is_small else 0)
         super().__init__(group, buffer.array, destination, tag, what)
         self._header = Header.of(like)
         buffer.message[:HEADER_SIZE] = self._header.packed
         self._head = buffer.message[: len(packed_step(0))]
-        self._persistent = group.comm.Send_init(
-            buffer.message, destination, group.mpi_tag(tag)
-        )
-        group.persistent.add(self, self._persistent, self._persistent.Test)
+        key = destination, group.mpi_tag(tag)
+        self._requests = [group.comm.Send_init(buffer.message, *key)]
+        if not is_small:
+            body = [as_buffer(like), like.nbytes, MPI.BYTE]
+            self._requests.append(group.comm.Send_init(body, *key))
+        for request in self._requests:
+            group.persistent.add(self, request, request.Test)
 
     def parts(self) -> dict[str, Any]:
         """Return what a program needs to start it in line."""
-        request = self._persistent
+        request, *others = self._requests
+        if others:
+            return {}
         return {"head": self._head, "start": request.Start, "test": request.Test}
 
     def start(self, step: int = 0) -> None:
@@ -145,8 +159,10 @@ class PersistentSend(SendChannel):
         if not self.is_over:
             self.wait()
         self._head[:] = packed_step(step)
-        self._persistent.Start()
-        if not self._persistent.Test():
+        self.is_over = False
+        for request in self._requests:
+            request.Start()
+        if not self._is_sent():
             self.linger()
 
     def linger(self) -> None:
@@ -164,20 +180,24 @@ class PersistentSend(SendChannel):
             )
 
     def _is_sent(self) -> bool:
-        self.is_over = self.is_over or self._persistent.Test()
-        return self.is_over
+        if not self.is_over:
+            # in order: Testall moves large arrays at half the speed
+            for request in self._requests:
+                if not request.Test():
+                    return False
+            self.is_over = True
+        return True
 
     def _awaited(self) -> str:
         told = self._what() if callable(self._what) else self._what or self._header
         return (
-            f"rank {self._group.world_ranks[self._destination]} to take {told} "
-            "with tag "
-            f"{self._tag}"
+            f"rank {self._group.world_ranks[self._destination]} to take {told} with "
+            f"tag {self._tag}"
         )
 
 
 class PersistentReceive(ReceiveChannel):
-    """A channel that receives by a persistent request.
+    """A channel that receives by a persistent request, a large array by another one.
 
     Parameters
     ----------
@@ -205,10 +225,14 @@ class PersistentReceive(ReceiveChannel):
         super().__init__(group, buffer.array, source, tag, what)
         self._posted, self.key = group.posted, (source, group.mpi_tag(tag))
         self._buffer = buffer
-        self._form, self._length = (
-            packed_form(like.dtype, like.shape),
-            HEADER_SIZE + like.nbytes,
-        )
+        self._form = packed_form(like.dtype, like.shape)
+        self._length = HEADER_SIZE + like.nbytes
+        self._body: MPI.Prequest | None = None
+        if like.nbytes > LONGEST:
+            self._length = HEADER_SIZE
+            body = [as_buffer(like), like.nbytes, MPI.BYTE]
+            self._body = group.comm.Recv_init(body, *self.key)
+            group.persistent.add(self, self._body, lambda: True)
         self._expected_header = b""
         self._own = Posted(buffer.message, is_spare=False)
         self._own.request = group.comm.Recv_init(buffer.message, *self.key)
@@ -238,6 +262,8 @@ class PersistentReceive(ReceiveChannel):
 
         The receive must not be posted when it is started: see :attr:`key`.
         """
+        if self._body is not None:
+            return {}
         own = self._own
         return {
             "posted": self._posted,
@@ -272,9 +298,18 @@ class PersistentReceive(ReceiveChannel):
         if is_whole and self._buffer.memory.startswith(
             self._expected_header, self._buffer.start
         ):
+            if self._body is not None:
+                self._receive_body(self._body, timeout)
             return self.array
         expected = self._expectation()._replace(like=None)
         return group.contents(expected, posted.memory, length, timeout)
+
+    def _receive_body(self, body: MPI.Prequest, timeout: float | None) -> None:
+        body.Start()
+        if not body.Test():
+            nbytes, source = self.array.nbytes, self.key[0]
+            with self._group.inside_mpi(nbytes, source, self._awaited, timeout):
+                body.Wait()
 
     def _awaited(self) -> str:
         return self._expectation().awaited()

@@ -40,8 +40,6 @@ class Layout:
     places : Places
     stage : int or str
         Ends the names of functions, and of lists by slot.
-    names : mapping of str to str
-        Of parameters and gradients.
 
     Attributes
     ----------
@@ -53,15 +51,13 @@ class Layout:
         By class, the dynamic variables that later sections read.
     """
 
-    def __init__(
-        self, places: Places, stage: int | str, names: Mapping[str, str]
-    ) -> None:
+    def __init__(self, places: Places, stage: int | str) -> None:
         self.places, self._stage = places, stage
-        self._names = dict(names)
-        self._cell_names: dict[int, str] = {}
+        self._names: dict[str, str] = {}
+        self._cell_names: dict[Cell, str] = {}
         self._temporaries: dict[object, tuple[str, Cell]] = {}
         self.whole: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._expressions = {name: name for name in names.values()}  # of views, by name
+        self._expressions: dict[str, str] = {}  # of views, by name
         self._name_variables()
         self.needs = [self._needs(i) for i in range(len(places.sections))]
         spans = {
@@ -84,7 +80,7 @@ class Layout:
         if cell is None:
             return self._names.get(variable, variable)
         if cell.result is None:
-            return self._cell_names[id(cell)]
+            return self._cell_names[cell]
         letter = "out" if section == cell.section else "y"
         return f"{letter}{cell.result}"
 
@@ -110,8 +106,7 @@ class Layout:
 
     def _temporary(self, cell: Cell) -> str:
         """Return the name of a temporary: the same for equal arrays in one place."""
-        made = cell.variable
-        layout = cell.offset, made.shape, made.dtype, made.strides
+        layout = cell.offset, cell.variable.layout
         new = f"t{len(self._temporaries)}", cell
         return self._temporaries.setdefault(layout, new)[0]
 
@@ -137,10 +132,10 @@ class Layout:
                 elif cell is None or cell.result is not None:
                     continue
                 elif cell.is_temporary:
-                    self._cell_names[id(cell)] = self._temporary(cell)
+                    self._cell_names[cell] = self._temporary(cell)
                     continue
-                elif id(cell) not in self._cell_names:
-                    self._cell_names[id(cell)] = f"v{number}"
+                elif cell not in self._cell_names:
+                    self._cell_names[cell] = f"v{number}"
                 else:
                     continue
                 number += 1
@@ -261,7 +256,7 @@ class Layout:
         lines = [f"def {self.slot_function(lifetime)}():"]
         for cell in self.kept_cells(lifetime):
             allocated = _allocated("empty(", cell.variable)
-            lines.append(f"    {self._cell_names[id(cell)]} = {allocated}")
+            lines.append(f"    {self._cell_names[cell]} = {allocated}")
         lines += [f"    {name} = {text}" for name, text in self._views(lifetime)]
         lines.append("    return {")
         for section, names in kept.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,6 +94,11 @@ class Variable(NamedTuple):
     strides: tuple[int, ...]
     is_number: bool
     is_fresh: bool
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Its shape, dtype and strides: how it lies in its memory."""
+        return self.shape, self.dtype, self.strides
 
 
 class _AsNoted(dict[str, str]):

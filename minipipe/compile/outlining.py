@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minipipe.compile.repeats import Repeat, best_repeat
-from minipipe.compile.statements import Statement, written
-from minipipe.compile.wrapping import wrapped
+from minipipe.compile.statements import Statement, as_it_is, written
+from minipipe.compile.wrapping import function
 
 LEAST = 20
 """Lines of a block that is worth a call, which takes as long as a small operation."""
@@ -108,21 +108,13 @@ def _source(
 ) -> str:
     """Return the source of the function: the first part, with its names."""
     shown = {each: each.replace("layer:", "layer") for each in parameters}
-    texts = [written(each.text, shown) for each in repeat.body]
+    texts = [
+        written(each.text, lambda own: shown.get(own, as_it_is(own)))
+        for each in repeat.body
+    ]
     if returned:
         texts.append(f"return {', '.join(returned)}")
-    lines = wrapped(f"def {name}({', '.join(shown.values())}):", 0)
-    lines += [line for text in merged(texts) for line in indented(text)]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def indented(text: str) -> list[str]:
-    """Return the lines of a statement in a function."""
-    found = []
-    for line in text.splitlines():
-        own = line.lstrip()
-        found += wrapped(own, 4 + len(line) - len(own))
-    return found
+    return function(name, shown.values(), merged(texts)) + "\n"
 
 
 def conditional(first: Sequence[str], later: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from minipipe.compile.trace import Trace
 ALIGNMENT = 64  # bytes, of each temporary: a line of a cache
 
 
-@dataclass
+@dataclass(eq=False)
 class Cell:
     """Memory that one array, or several that follow each other, are computed in.
 
@@ -169,7 +169,7 @@ class Places:
     @cached_property
     def unique_cells(self) -> list[Cell]:
         """Every cell once, in the order in which they are made."""
-        return list({id(cell): cell for cell in self.cells.values()}.values())
+        return list(dict.fromkeys(self.cells.values()))
 
     def root(self, name: str) -> str:
         """Return the variable that owns the memory of another."""
@@ -312,58 +312,38 @@ class Places:
     def _folded(self) -> set[str]:
         """Return the variables that depend on no value."""
         folded: set[str] = set()
-        for steps in self.steps:
-            for step in steps:
-                line = step.line
-                if (
-                    line.has_effect
-                    or line.changes
-                    or not line.makes
-                    or step.leaf is not None
-                ):
-                    continue
-                if not folded.issuperset(line.reads):
-                    continue
-                if not any(
-                    self.uses[self.root(name)].is_changed for name in line.makes
-                ):
-                    folded.update(line.makes)
+        for step in self.all_steps:
+            line = step.line
+            has_effect = line.has_effect or line.changes or step.leaf is not None
+            if has_effect or not line.makes or not folded.issuperset(line.reads):
+                continue
+            if not any(self.uses[self.root(name)].is_changed for name in line.makes):
+                folded.update(line.makes)
         return folded
 
     def _make_cells(self, has_static_gradients: bool) -> None:
-        handed_over = set()
-        if not has_static_gradients:
-            lines = (step.line for steps in self.steps for step in steps)
-            reads = (line.reads[0] for line in lines if line.leaf is not None)
-            handed_over = {self.root(name) for name in reads}
-        unsafe = {
-            self.root(name)
-            for steps in self.steps
-            for step in steps
-            for name in step.line.changes
-            if step.line.form.into is None
-        }
-        for steps in self.steps:
-            for step in steps:
-                form, makes = step.line.form, step.line.makes
-                if (
-                    form.into is None
-                    or not step.line.makes_one
-                    or step.leaf is not None
-                ):
-                    continue
-                (name,) = makes
-                variable = self.trace.variables[name]
-                is_owner = variable.is_fresh and not variable.is_number
-                if is_owner and name not in {*self.folded, *handed_over, *unsafe}:
-                    self._add_to_cell(name, variable, step)
+        barred = set(self.folded)
+        for step in self.all_steps:
+            line = step.line
+            if line.form.into is None:
+                barred.update(map(self.root, line.changes))
+            if line.leaf is not None and not has_static_gradients:  # it is handed over
+                barred.add(self.root(line.reads[0]))
+        for step in self.all_steps:
+            line = step.line
+            if line.form.into is None or not line.makes_one or step.leaf is not None:
+                continue
+            (name,) = line.makes
+            variable = self.trace.variables[name]
+            is_owner = variable.is_fresh and not variable.is_number
+            if is_owner and name not in barred:
+                self._add_to_cell(name, variable, step)
 
     def _add_to_cell(self, name: str, variable: Variable, step: Step) -> None:
         """Put a variable into the cell of an operand that dies, or into a new one."""
-        uses = self.uses[name]
-        cell = (
-            self._cell_of_operand(variable, step) if step.line.form.is_exact else None
-        )
+        uses, cell = self.uses[name], None
+        if step.line.form.is_exact:
+            cell = self._cell_of_operand(variable, step)
         if cell is None:
             cell = Cell([], variable, step.section, step.position, 0, step.section)
         cell.members.append(name)
@@ -371,26 +351,14 @@ class Places:
         self.cells[name] = cell
 
     def _cell_of_operand(self, variable: Variable, step: Step) -> Cell | None:
+        """Return the cell of an operand that is used for the last time, and once."""
+        cells = [self.cell(name) for name in step.line.reads]
         for name in step.line.reads:
             cell = self.cells.get(name)
-            if (
-                cell is None
-                or cell.section != step.section
-                or cell.dies != step.position
-            ):
+            if cell is None or cells.count(cell) > 1:
                 continue
-            layout = cell.variable
-            if (layout.shape, layout.dtype, layout.strides) != (
-                variable.shape,
-                variable.dtype,
-                variable.strides,
-            ):
-                continue
-            if not any(
-                self.cells.get(self.root(each)) is cell
-                for each in step.line.reads
-                if each != name
-            ):
+            is_over = (cell.section, cell.dies) == (step.section, step.position)
+            if is_over and cell.variable.layout == variable.layout:
                 return cell
         return None
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from minipipe.autograd.backend import is_half
 from minipipe.compile.layout import SMALL, Layout, Names
-from minipipe.compile.outlining import conditional, indented, merged, outlined
+from minipipe.compile.outlining import conditional, merged, outlined
 from minipipe.compile.places import Step, num_bytes
 from minipipe.compile.statements import Statement, listed, substituted, written
-from minipipe.compile.wrapping import wrapped
+from minipipe.compile.wrapping import function
 
 _LAYER = re.compile(r"\(layer=(\d+)")  # of random numbers
 _QUIETLY = '@errstate(over="ignore", invalid="ignore")'
@@ -60,11 +60,9 @@ class Printer:
         local = {*self.parameters, *(n for each in head for n in each.names)}
         self.block_name = f"{name}_block"
         self.block, body = outlined(self._parts, local, self.block_name)
-        texts = merged([written(each.text) for each in [*head, *body]]) or ["pass"]
-        lines = wrapped(f"def {name}({', '.join(self.parameters)}):", 0)
-        lines += [line for text in texts for line in indented(text)]
-        decorator = [_QUIETLY] if self._is_half() else []
-        self.source = "".join(f"{line}\n" for line in [*decorator, *lines])
+        texts = merged([written(each.text) for each in [*head, *body]])
+        decorator = f"{_QUIETLY}\n" if self._is_half() else ""
+        self.source = f"{decorator}{function(name, self.parameters, texts)}\n"
 
     def _is_half(self) -> bool:
         """Return whether gradients may overflow, which a loss scale expects."""

@@ -101,8 +101,9 @@ def _candidates(
             end = start
             while end + size < len(shapes) and shapes[end] == shapes[end + size]:
                 end += 1
-            lines = saved(size, (end - start) // size + 1)
-            if end - start >= size and lines > 0:
+            count = (end - start) // size + 1
+            lines = saved(size, count) if count > 1 else 0
+            if lines > 0:
                 found.append((-lines, size, start, end + size))
             start = end + 1
     return [(start, end, size) for _, size, start, end in sorted(found)]

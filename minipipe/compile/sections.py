@@ -22,7 +22,7 @@ the head of a function.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import CodeType
 from typing import Any
@@ -75,8 +75,6 @@ class Sections:
         step, or belong to leaves, as in an eager step.
     parameters : {"static", "read"}
         Whether parameters are arrays, or are taken from their owners in each call.
-    names : mapping of str to str, optional
-        Names of the program for parameters and gradients, such as ``{"p0": "weight"}``.
 
     Attributes
     ----------
@@ -123,11 +121,10 @@ class Sections:
         stage: int | str,
         gradients: str = "static",
         parameters: str = "static",
-        names: Mapping[str, str] | None = None,
     ) -> None:
         is_static, self._reads = gradients == "static", parameters == "read"
         places = Places(trace, is_static, not self._reads)
-        self._layout = Layout(places, stage, names or {})
+        self._layout = Layout(places, stage)
         sections = places.sections
         printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]
         self.has_leaves = not is_static
@@ -151,10 +148,6 @@ class Sections:
         self._code = _compiled(functions, file, self)
         self._codes_of_slots: dict[int, CodeType] = {}
         self._code_of_arrays = compile(self.arrays, f"<arrays of {file[1:]}", "exec")
-
-    def kept_bytes(self, lifetime: int) -> int:
-        """Return the size of the arrays of one slot of a class."""
-        return sum(cell.num_bytes for cell in self._layout.kept_cells(lifetime))
 
     def bind(
         self,
@@ -189,12 +182,10 @@ class Sections:
             "temporary": temporary,
             "__name__": __name__,  # for filters of warnings
         }
-        name_of = self._layout.name
-        for i, each in enumerate(arrays):
-            namespace[f"owner{i}" if self._reads else name_of(f"p{i}")] = each
+        of_parameters = "owner" if self._reads else "p"
+        namespace |= {f"{of_parameters}{i}": each for i, each in enumerate(arrays)}
         of_gradients = "l" if self.has_leaves else "d"
-        for i, each in enumerate(gradients):
-            namespace[name_of(f"{of_gradients}{i}")] = each
+        namespace |= {f"{of_gradients}{i}": each for i, each in enumerate(gradients)}
         exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
         blocks = dict(namespace)  # functions are no globals of theirs: no cycle

@@ -7,7 +7,7 @@ exist already, and the one of ``minipipe export``, whose names are variables.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -72,17 +72,20 @@ def substituted(text: str, name_of: Callable[[str], str]) -> str:
     return PLACEHOLDER.sub(lambda found: name_of(found[1]), text)
 
 
-def written(text: str, names: Mapping[str, str] | None = None) -> str:
-    """Return the lines of a template, with other names for some variables.
+def as_it_is(name: str) -> str:
+    """Return a name of a template, or the number of a layer."""
+    return name.rpartition(":")[2]
+
+
+def written(text: str, name_of: Callable[[str], str] = as_it_is) -> str:
+    """Return the lines of a template.
 
     Examples
     --------
-    >>> written("{v1} = uniform({v0}, {layer:3})", {"v1": "mask"})
-    'mask = uniform(v0, 3)'
+    >>> written("{v1} = uniform({v0}, {layer:3})")
+    'v1 = uniform(v0, 3)'
     """
-    own = {} if names is None else names
-    shown = substituted(text, lambda n: own.get(n, n.rpartition(":")[2]))
-    return shown.replace("{{", "{").replace("}}", "}")
+    return substituted(text, name_of).replace("{{", "{").replace("}}", "}")
 
 
 def listed(names: Iterable[str]) -> str:

@@ -1,14 +1,35 @@
-"""Long statements on several lines."""
+"""Functions of statements, which are on several lines if they are long."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 WIDTH = 88
 """Columns of a line."""
 
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.""", re.DOTALL)
+
+
+def function(name: str, parameters: Iterable[str], statements: Iterable[str]) -> str:
+    """Return the source of a function.
+
+    Examples
+    --------
+    >>> print(function("f", ["x"], ["if x:\\n    x = 1", "return x"]))
+    def f(x):
+        if x:
+            x = 1
+        return x
+    """
+    lines = wrapped(f"def {name}({', '.join(parameters)}):", 0)
+    for statement in statements:
+        for line in statement.splitlines():
+            own = line.lstrip()
+            lines += wrapped(own, 4 + len(line) - len(own))
+    if len(lines) == 1:
+        lines.append("    pass")
+    return "\n".join(lines)
 
 
 def wrapped(text: str, indent: int) -> list[str]:

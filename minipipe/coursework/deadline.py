@@ -5,11 +5,12 @@ a file.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from minipipe.errors import ArgumentError, FileError, quoted
-from minipipe.io import json_value, parse_csv, parse_json, read_text
+from minipipe.io import json_value, parse_csv, parse_json, read_text, reading
 
 _LONGEST = 4 << 20  # bytes of a file with times; Gradescope's holds all earlier results
 _DAY = timedelta(days=1)
@@ -95,8 +96,12 @@ def read_times(path: str | Path) -> Handed:
     return Handed(times)
 
 
+def _not_of_gradescope(path: str | Path, reason: str) -> FileError:
+    return FileError.of(path, f"it is not Gradescope's metadata ({reason})", "damaged")
+
+
 def _of_gradescope(text: str, path: str | Path) -> Handed:
-    try:
+    with reading(partial(_not_of_gradescope, path)):
         data = json_value(parse_json(text), dict, "it")
         due = json_value(data["assignment"], dict, "assignment").get("due_date")
         users = sorted(
@@ -104,10 +109,5 @@ def _of_gradescope(text: str, path: str | Path) -> Handed:
             for user in json_value(data["users"], list, "users")
         )
         handed = moment(json_value(data["created_at"], str, "created_at"))
-    except (KeyError, ArgumentError) as error:
-        why = f"it lacks {error}" if isinstance(error, KeyError) else error.message
-        raise FileError.of(
-            path, f"it is not Gradescope's metadata ({why})", "damaged"
-        ) from None
     deadline = None if due is None else moment(str(due))
     return Handed({"": handed}, deadline, users[0] if users else None)

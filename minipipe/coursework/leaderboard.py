@@ -35,6 +35,7 @@ from minipipe.io import (
     parse_json,
     printable,
     read_text,
+    reading,
     text_table,
     write_whole,
 )
@@ -246,7 +247,7 @@ class Leaderboard:
         FileError
             Code ``damaged``, also if its values do not fit a schedule.
         """
-        try:
+        with reading(self._not_read):
             found = json_value(
                 parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it"
             )
@@ -261,12 +262,6 @@ class Leaderboard:
                 for name in ("student", "level", "asked", "schedule"):
                     json_value(each[name], str, name)
             other = json_value(found["puzzle"], str, "puzzle")
-        except FileError:
-            raise
-        except (KeyError, ArgumentError) as error:
-            what = f"it lacks {error}" if isinstance(error, KeyError) else error
-            problem = f"{self._named} cannot be read as a leaderboard: {what}"
-            raise FileError("damaged", f"{problem}. {_REMEDY}.") from None
         if other != self._exercise.name:
             graded = (
                 f"but {self._exercise.name} is graded. Use one file for each puzzle."
@@ -275,15 +270,17 @@ class Leaderboard:
             raise CourseworkError("name", f"{problem}, {graded}")
         return [self._checked(each) for each in told]
 
+    def _not_read(self, reason: str) -> FileError:
+        message = f"{self._named} cannot be read as a leaderboard: {reason}. {_REMEDY}."
+        return FileError("damaged", message)
+
     def _checked(self, told: Mapping[str, Any]) -> Entry:
         """Return an entry with the figures computed here, if they agree with the
         file.
         """
         level = self.levels(told["student"]).get(told["level"])
-        which = (
-            f"{self._named} has an entry of {quoted(told['student'])} for "
-            f"{quoted(told['level'])}"
-        )
+        who = f"{quoted(told['student'])} for {quoted(told['level'])}"
+        which = f"{self._named} has an entry of {who}"
         if level is None or str(level) != told["asked"]:
             how = (
                 "Give the --source and the --variants with which it was written, or "

@@ -161,9 +161,8 @@ def _check_shapes(parts: Sequence[Payload], sizes: Sequence[int]) -> None:
     expected = [[(n, *shape[1:]) for shape in shapes[0]] for n in sizes]
     if shapes != expected:
         message = (
-            f"The outputs of the microbatches have shapes {shapes}, which do not "
-            "form one "
-            "array (samples, ...); pass the batch as minipipe.Microbatches to get "
+            f"The outputs of the microbatches have shapes {shapes}, which do not form "
+            "one array (samples, ...); pass the batch as minipipe.Microbatches to get "
             "microbatches."
         )
         raise TensorError("shape", message)

@@ -524,11 +524,8 @@ class GivenGradient:
             )
             raise TensorError(
                 "shape",
-                (
-                    f"{message} Expected one for each, of the same shape (or "
-                    "None, from "
-                    "a function)."
-                ),
+                f"{message} Expected one for each, of the same shape (or None, from a "
+                "function).",
             )
         for array, tensor in zip(arrays, tensors):
             if array is not None:
@@ -683,8 +680,7 @@ class PendingLoss(Familiar):
         raise ArgumentError(
             "type",
             f"The loss of step {self._step} may not have arrived yet; float(loss) "
-            "waits for it and is a number. "
-            "To sum several: sum(map(float, losses)).",
+            "waits for it and is a number. To sum several: sum(map(float, losses)).",
         )
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse

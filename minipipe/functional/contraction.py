@@ -273,7 +273,7 @@ def _parsed(
 
 
 def _expanded(letters: list[str], dots: list[Index]) -> list[Index]:
-    """Return the indices of letters; ``...`` has one for each of its axes."""
+    """Return the indices that letters stand for; ``...`` stands for several axes."""
     found: list[Index] = []
     for letter in letters:
         found += dots if letter == _ELLIPSIS else [letter]

@@ -85,11 +85,9 @@ def _nothing(like: Tensor) -> Tensor:
     tensor.
     """
     data = like.data
-    return record(
-        backend.reshape(data[:0, ...], (0,))
-        if data.ndim
-        else backend.filled((0,), 0.0, data)
-    )
+    if data.ndim:
+        return record(backend.reshape(data[:0, ...], (0,)))
+    return record(backend.filled((0,), 0.0, data))
 
 
 def carrying_losses(

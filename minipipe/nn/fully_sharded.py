@@ -720,9 +720,8 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
         return module
     if any(isinstance(part, Recompute) for part in module.modules()):
         message = (
-            f"{module.brief()} has nn.Recompute inside, which would compute "
-            "with shards "
-            "of its parameters"
+            f"{module.brief()} has nn.Recompute inside, which would compute with "
+            "shards of its parameters"
         )
         raise ArgumentError("value", f"{message}; put nn.Recompute around the layer.")
     return FullySharded(module, workspace) if _places_in(module) else module

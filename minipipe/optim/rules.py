@@ -302,6 +302,7 @@ def blocks(*arrays: Array) -> Iterable[tuple[Array, ...]]:
         return (arrays,)
     if not all(isinstance(a, np.ndarray) and a.flags.c_contiguous for a in arrays):
         return (arrays,)
-    flat = [array.reshape(-1) for array in arrays]
     starts = range(0, size, _BLOCK_SIZE)
-    return (tuple(a[start : start + _BLOCK_SIZE] for a in flat) for start in starts)
+    pieces = [slice(start, start + _BLOCK_SIZE) for start in starts]
+    flat = [array.reshape(-1) for array in arrays]
+    return zip(*[map(array.__getitem__, pieces) for array in flat])

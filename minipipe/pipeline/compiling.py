@@ -11,7 +11,6 @@ from minipipe.errors import ArgumentError
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
-from minipipe.execution.source import source_of
 from minipipe.execution.stage import Stage
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules.action import ActionKind
@@ -153,6 +152,8 @@ class Compiling:
         """Return the program of a training step: the compiled one, or the row that runs
         until there is one.
         """
+        from minipipe.execution.source import source_of
+
         program = self._latest()
         if program is None:
             return source_of(trainer)

@@ -84,7 +84,9 @@ class Framing:
             Whether to include what the program of the user calls after the step.
         """
         plan = self._plan
-        tied = {tuple(sorted({*uses.values()})) for uses in plan.uses.values()}
+        tied = set[tuple[int, ...]]()
+        if self._parameters.shared is not None:  # no rank has all uses itself
+            tied = {tuple(sorted({*uses.values()})) for uses in plan.uses.values()}
         return frame(
             plan.program,
             tied=sorted(stages for stages in tied if len(stages) > 1),
@@ -165,12 +167,7 @@ class Framing:
         count : int
             How many microbatches they have.
         """
-        handlers: dict[str, Handler] = {
-            **handlers_of(()),
-            "HANDSHAKE": self._begin,
-            "GATHER_RESULTS": self._gather_results,
-            "LOSS": self._deliver_results,
-        }
+        handlers = self.around(handlers_of(()), self._deliver_results)
         if stages := self._plan.sharded_stages:
             from minipipe.execution import sharded  # most models have no shards
 
@@ -178,6 +175,23 @@ class Framing:
             handlers |= sharded.HANDLERS
             handlers["HANDSHAKE"] = and_then(self._begin, give_shards)
         return make(self.forward_program(count), handlers=handlers)
+
+    def around(self, handlers: Handlers, deliver: Handler) -> dict[str, Handler]:
+        """Return handlers that also run the frame of a row without a finite check.
+
+        Parameters
+        ----------
+        handlers : mapping of str to function
+            For the schedule.
+        deliver : function
+            Runs its LOSS.
+        """
+        return {
+            **handlers,
+            "HANDSHAKE": self._begin,
+            "GATHER_RESULTS": self._gather_results,
+            "LOSS": deliver,
+        }
 
     def handlers(self, handlers: Handlers) -> Handlers:
         """Return handlers that also add gradients up, and run the frame of a step."""
@@ -244,8 +258,8 @@ class Framing:
         tag = 2 * program.num_stages * program.num_microbatches  # after the executor's
         if self._sums is not None:
             tag = self._sums.last_tag
-        assert shared is not None
-        shared.exchange_gradients(executor.batch.step, tag, executor.call.earlier)
+        if shared is not None:  # otherwise each rank has all stages that share one
+            shared.exchange_gradients(executor.batch.step, tag, executor.call.earlier)
 
     def _gather_input_gradients(self, executor: Executor, action: Action) -> None:
         self._intake.gather_input_gradients(executor.record.input_gradients)

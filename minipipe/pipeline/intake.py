@@ -167,16 +167,11 @@ class Intake:
                 raise
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
-            alike |= {
-                "mode": bool(is_training),
-                "number of training steps": training_step,
-                **objective.alike,
-            }
-            alike |= (
-                batch_marks(_compared(inputs), _compared(targets))
-                if self._compares
-                else {}
-            )
+            alike["mode"] = bool(is_training)
+            alike["number of training steps"] = training_step
+            alike |= objective.alike
+            if self._compares:
+                alike |= batch_marks(_compared(inputs), _compared(targets))
         agreed = self.calls.begin(call, alike, self._form_of(like, own))
         if self.last is not None and like is not None:
             if agreed == self.last.agreed:

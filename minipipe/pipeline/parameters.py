@@ -182,15 +182,12 @@ class AllParameters:
         finite, values = zip(*(row.tolist() for row in gathered))
         if len(set(values)) > 1:
             message = (
-                f"The loss scales of the ranks are {list(values)}; expected the "
-                "same on "
-                "all."
+                f"The loss scales of the ranks are {list(values)}; expected the same "
+                "on all."
             )
             raise RankError(
                 "disagreement",
-                (
-                    f"{message} Create it in the same way on every rank, and use it in "
-                    "the same steps."
-                ),
+                f"{message} Create it in the same way on every rank, and use it in "
+                "the same steps.",
             )
         return scale.unscale(self.own.values(), all(finite))

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack, overload
 
 import numpy as np
@@ -17,24 +16,15 @@ from minipipe.errors import not_copyable, warn_caller
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
-    check_alone,
-    check_backward,
     check_inputs_require_grad,
-    check_num_steps,
     warn_of_another_order,
 )
 from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
 from minipipe.execution.executor import Executor
 from minipipe.execution.handlers import handlers_of
-from minipipe.execution.objective import (
-    BatchObjective,
-    GivenGradient,
-    Metric,
-    Where,
-)
+from minipipe.execution.objective import BatchObjective, GivenGradient, Metric, Where
 from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan, build_stages
-from minipipe.execution.record import Record
 from minipipe.execution.samples import copied, read_ahead
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
@@ -52,6 +42,7 @@ from minipipe.pipeline.options import (
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import Stages, objective_of
 from minipipe.pipeline.predicting import Predictors
+from minipipe.pipeline.steps import Steps
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import ActionKind, Program, Schedule
 from minipipe.specs import COUNT
@@ -61,8 +52,6 @@ if TYPE_CHECKING:
     from minipipe.optim import LossScale, Optimiser
     from minipipe.pipeline.running import RunLosses, Runs
     from minipipe.schedules import Costs, Timeline
-
-_KEPT_STEPS = 8  # for timeline()
 
 
 class Pipeline(FamiliarPipeline):
@@ -234,18 +223,16 @@ class Pipeline(FamiliarPipeline):
         "_framing",
         "_grid",
         "_group",
-        "_input_gradients",
         "_intake",
         "_is_training",
         "_objective",
         "_parameters",
-        "_pending",
         "_plan",
         "_predictors",
-        "_records",
         "_runs",
         "_seeds",
         "_stages",
+        "_steps",
         "_sums",
         "_trainer",
         "_xp",
@@ -280,15 +267,10 @@ class Pipeline(FamiliarPipeline):
         self._intake = Intake(plan, group, xp, self.dropout_seed, compares, grid)
         self.num_steps = 0
         self.measures_memory = False
-        # Of the last steps, for timeline(); and the loss of the last one, waited for or
-        # not.
-        self._records = deque[Record](maxlen=_KEPT_STEPS)
-        self._pending = deque[PendingLoss]()
         self._stages = build_stages(plan, group.rank, self.seed, recompute, xp)
         stacks = own["stack_weight_gradients"]
         self._compiling = Compiling(own["compile"], plan, stacks)
         self._is_training = plan.model.is_training
-        self._input_gradients = None
         self._assemble(compares, own["check_finite"], stacks)
 
     def _assemble(
@@ -296,6 +278,7 @@ class Pipeline(FamiliarPipeline):
     ) -> None:
         """Make the executors of all calls, and their handlers."""
         plan, group, grid = self._plan, self._group, self._grid
+        pending = deque[PendingLoss]()  # losses of steps that did not wait for them
         self._parameters = AllParameters(
             plan, group, self._intake.calls, self._stages, compares, grid
         )
@@ -307,11 +290,7 @@ class Pipeline(FamiliarPipeline):
             handlers=handlers_of((), plan.is_half),
             observers=journal(),
         )
-        self._sums: GradientSums | None = None
-        if plan.gradient_blocks > 1:
-            from minipipe.execution.sums import GradientSums
-
-            self._sums = GradientSums(plan, self._stages, group, self._xp)
+        self._sums = self._gradient_sums()
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(
             plan,
@@ -320,19 +299,30 @@ class Pipeline(FamiliarPipeline):
             self._parameters,
             self._sums,
             finite,
-            self._pending,
+            pending,
             gathers_stages=grid is not None and grid.fully_sharded == "stages",
         )
         self._predictors = Predictors(self._framing, self._executor, self._compiling)
         made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(made, stack_weight_gradients)
+        self._steps = Steps(
+            plan.schedule, self._trainer, self._framing, self._compiling, pending
+        )
         self._runs: Runs | None = None
         if ActionKind.UPDATE in plan.schedule.kinds:
             from minipipe.pipeline.running import Runs
 
             compiled = self._compiling.stages(self._stages)
             how = self._executor, self._objective, check_finite, compiled
-            self._runs = Runs(plan, group, self._intake, *how)
+            self._runs = Runs(plan, group, self._framing, self._intake, *how)
+
+    def _gradient_sums(self) -> GradientSums | None:
+        """Return what sums gradients by blocks; None for a single block."""
+        if self._plan.gradient_blocks == 1:
+            return None
+        from minipipe.execution.sums import GradientSums
+
+        return GradientSums(self._plan, self._stages, self._group, self._xp)
 
     @classmethod
     @showing(ModulesOptions, Plan)
@@ -704,7 +694,8 @@ class Pipeline(FamiliarPipeline):
             given, optimiser, stash, self._is_training, self.num_steps
         )
         self.num_steps += len(given)
-        self._records = deque([record], maxlen=_KEPT_STEPS)
+        self._steps.records.clear()
+        self._steps.records.append(record)
         return losses
 
     @with_hints
@@ -781,15 +772,8 @@ class Pipeline(FamiliarPipeline):
         accumulate: bool,
     ) -> Any:
         """Run forward and backward of one batch, and leave its gradients."""
-        if self._trainer is None:
-            check_backward(self.schedule, call)
-        assert self._trainer is not None  # check_backward has refused the others
-        if self._trainer.call is not None:
-            check_alone(call, self._trainer.is_running)
-        begun = perf_counter()
-        call += "(accumulate=True)" * bool(accumulate)
         given = TrainingCall(
-            call,
+            f"{call}(accumulate=True)" if accumulate else call,
             inputs,
             targets,
             objective,
@@ -798,34 +782,10 @@ class Pipeline(FamiliarPipeline):
             waits=wait,
             accumulates=accumulate,
         )
-        # Frozen stages get no gradient back that shows that their sends, perhaps of the
-        # inputs themselves, have finished.
-        finishes_sends = wait or self.schedule.first_backward_stage > 0
-        meters = []
-        if self.measures_memory:
-            from minipipe.execution.meter import MemoryMeter
-
-            meters.append(MemoryMeter())
         try:
-            record = None if meters else self._compiling.repeated(given)
-            if record is None:
-                record = self._trainer.run(
-                    given, *meters, finishes_sends=finishes_sends
-                )
-                self._compiling.note(self._framing, self._trainer)
-        except BaseException:
-            # a call that was refused leaves the steps before it as they are
-            if given.is_agreed:
-                self._records = deque(maxlen=_KEPT_STEPS)
-            raise
+            self._steps.run(call, given, self.measures_memory)
         finally:
-            if given.is_computed:  # perhaps it is not finite
-                self.num_steps += 1
-                self._input_gradients = given.input_gradients
-        if isinstance(given.loss, PendingLoss):
-            self._pending.append(given.loss)
-        record.begun, record.left = begun, perf_counter()
-        self._records.append(record)
+            self.num_steps += given.is_computed
         return given.loss
 
     def wait(self) -> None:
@@ -851,8 +811,7 @@ class Pipeline(FamiliarPipeline):
         ...     pending = pipeline.step(np.ones((1, 1)), np.ones((1, 1)), wait=False)
         ...     pipeline.wait()
         """
-        while self._pending:
-            self._pending.popleft().wait()
+        self._steps.wait()
 
     @with_hints
     def evaluate(
@@ -948,18 +907,6 @@ class Pipeline(FamiliarPipeline):
         self._predictors.run(call)
         return call
 
-    def _batch(
-        self,
-        call: str,
-        inputs: Any,
-        targets: Any,
-        objective: BatchObjective,
-        is_training: bool,
-    ) -> Batch:
-        return self._intake.batch(
-            call, inputs, targets, objective, is_training, self.num_steps
-        )
-
     # -- this rank's part --------------------------------------------------------------
 
     @property
@@ -986,7 +933,7 @@ class Pipeline(FamiliarPipeline):
             ``inputs_require_grad=True``.
         """
         check_inputs_require_grad(self._plan.inputs_require_grad)
-        return self._input_gradients
+        return self._steps.input_gradients
 
     @property
     def needs(self) -> Needs:
@@ -1382,11 +1329,10 @@ class Pipeline(FamiliarPipeline):
                 deliver_loss(rank, 'LOSS', finite0)
                 del finite0
         """
-        check_backward(self.schedule, "source")
-        assert self._trainer is not None
+        trainer = self._steps.trainer("source")
         if stage is not None:
             return self._compiling.source_of_stage(stage, self.local_stages)
-        return self._compiling.source(self._trainer)
+        return self._compiling.source(trainer)
 
     # -- measuring ---------------------------------------------------------------------
 
@@ -1415,11 +1361,10 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(measure, num_ranks=2)
         ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
         """
-        check_num_steps(num_steps, len(self._records), _KEPT_STEPS)
+        records = self._steps.last(num_steps)
         self._intake.calls.begin("timeline", {"num_steps": num_steps})
         from minipipe.execution.timeline import gather_timeline
 
-        records = list(self._records)[-num_steps:]
         program = (self._runs or self._plan).program
         return gather_timeline(self._group, records, program)
 
@@ -1461,9 +1406,7 @@ class Pipeline(FamiliarPipeline):
         # here, because most programs measure nothing
         from minipipe.tuning import stages
 
-        batch = self._batch(
-            "measure_memory", inputs, targets, self._objective(), self._is_training
-        )
+        batch = self._measured("measure_memory", inputs, targets)
         return stages.measure_memory(self._executor, self._plan.program, batch)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
@@ -1525,22 +1468,25 @@ class Pipeline(FamiliarPipeline):
 
         num_steps = COUNT.check("num_steps", num_steps)
         self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
-        batch = self._batch(
-            "measure_costs", inputs, targets, self._objective(), self._is_training
-        )
+        batch = self._measured("measure_costs", inputs, targets)
         compiler, compiled = self._compiling.for_costs(self._stages)
         make = partial(self._executor, run_schedule=compiler)
         return stages.measure_costs(
             make, self._plan, batch, num_steps, self._sums, compiled=compiled
         )
 
+    def _measured(self, call: str, inputs: Any, targets: Any) -> Batch:
+        """Return a batch for a measurement. Collective."""
+        mode, number = self._is_training, self.num_steps
+        objective = self._objective()
+        return self._intake.batch(call, inputs, targets, objective, mode, number)
+
     def __repr__(self) -> str:
         return f"<Pipeline {self.schedule.describe()}; rank {self._group.rank}>"
 
     def __str__(self) -> str:
-        return "\n".join(
-            [str(self._plan), *([self._grid.legend] if self._grid else [])]
-        )
+        plan = str(self._plan)
+        return plan if self._grid is None else f"{plan}\n{self._grid.legend}"
 
     def _repr_html_(self) -> str:
         return self._plan._repr_html_()

@@ -9,6 +9,8 @@ of that is known, and the rest is printed, instruction by instruction of the row
     FINITE       a dot product of all gradients
     LOSS         a sum, or an exchange
 
+Other instructions call their handlers.
+
 The function returns None if the call is not like the last one: then the ordinary step
 runs.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 import linecache
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from math import isfinite
 from typing import Any
@@ -31,8 +34,9 @@ from minipipe.data import take_last_draw
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.checks.updates import fingerprint
-from minipipe.execution.executor import Executor
+from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.record import Record
+from minipipe.execution.source import name_of
 from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.plain_batch import PlainBatch
 from minipipe.pipeline.training_call import TrainingCall
@@ -100,7 +104,7 @@ class RepeatedStep:
     Attributes
     ----------
     source : str
-        The function; empty if the row has an instruction that has no lines here.
+        The function; empty if a further instruction takes or gives a value.
     run : function
         It. Returns None if the step has to be an ordinary one, which goes on from what
         the call is then. Raises the errors of an ordinary step.
@@ -151,33 +155,44 @@ class RepeatedStep:
 
     # -- lines -------------------------------------------------------------------------
 
-    def _lines(self) -> list[str]:
-        """Return the lines of the function; none if an instruction has no lines."""
-        printers = {
+    def _instructions(self) -> list[Callable[[], Iterator[str]]]:
+        """Return what prints each instruction around the schedule; nothing if one
+        cannot be printed.
+        """
+        printers: dict[str, Callable[[], Iterator[str]]] = {
             "HANDSHAKE": self._handshake,
             "FINITE": self._check,
             "LOSS": self._deliver,
         }
-        rank, program = self._executor.group.rank, self._executor.program
-        kinds = [
-            str(action.kind)
-            for action in program.actions[rank]
-            if action.kind.declaration.of_rank
-        ]
-        if not {*kinds} <= {*printers}:
+        bindings = self._executor.bindings
+        framing = [b for b in bindings if b.action.kind.declaration.of_rank]
+        others = [b for b in framing if b.action.kind not in printers]
+        self._has_others = bool(others)
+        self._checks = any(b.action.kind == "FINITE" for b in framing)
+        if any(binding.takes or binding.gives for binding in others):
             return []
-        self._checks = "FINITE" in kinds
-        first, *behind = kinds
+        for binding in others:
+            printers[binding.action.kind] = partial(self._handler, binding)
+        return [printers[binding.action.kind] for binding in framing]
+
+    def _lines(self) -> list[str]:
+        """Return the lines of the function; none if an instruction cannot have any."""
+        rank, program = self._executor.group.rank, self._executor.program
+        instructions = self._instructions()
+        if not instructions:
+            return []
+        handshake, *behind = instructions
         forget = [f"{noun}_of_batch[0] = None" for noun in self._form.forms]
         return [
             f"def step(call):  # rank {rank} of {program.name}, like the last step",
-            *(f"    {line}" for line in printers[first]()),
+            *(f"    {line}" for line in handshake()),
             "    rank.begin_again(batch)",
+            *["    rank.call, call.earlier = call, {}"] * self._has_others,
             "    for leaf in leaves:",
             "        leaf.grad = None",
             "    try:",
             "        program.run(rank)  # the schedule",
-            *(f"        {line}" for kind in behind for line in printers[kind]()),
+            *(f"        {line}" for lines in behind for line in lines()),
             *(f"        {line}" for line in forget),
             "        return rank.record",
             "    except BaseException as error:",
@@ -192,6 +207,12 @@ class RepeatedStep:
             "    call.batch = batch",
             "    return None",
         ]
+
+    def _handler(self, binding: Binding) -> Iterator[str]:
+        """Yield the call of the handler of an ordinary step."""
+        name, action = name_of(binding), f"action_{len(self._names)}"
+        self._names |= {name: binding.handler, action: binding.action}
+        yield f"{name}(rank, {action})  # {binding.action}"
 
     def _handshake(self) -> Iterator[str]:
         """Yield the lines behind which all ranks make a call like the last one."""
@@ -278,7 +299,7 @@ class RepeatedStep:
         if finite.may_overflow:
             return
         yield "if objective.scale <= 1:"
-        if program.is_static:
+        if program.is_static and not self._has_others:
             self._names |= {"vdot": np.vdot}  # which does not warn of an overflow
             yield "    squares = map(vdot, given.flat, given.flat)"
             yield "    if not all(map(isfinite, squares)):"

@@ -50,8 +50,11 @@ from minipipe.execution.stage import Stage
 from minipipe.execution.versions import HeldCopies, ReplicaSums, Updating
 from minipipe.nn import Recompute
 from minipipe.optim import Optimiser
-from minipipe.pipeline.intake import Intake, gather_results
-from minipipe.schedules.action import R, U
+from minipipe.passes.framing import frame
+from minipipe.pipeline.framing import Framing
+from minipipe.pipeline.intake import Intake
+from minipipe.pipeline.training_call import TrainingCall
+from minipipe.schedules.action import Action, R, U
 from minipipe.schedules.action_table import ActionTable
 from minipipe.specs import Spec
 
@@ -182,6 +185,7 @@ class Runs:
     ----------
     plan : Plan
     group : ProcessGroup
+    framing : Framing
     intake : Intake
     executor : partial
         ``(program, handlers=…) -> Executor``, with the stages of this rank and their
@@ -209,6 +213,7 @@ class Runs:
         self,
         plan: Plan,
         group: ProcessGroup,
+        framing: Framing,
         intake: Intake,
         executor: partial[Executor],
         objective: partial[BatchObjective],
@@ -216,13 +221,9 @@ class Runs:
         compiled: Any = None,
     ) -> None:
         self.program, self.compiled = plan.program, compiled
-        self._plan, self._group, self._intake, self._build, self._objective = (
-            plan,
-            group,
-            intake,
-            executor,
-            objective,
-        )
+        self._plan, self._group = plan, group
+        self._framing, self._intake = framing, intake
+        self._build, self._objective = executor, objective
         self._check_finite = check_finite
         if U in plan.schedule.kinds:
             _check_plan(plan)
@@ -240,9 +241,6 @@ class Runs:
         self._take_program(len(given))
         stages: Mapping[int, Stage] = self._build.keywords["stages"]
         self._check_optimiser(optimiser, stages, is_stashed)
-        for stage in stages.values():
-            check_frozen(stage)
-            stage.begin()
         count, group = self.program.num_microbatches, self._group
         numbers_of = batches_of(count, len(given), self._plan.replicas)
         loss, weight = self._objective.args
@@ -254,31 +252,39 @@ class Runs:
             _cut(each, noun, numbers_of)
             for each, noun in zip(zip(*given), ("inputs", "targets"))
         )
-        batch = self._intake.batch("run", inputs, targets, objective, is_training, step)
+        call = TrainingCall("run", inputs, targets, objective, is_training, step)
+        self._framing.agree(call)
+        for stage in stages.values():
+            check_frozen(stage)
+            stage.begin()
         sums = ReplicaSums(self.program, group, self._build.keywords["xp"])
         updating = Updating(
             self.program, group.rank, stages, optimiser, is_stashed, sums
         )
         handlers = handlers_of(self.program.actions[group.rank], self._plan.is_half)
-        executor = self._build(self.program, handlers=updating.handlers(handlers))
+        handlers = self._framing.around(updating.handlers(handlers), self._deliver)
+        executor = self._build(frame(self.program), handlers=handlers)
         if self.compiled is not None:
             executor.stages = self.compiled.begin_row(executor.actions)
         # which would refuse a change in place that is meant
         watch = mode().watch if is_stashed else None
         try:
             with setting(current_mode, mode()._replace(watch=watch)):
-                record = executor.run(batch)
+                record = executor.run(call)
             sums.finish()
         finally:
             copies = updating.finish()
-        root = self._intake.last_rank
-        gather_results(group, self._intake.last_ranks, batch)
-        numbers = objective.rows() if group.rank == root else None
-        rows = group.broadcast(numbers, root, what=part_of("run")).tolist()
-        losses = RunLosses((BatchLoss(mean, losses) for mean, *losses in rows), copies)
+        losses = RunLosses(call.outputs, copies)
         self._look_at(losses, group.rank)
         record.begun, record.left = begun, perf_counter()
         return losses, record
+
+    def _deliver(self, executor: Executor, action: Action) -> None:
+        """Run the LOSS: give all ranks the losses of all batches."""
+        call, group, root = executor.call, self._group, self._intake.last_rank
+        numbers = call.objective.rows() if group.rank == root else None
+        rows = group.broadcast(numbers, root, what=part_of("run")).tolist()
+        call.outputs = [BatchLoss(mean, losses) for mean, *losses in rows]
 
     def _take_program(self, num_batches: int) -> None:
         """Take a program with the microbatches of all batches; the last one again, if

@@ -285,20 +285,17 @@ def check_elementwise(rule: Any) -> type[Optimiser]:
         )
         raise ArgumentError(
             "type",
-            (
-                f"{message} Pass its settings by name: pipeline.sharded(optim.SGD, "
-                "learning_rate=0.1)."
-            ),
+            f"{message} Pass its settings by name: pipeline.sharded(optim.SGD, "
+            "learning_rate=0.1).",
         )
     if not vars(rule).get("is_elementwise"):
         raise ArgumentError(
             "type",
             f"{rule.__name__} may read a parameter as a whole, such as its norm; a "
-            "rank that updates a shard of "
-            "its elements cannot. If its update of an element follows from that "
-            "element's own value, gradient and "
-            "state, write is_elementwise = True into the class; otherwise use it "
-            "without pipeline.sharded.",
+            "rank that updates a shard of its elements cannot. If its update of an "
+            "element follows from that element's own value, gradient and state, write "
+            "is_elementwise = True into the class; otherwise use it without "
+            "pipeline.sharded.",
         )
     return rule
 

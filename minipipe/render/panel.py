@@ -130,6 +130,11 @@ class Panel:
         return len(self.stages[rank]) > 1
 
     @property
+    def has_several_stages(self) -> bool:
+        """Whether labels of some rank must name the stage."""
+        return any(len(stages) > 1 for stages in self.stages)
+
+    @property
     def figures(self) -> tuple[tuple[str, str], ...]:
         """The figures of a caption, each with its name."""
         return self.timeline.figures(self.pairs)

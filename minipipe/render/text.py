@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
-from minipipe.render.descriptions import caption, entries_of, figures, title
+from minipipe.render.descriptions import entries_of, figures, title
 from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.render.units import round_step, scale_of
@@ -115,17 +115,14 @@ def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
     # a slice takes a part of a unit
     per_unit = math.lcm(*(panel.num_slices for panel in panels))
     is_whole = _are_whole(panels, per_unit)
-    fitted = (_of_whole_units if is_whole else _of_any_times)(
-        panels, makespan, room, per_unit
-    )
-    longest = max(
-        len(drawn_spans(row)) for panel in panels for row in panel.timeline.spans
-    )
+    lay_out = _of_whole_units if is_whole else _of_any_times
+    fitted = lay_out(panels, makespan, room, per_unit)
+    rows = (row for panel in panels for row in panel.timeline.spans)
+    longest = max(len(drawn_spans(row)) for row in rows)
     # a column for each action, not to scale
     if fitted is None or fitted.total < longest:
-        return Columns(
-            makespan, room * max(_FEW_BANDS, math.ceil(longest / room)), room
-        )
+        bands = max(_FEW_BANDS, math.ceil(longest / room))
+        return Columns(makespan, room * bands, room)
     return fitted
 
 
@@ -478,12 +475,8 @@ def legend(
     >>> legend(panels, fit_columns(panels, 60), 60, colour=False)
     ['F- forward, I= backward of the inputs,', 'W~ backward of the weights, · idle, F3: microbatch 3']
     """
-    drawn = {
-        span.action.kind
-        for panel in panels
-        for row in panel.timeline.spans
-        for span in drawn_spans(row)
-    }
+    rows = (row for panel in panels for row in panel.timeline.spans)
+    drawn = {span.action.kind for row in rows for span in drawn_spans(row)}
     drawn |= {kind for panel in panels for kind in panel.kinds_beside()}
     entries: list[tuple[list[Cell], str]] = []
     for kinds, words in entries_of(drawn):
@@ -515,11 +508,7 @@ def _sample(kind: ActionKind) -> Iterator[Cell]:
 
 def _numbers(panels: Sequence[Panel], columns: Columns) -> str:
     """Return the meanings of the numbers of a label."""
-    several = any(
-        panel.names_stage(rank)
-        for panel in panels
-        for rank in range(panel.timeline.num_ranks)
-    )
+    several = any(panel.has_several_stages for panel in panels)
     has_slices = any(panel.num_slices > 1 for panel in panels)
     names_stages = several and columns.names_stages
     label, stage = ("2F3", "stage 2, ") if names_stages else ("F3", "")
@@ -599,19 +588,14 @@ def _band(
 
 def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
     for panel in panels:
-        yield (
-            caption(panel)
-            if len(panels) > 1
-            else f"{panel.timeline.name}: {figures(panel)}"
-        )
+        name = title(panel.timeline) if len(panels) > 1 else panel.timeline.name
+        yield f"{name}: {figures(panel)}"
         if panel.timeline.note:
             yield f"({panel.timeline.note})"
-    if not columns.names_stages and any(
-        len(stages) == 2 for panel in panels for stages in panel.stages
-    ):
-        replica = ", or its replica of later microbatches" * any(
-            panel.has_replicas for panel in panels
-        )
+    counts = {len(stages) for panel in panels for stages in panel.stages}
+    if not columns.names_stages and 2 in counts:
+        has_replicas = any(panel.has_replicas for panel in panels)
+        replica = ", or its replica of later microbatches" * has_replicas
         yield f"(lower case: the second stage of its rank{replica})"
     if any(panel.joined for panel in panels):
         yield "(&: a forward and a backward overlap, each drawn in half of their time)"

@@ -87,9 +87,8 @@ class ActionTable(Placed, Written):
             message = f"A schedule needs {needs}; {self.name!r} has {sizes}."
             raise ScheduleError.of(Code.SYNTAX, message)
         check_placement(self.placement, self.num_ranks)
-        self._set(
-            tied=tuple(sorted(tuple(sorted(set(stages))) for stages in self.tied))
-        )
+        groups = (tuple(sorted(set(stages))) for stages in self.tied)
+        self._set(tied=tuple(sorted(groups)))
         for stage in chain(self.frozen, *self.tied):
             check_index("stage", stage, self.num_stages)
         self._set(overlaps=frozenset(map(_as_action, self.overlaps)))
@@ -170,9 +169,8 @@ class ActionTable(Placed, Written):
             Code ``overlap``.
         """
         if self.overlaps:
-            self.check_known(
-                reader, "replicas", "slices", "updates", "recompute", "kinds"
-            )
+            known = ("replicas", "slices", "updates", "recompute", "kinds")
+            self.check_known(reader, *known)
         return self
 
     @cached_property
@@ -307,9 +305,8 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
             how = f"the computations of a {type(given).__name__} are its .schedule"
             if kind is Program:
                 expected, how = "Program", "schedules.lower(schedule) returns one"
-        raise ScheduleError.of(
-            Code.TYPE, f"Expected a {expected}, not {quoted(given)}; {how}."
-        )
+        message = f"Expected a {expected}, not {quoted(given)}; {how}."
+        raise ScheduleError.of(Code.TYPE, message)
 
 
 def check_range(table: ActionTable) -> None:
@@ -340,9 +337,8 @@ def check_range(table: ActionTable) -> None:
     if pairs > 100 * (actions + 100):
         of = f"{counted(pairs, 'pair')} of stage and microbatch"
         message = f"{table.title} has {counted(actions, 'action')} for {of}."
-        raise ScheduleError.of(
-            Code.MISSING, f"{message} verify(schedule) says what is missing."
-        )
+        message += " verify(schedule) says what is missing."
+        raise ScheduleError.of(Code.MISSING, message)
     table._kept["is in range"] = True
 
 
@@ -352,9 +348,8 @@ def _as_actions(row: Iterable[Action | str], rank: int) -> tuple[Action, ...]:
     """
     cells: tuple[Any, ...] = tuple(row)
     if set(map(type, cells)) == {Action}:
-        parts = (
-            (itemgetter(part), kind) for part, kind in enumerate((int, ActionKind, int))
-        )
+        kinds = enumerate((int, ActionKind, int))
+        parts = ((itemgetter(part), kind) for part, kind in kinds)
         if all(set(map(type, map(part, cells))) == {kind} for part, kind in parts):
             return cells
     return tuple(_as_action(_with_rank(cell, rank)) for cell in cells)
@@ -380,9 +375,8 @@ def _as_action(cell: Action | str) -> Action:
         # on demand: as in Action.parse
         from minipipe.schedules.cells import expected_cell
 
-        raise ScheduleError.of(
-            Code.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}"
-        ) from None
+        message = f"{quoted(cell)} is not an action. {expected_cell()}"
+        raise ScheduleError.of(Code.SYNTAX, message) from None
 
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
@@ -457,9 +451,9 @@ def _place_in_sum(num_slices: int) -> Callable[[int], int]:
     >>> list(map(_place_in_sum(2), range(6)))
     [1, 0, 3, 2, 5, 4]
     """
-    return (
-        int if num_slices == 1 else lambda k: k - 2 * (k % num_slices) + num_slices - 1
-    )
+    if num_slices == 1:
+        return int
+    return lambda k: k - 2 * (k % num_slices) + num_slices - 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -517,15 +511,13 @@ class Schedule(ActionTable):
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(kind.is_communication for kind in self.kinds):
-            message = next(
-                a for row in self.actions for a in row if a.kind.is_communication
-            )
+            every = chain.from_iterable(self.actions)
+            message = next(action for action in every if action.kind.is_communication)
             why = "it is a Program, and a Schedule has computations alone"
             reads = "Program.from_file, from_text and from_csv read it"
             how = f"{reads}; its .schedule has the computations."
-            raise ScheduleError.of(
-                Code.TYPE, f"{self.title} holds {message}: {why}. {how}"
-            )
+            title = f"{self.title} holds {message}"
+            raise ScheduleError.of(Code.TYPE, f"{title}: {why}. {how}")
 
     @property
     def schedule(self) -> Schedule:

@@ -101,9 +101,8 @@ class _Trial(Flow):
 
     def __init__(self, num_stages: int) -> None:
         stages = tuple(range(num_stages))
-        super().__init__(
-            Program("trial", stages, 1, ((),) * num_stages, tied=(stages,))
-        )
+        rows = ((),) * num_stages
+        super().__init__(Program("trial", stages, 1, rows, tied=(stages,)))
         self.is_forward_only = False
 
     def num_replicas(self, stage: int) -> int:
@@ -147,9 +146,8 @@ def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
     subject = f"of the kind {quoted(kind.name)}"
     _check_form(kind, _EXAMPLE, subject)
     _MEETS.check(f"The meets {subject}", kind.meets)
-    own: dict[str, Noun] = _NOUNS.check(
-        "The argument nouns", {} if nouns is None else nouns
-    )
+    given = {} if nouns is None else nouns
+    own: dict[str, Noun] = _NOUNS.check("The argument nouns", given)
     for name, noun in own.items():
         _NOUNS._replace(kind=str).check("The name of a value", name)
         _NOUNS._replace(kind=Noun).check(f"The value {quoted(name)}", noun)
@@ -202,9 +200,8 @@ def _check_meeting(kind: Kind, site: Site) -> None:
     """Refuse messages, which a Schedule does not have, and meetings on other lanes."""
     if kind.message:
         hint = "a value whose Noun has travels=True can be taken on another rank"
-        message = (
-            f"{kind.name} is declared as a message, {quoted(kind.message)}; {hint}."
-        )
+        how = f"is declared as a message, {quoted(kind.message)}"
+        message = f"{kind.name} {how}; {hint}."
         raise ArgumentError("value", message)
     if kind.meets is None:
         return
@@ -223,14 +220,10 @@ def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
     for value in uses.gives:
         if nouns[value.name].of_rank != kind.of_rank:
             owner = "rank" if kind.of_rank else "stage"
-            where = (
-                f"{kind.name} is an instruction of a {owner} and gives the value "
-                f"{value.name!r}"
-            )
+            where = f"{kind.name} is an instruction of a {owner} and gives the value"
+            where += f" {value.name!r} of a {nouns[value.name].owner}"
             hint = f"expected a Noun with of_rank={kind.of_rank}"
-            raise ArgumentError(
-                "value", f"{where} of a {nouns[value.name].owner}; {hint}."
-            )
+            raise ArgumentError("value", f"{where}; {hint}.")
 
 
 def _check_ranges(
@@ -266,9 +259,8 @@ def _check_values(kind: Kind, site: Site, uses: Uses) -> None:
         is_tuple = _VALUES.allows(values) and not isinstance(values, Value)
         if not is_tuple or not all(isinstance(value, Value) for value in values):
             raise _VALUES.refusal(where, values)
-        _TEMPORARY.check(
-            f"The temporary of {kind.name} for stage {site.stage}", uses.temporary
-        )
+        subject = f"The temporary of {kind.name} for stage {site.stage}"
+        _TEMPORARY.check(subject, uses.temporary)
         for value in values:
             _FORM._replace(kind=str).check(f"{where}: a name", value.name)
             for number in (value.stage, value.microbatch):

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any
 
 from minipipe.errors import Code, ScheduleError, misuse, quoted
-from minipipe.io import MOST_ACTIONS, MOST_STAGES
+from minipipe.limits import MOST_ACTIONS, MOST_STAGES
 from minipipe.schedules.action import Action, F, Slice, number_of, numbered
 from minipipe.specs import SCHEDULE_COUNT
 
@@ -47,9 +47,8 @@ class Placed:
             Code ``out-of-range``, for a rank that does not exist.
         """
         check_index("rank", rank, self.num_ranks)
-        return tuple(
-            stage for stage, home in enumerate(self.placement) if rank in ranks_in(home)
-        )
+        homes = enumerate(self.placement)
+        return tuple(stage for stage, home in homes if rank in ranks_in(home))
 
     def ranks_of(self, stage: int) -> tuple[int, ...]:
         """Return the rank of a stage, or the ranks of its replicas, ordered by their
@@ -276,15 +275,13 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     minipipe.errors.ScheduleError: [placement] Stage 1 is placed on rank 2 of 2.
     """
     for stage, home in enumerate(placement):
-        if not ranks_in(home) or len(set(map(str, ranks_in(home)))) < len(
-            ranks_in(home)
-        ):
+        ranks = ranks_in(home)
+        if not ranks or len(set(map(str, ranks))) < len(ranks):
             hint = "expected a rank, or the different ranks of its replicas, such as"
             hint += " (0, 3)."
             raise _misplaced(f"Stage {stage} is placed on {quoted(home)}; {hint}")
-    for stage, rank in (
-        (stage, rank) for stage, home in enumerate(placement) for rank in ranks_in(home)
-    ):
+    homes = enumerate(map(ranks_in, placement))
+    for stage, rank in ((stage, rank) for stage, ranks in homes for rank in ranks):
         if not isinstance(rank, Integral):
             hint = f"expected the number of a rank, 0 to {num_ranks - 1}"
             message = f"Stage {stage} is placed on {quoted(rank)}; {hint}."

@@ -68,9 +68,8 @@ def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     is too large or is not text.
     """
     text = _text_of_file(given) if form == "file" else given
-    if form in ("text", "csv") and (
-        not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))
-    ):
+    is_path = not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))
+    if form in ("text", "csv") and is_path:
         hint = "Schedule.from_file reads a file"
         message = f"Expected the text of a schedule, not {quoted(text)}; {hint}."
         raise _unreadable(message)
@@ -107,18 +106,16 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
         if not content:
             continue
         if "," in content:
-            raise _unreadable(
-                f"Line {number} has commas. Read CSV with Schedule.from_csv."
-            )
+            hint = "Read CSV with Schedule.from_csv"
+            raise _unreadable(f"Line {number} has commas. {hint}.")
         if content[:4].lower() == "rank" and not label:
             begins = f"Line {number} begins with {quoted(content[:12])}"
             raise _unreadable(f"{begins}; expected 'rank {rank}:'.")
         if label and int(label[1]) != rank:
             where = f"Line {number} is labelled rank {label[1]}, but the next rank is"
             where += f" {rank}"
-            raise _unreadable(
-                f"{where}; ranks are counted from 0, and each has one line."
-            )
+            where += "; ranks are counted from 0, and each has one line."
+            raise _unreadable(where)
         words = _WORD.finditer(content, label.end() if label else 0)
         yield number, (word[0] for word in words)
         rank += 1
@@ -183,9 +180,8 @@ def _rows_in(
 ) -> _Rows:
     # One cell with a stage is enough, so that a typo in one cell does not affect the
     # others.
-    names_stages = any(
-        _WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells
-    )
+    every = (cell for _, cells in read() for cell in cells)
+    names_stages = any(_WITH_STAGE.match(cell.strip()) for cell in every)
     num_slices = _num_slices(read)
     overlaps: set[Action] = set()
 
@@ -222,9 +218,8 @@ def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
     """Return the number of slices of a sequence, as the largest one says; 0 if the
     first cell names none.
     """
-    first = next(
-        (cell for _, cells in read() for cell in cells if _NUMBER.search(cell)), ""
-    )
+    every = (cell for _, cells in read() for cell in cells)
+    first = next(filter(_NUMBER.search, every), "")
     if not _SLICE.search(first):
         return 0
     cells = (cell for _, cells in read() for cell in cells)
@@ -244,9 +239,8 @@ def _row(
         try:
             yield from parse(cell)
         except ScheduleError as error:
-            raise _unreadable(
-                f"Line {line}, cell {column}: {error.problems[0].message}"
-            ) from None
+            reason = error.problems[0].message
+            raise _unreadable(f"Line {line}, cell {column}: {reason}") from None
 
 
 def _actions_of(cell: str, ignore_sharding: bool, num_slices: int) -> list[Action]:
@@ -262,9 +256,8 @@ def _actions_of(cell: str, ignore_sharding: bool, num_slices: int) -> list[Actio
         if "_" in cell:
             how = "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; "
         hint = f"{how}or read with ignore_sharding=True (minipipe check --ignore-sharding)."
-        raise _unreadable(
-            f"{cell} shards parameters and is not a pipeline action. {hint}"
-        )
+        what = f"{cell} shards parameters and is not a pipeline action"
+        raise _unreadable(f"{what}. {hint}")
     overlap = _OVERLAP.fullmatch(cell)
     parts = overlap.groups() if overlap else [cell]
     actions = [_action_of(part.strip(), num_slices) for part in parts]
@@ -285,9 +278,8 @@ def _action_of(cell: str, num_slices: int) -> Action:
         sentence = f"{cell} names no slice"
         if found:
             sentence = f"{cell} names a slice, and the first cell names none"
-        hint = (
-            "expected the slice of a sequence in each cell, such as 0F1.0, or in none."
-        )
+        hint = "expected the slice of a sequence in each cell, such as 0F1.0, or in"
+        hint += " none."
         raise _unreadable(f"{sentence}; {hint}")
     if num_slices < 2:
         return whole
@@ -308,9 +300,8 @@ def _placement(
     # by stage and rank: the number of actions
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for rank, row in enumerate(actions):
-        for stage, count in Counter(
-            stage for stage, kind, _ in row if not kind.is_of_rank
-        ).items():
+        own = Counter(stage for stage, kind, _ in row if not kind.is_of_rank)
+        for stage, count in own.items():
             counts[stage][rank] += count
     stages = sorted(counts)
     if len(stages) > MOST_STAGES:

@@ -60,9 +60,8 @@ def straight(
     rank 0: 0F0 1F0 1B0 0B0
     """
     placement = neighbouring_placement(len(rows), chunks_per_rank)
-    return Schedule(
-        name, placement, num_microbatches, cut_stages(rows, chunks_per_rank)
-    )
+    actions = cut_stages(rows, chunks_per_rank)
+    return Schedule(name, placement, num_microbatches, actions)
 
 
 def cut_stages(
@@ -134,9 +133,8 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """
     check_table(schedule, Schedule)
     stages = f"1 to {schedule.num_stages}, the stages of {schedule.title}"
-    SCHEDULE_COUNT._replace(maximum=schedule.num_stages, expected=stages).check(
-        "num_stages", num_stages
-    )
+    counts = SCHEDULE_COUNT._replace(maximum=schedule.num_stages, expected=stages)
+    counts.check("num_stages", num_stages)
     kept = ([a for a in row if a.stage < num_stages] for row in schedule.actions)
     rows = tuple(map(tuple, kept))
     pairs = schedule.joined.items()
@@ -465,9 +463,8 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
         if O in schedule.kinds:
             what = "O and L already"
         raise misuse(f"{schedule.title} has {what}; expected a schedule without them.")
-    rows = tuple(
-        tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule)
-    )
+    kept = (_with_offloads(groups, num_held) for groups in _in_groups(schedule))
+    rows = tuple(map(tuple, kept))
     return replace(schedule, name=f"{schedule.name}, offloaded", actions=rows)
 
 
@@ -491,9 +488,8 @@ def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action
         for until in (at, at + 1):
             loads = away.intersection(due.get(until, ()))
             room = most - len(new) - len(loads) if loads or until == at else most
-            idle = sorted(
-                (pair for pair in held if needed[pair] > until), key=needed.__getitem__
-            )
+            later = (pair for pair in held if needed[pair] > until)
+            idle = sorted(later, key=needed.__getitem__)
             while len(held) > room and idle:
                 row.append(Action(idle[-1][0], O, idle[-1][1]))
                 held.remove(idle[-1])

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from minipipe.errors import Code, ScheduleError, counted
-from minipipe.io import printable
 from minipipe.schedules.action import Action, L, O, R
 from minipipe.schedules.collector import collector_paused
 
@@ -52,6 +51,8 @@ class Written(ShownInNotebooks):
         frozen = f" (frozen: {stages})" if stages else ""
         tied = ", ".join("-".join(map(str, stages)) for stages in self.tied)
         notes = f" (tied: {tied})" * bool(tied) + frozen
+        from minipipe.io import printable
+
         return printable(" ".join(self.name.split())) + notes
 
     def describe(self, separator: str = ": ") -> str:

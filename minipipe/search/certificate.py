@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from minipipe.errors import Code, ScheduleError
-from minipipe.io import MOST_JSON, MOST_STAGES, json_object
+from minipipe.io import MOST_JSON, MOST_STAGES, json_object, reading
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
@@ -147,16 +147,10 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
     if len(text) > MOST_JSON:
         message = f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
         raise ScheduleError.of(Code.TOO_LARGE, message)
-    try:
+    with reading(lambda reason: _no_certificate("syntax", f"{reason}.")):
         found = json_object(text, _HEAD)
         digest = found.pop("sha256", None)
         return _certificate(found), digest == _digest(found)
-    except KeyError as error:
-        raise _no_certificate(error, f"it lacks {error}.") from None
-    except (TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, ScheduleError):
-            raise
-        raise _no_certificate(error, f"{error}.") from None
 
 
 def changed() -> ScheduleError:

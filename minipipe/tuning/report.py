@@ -188,9 +188,8 @@ class Advice:
 
     def __str__(self) -> str:
         width = terminal_width()
-        text = wrapped(
-            "\n".join([*self._ties(), self.reason, self._measured_on()]), width
-        )
+        parts = [*self._ties(), self.reason, self._measured_on()]
+        text = wrapped("\n".join(parts), width)
         table = text_table(self._table(), _ON_THE_RIGHT, width)
         return "\n\n".join([wrapped(self.verdict, width), table, text])
 
@@ -209,9 +208,8 @@ class Advice:
                 best_by_name.setdefault(_named(choice), choice)
         others = [each.other for each in self._reasons]
         named = [*list(best_by_name.values())[:_SHOWN], *others]
-        return _alike(
-            [choice for choice in self.choices if any(choice is each for each in named)]
-        )
+        choices = self.choices
+        return _alike([it for it in choices if any(it is each for each in named)])
 
     def _table(self, names_all: bool = False) -> list[tuple[str, ...]]:
         """Return the head, the best choice of each schedule, and the choices of the
@@ -219,9 +217,8 @@ class Advice:
         """
         rows = [_HEAD]
         for first, *others in self._shown():
-            names = ", ".join(
-                dict.fromkeys(each.candidate.schedule for each in (first, *others))
-            )
+            every = dict.fromkeys(each.candidate.schedule for each in (first, *others))
+            names = ", ".join(every)
             count = f" (+{len(others)})" if others else ""
             cells = _cells(first)
             rows.append((names if names_all else f"{cells[0]}{count}", *cells[1:]))
@@ -262,10 +259,8 @@ class Advice:
             said.append(f"{half} differ by up to {100 * best.spread:.1f} %.")
         if self.measured.waited > _BUSY:
             waited = f"{100 * self.measured.waited:.0f} % of the layer measurements"
-            busy = (
-                f"The machine was busy: during {waited}, other programs had the core."
-            )
-            said.append(busy)
+            others = f"during {waited}, other programs had the core"
+            said.append(f"The machine was busy: {others}.")
         why = "they slice sequences, or update the weights more than once per batch"
         said.append(f"Not considered, because {why}: {', '.join(names_left_out())}.")
         return " ".join(said)
@@ -333,9 +328,8 @@ def reasons(
         All, the best among them.
     cost_model : CostModel
     """
-    allowed = sorted(
-        (choice for choice in choices if choice.is_within_limit), key=by_worth
-    )
+    within = [choice for choice in choices if choice.is_within_limit]
+    allowed = sorted(within, key=by_worth)
     found = list(_another(best, allowed))
     found += [*_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
     noise, is_said = _noise(best), False
@@ -438,29 +432,22 @@ def _about_microbatches(
 ) -> Iterator[Reason]:
     """Compare with half and with twice as many microbatches."""
     count = best.candidate.num_microbatches
-    for other in [
-        choice for choice in allowed if choice.candidate.num_microbatches * 2 == count
-    ][:1]:
-        of_other, of_best = (
-            f"{100 * each.bubble_fraction:.1f}" for each in (other, best)
-        )
+    by_count: dict[float, Choice] = {}
+    for choice in allowed:
+        by_count.setdefault(choice.candidate.num_microbatches, choice)
+    if other := by_count.get(count / 2):
+        both = (other, best)
+        of_other, of_best = (f"{100 * each.bubble_fraction:.1f}" for each in both)
         if float(of_other) > float(of_best):
-            bubble = (
-                f"is predicted to have a bubble of {of_other} % instead of {of_best} %"
-            )
+            instead = f"{of_other} % instead of {of_best} %"
             half = f"With half as many microbatches, {other.candidate.schedule}"
-            yield Reason(f"{half} {bubble}.", other)
-    for other in [
-        choice for choice in allowed if choice.candidate.num_microbatches == 2 * count
-    ][:1]:
-        share = sum(cost_model.layers[2 * count].times) / sum(
-            cost_model.layers[count].times
-        )
-        sizes = cost_model.samples_of(2 * count), cost_model.samples_of(count)
+            yield Reason(f"{half} is predicted to have a bubble of {instead}.", other)
+    if other := by_count.get(2 * count):
+        times = [sum(cost_model.layers[n].times) for n in (2 * count, count)]
+        sizes = [cost_model.samples_of(n) for n in (2 * count, count)]
         takes = "sample takes" if sizes[0] == 1 else "samples take"
-        alone = (
-            f"measured alone, {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}"
-        )
+        of = f"{times[0] / times[1]:.2f} of the time of {sizes[1]}"
+        alone = f"measured alone, {sizes[0]} {takes} {of}"
         yield Reason(f"{compared(best, other)}: {alone}.", other)
 
 
@@ -471,9 +458,8 @@ def _limit(best: Choice, choices: Sequence[Choice]) -> Iterator[Reason]:
         if fastest.time < best.time:
             memory = format_memory(max(fastest.memory), "bytes")
             needs = f"is faster, but needs {memory} on a rank, above the limit"
-            yield Reason(
-                f"Predicted: {described(fastest.candidate)}, {needs}.", fastest
-            )
+            name = described(fastest.candidate)
+            yield Reason(f"Predicted: {name}, {needs}.", fastest)
 
 
 # -- on every rank ---------------------------------------------------------------------

@@ -111,9 +111,8 @@ class CoreWatch:
         hosts : Hosts or None
             None if every rank has a core.
         """
-        times = np.array(
-            group.all_gather(self.elapsed(), what=part_of("measure_costs"))
-        )
+        gathered = group.all_gather(self.elapsed(), what=part_of("measure_costs"))
+        times = np.array(gathered)
         had, waited, wall = times.sum(axis=0)
         explained = 0.0
         for number, num_cores in enumerate(() if hosts is None else hosts.cores):
@@ -157,9 +156,8 @@ def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
     if xp.__name__ == "cupy":
         return None
     usable: dict[str, set[int]] = {}  # by the name of a host
-    gathered = objects.gather(
-        group, [socket.gethostname(), sorted(cores())], "measure_costs"
-    )
+    own_host = [socket.gethostname(), sorted(cores())]
+    gathered = objects.gather(group, own_host, "measure_costs")
     for name, own in gathered:
         usable.setdefault(name, set()).update(own)
     names = list(usable)
@@ -225,18 +223,16 @@ class CoreClock:
         """
         if action.kind in _KINDS:
             place = _KINDS.index(action.kind), action.stage
-            self._spent[place] += (
-                thread_time() - self._start - (self.waited - self._waited_before)
-            )
+            waited = self.waited - self._waited_before
+            self._spent[place] += thread_time() - self._start - waited
             self._ran[place] += 1
 
     def gather(self, group: ProcessGroup) -> CoreTimes:
         """Return the times of all ranks. Collective."""
         between = self._elapsed - self._spent.sum() - (1 - _OF_WAITS) * self.waited
         mine = np.stack([self._spent, self._ran, np.full_like(self._spent, between)])
-        spent, ran, overhead = np.add.reduce(
-            group.all_gather(mine, what=part_of("measure_costs"))
-        )
+        gathered = group.all_gather(mine, what=part_of("measure_costs"))
+        spent, ran, overhead = np.add.reduce(gathered)
         return CoreTimes(spent / np.maximum(ran, 1), float(overhead[0, 0] / ran.sum()))
 
 
@@ -283,20 +279,16 @@ def costs_on_shared_cores(
     """
     actions = np.median([step.actions for step in times], axis=0)
     # ranks for each core
-    crowd = max(
-        hosts.of_rank.count(host) / number for host, number in enumerate(hosts.cores)
-    )
+    counts = enumerate(hosts.cores)
+    crowd = max(hosts.of_rank.count(host) / number for host, number in counts)
     if _fastest(timelines, actions.shape[1]).sum() > 2 * crowd * actions.sum():
         return costs
-    of_stages: dict[str, Any] = dict(
-        zip(("forward", "backward_input", "backward_weight"), actions.tolist())
-    )
-    alone = replace(
-        costs, **of_stages, overhead=median(step.overhead for step in times)
-    )
-    return _with_cores(
-        alone, hosts, program, median(timeline.makespan for timeline in timelines)
-    )
+    names = ("forward", "backward_input", "backward_weight")
+    of_stages: dict[str, Any] = dict(zip(names, actions.tolist()))
+    overhead = median(step.overhead for step in times)
+    alone = replace(costs, **of_stages, overhead=overhead)
+    makespan = median(timeline.makespan for timeline in timelines)
+    return _with_cores(alone, hosts, program, makespan)
 
 
 def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
@@ -304,9 +296,8 @@ def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
     num_stages).
     """
     fastest = np.full((len(_KINDS), num_stages), np.inf)
-    for action, start, end in (
-        span for timeline in timelines for row in timeline.spans for span in row
-    ):
+    rows = (row for timeline in timelines for row in timeline.spans)
+    for action, start, end in (span for row in rows for span in row):
         place = _KINDS.index(action.kind), action.stage
         fastest[place] = min(fastest[place], end - start)
     return np.where(np.isfinite(fastest), fastest, 0.0)
@@ -378,9 +369,8 @@ def measure_memory(
     batch : Batch
     """
     frozen = range(program.num_stages) if program.is_forward_only else program.frozen
-    alone = freeze_stages(
-        one_microbatch(next(iter(pipelines_of(program))), program.num_ranks), frozen
-    )
+    placement = next(iter(pipelines_of(program)))
+    alone = freeze_stages(one_microbatch(placement, program.num_ranks), frozen)
     executor = make_executor(lower(alone))
     meter = MemoryMeter(batch.arrays)
     # its graphs

@@ -123,9 +123,8 @@ class CostModel(NamedTuple):
         layers = self.layers[plan.schedule.num_microbatches]
         messages = self.messages._asdict()
         del messages["measured_on"]
-        return replace(
-            layers.costs(plan.partition, plan.pipelines[0], recompute), **messages
-        )
+        costs = layers.costs(plan.partition, plan.pipelines[0], recompute)
+        return replace(costs, **messages)
 
 
 # The options of a pipeline that make its plan.
@@ -252,10 +251,9 @@ class Candidate(NamedTuple):
         ScheduleError
             Codes ``name`` and ``value``.
         """
-        is_default = self.chunks_per_rank == default_of(
-            REGISTRY[self.schedule], "chunks_per_rank"
-        )
-        chunks, n = None if is_default else self.chunks_per_rank, self.replicas
+        default = default_of(REGISTRY[self.schedule], "chunks_per_rank")
+        chunks = None if self.chunks_per_rank == default else self.chunks_per_rank
+        n = self.replicas
         return build(self.schedule, num_ranks // n, self.num_microbatches // n, chunks)
 
 
@@ -385,9 +383,8 @@ def models_for_search(
     """
     of_one, of_two = ("1f1b", 1), ("zb-v", 2)
     forms = [Candidate(name, num_microbatches, v) for name, v in (of_one, of_two)]
-    return [
-        form.build(num_ranks) for form in forms if _fits(form, num_ranks, num_layers)
-    ]
+    fitting = (form for form in forms if _fits(form, num_ranks, num_layers))
+    return [form.build(num_ranks) for form in fitting]
 
 
 _ACTIONS_A_SECOND = 200_000  # of schedules that are tried, on one core of 2024
@@ -666,9 +663,8 @@ class Weighing:
         if like.schedule.frozen or min(free) <= 0:
             return
         limit = None if most == inf else free
-        found = searched_schedule(
-            costs.workload(model.placement, candidate.num_microbatches, limit), seconds
-        )
+        problem = costs.workload(model.placement, candidate.num_microbatches, limit)
+        found = searched_schedule(problem, seconds)
         if found is not None and found.is_reproducible:
             plan = self.question.plan(schedule=found, partition=like.partition)
             yield self.plan(candidate, plan, found)
@@ -690,15 +686,13 @@ class Weighing:
                 optimiser=self.question.optimiser,
                 recompute=candidate.recompute,
             )
-        return self.question.plan(
-            schedule=schedule, partition=given, replicas=candidate.replicas
-        )
+        replicas = candidate.replicas
+        return self.question.plan(schedule=schedule, partition=given, replicas=replicas)
 
     def _memory(self, plan: Plan, recompute: bool) -> MemoryPrediction:
         layers = self.cost_model.layers[plan.schedule.num_microbatches]
-        return layers.memory(
-            plan, optimiser=self.question.optimiser, recompute=recompute
-        )
+        optimiser = self.question.optimiser
+        return layers.memory(plan, optimiser=optimiser, recompute=recompute)
 
     def plan(self, candidate: Candidate, plan: Plan, schedule: Schedule) -> Choice:
         """Return a plan, weighed.
@@ -744,17 +738,15 @@ class Weighing:
             alone = plan
             if n > 1:
                 alone = self.question.plan(schedule=schedule, partition=plan.partition)
-            return least_makespan(
-                workload_of(alone.schedule, costs), None if cores is None else cores / n
-            )
+            share = None if cores is None else cores / n
+            return least_makespan(workload_of(alone.schedule, costs), share)
         times = costs.durations(plan.schedule.num_stages)
         rows = plan.schedule.without_sums().actions
         work = sum(times[kind][stage] for row in rows for stage, kind, _ in row)
         has_few = cores is not None and cores < self.num_ranks
         on_cores = f" on {cores:g} cores" if has_few else ""
-        return work / min(
-            self.num_ranks, cores or inf
-        ), f"All ranks together compute for {work:g}{on_cores}."
+        why = f"All ranks together compute for {work:g}{on_cores}."
+        return work / min(self.num_ranks, cores or inf), why
 
 
 def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:

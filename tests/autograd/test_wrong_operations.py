@@ -68,10 +68,6 @@ def test_a_missing_gradient_is_named_when_an_input_needs_it_and_not_before():
         operation(Tensor(X), weight)
 
 
-def saves_two(x, *, count):
-    return (x,) * count if count else x
-
-
 def with_keywords(x, **options):
     return x
 

@@ -26,7 +26,7 @@ def test_colours_are_those_of_the_palette_light_and_dark(open_page, scheme, them
     frame(page)
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert list(map(int, re.findall(r"\d+", ground))) == rgb(theme.ground)
-    assert page.evaluate(COLOUR, [75, 32]) == rgb(getattr(FILL[ActionKind.FORWARD], scheme))
+    assert page.evaluate(COLOUR, [75, 32]) == rgb(FILL[ActionKind.FORWARD].box)
 
 
 def test_the_look_follows_when_the_preference_changes_and_paper_is_light(open_page):

@@ -31,7 +31,7 @@ def test_on_mpi_ranks(num_ranks, can_read_other_memory):
 
 
 OVER_MPI = [
-    "small_messages_take_persistent_requests",
+    "messages_take_persistent_requests",
     "an_array_of_a_device_arrives_over_a_channel",
     "requests_of_dropped_channels_are_freed",
     "a_send_that_is_under_way_outlives_its_channel_and_its_group",
@@ -52,7 +52,7 @@ def test_over_mpi(names):
 
 @pytest.mark.parametrize(
     "what",
-    ["is_killed", "stops", *map(slowly, ("raises", "exits", "returns_early", "sleeps", "makes_another_call"))],
+    ["is_killed", *map(slowly, ("stops", "raises", "exits", "returns_early", "sleeps", "makes_another_call"))],
 )
 @needs_mpi
 def test_a_rank_that_fails_while_others_wait_in_a_channel_is_named(what):

@@ -106,7 +106,7 @@ def test_mpi_starts_with_a_group_and_not_with_an_import():
     ("setting", "variables", "level"),
     [
         ("", {}, "MULTIPLE"),
-        ("mpi4py.rc.thread_level = 'serialized'", {}, "SERIALIZED"),
+        slowly("mpi4py.rc.thread_level = 'serialized'", {}, "SERIALIZED"),
         slowly("mpi4py.rc.threads = False", {}, "SINGLE"),
         slowly("", {"MPI4PY_RC_THREAD_LEVEL": "funneled"}, "FUNNELED"),
     ],

@@ -23,7 +23,7 @@ def test_on_thread_ranks(body, num_ranks, take_turns):
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [slowly(2), 3, slowly(5)])
+@pytest.mark.parametrize("num_ranks", [2, slowly(3), slowly(5)])
 @pytest.mark.parametrize("can_read_other_memory", [pytest.param("1", id="CMA"), slowly("0", id="no CMA")])
 def test_on_mpi_ranks(num_ranks, can_read_other_memory):
     done = mpirun(num_ranks, "-m", "tests.comm.bodies", MPIR_CVAR_CH4_CMA_ENABLE=can_read_other_memory)

@@ -22,7 +22,6 @@ from minipipe.compile.trace import NotingLeaf, Trace, have_changed, key_of
 from minipipe.nn.parameter import HalfLeaf
 from minipipe.tensor import record
 
-ROW_AT_ONCE = (("F", 0), ("B", 0), ("F", 1), ("B", 1), ("F", 2), ("B", 2))
 SECTIONS = {
     "F": "forward",
     "B": "backward",

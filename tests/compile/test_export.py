@@ -139,7 +139,7 @@ def check(case, folder, num_samples=None):
 @pytest.mark.parametrize(
     "case",
     [
-        Case("mlp"),
+        slowly(Case("mlp")),
         Case("blocks", "zb-h1"),
         slowly(Case("mlp", "1f1b", 1, "nesterov")),
         slowly(Case("mlp", "1f1b", 1, "adam")),

@@ -15,7 +15,7 @@ CASES = [
     slowly(schedules.gpipe, 1, 1),
     (schedules.gpipe, 2, 2),
     slowly(schedules.one_f_one_b, 4, 2),
-    (schedules.zb_h1, 4, 2),
+    slowly(schedules.zb_h1, 4, 2),
     (schedules.interleaved_1f1b, 2, 3),
 ]
 

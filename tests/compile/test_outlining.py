@@ -1,13 +1,14 @@
-"""A function of repeated lines computes what the lines compute."""
+"""Repeated lines are found, and a function of them computes what they compute."""
 
 from textwrap import indent
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe.compile import outlining
 from minipipe.compile.outlining import conditional, outlined
-from minipipe.compile.statements import Statement, written
+from minipipe.compile.repeats import best_repeat
+from minipipe.compile.statements import Statement, substituted, written
 from tests.strategies import examples
 
 LOCAL = ["a", "b", "c"]
@@ -60,3 +61,19 @@ def test_a_program_with_a_function_of_its_blocks_computes_the_same(own, first):
     finally:
         outlining.LEAST = least
     assert result_of(source, statements, first) == result_of("", own, first)
+
+
+@examples(200)
+@given(programs())
+def test_the_body_of_a_repeat_with_the_names_of_a_call_is_the_part_of_the_call(own):
+    repeat = best_repeat(
+        own, lambda size, count: size * count, lambda *_: True, lambda each: each.start
+    )
+    assume(repeat is not None)
+    texts = [
+        substituted(each.text, lambda name, call=call: f"{{{call[name]}}}")
+        for call in repeat.calls
+        for each in repeat.body
+    ]
+    assert texts == [each.text for each in own[repeat.start : repeat.end]]
+    assert len(repeat.calls) > 1

@@ -1,6 +1,7 @@
 """Steps like the last one: one printed function, or an ordinary step."""
 
 import gc
+import sys
 import weakref
 
 import numpy as np
@@ -131,20 +132,26 @@ def test_the_printed_step_has_the_instructions_of_the_row():
             assert ("finite" in step) == (check == "stop")
 
 
-def test_a_row_with_an_instruction_that_has_no_lines_takes_ordinary_steps():
-    def source(group):
+def test_further_instructions_of_a_row_call_their_handlers():
+    """Of tied weights, whose gradients are added up behind the schedule."""
+
+    def run(group, compiled):
         inner = nn.Linear(WIDTH, WIDTH)
         tied = nn.Sequential(inner, nn.Linear(WIDTH, WIDTH), inner).initialise(0)
-        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": compiled}
         pipeline = Pipeline(tied, group, **options)
-        x, y = batches()
-        for _ in range(5):
-            pipeline.step(x[0], y[0])
-        return pipeline.source()
+        rule, found = optim.SGD(pipeline.parameters(), 0.1), []
+        for x, y in zip(*batches()):
+            found.append(pipeline.step(x, y))
+            found.append([p.grad.tobytes() for p in pipeline.parameters()])
+            rule.step()
+        return found, pipeline.source()
 
-    for text in spawn(source, 2):
-        assert "def step(rank):" in text and "reduce_tied(" in text
-        assert "def step(call):" not in text
+    eager = spawn(lambda group: run(group, False), 2)
+    compiled = spawn(lambda group: run(group, True), 2)
+    assert [found for found, _ in compiled] == [found for found, _ in eager]
+    for _, text in compiled:
+        assert "reduce_tied(rank, " in text[text.index("def step(call):") :]
 
 
 def test_a_repeated_step_holds_no_batch_after_it():
@@ -158,3 +165,26 @@ def test_a_repeated_step_holds_no_batch_after_it():
             del x, y
         gc.collect()
         assert [each() for each in references] == [None, None]
+
+
+def test_a_repeated_step_calls_few_functions():
+    """Forty-nine, with its sections and the step of the optimiser; NumPy's vary."""
+    calls = []
+
+    def note(frame, event, argument):
+        if event == "call" and "numpy" not in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_qualname)
+
+    with init_process_group() as group:
+        options = {"loss": nn.MSELoss(), "num_microbatches": 4, "compile": True}
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+        pipeline = Pipeline(model.initialise(0), group, **options)
+        rule = optim.SGD(pipeline.parameters(), 0.1)
+        x, y = batches()
+        for step in range(6):
+            if step == 5:
+                sys.setprofile(note)
+            pipeline.step(x[step], y[step][:, :1])
+            rule.step()
+        sys.setprofile(None)
+    assert len(calls) <= 55, calls

@@ -30,12 +30,16 @@ def test_slots_are_as_many_as_arrays_in_use_at_a_time(spans):
     assert len(slots) == max(in_use)
 
 
+def linear():
+    return nn.Linear(WIDTH, WIDTH)
+
+
 def memory_of(schedule, num_microbatches, how=True):
     """Return the bytes of arrays that compiled steps keep, and the most they need."""
     batch = np.ones((ROWS * num_microbatches, WIDTH), np.float32)
 
     def train(group):
-        layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh()] * 2 * group.size
+        layers = [make() for make in (linear, nn.Tanh) * 4]
         options = {"loss": nn.MSELoss(), "num_microbatches": num_microbatches}
         model = nn.Sequential(*layers)
         pipeline = Pipeline(model, group, schedule=schedule, compile=how, **options)
@@ -72,7 +76,7 @@ SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "chimera"]
 
 def trained(group, how, schedule, has_failed=False):
     """Return the losses of six steps, and the parameters."""
-    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh()] * 4
+    layers = [make() for make in (linear, nn.Tanh) * 4]
     options = {"loss": nn.MSELoss(), "num_microbatches": 8, "schedule": schedule}
     pipeline = Pipeline(nn.Sequential(*layers), group, compile=how, **options)
     optimiser, found = optim.SGD(pipeline.parameters(), 0.1), []

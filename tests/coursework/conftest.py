@@ -23,7 +23,7 @@ def bytecode_for_students(monkeypatch):
 def in_process(monkeypatch):
     """Grade without further processes."""
     monkeypatch.setattr(grading, "StudentProcess", InProcess)
-    monkeypatch.setattr(several._Graders, "grade", graded_here)
+    monkeypatch.setattr(several, "_graded", graded_here)
 
 
 @pytest.fixture

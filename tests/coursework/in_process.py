@@ -8,12 +8,16 @@ import ast
 import contextlib
 import io
 import json
+import threading
 from importlib.util import decode_source
 from pathlib import Path
 
 from minipipe.coursework.checking import load, outcome_of, packed, reply_of, value_of
 from minipipe.coursework.imports import findings, given_names, guarded_builtins
 from minipipe.coursework.several import _report
+
+# Tasks are graded by threads, which share standard output.
+ONE_AT_A_TIME = threading.Lock()
 
 
 class InProcess:
@@ -37,7 +41,7 @@ class InProcess:
         self._checks = load(f"checks_of_{self._exercise.name}", self._exercise.visible_checks)
         try:
             self.flags += findings(ast.parse(self._text, str(file)), given)
-            with contextlib.redirect_stdout(self._printed):
+            with ONE_AT_A_TIME, contextlib.redirect_stdout(self._printed):
                 names = {"__builtins__": guarded_builtins(given, self.flags)}
                 self._module = load(self._exercise.name, self._text, file, names)
         except BaseException as error:
@@ -46,11 +50,11 @@ class InProcess:
 
     def ask(self, function, given):
         call = getattr(self._checks, function.__name__) if callable(function) else function
-        with contextlib.redirect_stdout(self._printed):
+        with ONE_AT_A_TIME, contextlib.redirect_stdout(self._printed):
             reply = reply_of(self._module, call, json.loads(json.dumps(packed(given))), self._text)
         return value_of(json.loads(json.dumps(reply)))
 
 
-def graded_here(_, job):
-    """Stand for ``minipipe.coursework.several._Graders.grade``."""
+def graded_here(job, _):
+    """Stand for ``minipipe.coursework.several._graded``."""
     return json.loads(json.dumps(_report(json.loads(json.dumps(job, default=str)))))

@@ -76,7 +76,7 @@ def test_gradients_have_the_bits_of_a_step_that_keeps_everything(pair, fully_sha
         assert (gradient is None and found[key] is None) or same_bits(found[key], gradient), key
 
 
-@pytest.mark.parametrize(("name", "table"), [pair if pair in QUICK_PAIRS else slowly(*pair) for pair in PAIRS])
+@pytest.mark.parametrize(("name", "table"), [pair if pair in QUICK_PAIRS[::3] else slowly(*pair) for pair in PAIRS])
 def test_fully_sharded_ones_are_those_of_plain_layers(name, table):
     _, found = gradients(name, table, False, True)
     for key, gradient in gradients(name, table, False, False)[1].items():

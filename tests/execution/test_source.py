@@ -42,7 +42,7 @@ def run_text(pipeline):
             text(trainer)
             return trainer.record
         finally:
-            trainer._forget()
+            trainer.forget()
 
     trainer.run = run_function
     return run

@@ -380,6 +380,7 @@ def test_two_inputs_that_were_added_have_gradients_of_their_own():
 
 
 @needs_mpi
+@pytest.mark.slow  # in short: test_over_mpi.py
 def test_a_large_array_may_be_filled_again_where_ranks_are_processes():
     done = mpirun(2, "-m", "tests.pipeline.refilling_over_mpi")
     assert done.code == 0, done.err

@@ -319,11 +319,6 @@ def test_nested_bundles_travel_through_mpirun():
     assert done.out.count("the same bits") == 3
 
 
-def identity(num_microbatches=2, group=None, **options):
-    layers = nn.Sequential(nn.Identity(), nn.Identity())
-    return Pipeline(layers, group or OneRankGroup(), num_microbatches=num_microbatches, **options)
-
-
 class Two(nn.Module):
     def forward(self, x):
         return {"a": 10 * x, "b": x}
@@ -351,7 +346,8 @@ def test_an_input_that_is_not_used_has_the_gradient_zero_whatever_it_holds():
 
 def test_outputs_are_arrays_of_their_own():
     part = np.ones((2, 1), np.float32)
-    pipeline = identity(loss=nn.MSELoss())
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    pipeline = Pipeline(model, OneRankGroup(), num_microbatches=2, loss=nn.MSELoss())
     loss = pipeline.step(Microbatches([part, part]), Microbatches([part, part]), outputs=True)
     loss.outputs.parts[0][...] = 5
     assert part.tolist() == [[1.0], [1.0]]

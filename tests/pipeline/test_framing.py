@@ -103,6 +103,26 @@ def test_the_rows_of_a_pipeline_are_a_legal_program(name):
     assert [list(row) for row in read.actions] == [list(row) for row in rows.actions]
 
 
+def test_tied_weights_whose_uses_are_all_on_each_rank_are_not_exchanged():
+    def stepped_rows(group):
+        pipeline = Pipeline(model(True), group, loss=nn.MSELoss(), schedule="chimera", num_microbatches=2)
+        pipeline.step(np.ones((8, WIDTH)), np.ones((8, WIDTH)))
+        return pipeline.rows
+
+    rows = spawn(stepped_rows, 2)[0]
+    assert "REDUCE_GRAD" in rows.kinds and "REDUCE_TIED" not in rows.kinds
+
+
+def test_a_run_with_updates_has_them_in_its_row_and_one_loss():
+    def rows(group):
+        return Pipeline(model(False), group, loss=nn.MSELoss(), schedule="pipedream", num_microbatches=2).rows
+
+    found = spawn(rows, 2)[0]
+    verify(found)
+    row = " ".join(map(str, found.actions[1]))
+    assert row == "HANDSHAKE 1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1U0 1F1 1B1 1SEND_B1 1U1 LOSS"
+
+
 def test_norm_and_update_are_shown_though_the_program_calls_them():
     (text,) = spawn(lambda group: str(made(group, "plain").rows), 1)
     assert text.splitlines()[1] == "rank 0: HANDSHAKE 0F0 0B0 0F1 0B1 FINITE LOSS NORM 0U1"

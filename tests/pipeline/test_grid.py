@@ -62,6 +62,7 @@ def test_a_pipeline_knows_its_grid_and_the_data_group_its_replicas():
     assert spawn(lambda group: Pipeline(language_model(), group, loss=nn.MSELoss()).grid, 1) == [None]
 
 
+@pytest.mark.slow  # in short: test_fully_sharded.py
 def test_another_array_module_computes_the_same():
     """One that knows the standard's operations alone; a GPU's knows more."""
 

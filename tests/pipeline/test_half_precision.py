@@ -189,7 +189,7 @@ def trained(group, half=np.float16, initial=2.0**15, num_steps=9, wait=True, **o
 @pytest.mark.parametrize(
     ("schedule", "wait"),
     [
-        *(("1f1b", True), ("zb-h1", False), slowly("1f1b", False), slowly("zb-h1", True)),
+        *(("1f1b", True), slowly("zb-h1", False), slowly("1f1b", False), slowly("zb-h1", True)),
         *(slowly("interleaved-1f1b", True), ("interleaved-1f1b", False)),
     ],
 )

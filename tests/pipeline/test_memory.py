@@ -11,7 +11,7 @@ from hypothesis import given
 from minipipe import Costs, Grid, Pipeline, nn, simulate, spawn
 from minipipe.comm import OneRankGroup
 from tests.execution.offloaded_layers import Of, Scaled, X, linear, of_views
-from tests.launch import of_each_kind, slowly
+from tests.launch import slowly
 from tests.strategies import NAMES, build, examples, split_backward, stacks, v_shaped
 
 SAMPLES = 4  # of each microbatch
@@ -38,7 +38,7 @@ def measured_and_predicted(model, loss, inputs, targets, schedule, **options):
 
 
 @pytest.mark.parametrize(("num_ranks", "recompute"), [(3, False), slowly(3, True), slowly(1, False), slowly(1, True)])
-@pytest.mark.parametrize("name", of_each_kind([*NAMES, "v-shaped", "split"]))
+@pytest.mark.parametrize("name", [*map(slowly, NAMES), "v-shaped", "split"])
 def test_the_peak_of_every_schedule_is_predicted_to_the_byte(name, num_ranks, recompute):
     if name == "v-shaped":
         schedule = v_shaped(num_ranks, 6)
@@ -204,4 +204,4 @@ def test_nothing_of_a_step_is_kept_once_it_is_over():
     del loss
     gc.collect()
     assert outputs() is None
-    assert all(not record.input_gradients for record in pipeline._records)
+    assert all(not record.input_gradients for record in pipeline._steps.records)

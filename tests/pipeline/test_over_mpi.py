@@ -14,6 +14,7 @@ PROGRAMS = {
     "asynchronous": ("tests.pipeline.test_asynchronous", "pipedream", 1),
     "pending losses": ("tests.pipeline.test_delivery", 3),
     "random steps": ("tests.pipeline.random_steps", 5, "strict"),
+    "arrays that are filled again": ("tests.pipeline.refilling_over_mpi",),
 }
 
 
@@ -33,6 +34,7 @@ CHECKS = {
     "asynchronous": lambda text: text.split() == losses_on_threads("pipedream", 1, num_ranks=2),
     "pending losses": lambda text: text == "passed\n" * 2,
     "random steps": lambda text: text == "the same bits in 5 steps\n",
+    "arrays that are filled again": lambda text: sorted(text.splitlines()) == ["rank 0: alike", "rank 1: alike"],
 }
 
 

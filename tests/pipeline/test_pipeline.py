@@ -102,9 +102,6 @@ def test_only_the_layers_of_its_own_stage_take_memory():
     layer = 10**5  # a weight of 40 GB, which no rank of this test holds
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(layer, layer), nn.Linear(4, 2))
 
-    class Claimed(Exception):
-        pass
-
     def claim(group):
         parts = [range(1), range(1, 2), range(2, 3)]
         if group.rank == 1:  # this rank would hold the large one; it only describes it

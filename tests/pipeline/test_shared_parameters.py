@@ -16,7 +16,7 @@ from minipipe.errors import ParameterError
 from minipipe.pipeline import tied
 from minipipe.pipeline.tied import SharedParameters
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
-from tests.launch import mpirun, needs_mpi, of_each_kind, slowly
+from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model, text, train_alone, train_on
 from tests.strategies import NAMES, batch, build, examples, split_backward, v_shaped
 
@@ -58,7 +58,7 @@ def check_trained(by_rank: list[Any], expected: tuple[list[float], dict[str, np.
 
 
 @pytest.mark.parametrize("num_ranks", [slowly(1), slowly(2), 3, slowly(4)])
-@pytest.mark.parametrize("name", of_each_kind([*NAMES, "v-shaped"]))
+@pytest.mark.parametrize("name", [*map(slowly, NAMES), "v-shaped"])
 def test_a_tied_model_trains_as_in_one_process_and_all_copies_stay_equal(name, num_ranks):
     schedule = schedule_of(name, num_ranks)
     by_rank = spawn(lambda group: train_on(group, schedule), num_ranks)

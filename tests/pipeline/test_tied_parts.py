@@ -86,3 +86,20 @@ def test_what_else_layers_share_stays_whole():
     for model in models:
         for size in spawn(lambda group, model=model: nn.parallelise(model, group).num_parameters, 2):
             assert size == model.num_parameters
+
+
+@pytest.mark.parametrize("schedule, num_ranks", [("zb-v", 1), ("chimera", 2)])
+def test_stages_that_share_and_are_on_every_rank_need_no_messages(schedule, num_ranks):
+    """The story: a row with their reduction met a rank that has nothing to exchange."""
+
+    def train(group, name):
+        layer, random = nn.Linear(8, 8), np.random.default_rng(0)
+        model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh())
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "schedule": name}
+        pipeline = Pipeline(model, group, **options)
+        x = random.normal(size=(4, 8)).astype("f4")
+        loss = float(pipeline.step(x, x))
+        return loss, [p.grad.tobytes() for p in pipeline.parameters()]
+
+    expected = spawn(lambda group: train(group, "gpipe"), 1)
+    assert spawn(lambda group: train(group, schedule), num_ranks) == expected * num_ranks

@@ -18,7 +18,7 @@ from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import Span
 from minipipe.schedules.simulation.timeline import Timeline
 from tests.render.text_pictures import picture
-from tests.strategies import examples
+from tests.strategies import examples, spans
 
 F = ActionKind.FORWARD
 
@@ -165,11 +165,11 @@ def test_a_column_is_idle_exactly_when_its_rank_is(every_schedule, data, width):
     rows, _ = picture(timeline, width)
     per_unit = len(rows[0]) / timeline.makespan
     assert per_unit == int(per_unit)
-    for row, spans in zip(rows, timeline.spans):
-        busy = {unit for _, start, end in spans for unit in range(int(start), int(end))}
+    for row, own in zip(rows, timeline.spans):
+        busy = {unit for _, start, end in own for unit in range(int(start), int(end))}
         for column, cell in enumerate(row):
             assert (cell != "·") == (column // per_unit in busy)
-        for action, start, end in spans:
+        for action, start, end in own:
             assert start == end or row[int(start * per_unit)].upper() in f"{action.kind.value}{action.stage}"
 
 
@@ -326,10 +326,10 @@ def test_equal_columns_are_equal_times_in_all_that_is_drawn_together(every_sched
     longest = max(timeline.makespan for timeline in timelines)
     columns = max(len(row) for rows in found.values() for row in rows)
     for rows, timeline in zip(found.values(), timelines):
-        for row, spans in zip(rows, timeline.spans):
+        for row, own in zip(rows, timeline.spans):
             assert abs(len(row) - timeline.makespan / longest * columns) <= 1
             busy = sum(cell != "·" for cell in row)
-            assert abs(busy - sum(s.end - s.start for s in spans) / longest * columns) <= max(2, columns / 30)
+            assert abs(busy - sum(s.end - s.start for s in own) / longest * columns) <= max(2, columns / 30)
 
 
 def test_each_counts_its_time_from_its_own_start():
@@ -369,10 +369,6 @@ def test_a_drawing_of_too_many_characters_is_refused_before_it_is_made(monkeypat
     monkeypatch.setattr("minipipe.render.text.MOST_CHARACTERS", 100)
     with pytest.raises(ArgumentError, match="would have 264 characters; the limit is 100. Choose the format svg"):
         draw_text(schedules.gpipe(4, 8))
-
-
-def spans(*cells):
-    return tuple(Span(Action.parse(cell), start, end) for cell, start, end in cells)
 
 
 def test_labels_have_room_for_the_longest_and_bands_tell_milliseconds():

@@ -302,12 +302,8 @@ def test_few_microbatches_run_as_the_first_ones_of_many(name):
         assert few.actions == tuple(tuple(a for a in row if a.microbatch < m) for row in many.actions)
 
 
-def rows_of(schedule):
-    return [" ".join(map(str, row)) for row in schedule.actions]
-
-
 def test_a_prediction_goes_in_rounds_as_equal_as_can_be_the_smaller_first():
-    assert rows_of(schedules.forward_only(2, 5, 2)) == [
+    assert rows(schedules.forward_only(2, 5, 2)) == [
         "0F0 0F1 2F0 2F1 0F2 0F3 0F4 2F2 2F3 2F4",
         "1F0 1F1 3F0 3F1 1F2 1F3 1F4 3F2 3F3 3F4",
     ]

@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 
 from minipipe import schedules, simulate
-from minipipe.cli.schedules import _NOTE
+from minipipe.cli.output import help_text
 from minipipe.schedules.registry import TRADES
 from tests.launch import ROOT
 
@@ -95,7 +95,9 @@ def test_the_table_of_schedules_has_the_rows_of_the_command_line_each_with_its_p
 def test_the_page_of_the_schedules_explains_the_terms_that_the_command_explains(site):
     page = (site / "schedules" / "index.html").read_text()
     notes = page.partition("In the last column:")[2].partition("</ul>")[0]
-    terms = [line.split("  ")[0] for line in _NOTE.strip().splitlines() if not line.startswith(" ")]
+    terms = [
+        line.split("  ")[0] for line in help_text("table_of_schedules").strip().splitlines() if not line.startswith(" ")
+    ]
     assert re.findall(r"<li><p><em>(.*?)</em>:? ", notes) == terms[terms.index("peak") + 1 :]
 
 

@@ -23,7 +23,8 @@ def train(cells, *common, program="train.py"):
         programs = {options: (f"tutorials/{program}", "--json", *options, *common) for options in jobs}
         printed = mpirun_together(num_ranks, programs, limit=900)
         for options, text in printed.items():
-            found[num_ranks, options] = json.loads(text.splitlines()[-1])
+            found[num_ranks, options] = result = json.loads(text.splitlines()[-1])
+            assert result["ranks"] == num_ranks and ("--schedule" not in options or result["schedule"] in options)
             loss = found[num_ranks, options]["loss"]
             print(f"{program} {' '.join(options):35} {num_ranks} ranks: loss {loss!r}", flush=True)
     return [found[cell] for cell in cells]
@@ -79,8 +80,8 @@ def language_model():
         for schedule in TRAINED
         for num_ranks in ((1, 2, 4) if schedule in EVERYWHERE else (4,))
     ]
-    losses = {found["loss"] for found in train(cells, *SHORT_LM, program="train_lm.py")}
-    assert len(losses) == 1, "the losses differ"
+    results = {(found["loss"], found["text"]) for found in train(cells, *SHORT_LM, program="train_lm.py")}
+    assert len(results) == 1, "the losses or the texts differ"
 
     (whole,) = train([(4, ("--steps", "200"))], program="train_lm.py")
     print("train_lm, a quarter of its steps, 4 ranks:", {key: whole[key] for key in ("loss", "seconds", "step_ms")})

@@ -11,6 +11,7 @@ from minipipe.schedules.simulation.paper_scale import Link
 from minipipe.tuning import MemoryPrediction, RankMemory, advise, measure_layers
 from minipipe.tuning.grid_report import MEMORY
 from minipipe.tuning.traffic import KINDS
+from tests.launch import slowly
 from tests.tuning.test_grids import TINY, report, tiny
 
 MODEL = nn.Sequential(nn.Linear(300, 200), nn.Tanh(), nn.Linear(200, 2))
@@ -44,7 +45,7 @@ def tables_of(text):
     return [part.splitlines() for part in text.split("\n\n") if len(cells(part.splitlines()[0])) > 4]
 
 
-@pytest.mark.parametrize("make", [layers, memory, advice, grids])
+@pytest.mark.parametrize("make", [layers, memory, advice, slowly(grids)])
 def test_every_number_ends_where_a_head_ends(make):
     tables = tables_of(str(make()))
     assert tables

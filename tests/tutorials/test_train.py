@@ -35,7 +35,7 @@ def test_on_one_rank_it_trains(alone):
 @needs_mpi
 @pytest.mark.parametrize(
     ("num_ranks", "schedule"),
-    [*map(slowly, (3, 4, 2, 8), ("1f1b", "gpipe", "sequential", "interleaved-1f1b"))],
+    [slowly(8, "interleaved-1f1b")],  # others: tests/slow/same_loss_everywhere.py
 )
 def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alone):
     many = result(mpirun(num_ranks, TRAIN, *SHORT, "--schedule", schedule))
@@ -53,7 +53,7 @@ def test_compiled_steps_end_with_the_same_loss(num_ranks, schedule, alone):
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [8])  # two and four: tests/slow/same_loss_everywhere.py
 def test_replicas_end_with_the_loss_of_one_process_with_as_many_blocks(num_ranks):
     many = result(mpirun(num_ranks, TRAIN, *SHORT, "--replicas", 2))
     assert many["loss"] == result(run([sys.executable, TRAIN, *SHORT, "--blocks", "2"]))["loss"]
@@ -98,7 +98,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path, t
     path, done = traced
     if ending != "json":
         path = tmp_path / f"step.{ending}"
-        done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "16", "--trace", path, "--json")  # on two cores
+        done = mpirun(2, TRAIN, *SHORT, "--trace", path)  # on two cores
     found, drawn = result(done), path.read_text(encoding="utf-8")
     assert f"wrote {path} on {socket.gethostname()}\n" in done.out and done.err == ""
     makespans = found["makespan_ms"], found["predicted_makespan_ms"]
@@ -177,7 +177,9 @@ def test_so_does_a_job_of_several_ranks():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif; expected .svg (a picture), .html (a player)"),
+        slowly(
+            ["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif; expected .svg (a picture), .html (a player)"
+        ),
         slowly(["--trace", "step"], "--trace: 'step' has no ending; expected .svg"),
         slowly(["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'; make it first"),
         slowly(["--layers", "0"], "--layers is 0; expected at least 1"),

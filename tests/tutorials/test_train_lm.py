@@ -40,7 +40,7 @@ def test_on_one_rank_it_trains_and_writes(alone):
 @needs_mpi
 @pytest.mark.parametrize(
     ("num_ranks", "schedule"),
-    [slowly(2, "1f1b"), slowly(4, "zb-h1"), slowly(4, "interleaved-1f1b"), slowly(2, "zb-v"), slowly(3, "gpipe")],
+    [slowly(3, "gpipe")],  # others: tests/slow/same_loss_everywhere.py
 )
 def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, schedule, alone):
     many = result(on_ranks(num_ranks, "--schedule", schedule))
@@ -113,7 +113,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--steps", "0"], "--steps is 0; expected at least 1"),
+        slowly(["--steps", "0"], "--steps is 0; expected at least 1"),
         slowly(["--heads", "5"], "--width is 96; expected a multiple of --heads, 5"),
         slowly(["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
         slowly(["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),

@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from minipipe.render.layout import LogAxis, number
+from minipipe.render.svg.elements import moved, path, path_data, polyline
 from minipipe.render.svg.legend import Entry, Legend
-from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 from minipipe.render.units import round_step
 
 WIDTH, HEIGHT, LEFT, GAP = 960, 200, 40, 28
@@ -75,7 +76,7 @@ def draw_panels(title, rows, names, looks):
         for panels in rows
         for panel in panels[1:]
     )
-    return page.document([*parts, *drawn_entries], bottom, title, ". ".join(ends), ())
+    return page.document([*parts, *drawn_entries], bottom, title, ". ".join(ends))
 
 
 def drawn(panel, vertical, right, letters, looks):
@@ -83,9 +84,10 @@ def drawn(panel, vertical, right, letters, looks):
     xs = [x for line in panel.lines for x, _ in line.points]
     across = LogAxis(min(xs), max(xs), LEFT, right) if panel.is_log else Axis(max(xs), LEFT, right)
     marks, losses = across.powers_of_two() if panel.is_log else across.marks(), vertical.round_amounts(LOSSES)
-    grid = [f"M{number(across.at(mark))} 0V{HEIGHT}" for mark in marks]
-    grid += [f"M{LEFT} {number(vertical.at(loss))}H{number(right)}" for loss in losses]
-    yield f'<path {paint("grid")} d="{"".join(grid)}M{LEFT} 0V{HEIGHT}H{number(right)}"/>'
+    grid = [path_data("M", across.at(mark), 0, "V", HEIGHT) for mark in marks]
+    grid += [path_data("M", LEFT, vertical.at(loss), "H", right) for loss in losses]
+    grid.append(path_data("M", LEFT, 0, "V", HEIGHT, "H", right))
+    yield path(paint("grid"), "".join(grid))
     yield letters.draw("name", LEFT, -7, panel.title)
     for mark in marks:
         yield letters.draw("tick", across.at(mark), HEIGHT + 15, f"{mark:,g}")
@@ -93,9 +95,9 @@ def drawn(panel, vertical, right, letters, looks):
         yield letters.draw("reading", LEFT - 6, vertical.at(loss) + 4, f"{loss:g}")
     yield letters.draw("tick", (LEFT + right) / 2, HEIGHT + 31, panel.words)
     for line in panel.lines:
-        path = "L".join(f"{number(across.at(x))} {number(vertical.at(y))}" for x, y in line.points)
-        yield line_of(f"M{path}", *looks[line.name])
+        points = [(across.at(x), vertical.at(y)) for x, y in line.points]
+        yield line_of(polyline(points), *looks[line.name])
 
 
-def line_of(path, role, is_dashed):
-    return f'<path {paint(role)} stroke-width="1.8"{DASHES if is_dashed else ""} d="{path}"/>'
+def line_of(data, role, is_dashed):
+    return path(f'{paint(role)} stroke-width="1.8"{DASHES if is_dashed else ""}', data)

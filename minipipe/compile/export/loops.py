@@ -25,8 +25,8 @@ def number(k: int) -> str:
     return f"\x00{k}\x00"
 
 
-def with_loops(rows: Sequence[str], has_loops: bool) -> Iterator[tuple[str, int]]:
-    """Yield lines and their indentation, with loops for lines that are repeated.
+def with_loops(rows: Sequence[str], has_loops: bool) -> Iterator[str]:
+    """Yield statements: lines, and loops of lines that are repeated.
 
     Parameters
     ----------
@@ -38,8 +38,9 @@ def with_loops(rows: Sequence[str], has_loops: bool) -> Iterator[tuple[str, int]
     Examples
     --------
     >>> rows = [f"forward({number(k)})" for k in range(4)]
-    >>> [line for line, _ in with_loops(rows, True)]
-    ['for k in range(0, 4):', 'forward(k)']
+    >>> print(*with_loops(rows, True))
+    for k in range(0, 4):
+        forward(k)
     """
     i = 0
     while i < len(rows):
@@ -47,13 +48,13 @@ def with_loops(rows: Sequence[str], has_loops: bool) -> Iterator[tuple[str, int]
         turn = rows[i : i + size]
         numbers = _NUMBER.findall("".join(turn))
         if turns < _LEAST_TURNS or not numbers:
-            yield rows[i].replace("\x00", ""), 4
+            yield rows[i].replace("\x00", "")
             i += 1
             continue
         first = int(numbers[0])
-        yield f"for k in range({first}, {first + turns}):", 4
-        for row in turn:
-            yield _relative_to(first, row), 8
+        lines = [f"for k in range({first}, {first + turns}):"]
+        lines += [f"    {_relative_to(first, row)}" for row in turn]
+        yield "\n".join(lines)
         i += size * turns
 
 
@@ -84,8 +85,11 @@ def _shifted(row: str, by: int) -> str:
 
 def _relative_to(first: int, row: str) -> str:
     """Return a line of a turn that begins with microbatch ``first``."""
-    return _NUMBER.sub(lambda found: _relative(int(found[1]) - first), row)
+    return _NUMBER.sub(lambda found: relative("k", int(found[1]) - first), row)
 
 
-def _relative(offset: int) -> str:
-    return "k" if not offset else f"k {'+' if offset > 0 else '-'} {abs(offset)}"
+def relative(name: str, offset: int) -> str:
+    """Return a number as an expression of another one, which has a name."""
+    if not offset:
+        return name
+    return f"{name} {'+' if offset > 0 else '-'} {abs(offset)}"

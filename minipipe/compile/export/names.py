@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from minipipe.compile.statements import Statement, substituted
+from minipipe.compile.export.loops import relative
+from minipipe.compile.statements import Statement, written
 
 
 class Names:
@@ -30,8 +31,7 @@ class Names:
         """Return a statement with the names of this function."""
         for name in statement.makes:
             self.of(name)
-        shown = substituted(statement.text, self._written)
-        return shown.replace("{{", "{").replace("}}", "}")
+        return written(statement.text, self._written)
 
     def _written(self, name: str) -> str:
         kind, _, rest = name.partition(":")
@@ -47,9 +47,4 @@ class Names:
 
     def _relative(self, layer: int) -> str:
         assert self._layer is not None
-        offset = layer - self._layer
-        return (
-            "layer"
-            if not offset
-            else f"layer {'+' if offset > 0 else '-'} {abs(offset)}"
-        )
+        return relative("layer", layer - self._layer)

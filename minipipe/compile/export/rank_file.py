@@ -27,7 +27,6 @@ from minipipe.compile.export.texts import (
 )
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.recording import Recorded, Recorder
-from minipipe.compile.wrapping import wrapped
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.io import write_whole
@@ -145,21 +144,15 @@ class RankFile:
             self._stage_source(f"{stage}", stage, recorder, kind, own)
             for kind, own in zip(kinds, functions)
         ]
-        if len({tuple(own.sources) for own in functions}) > 1:
+        if len({tuple(own.parts) for own in functions}) > 1:
             return None
-        for name in functions[0].sources:
-            same = [own.sources[name] for own in functions]
-            source = merged(same, sizes, self._constants.formulas)
-            if source is None:
+        for name, (parameters, _) in functions[0].parts.items():
+            same = ["\n".join(own.parts[name][1]) for own in functions]
+            text = merged(same, sizes, self._constants.formulas)
+            if text is None:
                 return None
-            if source != same[0]:
-                source = source.replace("):\n", "):\n    n = sizes[k]\n", 1)
-                lines = [
-                    wrapped(line.lstrip(), len(line) - len(line.lstrip()))
-                    for line in source.split("\n")
-                ]
-                source = "\n".join(each for many in lines for each in many)
-            functions[0].sources[name] = source
+            begin = ["n = sizes[k]"] * (text != same[0])
+            functions[0].parts[name] = parameters, [*begin, text]
         self._functions.update(functions[0])
         self.has_sizes = True
         return made
@@ -209,16 +202,15 @@ class RankFile:
         executor, row = self._executor, self._row
         program, rank = executor.program, executor.group.rank
         frame = Frame(self._recording, program, rank, [*executor.stages])
-        sources = list(self._functions.sources.values())
+        sources = self._functions.sources
         yield from frame.head()
         yield from self._globals("\n".join(sources))
         yield from frame.state()
         if program.num_ranks > 1:
             yield "comm, sent = MPI.COMM_WORLD, []"
-        used = "\n".join([*sources, *row.lines])
-        step = "\n".join(row.lines)
+        used = "\n".join([*sources, row.source])
         updates = frame.update(self._plan.owners)
-        for text in [*self._general(used), *sources, step, *updates]:
+        for text in [*self._general(used), *sources, row.source, *updates]:
             yield f"\n\n{text}"
         yield "\n"
         draws = "uniform" in self._helpers
@@ -234,7 +226,7 @@ class RankFile:
             values = ", ".join(["{}"] * len(kept))
             what = "by stage or layer, and microbatch"
             yield f"{', '.join(kept)} = {values}  # {what}"
-        if "end_block(" in "".join(self._row.lines):
+        if "end_block(" in self._row.source:
             yield "blocks = {}  # by layers, the gradients of blocks of microbatches"
         yield from self._row.constants()
         yield from self._constants.lines(body)

@@ -22,7 +22,7 @@ from minipipe.compile.export.stage_source import StageSource
 from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.row import SECTIONS
 from minipipe.compile.value_form import Form
-from minipipe.compile.wrapping import WIDTH, wrapped
+from minipipe.compile.wrapping import WIDTH, function, wrapped
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.plan import Plan
@@ -59,8 +59,8 @@ class RowSource:
 
     Attributes
     ----------
-    lines : list of str
-        Of the function.
+    source : str
+        The function.
     has_loss : bool
         Whether the function returns a loss.
     batch_form : BatchForm
@@ -107,7 +107,10 @@ class RowSource:
             self._join_blocks(stage)
         self._rows += self._sums
         self._check_sums()
-        self.lines = list(self._function())
+        given = [letter for letter, has in self.batch if has]
+        if self.has_loss and batch.weights is None:
+            given.append("weights")
+        self.source = function("step", given, self._statements())
 
     def _check_sums(self) -> None:
         """Refuse sums over blocks or replicas with shared parameters."""
@@ -314,30 +317,24 @@ class RowSource:
         (name,) = trace.results["forward"]
         return trace.variables[name].dtype.name
 
-    def _function(self) -> Iterator[str]:
-        given = ", ".join([letter for letter, has in self.batch if has])
-        if self.has_loss and self.batch_form.weights is None:
-            given += ", weights"
-        yield f"def step({given}):"
+    def _statements(self) -> Iterator[str]:
         rank = self._executor.group.rank
-        yield f'    """The row of rank {rank}, an instruction a line."""'
+        yield f'"""The row of rank {rank}, an instruction a line."""'
         for letter, has in self.batch:
             if has:
-                yield f"    {letter} = {self._cut(letter)}"
+                yield f"{letter} = {self._cut(letter)}"
         if self.has_loss:
-            yield "    losses = {}"
+            yield "losses = {}"
             if not self._has_one_weight:
                 dtype = self._dtype_of_loss()
-                yield f'    seeds = [np.array(weight, "{dtype}") for weight in weights]'
-        for line, indent in with_loops(self._rows, self._count > STRAIGHT):
-            yield from wrapped(line, indent)
+                yield f'seeds = [np.array(weight, "{dtype}") for weight in weights]'
+        yield from with_loops(self._rows, self._count > STRAIGHT)
         yield from self._shared_gradients()
         if self._tags or self._sums:
-            yield "    while sent:"
-            yield "        sent.pop()[0].Wait()"
+            yield "while sent:\n    sent.pop()[0].Wait()"
         if self.has_loss:
             weight = "weight" if self._has_one_weight else "weights[k]"
-            yield f"    return sum({weight} * float(losses[k]) for k in losses)"
+            yield f"return sum({weight} * float(losses[k]) for k in losses)"
 
     def _cut(self, letter: str) -> str:
         """Return the microbatches of an array of the batch."""
@@ -377,11 +374,11 @@ class RowSource:
             if name not in shared:
                 shown = [f'gradients["{uses[n]}"]' for n in sorted(uses)]
                 sums.append((name, shown))
-        yield from (f"    {line}" for line in sends)
+        yield from sends
         for name, shown in sums:
-            yield from wrapped(f'gradients["{name}"] = {" + ".join(shown)}', 4)
+            yield f'gradients["{name}"] = {" + ".join(shown)}'
             for each in self._uses.get(name, {}).values():
-                yield f'    gradients.pop("{each}", None)'
+                yield f'gradients.pop("{each}", None)'
 
     def _receive_use(self, name: str, peer: int, tag: int) -> str:
         """Return the expression of a gradient that another rank has."""

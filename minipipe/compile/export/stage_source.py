@@ -23,9 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.names import Names
 from minipipe.compile.export.units import Call, Item, Unit, folded, shared_name
-from minipipe.compile.statements import Statement
 from minipipe.compile.trace import Trace
-from minipipe.compile.wrapping import WIDTH, wrapped
+from minipipe.compile.wrapping import WIDTH, function
 
 _KEPT = {
     ("forward", "backward"): "kept",
@@ -40,28 +39,33 @@ class Functions:
 
     Attributes
     ----------
-    sources : dict of str to str
-        By name.
+    parts : dict of str to (list of str, list of str)
+        By name, the parameters and the statements.
     kept : dict of str to None
         The names of the dicts in which arrays are kept.
     """
 
     def __init__(self) -> None:
-        self.sources: dict[str, str] = {}
+        self.parts: dict[str, tuple[list[str], list[str]]] = {}
         self.kept: dict[str, None] = {}
 
-    def add_unit(self, name: str, lines: Sequence[str]) -> str:
+    @property
+    def sources(self) -> list[str]:
+        """The source of each function."""
+        return [function(name, *part) for name, part in self.parts.items()]
+
+    def add_unit(self, name: str, parameters: list[str], statements: list[str]) -> str:
         """Add a function under this name or a similar one; return its name."""
-        for number in range(1, len(self.sources) + 2):
+        part = parameters, statements
+        for number in range(1, len(self.parts) + 2):
             own = name if number == 1 else f"{name}_{number}"
-            source = "\n".join([lines[0].replace("NAME", own, 1), *lines[1:]])
-            if self.sources.setdefault(own, source) == source:
+            if self.parts.setdefault(own, part) == part:
                 return own
         raise AssertionError("a dict has fewer names than entries")
 
     def update(self, others: Functions) -> None:
         """Add all functions of others."""
-        self.sources |= others.sources
+        self.parts |= others.parts
         self.kept |= others.kept
 
 
@@ -195,17 +199,17 @@ class StageSource:
         def shown(variables: Sequence[str]) -> list[str]:
             return [names.of(name) for name in variables]
 
-        arguments = ["k", "layer", *shown(unit.arguments)]
-        lines = wrapped(f"def NAME({', '.join(arguments)}):", 0)
-        for section, taken in unit.takes.items():
-            lines += self._unpacked(section, unit.section, "layer", shown(taken))
-        for statement in unit.body:
-            lines += wrapped(names.written(statement), 4)
+        parameters = ["k", "layer", *shown(unit.arguments)]
+        lines = [
+            self._unpacked(section, unit.section, "layer", shown(taken))
+            for section, taken in unit.takes.items()
+        ]
+        lines += map(names.written, unit.body)
         for section, kept in unit.keeps.items():
-            lines += self._packed(unit.section, section, "layer", shown(kept))
+            lines.append(self._packed(unit.section, section, "layer", shown(kept)))
         if unit.outputs:
-            lines += wrapped(f"return {', '.join(shown(unit.outputs))}", 4)
-        unit.name = self._functions.add_unit(self._name_of(unit), lines)
+            lines.append(f"return {', '.join(shown(unit.outputs))}")
+        unit.name = self._functions.add_unit(self._name_of(unit), parameters, lines)
 
     def _names_of_kept(self, unit: Unit) -> Iterator[tuple[str, str]]:
         """Yield the variables that a unit takes, with names in the earlier unit."""
@@ -237,57 +241,46 @@ class StageSource:
 
     def _print_section(self, section: str) -> None:
         names, stage = self._names, f'"stage {self.name}"'
-        given = list(self._inputs[section])
-        self.parameters[section] = given
-        results = [n for n in self._results[section] if n != "None"]
-        arguments = ", ".join(["k", *map(names.of, given)])
-        lines = [f"def {section}_{self.name}({arguments}):"]
-        lines += self._taken(section, stage)
+        given = self.parameters[section] = list(self._inputs[section])
+        lines = []
+        for (earlier, later), variables in self._keeps.items():
+            if later == section:
+                own = list(map(names.of, variables))
+                lines.append(self._unpacked(earlier, section, stage, own))
+        parameters = ["k", *map(names.of, given)]
         lines += self._body(section)
         for (earlier, later), variables in self._keeps.items():
             if earlier == section:
-                own = [names.of(name) for name in variables]
-                lines += self._packed(section, later, stage, own)
+                own = list(map(names.of, variables))
+                lines.append(self._packed(section, later, stage, own))
+        results = [names.of(n) for n in self._results[section] if n != "None"]
         if results:
-            returned = [self._names.of(name) for name in results]
-            lines += wrapped(f"return {', '.join(returned)}", 4)
-        if len(lines) == 1:
-            lines.append("    pass")
-        self._functions.sources[f"{section}_{self.name}"] = "\n".join(lines)
-
-    def _taken(self, section: str, stage: str) -> Iterator[str]:
-        """Yield the lines that unpack what was kept for a section."""
-        names = self._names
-        for (earlier, later), variables in self._keeps.items():
-            if later == section:
-                own = [names.of(name) for name in variables]
-                yield from self._unpacked(earlier, section, stage, own)
+            lines.append(f"return {', '.join(results)}")
+        self._functions.parts[f"{section}_{self.name}"] = parameters, lines
 
     def num_results(self, section: str) -> int:
         """Return how many arrays a section returns."""
         return sum(name != "None" for name in self._results[section])
 
     def _body(self, section: str) -> Iterator[str]:
+        """Yield the statements of a section, and calls of units."""
         items, names = self._items[section], self._names
         layer: int | None = None
         i = 0
         while i < len(items):
             item = items[i]
-            if isinstance(item, Statement):
-                text = names.written(item)
-                comment = ""
-                if item.layer is not None and item.layer != layer:
-                    layer = item.layer
-                    comment = f"  # layer {layer}: {self._layers.get(layer, '')}"
-                found = wrapped(text, 4)
-                if len(found) == 1 and len(found[0] + comment) <= WIDTH:
-                    found[0] += comment
-                yield from found
-                i += 1
+            if isinstance(item, Call):
+                chain = self._chain(items[i:])
+                yield self._called(chain)
+                i += len(chain)
                 continue
-            chain = self._chain(items[i:])
-            yield from self._calls(chain)
-            i += len(chain)
+            text = names.written(item)
+            if item.layer is not None and item.layer != layer:
+                layer = item.layer
+                comment = f"  # layer {layer}: {self._layers.get(layer, '')}"
+                text += comment * (len(text + comment) <= WIDTH - 4)
+            yield text
+            i += 1
 
     def _chain(self, items: Sequence[Item]) -> list[Call]:
         """Return the first calls, each of which takes the result of the one before."""
@@ -312,26 +305,26 @@ class StageSource:
         found: list[Item | None] = [item for item in items if name in item.reads]
         return found + [None for own in self._results.values() if name in own]
 
-    def _calls(self, chain: Sequence[Call]) -> Iterator[str]:
+    def _called(self, chain: Sequence[Call]) -> str:
+        """Return the call of a unit, or a loop of calls."""
         names, first, last = self._names, chain[0], chain[-1]
         unit, outputs = first.unit, first.unit.outputs
         if len(chain) == 1:
             arguments = ["k", str(first.layer), *map(names.of, first.reads)]
             made = [names.of(name) for name in first.of(outputs)]
             left = f"{', '.join(made)} = " if made else ""
-            yield from wrapped(f"{left}{unit.name}({', '.join(arguments)})", 4)
-            return
+            return f"{left}{unit.name}({', '.join(arguments)})"
         step = chain[1].layer - first.layer
         end = last.layer + (1 if step > 0 else -1)
         (given,), (result,) = first.reads, last.of(outputs)
         is_input = given in self._inputs[unit.section]
         if not is_input and self._readers(given) == [first]:
             names.own[result] = names.of(given)
-        name = names.of(result)
+        name, begin = names.of(result), ""
         if name != names.of(given):
-            yield f"    {name} = {names.of(given)}"
-        yield f"    for layer in range({first.layer}, {end}, {step}):"
-        yield f"        {name} = {unit.name}(k, layer, {name})"
+            begin = f"{name} = {names.of(given)}\n"
+        loop = f"for layer in range({first.layer}, {end}, {step}):"
+        return f"{begin}{loop}\n    {name} = {unit.name}(k, layer, {name})"
 
     # -- what is kept ------------------------------------------------------------------
 
@@ -340,16 +333,15 @@ class StageSource:
         self._functions.kept[name] = None
         return name
 
-    def _packed(self, section: str, later: str, key: str, own: list[str]) -> list[str]:
-        text = f"{self._dict_of(section, later)}[{key}, k] = {', '.join(own)}"
-        return wrapped(text + ("," if len(own) == 1 else ""), 4)
+    def _packed(self, section: str, later: str, key: str, own: list[str]) -> str:
+        return f"{self._dict_of(section, later)}[{key}, k] = {_tuple(own)}"
 
-    def _unpacked(
-        self, earlier: str, section: str, key: str, own: list[str]
-    ) -> list[str]:
-        left = ", ".join(own) + ("," if len(own) == 1 else "")
-        text = f"{left} = {self._dict_of(earlier, section)}.pop(({key}, k))"
-        return wrapped(text, 4)
+    def _unpacked(self, earlier: str, section: str, key: str, own: list[str]) -> str:
+        return f"{_tuple(own)} = {self._dict_of(earlier, section)}.pop(({key}, k))"
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return ", ".join(names) + "," * (len(names) == 1)
 
 
 def _layers_of(unit: Unit) -> list[int]:

@@ -21,7 +21,6 @@ from minipipe.errors import (
     MessageError,
     ModelError,
     ScheduleError,
-    counted,
     warn_caller,
 )
 from minipipe.execution.checks.comparison import (
@@ -35,7 +34,6 @@ from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
 from minipipe.nn import Module, Parameter
 from minipipe.schedules import ActionKind, Schedule
-from minipipe.specs import COUNT
 
 _NAMES = (
     *(
@@ -317,29 +315,6 @@ def check_backward(schedule: Schedule, call: str) -> None:
             Code.UNSUPPORTED,
             f"{schedule.name} has no backward, which {call}() needs: "
             "choose another schedule to train, or evaluate() and predict().",
-        )
-
-
-def check_alone(call: str, is_running: bool) -> None:
-    """Refuse a training step inside another one: their gradients would mix. Local."""
-    if is_running:
-        raise ArgumentError(
-            "unsupported",
-            f"{call}() was called during another training step of this pipeline, by a "
-            "metric, a loss or a layer, and their gradients would mix. Call it after "
-            "that step; evaluate() and predict() may be called there on one rank.",
-        )
-
-
-def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
-    """Refuse to show steps that were not taken, or are not kept. Local."""
-    COUNT.check("timeline: num_steps", num_steps)
-    if num_steps > taken:
-        raise ArgumentError(
-            "value",
-            f"timeline: num_steps is {num_steps}; {counted(taken, 'step')} are known "
-            f"since the last error, if any; at most {kept} are kept. Call step() "
-            "first.",
         )
 
 

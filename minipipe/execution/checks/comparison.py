@@ -22,7 +22,6 @@ from minipipe.comm.agreement import ALIKE, check_agreement, differences, digest,
 from minipipe.errors import RankError
 from minipipe.execution.checks.description import description
 from minipipe.nn import Parameter
-from minipipe.nn.shards import ShardedParameter
 
 
 def check_first_values(
@@ -82,9 +81,10 @@ def check_first_values(
         )
 
 
-def _digest(parameter: Parameter, of_wholes: bool) -> int:
-    is_part = of_wholes and isinstance(parameter, ShardedParameter)
-    return parameter.whole_digest if is_part else digest(parameter.data)
+def _digest(parameter: Any, of_wholes: bool) -> int:
+    if of_wholes and parameter.is_divided:
+        return parameter.whole_digest
+    return digest(parameter.data)
 
 
 # -- each call -------------------------------------------------------------------------

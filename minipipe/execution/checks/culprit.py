@@ -6,6 +6,7 @@ layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     from minipipe.execution.batch import Batch
     from minipipe.execution.checks.finite import FiniteCheck
     from minipipe.execution.plan import Plan
+    from minipipe.nn import Parameter
 
 _NOT_FOUND = (
-    "a loss or a gradient was not finite, but in a second run of the step every "
-    "value between two layers was. Either a "
-    "layer computes different values each time, or only a sum has overflowed, such "
-    "as gradients of several steps or "
-    "gradients of several uses of a parameter."
+    "a loss or a gradient was not finite, but in a second run of the step every value "
+    "between two layers was. Either a layer computes different values each time, or "
+    "only a sum has overflowed, such as gradients of several steps or gradients of "
+    "several uses of a parameter."
 )
 
 
@@ -53,66 +54,62 @@ def culprit_of(
     in one respect: gradients of values between two layers are added up there, which may
     change their last bits. Gradients do not count if a loss scale will check them.
     """
-    plan, stages = check.plan, check.stages.values()
+    plan, group = check.plan, (check.grid or check).group
+    probe = _run_again(check, batch)
+    own = np.array(probe.sightings, np.int64).reshape(-1, len(Seen._fields))
+    rows = group.all_gather(own, what=part_of(batch.call))
+    sightings = [Seen(*row) for part in rows for row in part.tolist()]
+    if not with_gradients:
+        sightings = _without(sightings, What.GRADIENT, What.WEIGHT_GRADIENT)
+    if any(parameter.is_summed for parameter in _parameters_of(check)):
+        # Summed over replicas, such a gradient does not identify a microbatch.
+        sightings = _without(sightings, What.WEIGHT_GRADIENT) or sightings
+    culprit = find_culprit(sightings, len(batch.sizes), len(plan.layers))
+    if culprit is None:
+        return Code.NOT_FOUND, _NOT_FOUND
+    inputs = What.INPUTS, culprit.microbatch
+    has_masks = any(seen[:2] == inputs and seen.kinds & MINUS for seen in sightings)
+    first = list(culprit.cause or culprit.seen)
+    who = next(rank for rank, part in enumerate(rows) if first in part.tolist())
+    return _described(culprit, plan, batch, has_masks, group.name(who))
+
+
+def _run_again(check: FiniteCheck, batch: Batch) -> Probe:
+    """Run a step once more; return a probe that has seen its values."""
+    plan = check.plan
     probe = Probe(plan)
     probe.look_at_batch(batch)
     again = replace(batch, objective=batch.objective.alone())
-    parameters = [
-        parameter for stage in stages for parameter in stage.parameters.values()
-    ]
-    kept = [
-        (leaf, leaf.grad)
-        for parameter in parameters
-        for leaf in parameter.leaves.values()
-    ]
+    leaves = [leaf for one in _parameters_of(check) for leaf in one.leaves.values()]
+    kept = [(leaf, leaf.grad) for leaf in leaves]
+    # Another executor: it does not stack W, so a gradient belongs to one microbatch.
+    # Nor does it sum over replicas: the probe looks at the gradients of each alone.
+    row = plan.program.numbered[check.group.rank]
+    handlers = {**handlers_of(row), ActionKind.REDUCE_GRAD: _sum_nothing}
+    executor = Executor(
+        plan.program, check.stages, check.group, check.xp, handlers, journal()
+    )
     try:
         with ExitStack() as until_run, np.errstate(all="ignore"):
-            for stage in stages:
+            for stage in check.stages.values():
                 until_run.enter_context(probe.watching(stage))
                 stage.begin()
-            # Another executor: it does not stack W, so a gradient belongs to one
-            # microbatch. Nor does it sum over replicas: the probe looks at the
-            # gradients of each replica alone.
-            row = plan.program.numbered[check.group.rank]
-            handlers = {**handlers_of(row), ActionKind.REDUCE_GRAD: _sum_nothing}
-            again_on = Executor(
-                plan.program, check.stages, check.group, check.xp, handlers, journal()
-            )
-            again_on.run(again, probe)
+            executor.run(again, probe)
     finally:
         for leaf, gradient in kept:
             leaf.grad = gradient
     if not batch.objective.is_given:
         probe.look_at_losses(again.objective.losses)
-    own = np.array(probe.sightings, np.int64).reshape(-1, len(Seen._fields))
-    group = (check.grid or check).group
-    rows = group.all_gather(own, what=part_of(batch.call))
-    sightings = [Seen(*row) for part in rows for row in part.tolist()]
-    if not with_gradients:
-        sightings = [
-            seen
-            for seen in sightings
-            if seen.what not in (What.GRADIENT, What.WEIGHT_GRADIENT)
-        ]
-    # over replicas: it does not identify a microbatch
-    if any(parameter.is_summed for parameter in parameters):
-        sightings = [
-            seen for seen in sightings if seen.what != What.WEIGHT_GRADIENT
-        ] or sightings
-    culprit = find_culprit(sightings, len(batch.sizes), len(plan.layers))
-    if culprit is None:
-        return Code.NOT_FOUND, _NOT_FOUND
-    masks = [
-        seen
-        for seen in sightings
-        if seen[:2] == (What.INPUTS, culprit.microbatch) and seen.kinds & MINUS
-    ]
-    who = next(
-        rank
-        for rank, part in enumerate(rows)
-        if list(culprit.cause or culprit.seen) in part.tolist()
-    )
-    return _described(culprit, plan, batch, bool(masks), group.name(who))
+    return probe
+
+
+def _parameters_of(check: FiniteCheck) -> list[Parameter]:
+    stages = check.stages.values()
+    return [parameter for stage in stages for parameter in stage.parameters.values()]
+
+
+def _without(sightings: Iterable[Seen], *kinds: What) -> list[Seen]:
+    return [seen for seen in sightings if seen.what not in kinds]
 
 
 def _sum_nothing(executor: Executor, action: Action) -> None:
@@ -125,58 +122,48 @@ def _described(
     """Return the code, and a sentence: which layer or loss made which value, and
     where.
     """
-    k, layer, seen, cause = (
-        culprit.microbatch,
-        culprit.layer,
-        culprit.seen,
-        culprit.cause,
-    )
-    made, first, names = words_of(seen.kinds), sum(batch.sizes[:k]), list(plan.owners)
+    k, layer, seen = culprit.microbatch, culprit.layer, culprit.seen
+    made, first = words_of(seen.kinds), sum(batch.sizes[:k])
     if layer < 0:
-        where = (
-            f"first in sample {first + seen.which}"
-            if seen.which >= 0
-            else "in an array that is not divided"
-        )
+        where = "in an array that is not divided"
+        if seen.which >= 0:
+            where = f"first in sample {first + seen.which}"
         return Code.INPUTS, f"the inputs have {made}, {where} (microbatch {k})."
     is_loss = layer == len(plan.layers)
-    stage = (
-        len(plan.partition) - 1
-        if is_loss
-        else next(i for i, part in enumerate(plan.partition) if layer in part)
-    )
-    name = (
-        f"the loss, after layer {layer - 1},"
-        if is_loss
-        else f"layer {layer}, {plan.layers[layer].brief()},"
-    )
-    finite = (
-        "finite inputs (except -inf, perhaps a mask)" if has_masks else "finite inputs"
-    )
-    what = (
-        f"{'added a loss of' if seen.what == What.AUXILIARY_LOSS else 'returned'} "
-        f"{made} for {finite}"
-    )
-    if culprit.is_backward:
-        of = names[seen.which] if culprit.is_weight else "its input"
-        what = (
-            f"returned {made} in the gradient of {of}, for a finite gradient of its "
-            "result"
-        )
-    where = f"on rank {rank}, stage {stage}, microbatch {k}"
-    sentence = f"{name} {what}, {where}, action {_action(culprit, plan.program, stage)}"
+    if is_loss:
+        stage, name = len(plan.partition) - 1, f"the loss, after layer {layer - 1},"
+    else:
+        stage = next(i for i, part in enumerate(plan.partition) if layer in part)
+        name = f"layer {layer}, {plan.layers[layer].brief()},"
+    action = _action(culprit, plan.program, stage)
+    where = f"on rank {rank}, stage {stage}, microbatch {k}, action {action}"
+    sentence = f"{name} {_made(culprit, plan, has_masks)}, {where}"
     if culprit.is_backward:
         return Code.BACKWARD, f"{sentence}."
+    cause = culprit.cause
     if cause is None:
         return Code.LOSS if is_loss else Code.FORWARD, f"{sentence}."
     had = words_of(cause.kinds)
     if is_loss:
         sample = f", first in sample {first + cause.which}" if cause.which >= 0 else ""
         return Code.TARGETS, f"{sentence}: the targets have {had}{sample}."
-    return (
-        Code.PARAMETER,
-        f"{sentence}: its parameter {names[cause.which]} had {had} before the step.",
-    )
+    parameter = list(plan.owners)[cause.which]
+    had_before = f"its parameter {parameter} had {had} before the step"
+    return Code.PARAMETER, f"{sentence}: {had_before}."
+
+
+def _made(culprit: Culprit, plan: Plan, has_masks: bool) -> str:
+    """Return what a layer or a loss returned, and for which inputs or gradients."""
+    seen = culprit.seen
+    made = words_of(seen.kinds)
+    if culprit.is_backward:
+        of = list(plan.owners)[seen.which] if culprit.is_weight else "its input"
+        result = "for a finite gradient of its result"
+        return f"returned {made} in the gradient of {of}, {result}"
+    is_auxiliary = seen.what == What.AUXILIARY_LOSS
+    did = "added a loss of" if is_auxiliary else "returned"
+    but = " (except -inf, perhaps a mask)" if has_masks else ""
+    return f"{did} {made} for finite inputs{but}"
 
 
 def _action(culprit: Culprit, program: Program, stage: int) -> Action:

@@ -5,7 +5,7 @@ a file is checked.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,19 @@ from minipipe.autograd.backend import is_array
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import broadcast
 from minipipe.errors import ArgumentError, CheckpointError, FileError, quoted
-from minipipe.io import json_value, parse_json
+from minipipe.io import json_value, parse_json, reading
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
-from minipipe.specs import INDEX
+from minipipe.specs import INDEX, Spec
 
 FORMAT, VERSION = "minipipe checkpoint", 1
 _SIZE = INDEX._replace(maximum=MOST)
+_NUMBERS = {
+    **dict.fromkeys(("step", "num_steps", "num_microbatches"), _SIZE),
+    "gradient_blocks": _SIZE._replace(minimum=1),
+    **dict.fromkeys(("seed", "dropout_seed"), Spec(int)),  # also below 0
+}
 
 
 @dataclass(frozen=True)
@@ -104,26 +109,17 @@ class Manifest:
         except FileError as error:
             raise damage(path, str(error)) from None
         if storage.digest_of(content).sha256 != expected:
-            raise damage(
-                path,
-                f"{storage.MANIFEST} was changed after it was written: its SHA-256 "
-                "differs.",
-            )
+            raise changed(path, storage.MANIFEST)
+        wrong = f"{storage.MANIFEST} cannot be parsed"
         try:
-            return cls.from_json(content)
+            with reading(lambda reason: damage(path, f"{wrong}: {reason}.")):
+                return cls.from_json(content)
         except CheckpointError as error:
+            if error.code == "damaged":
+                raise
             raise CheckpointError(
                 error.code,
                 f"The checkpoint {path.name} cannot be read: {error.message}.",
-            ) from None
-        except (ValueError, TypeError, KeyError) as error:
-            reason = (
-                f"it lacks {error}"
-                if isinstance(error, KeyError)
-                else str(error).rstrip(".")
-            )
-            raise damage(
-                path, f"{storage.MANIFEST} cannot be parsed: {reason}."
             ) from None
 
     @classmethod
@@ -146,54 +142,21 @@ class Manifest:
                 f"minipipe supports {VERSION}"
             )
             raise CheckpointError("unsupported", message)
-        names = ("step", "num_steps", "num_microbatches")
-        numbers = {name: _SIZE.check(quoted(name), found[name]) for name in names}
-        blocks = found.get("gradient_blocks", 1)  # earlier versions knew no replicas
-        blocks = _SIZE._replace(minimum=1).check("'gradient_blocks'", blocks)
-        seed = found["seed"]  # which may be below 0; earlier versions had one
-        seeds = {
-            name: json_value(found.get(name, seed), int, repr(name))
-            for name in ("seed", "dropout_seed")
+        # Earlier versions knew no replicas, and had one seed.
+        found = {"gradient_blocks": 1, "dropout_seed": found["seed"], **found}
+        numbers = {
+            name: spec.check(repr(name), found[name]) for name, spec in _NUMBERS.items()
         }
-        files = {}
-        for name, (size, sha256) in json_value(found["files"], dict, "'files'").items():
-            if not is_name_of_file(name):
-                raise ArgumentError(
-                    "value", f"{quoted(name)} is not the name of a file in a checkpoint"
-                )
-            size = _SIZE.check("the size of a file", size)
-            files[name] = Digest(size, json_value(sha256, str, "the digest of a file"))
-        parameters = {}
-        for name, (file, dtype, shape) in json_value(
-            found["parameters"], dict, "'parameters'"
-        ).items():
-            if file not in files:
-                what = (
-                    f"{quoted(name)} refers to file {quoted(file)}, which the manifest "
-                    "does not list"
-                )
-                raise ArgumentError("value", what)
-            lengths = [
-                _SIZE.check("a length", one)
-                for one in json_value(shape, list, "a shape")
-            ]
-            parameters[name] = file, json_value(dtype, str, "a dtype"), tuple(lengths)
-        optimisers = {}
-        for name, state in json_value(
-            found["optimisers"], dict, "'optimisers'"
-        ).items():
-            optimisers[name] = OptimiserState.from_dict(
-                json_value(state, dict, quoted(name))
-            )
-            for what, value in (
-                one for kept in optimisers[name].kept.values() for one in kept.items()
-            ):
-                if not isinstance(value, int | float):
-                    raise ArgumentError(
-                        "type", f"{quoted(what)} is {quoted(value)}, expected a number"
-                    )
-        extra = json_value(found["extra"], dict, "'extra'")
-        numbers |= {**seeds, "gradient_blocks": blocks}
+        mappings = ("files", "parameters", "optimisers", "extra")
+        parts = {name: json_value(found[name], dict, repr(name)) for name in mappings}
+        files = {name: _digest(name, one) for name, one in parts["files"].items()}
+        parameters = {
+            name: _entry(name, one, files) for name, one in parts["parameters"].items()
+        }
+        optimisers = {
+            name: _state(name, one) for name, one in parts["optimisers"].items()
+        }
+        extra = parts["extra"]
         return cls(
             **numbers,
             extra=extra,
@@ -201,6 +164,40 @@ class Manifest:
             optimisers=optimisers,
             files=files,
         )
+
+
+def _digest(name: str, entry: Any) -> Digest:
+    """Return the length and the SHA-256 of a file."""
+    size, sha256 = entry
+    if not is_name_of_file(name):
+        message = f"{quoted(name)} is not the name of a file in a checkpoint"
+        raise ArgumentError("value", message)
+    size = _SIZE.check("the size of a file", size)
+    return Digest(size, json_value(sha256, str, "the digest of a file"))
+
+
+def _entry(
+    name: str, entry: Any, files: Collection[str]
+) -> tuple[str, str, tuple[int, ...]]:
+    """Return the file, dtype and shape of a parameter."""
+    file, dtype, shape = entry
+    if file not in files:
+        message = f"{quoted(name)} refers to file {quoted(file)}"
+        raise ArgumentError("value", f"{message}, which the manifest does not list")
+    shape = json_value(shape, list, "a shape")
+    lengths = tuple(_SIZE.check("a length", one) for one in shape)
+    return file, json_value(dtype, str, "a dtype"), lengths
+
+
+def _state(name: str, entry: Any) -> OptimiserState:
+    """Return the state of an optimiser, without arrays."""
+    state = OptimiserState.from_dict(json_value(entry, dict, quoted(name)))
+    for kept in state.kept.values():
+        for what, value in kept.items():
+            if not isinstance(value, int | float):
+                message = f"{quoted(what)} is {quoted(value)}, expected a number"
+                raise ArgumentError("type", message)
+    return state
 
 
 def encoded(value: Any, what: str, indent: int | None = None) -> str:
@@ -242,6 +239,12 @@ def damage(path: Path, sentence: str) -> CheckpointError:
     return CheckpointError(
         "damaged", f"The checkpoint {path.name} is damaged: {sentence}"
     )
+
+
+def changed(path: Path, file: str) -> CheckpointError:
+    """Return the error for a file whose digest differs from the written one."""
+    what = f"{file} was changed after it was written: its SHA-256 differs."
+    return damage(path, what)
 
 
 def mismatch(sentence: str) -> CheckpointError:

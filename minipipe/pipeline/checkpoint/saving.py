@@ -137,8 +137,9 @@ def save(
         and no numbers as keys: they come back as lists and strings.
     keep : int
         How many checkpoints to keep, at least 1. Older ones of no later step are
-        deleted once this one is whole; those of later steps, from a run that this one
-        did not resume, stay. With 2 an earlier one remains, should the disk damage one.
+        deleted once this one is whole; checkpoints of later steps, from a run that this
+        one did not resume, stay. With 2 an earlier one remains, should the disk damage
+        one.
 
     Returns
     -------

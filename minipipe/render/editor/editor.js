@@ -106,10 +106,10 @@ class Editor {
   button(rank, action, isReady) {
     const [, stage, kind, microbatch] = action.match(/^(\d+)([A-Z]+)(\d+)$/);
     const made = element("button", isReady ? "choice ready" : "choice", action);
-    const swatch = element("i", "swatch kind");
+    const swatch = element("i", "swatch");
     const stages = this.player.data.panels[0].ranks[rank].stages;
-    const [fill] = this.player.data.colours[kind][Math.max(0, stages.indexOf(Number(stage)))];
-    swatch.style.cssText = `--fill: ${fill}`;
+    const [colour] = this.player.data.colours[kind][Math.max(0, stages.indexOf(Number(stage)))];
+    swatch.style.cssText = `--fill: ${colour}`;
     made.prepend(swatch);
     made.type = "button";
     made.dataset.key = `${rank} ${stage}${kind}`;

@@ -467,10 +467,9 @@ def _chart(panel: Panel, is_headed: bool) -> str:
     name = escaped(title_of(panel.timeline))
     return (
         f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl "
-        f"class='facts'>{facts}</dl>{note}</figcaption>"
-        f'<div class="chart" role="img" aria-label="Chart of {name}; the table '
-        'below says the same">'
-        "<canvas></canvas><canvas></canvas></div></figure>"
+        f"class='facts'>{facts}</dl>{note}</figcaption><div "
+        f'class="chart" role="img" aria-label="Chart of {name}; the table below says '
+        'the same"><canvas></canvas><canvas></canvas></div></figure>'
     )
 
 
@@ -492,11 +491,8 @@ def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
 def _moment(panel: Panel, is_headed: bool) -> str:
     heads = ["rank", "now", "activations held"]
     if panel.timeline.memory is not None:
-        heads.append(
-            "memory"
-            if panel.timeline.memory_unit == "bytes"
-            else f"memory ({panel.timeline.memory_unit})"
-        )
+        unit = panel.timeline.memory_unit
+        heads.append("memory" if unit == "bytes" else f"memory ({unit})")
     heading = _heading(panel) if is_headed else ""
     # below the heading of the timeline, or of the page
     level = "h3" if is_headed else "h2"

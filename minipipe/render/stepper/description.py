@@ -113,40 +113,34 @@ def describe_state(
     else:
         until = f" until {format_number(state.until, walkthrough.timeline.unit)}"
     if state.activity is Activity.RUNS:
-        if state.awaited is None:
-            joined = "" if state.action is None else _joined(walkthrough, state.action)
-            return [
-                f"{state.action}{joined}{until}",
-                f"{state.action}{until}",
-                f"{state.action}",
-            ]
-        awaited = f"{state.awaited} on rank {state.source}"
-        return [
-            f"{state.action} until rank {state.source} reaches {state.awaited}",
-            f"{state.action}: {awaited}?",
-        ]
+        return _describe_action(walkthrough, state, until)
     if state.awaited is None:
         return [f"between two actions{until}", "between two actions"]
     awaited = _describe_awaited(walkthrough, rank, state)
     if state.activity is Activity.STUCK:
-        return [
-            f"stuck at {state.action}: needs {awaited}",
-            f"stuck: needs {awaited}",
-            f"stuck: {state.awaited}",
-        ]
-    pair = (
-        state.action,
-        walkthrough.partners.get(state.action) if state.action else None,
-    )
-    if any(
-        message.used_by in pair and message.arrived > snapshot.time
-        for message in snapshot.messages
-    ):
-        return [
-            f"waits for the message of {awaited}{until}",
-            f"waits for the message of {state.awaited}{until}",
-        ]
+        short = f"stuck: {state.awaited}"
+        stuck = f"stuck at {state.action}: needs {awaited}"
+        return [stuck, f"stuck: needs {awaited}", short]
+    partner = walkthrough.partners.get(state.action) if state.action else None
+    pair = (state.action, partner)
+    coming = (each for each in snapshot.messages if each.arrived > snapshot.time)
+    if any(message.used_by in pair for message in coming):
+        start = "waits for the message of"
+        return [f"{start} {awaited}{until}", f"{start} {state.awaited}{until}"]
     return [f"waits for {awaited}{until}", f"waits for {awaited}", f"{awaited}?"]
+
+
+def _describe_action(
+    walkthrough: Walkthrough, state: RankState, until: str
+) -> list[str]:
+    """Describe the action of a rank, perhaps a SEND that waits for its receiver."""
+    action = str(state.action)
+    if state.awaited is None:
+        joined = "" if state.action is None else _joined(walkthrough, state.action)
+        return [f"{action}{joined}{until}", f"{action}{until}", action]
+    reached = f"until rank {state.source} reaches {state.awaited}"
+    short = f"{action}: {state.awaited} on rank {state.source}?"
+    return [f"{action} {reached}", short]
 
 
 def _describe_last_sum(

@@ -27,11 +27,13 @@ from minipipe.render.svg.legend import Entry, Legend, draw_messages
 from minipipe.render.svg.motion import Motion, idle_label
 from minipipe.render.svg.style import BASELINE, DEFAULT_SIZE, Letters, Page, paint
 from minipipe.render.units import scale_of
-from minipipe.schedules import ActionKind, IdleCause, Timeline
+from minipipe.schedules import IdleCause, Timeline
 from minipipe.schedules.action_table import ActionTable
 from minipipe.specs import Spec
 
 _LEAST_WIDTH = 20  # times the font size
+_PIXELS = "a number of pixels, at least 1"
+_FONT_SIZE = Spec(float, minimum=1, below=MOST_PIXELS, expected=_PIXELS)
 
 
 def draw_svg(
@@ -118,14 +120,11 @@ def draw_svg(
     ('<svg', 1)
     """
     panels = panels_of(drawn)
-    Spec(
-        float, minimum=1, below=MOST_PIXELS, expected="a number of pixels, at least 1"
-    ).check("font_size", font_size)
+    _FONT_SIZE.check("font_size", font_size)
     least = math.ceil(_LEAST_WIDTH * font_size)
     expected = f"{least} to {MOST_PIXELS} pixels with a font_size of {font_size:g}"
-    Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected).check(
-        "width", width
-    )
+    fitting = Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected)
+    fitting.check("width", width)
     if animated:
         title = title or heading(panels)
         notes = [*note_lines(notes), *filter(None, [unit_note(panels)])]
@@ -141,6 +140,15 @@ def draw_svg(
         is_animated=animated,
     )
     return page.drawn(legend)
+
+
+def _strips_of(panels: Sequence[Panel]) -> list[list[Strip]]:
+    """Return the strips of each panel: memory, and versions of weights if any."""
+    strips = [[strip_of(panel)] for panel in panels]
+    versions = list(map(versions_of, panels))
+    if any(chain(*(strip.curves for strip in versions))):
+        return [[*held, own] for held, own in zip(strips, versions)]
+    return strips
 
 
 class _TimelinePage(Page):
@@ -163,42 +171,20 @@ class _TimelinePage(Page):
         self.has_messages = has_messages
         self.is_animated = is_animated
         timelines = [panel.timeline for panel in panels]
-        self.strips = [[strip_of(panel)] for panel in panels] if has_memory else []
-        versions = list(map(versions_of, panels)) if has_memory else []
-        if any(chain(*(strip.curves for strip in versions))):
-            self.strips = [[*strips, own] for strips, own in zip(self.strips, versions)]
-        beside = list(
-            dict.fromkeys(kind for panel in panels for kind in panel.kinds_beside())
-        )
+        self.strips = _strips_of(panels) if has_memory else []
+        beside = list(dict.fromkeys(chain(*(each.kinds_beside() for each in panels))))
         num_lanes = sum(timeline.num_ranks for timeline in timelines)
         num_strips = max(map(len, self.strips), default=0)
         self.size = LaneSize.of(num_lanes, num_strips, beside, letters)
         left, right = self._margins()
         duration = max(timeline.makespan for timeline in timelines)
         room = width - left - right
-        self.axis = Axis(
-            duration, timelines[0].unit, left, room, letters.size_of("tick")
-        )
+        tick = letters.size_of("tick")
+        self.axis = Axis(duration, timelines[0].unit, left, room, tick)
         self.motion = Motion(self.axis, letters) if is_animated else None
-        self.lanes = [
-            [
-                Lane(panel, rank, self.axis, self.size)
-                for rank in range(panel.timeline.num_ranks)
-            ]
-            for panel in panels
-        ]
+        self.lanes = list(map(self._lanes_of, panels))
         self.rows = list(chain(*self.lanes))
-        self.boxes = {
-            (span.action.kind, lane.panel.chunk_of(lane.rank, span.action))
-            for lane in self.rows
-            for span in lane.spans
-        }
-        self.boxes |= {(ActionKind.UPDATE, 0) for lane in self.rows if lane.instants}
-        thin = ((lane, each.action) for lane in self.rows for each in lane.beside)
-        self.boxes |= {
-            (action.kind, lane.panel.chunk_of(lane.rank, action))
-            for lane, action in thin
-        }
+        self.boxes = set(chain(*(lane.looks() for lane in self.rows)))
         # Panels of one name are compared action by action, so their labels have one
         # form.
         alike = {
@@ -209,6 +195,10 @@ class _TimelinePage(Page):
             name: Labels(lanes, self.axis, self.size.box, letters)
             for name, lanes in alike.items()
         }
+
+    def _lanes_of(self, panel: Panel) -> list[Lane]:
+        ranks = range(panel.timeline.num_ranks)
+        return [Lane(panel, rank, self.axis, self.size) for rank in ranks]
 
     def drawn(self, has_legend: bool) -> str:
         """Return the whole document."""
@@ -313,10 +303,8 @@ class _TimelinePage(Page):
         panels with the same quantity.
         """
         alike = (other for other in chain(*self.strips) if other.noun == strip.noun)
-        return max(
-            (other.peak(rank) for other in alike for rank in range(len(other.curves))),
-            default=0.0,
-        )
+        peaks = (each.peak(i) for each in alike for i in range(len(each.curves)))
+        return max(peaks, default=0.0)
 
     # -- axis and legend ---------------------------------------------------------------
 

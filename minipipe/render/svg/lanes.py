@@ -275,6 +275,15 @@ class Lane:
             else:
                 self.runs.append([span])
 
+    def looks(self) -> Iterator[tuple[ActionKind, int]]:
+        """Yield the kind and the chunk of each box."""
+        actions = [span.action for span in self.spans]
+        actions += [each.action for each in self.beside]
+        for action in actions:
+            yield action.kind, self.panel.chunk_of(self.rank, action)
+        if self.instants:
+            yield ActionKind.UPDATE, 0
+
     def x(self, time: float) -> float:
         """Return the x coordinate of a time of the timeline."""
         return self.axis.x(time - self.panel.timeline.start)
@@ -327,11 +336,14 @@ class Lane:
         if frames := "".join(self._frames()):
             yield path(paint("joined"), frames)
         for kind, paths in bands.items():
-            short = (
-                f"{counted(counts[kind], 'action')} too short to be drawn one by one"
-            )
+            actions = counted(counts[kind], "action")
+            short = f"{actions} too short to be drawn one by one"
             title = f"{kind}: {short}; heights are shares of the time"
             yield path(box_paint(kind, 0), "".join(paths), title)
+        yield from self._updates()
+
+    def _updates(self) -> Iterator[str]:
+        """Yield lines at the updates that take no time."""
         if self.instants:
             marks = (
                 path_data("M", self.x(time) - 1, 0, "h", 2, "v", self.size.box, "h-2z")

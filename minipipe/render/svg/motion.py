@@ -172,10 +172,8 @@ class Motion:
                 f"0%{{opacity:1}}{begins}{{opacity:0}}{ends},100%{{opacity:1}}"
             )
         hidden = ",".join(f"#{name} .{each}" for each in ("frame", "end", "saved"))
-        shown = (
-            f"#{name} .curtain,#{name} .now,#{name} "
-            f".frame{{display:inline}}{hidden}{{opacity:0}}"
-        )
+        moving = ",".join(f"#{name} .{each}" for each in ("curtain", "now", "frame"))
+        shown = f"{moving}{{display:inline}}{hidden}{{opacity:0}}"
         rules = []
         for each, steps in frames.items():
             timing = "linear" if each in ("curtain", "now") else "step-end"

@@ -134,9 +134,8 @@ def lower_bounds(
     check_memory(workload)
     paths = _Paths(workload, objective)
     best: dict[str, Bound] = {}
-    for rank, stages in enumerate(
-        stages_by_rank(workload.placement, workload.num_ranks)
-    ):
+    own = stages_by_rank(workload.placement, workload.num_ranks)
+    for rank, stages in enumerate(own):
         for bound in _bounds_of(_Rank(workload, rank, stages, paths)) if stages else ():
             if bound.name not in best or bound.value > best[bound.name].value:
                 best[bound.name] = bound
@@ -167,20 +166,17 @@ class _Paths:
         backward = workload.backward_input
         message = workload.message
         # from F(0) to each F
-        self.to = list(
-            accumulate((f + c for f, c in zip(forward, message)), initial=0.0)
-        )
+        down = (f + c for f, c in zip(forward, message))
+        self.to = list(accumulate(down, initial=0.0))
         # from each I to I(0)
-        self.back = list(
-            accumulate((i + c for i, c in zip(backward, message)), initial=0.0)
-        )
+        up = (i + c for i, c in zip(backward, message))
+        self.back = list(accumulate(up, initial=0.0))
         self.turn = forward[-1] + backward[-1]
         self.is_makespan = objective is Objective.MAKESPAN
         # The times from the end of each I to the end of all that follows from it
         self.after = [workload.backward_weight[0]]
-        for weight, time_in_flight, before in zip(
-            workload.backward_weight[1:], message, backward
-        ):
+        rest = zip(workload.backward_weight[1:], message, backward)
+        for weight, time_in_flight, before in rest:
             self.after.append(max(weight, time_in_flight + before + self.after[-1]))
 
     def round(self, first: int, last: int) -> float:
@@ -323,9 +319,8 @@ def _left_over(rank: _Rank, after: float) -> float:
     """
     low = rank.stages[0]
     besides = rank.workload.footprint.activation[low] + rank.transient[low]
-    num_weights = 1 + min(
-        rank.num_pairs - 1, rank.how_many(rank.weight_activation, besides)
-    )
+    fitting = rank.how_many(rank.weight_activation, besides)
+    num_weights = 1 + min(rank.num_pairs - 1, fitting)
     path = rank.after_last_forward + after
     return max(path - rank.most_pending, after - num_weights * rank.weight)
 
@@ -348,9 +343,8 @@ def _between(rank: _Rank) -> float:
         return 0.0
     stage, overhead = rank.stages[0], rank.workload.overhead
     length = rank.paths.round(stage, stage) + overhead
-    return num_rounds * max(
-        0.0, length - k * rank.forward - rank.most_pending + rank.weight
-    )
+    wait = length - k * rank.forward - rank.most_pending + rank.weight
+    return num_rounds * max(0.0, wait)
 
 
 def _from_stage_0(rank: _Rank) -> Bound:
@@ -395,9 +389,8 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
         k = min(m, rank.how_many(activation[s], transient[s]))
         gap = overhead
         if k * activation[s] + weight_activation[s] > rank.limit * (1 + ROUNDING):
-            gap += (
-                min(workload.backward_weight[s], workload.backward_input[s]) + overhead
-            )
+            shorter = min(workload.backward_weight[s], workload.backward_input[s])
+            gap += shorter + overhead
         num_trips, trip = -(-m // k), paths.round(s, s)
         value = paths.to[s] + (m - 1) % k * (workload.forward[s] + overhead)
         value += num_trips * trip
@@ -419,9 +412,8 @@ def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
     """
     workload, held = rank.workload, 0.0
     for s in rank.stages:
-        activation, weight_activation, transient = (
-            by_stage[s] for by_stage in workload.footprint
-        )
+        by_stage = workload.footprint
+        activation, weight_activation, transient = (size[s] for size in by_stage)
         held += activation * rank.paths.round(s, s)
         until_weights = weight_activation * workload.backward_weight[s]
         held += until_weights + transient * workload.backward_input[s]

@@ -140,9 +140,8 @@ def _round_trip(case: Case, latency: float) -> float:
     the microbatches in flight.
     """
     in_flight = _value("peak", case, 0)[0]
-    return max(
-        case.round, (case.p * case.round + 2 * (case.p - 1) * latency) / in_flight
-    )
+    trip = case.p * case.round + 2 * (case.p - 1) * latency
+    return max(case.round, trip / in_flight)
 
 
 def _sliced(case: Case) -> float:
@@ -154,9 +153,8 @@ def _held_in_slices(p: int, m: int, v: int, r: int, k: int = 1) -> tuple[int, in
 
 
 def _looped(case: Case) -> float:
-    return (
-        ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v * case.round
-    )
+    slots = (case.v - 1) * max(case.m, case.p) + case.m + case.p - 1
+    return slots / case.v * case.round
 
 
 def _ahead(p: int, m: int, v: int) -> int:
@@ -165,9 +163,8 @@ def _ahead(p: int, m: int, v: int) -> int:
 
 
 def _zb_makespan(case: Case, weights: int = 1) -> float:
-    return case.work + (case.p - 1) * max(
-        case.tf, _zb_span_bubble(case._replace(p=2), weights)
-    )
+    gap = _zb_span_bubble(case._replace(p=2), weights)
+    return case.work + (case.p - 1) * max(case.tf, gap)
 
 
 def _zb_span_bubble(case: Case, weights: int = 1) -> float:
@@ -337,9 +334,8 @@ def makespan(
     ... )
     (33.0, 28.5, 27.0)
     """
-    return _value(
-        "makespan", _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    )
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    return _value("makespan", case)
 
 
 def bubble_fraction(
@@ -455,9 +451,8 @@ def steady_period(
     >>> [steady_period(name, 4, 8, **times) for name in ("1f1b", "eager-1f1b", "gpipe")]
     [7.5, 6, 6]
     """
-    return _value(
-        "period", _case(name, num_ranks, num_microbatches, None, **times), latency
-    )
+    case = _case(name, num_ranks, num_microbatches, None, **times)
+    return _value("period", case, latency)
 
 
 def peak_memory(
@@ -653,9 +648,8 @@ def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
     --- 1F0 1F1 1B0 1B1 ---
     """
     found = complete_walk(schedule.schedule.without_overlaps("a tick grid"))
-    grid: list[list[Action | None]] = [
-        [None] * len(found.rounds) for _ in schedule.actions
-    ]
+    num_ticks = len(found.rounds)
+    grid: list[list[Action | None]] = [[None] * num_ticks for _ in schedule.actions]
     order = found.order()
     for tick, ranks in enumerate(found.rounds):
         for rank, action in islice(order, len(ranks)):

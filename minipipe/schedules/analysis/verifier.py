@@ -154,9 +154,8 @@ def verify(
         with collector_paused():
             found = misplaced(schedule) or remarks(flow_of(schedule))
         schedule._kept["is in range"] = not found  # the walk need not look again
-        problems = [
-            Problem(Code(one.code), *one[1:4]) for one in found
-        ] or _order_problems(schedule)
+        problems = [Problem(Code(one.code), *one[1:4]) for one in found]
+        problems = problems or _order_problems(schedule)
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
         schedule._kept["is legal"] = True
@@ -281,9 +280,8 @@ def _memory_problems(
     for name, amounts in zip(("weights", "keys_values"), others):
         check_amounts(name, amounts, schedule.num_stages)
     levels = memory_levels(schedule, memory, *others)
-    for rank, (limit, level) in enumerate(
-        zip(amount_per_rank(memory_limit, schedule.num_ranks), levels)
-    ):
+    limits = amount_per_rank(memory_limit, schedule.num_ranks)
+    for rank, (limit, level) in enumerate(zip(limits, levels)):
         for position, (held, _) in enumerate(level):
             if not fits(held, limit):
                 where = f"Rank {rank}, position {position}"
@@ -313,9 +311,8 @@ def _age_problems(
             SCHEDULE_COUNT._replace(minimum=least).check(name, limit)
     ages = () if max_staleness is None else staleness(schedule)
     for rank, row in enumerate(schedule.actions):
-        for position, (held, _) in enumerate(
-            copies_held(flow_of(schedule), rank) if max_versions else ()
-        ):
+        copies = copies_held(flow_of(schedule), rank) if max_versions else ()
+        for position, (held, _) in enumerate(copies):
             if max_versions and held.versions > max_versions:
                 where = f"Rank {rank}, position {position}: with {row[position]}"
                 sentence = (
@@ -324,18 +321,16 @@ def _age_problems(
                 sentence += f" weights; the limit is {max_versions}."
                 problems.append(Problem(Code.STALENESS, sentence, rank, position))
                 break
-        for position, (stage, kind, k) in enumerate(
-            schedule.numbered[rank] if ages else ()
-        ):
+        numbered = schedule.numbered[rank] if ages else ()
+        for position, (stage, kind, k) in enumerate(numbered):
             age = ages[stage][k] if kind is F else 0
             if max_staleness is not None and age > max_staleness:
                 sentence = (
                     f"runs with weights whose staleness is {age} when its gradient"
                 )
                 sentence += f" is applied; the limit is {max_staleness}."
-                problems.append(
-                    _problem_at(schedule, rank, position, Code.STALENESS, sentence)
-                )
+                at = schedule, rank, position
+                problems.append(_problem_at(*at, Code.STALENESS, sentence))
                 break
     return problems
 

@@ -124,17 +124,15 @@ def workload_of(
     >>> workload_of(schedules.gpipe(2, 4), Costs(overhead=0.5)).overhead
     0.0
     """
-    workload = costs.sliced(schedule.num_slices).workload(
-        schedule.placement, schedule.num_microbatches
-    )
+    of_slice, m = costs.sliced(schedule.num_slices), schedule.num_microbatches
+    workload = of_slice.workload(schedule.placement, m)
     workload = workload._replace(memory_limit=(memory_limit,) * schedule.num_ranks)
     if ActionKind.BACKWARD not in schedule.kinds:
         return workload
     activation, weight_activation, _ = workload.footprint
     least = tuple(map(min, zip(activation, weight_activation)))
-    return workload._replace(
-        overhead=0.0, footprint=workload.footprint._replace(weight_activation=least)
-    )
+    footprint = workload.footprint._replace(weight_activation=least)
+    return workload._replace(overhead=0.0, footprint=footprint)
 
 
 _OF_TIMELINE = ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate")
@@ -279,9 +277,8 @@ def sweep(
     _COSTS.check("costs", costs)
     for own in costs.values():
         check_costs(own)
-    combinations = list(
-        product(_values("costs", costs), ranks, microbatches, chunks, names)
-    )
+    choices = _values("costs", costs), ranks, microbatches, chunks, names
+    combinations = list(product(*choices))
     rows: list[dict[str, Any]] = []
     watch(lambda: f"{len(rows):,} of {counted(len(combinations), 'row')}")
     for label, p, m, v, name in combinations:
@@ -470,14 +467,12 @@ def tradeoff(
     costs = costs or Costs()
     if not any(costs.memory(num_ranks).activation):
         raise misuse("activation is 0; expected memory, to compare it with time.")
-    rows = [
-        row for row in table(num_ranks, num_microbatches, costs) if row["error"] is None
-    ]
+    every = table(num_ranks, num_microbatches, costs)
+    rows = [row for row in every if row["error"] is None]
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
-        raise misuse(
-            "F, I and W take no time; expected some, to compare it with memory."
-        )
+        why = "F, I and W take no time; expected some, to compare it with memory."
+        raise misuse(why)
     choices = [_choice(row["schedule"], row, work) for row in rows if _is_compared(row)]
     most = max(choice.memory for choice in choices)
     bounds = {}
@@ -493,9 +488,8 @@ def tradeoff(
 
 def _is_compared(row: Mapping[str, Any]) -> bool:
     example = build(row["schedule"], 2, 2)
-    holds_more_weights = (
-        ActionKind.UPDATE in example.kinds or row["placement"] == "replicas"
-    )
+    is_replicated = row["placement"] == "replicas"
+    holds_more_weights = is_replicated or ActionKind.UPDATE in example.kinds
     is_whole_step = not example.is_forward_only and example.num_slices == 1
     return is_whole_step and not holds_more_weights
 
@@ -541,9 +535,8 @@ def _choice(
     name: str, found: Mapping[str, Any], work: float, is_searched: bool = False
 ) -> TradeoffPoint:
     memory, makespan = max(found["peak_memory"]), found["makespan"]
-    return TradeoffPoint(
-        name, found["placement"], memory, 1 - work / makespan, makespan, is_searched
-    )
+    bubble, placement = 1 - work / makespan, found["placement"]
+    return TradeoffPoint(name, placement, memory, bubble, makespan, is_searched)
 
 
 def _work(costs: Costs, num_ranks: int, num_microbatches: int) -> float:

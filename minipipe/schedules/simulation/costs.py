@@ -4,9 +4,9 @@ share a host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import inf
 from numbers import Integral, Real
 from os.path import splitext
@@ -20,6 +20,7 @@ from minipipe.io import (
     parse_real,
     printable,
     read_text,
+    reading,
     write_whole,
 )
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
@@ -394,7 +395,7 @@ class Costs:
             given = _plain(getattr(self, field.name))
             if given != field.default:
                 found[field.name] = given
-        with _file_of_costs(path):
+        with reading(partial(_not_costs, path)):
             if splitext(path)[1].lower() != ".json":
                 raise ArgumentError("value", "its name does not end in .json")
             _check_members(found)
@@ -418,7 +419,7 @@ class Costs:
         """
         from minipipe.io import json_object  # most programs read no such file
 
-        with _file_of_costs(path):
+        with reading(partial(_not_costs, path)):
             found = json_object(read_text(path, MOST_JSON), _HEAD)
             for name in _HEAD:
                 del found[name]
@@ -813,11 +814,5 @@ def _is_in_file(spec: Spec, given: Any) -> bool:
     return bool(numbers) and are_plain and all(map(spec.allows, numbers))
 
 
-@contextmanager
-def _file_of_costs(path: str | Path) -> Iterator[None]:
-    """Name the file in the error about one of its members."""
-    try:
-        yield
-    except ArgumentError as error:
-        name = quoted(str(path), 200)
-        raise misuse(f"{name} is not a file of costs: {error.message}.") from None
+def _not_costs(path: str | Path, reason: str) -> ScheduleError:
+    return misuse(f"{quoted(str(path), 200)} is not a file of costs: {reason}.")

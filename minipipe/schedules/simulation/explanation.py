@@ -107,9 +107,8 @@ class Explanation:
         time.
         """
         with collector_paused():
-            return tuple(
-                tuple(self._idle_of(rank)) for rank in range(self._timeline.num_ranks)
-            )
+            ranks = range(self._timeline.num_ranks)
+            return tuple(tuple(self._idle_of(rank)) for rank in ranks)
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
@@ -119,12 +118,9 @@ class Explanation:
         if self._timeline.measured_messages:
             return self._timeline.measured_messages
         with collector_paused():
-            found = (
-                self._messages_to(*position) for position in self._positions.values()
-            )
-            return tuple(
-                sorted(chain.from_iterable(found), key=attrgetter("sent", "arrived"))
-            )
+            places = self._positions.values()
+            found = chain.from_iterable(self._messages_to(*place) for place in places)
+            return tuple(sorted(found, key=attrgetter("sent", "arrived")))
 
     @cached_property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
@@ -301,9 +297,8 @@ class Explanation:
 
     @cached_property
     def _sums(self) -> dict[Action, GradientSum]:
-        return {
-            action: found for found in self._timeline.sums for action in found.actions
-        }
+        sums = self._timeline.sums
+        return {action: found for found in sums for action in found.actions}
 
     @cached_property
     def _copies(self) -> dict[Action, tuple[int, float, float]]:
@@ -324,17 +319,15 @@ class Explanation:
         """
         timeline = self._timeline
         sent = self._spans[rank][index].end
-        origin = _Origin(
-            sent + self._time_in_flight(number), rank, index, giver, giver, sent
-        )
+        arrival = sent + self._time_in_flight(number)
+        origin = _Origin(arrival, rank, index, giver, giver, sent)
         carried = Value.produced_by(giver)
         if carried is None:
             return origin
         if carried in timeline.sent:
             time, rank, index = timeline.sent[carried]
-            return _Origin(
-                time, rank, index, carried.send, giver, self._spans[rank][index].end
-            )
+            begin = self._spans[rank][index].end
+            return _Origin(time, rank, index, carried.send, giver, begin)
         if carried.send in self._positions:
             rank, index = self._positions[carried.send]
             _, sent, time = self._spans[rank][index]
@@ -348,9 +341,8 @@ class Explanation:
         """Return the origin of the gradients of an all-reduce: its last replica."""
         rank = found.last_rank
         last = found.actions[found.ranks.index(rank)]
-        return _Origin(
-            found.end, *self._last_ended(rank, found.begin), last, last, found.begin
-        )
+        place = self._last_ended(rank, found.begin)
+        return _Origin(found.end, *place, last, last, found.begin)
 
     def _messages_to(self, rank: int, index: int) -> Iterator[Message]:
         """Yield the messages with values that a span takes from other ranks."""
@@ -403,9 +395,8 @@ class Explanation:
     @cached_property
     def _codes(self) -> dict[Action, int]:
         """The codes of the rules of all actions."""
-        return dict(
-            chain.from_iterable(map(zip, self.flow.table.actions, self.flow.codes))
-        )
+        rows = map(zip, self.flow.table.actions, self.flow.codes)
+        return dict(chain.from_iterable(rows))
 
     @cached_property
     def flow(self) -> Flow:
@@ -441,9 +432,8 @@ class Explanation:
             step = index // self._length_of_step(rank)
             previous = change.after, step * self._length_of_step(change.after) - 1
         if KINDS[action.kind].message == "send":
-            receiver, at = self._positions.get(
-                Value.carried_by(action).receive, previous
-            )
+            receive = Value.carried_by(action).receive
+            receiver, at = self._positions.get(receive, previous)
             is_later = at >= 0 and self._spans[receiver][at].start > start
             return (receiver, at) if is_later else previous
         binding = self._binding(rank, index)

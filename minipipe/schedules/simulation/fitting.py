@@ -48,9 +48,8 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         known = ((own[kind, stage], it) for it, own in found if (kind, stage) in own)
         return _median(time * timeline.num_slices for time, timeline in known)
 
-    latency, bandwidth = fit_messages(
-        [*_message_samples(timelines), *_sum_samples(timelines)]
-    )
+    samples = [*_message_samples(timelines), *_sum_samples(timelines)]
+    latency, bandwidth = fit_messages(samples)
     sums = chain.from_iterable(timeline.sums for timeline in timelines)
     sizes = dict(_means((found.actions[0].stage, found.size) for found in sums))
     is_split = [any((I, s) in found for found in times) for s in stages]
@@ -105,9 +104,8 @@ def fit_messages(samples: Sequence[Sample]) -> tuple[float, float]:
 def _check_alike(timelines: Sequence[Timeline]) -> None:
     """Refuse timelines whose times cannot be compared."""
     if not timelines:
-        raise misuse(
-            "Fitting costs needs at least one timeline, such as pipeline.timeline()."
-        )
+        hint = "such as pipeline.timeline()"
+        raise misuse(f"Fitting costs needs at least one timeline, {hint}.")
     for item in timelines:
         _TIMELINE.check("An argument", item)
     units = sorted({timeline.unit for timeline in timelines})
@@ -155,9 +153,8 @@ def _overlaps(
     for group in _groups_of(timeline):
         both = [times[action.kind, action.stage] for action, _, _ in group]
         if len(group) > 1 and min(both) > 0:
-            yield min(
-                1.0, max(0.0, (sum(both) - (group[0].end - group[0].start)) / min(both))
-            )
+            hidden = sum(both) - (group[0].end - group[0].start)
+            yield min(1.0, max(0.0, hidden / min(both)))
 
 
 def _overhead(timeline: Timeline) -> float:
@@ -180,16 +177,14 @@ def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
     times: defaultdict[int, list[float]] = defaultdict(list)
     for timeline in timelines:
         for row, changes in zip(timeline.spans, timeline.step_changes):
-            stages = {
-                span.action.stage for span in row if not span.action.kind.is_of_rank
-            }
+            actions = [span.action for span in row if not span.action.kind.is_of_rank]
+            stages = {action.stage for action in actions}
             for stage in stages:
-                times[stage] += [
-                    (change.begun - change.left) / len(stages) for change in changes
-                ]
-    return (
-        [_median(times[stage]) for stage in _stages_of(timelines[0])] if times else 0.0
-    )
+                spent = [change.begun - change.left for change in changes]
+                times[stage] += [time / len(stages) for time in spent]
+    if not times:
+        return 0.0
+    return [_median(times[stage]) for stage in _stages_of(timelines[0])]
 
 
 def _message_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
@@ -213,9 +208,8 @@ def _sum_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
     by_timeline = [list(_rounds_of(timeline)) for timeline in timelines]
     all_are_hidden = all(is_hidden for is_hidden, _ in chain.from_iterable(by_timeline))
     for rounds in by_timeline:
-        yield from _means(
-            sample for is_hidden, sample in rounds if is_hidden == all_are_hidden
-        )
+        own = (sample for is_hidden, sample in rounds if is_hidden == all_are_hidden)
+        yield from _means(own)
 
 
 def _rounds_of(timeline: Timeline) -> Iterator[tuple[bool, Sample]]:

@@ -216,9 +216,8 @@ def read_runs(text: str) -> list[Run]:
         Code ``value``: a column is missing, or the numbers of a row do not fit each
         other.
     """
-    head, *rows = [
-        cells for _, cells in parse_csv(text) if any(map(str.strip, cells))
-    ] or [[]]
+    lines = (cells for _, cells in parse_csv(text) if any(map(str.strip, cells)))
+    head, *rows = [*lines] or [[]]
     if tuple(head) != Run._fields:
         given, expected = quoted(",".join(head)), ",".join(Run._fields)
         message = f"The first line is {given}; expected {expected}."
@@ -238,9 +237,8 @@ def _run_of(row: dict[str, str]) -> Run:
         raise ArgumentError("value", f"{where} has a wrong cell; {hint}.")
     for name, (pattern, expected) in _TEXTS.items():
         if not re.fullmatch(pattern, row[name]):
-            raise ArgumentError(
-                "value", f"{where}: {name} is {quoted(row[name])}; expected {expected}."
-            )
+            message = f"{where}: {name} is {quoted(row[name])}; expected {expected}."
+            raise ArgumentError("value", message)
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     if min(numbers.values()) < 1:
         raise ArgumentError("value", f"{where} has a number below 1.")
@@ -299,9 +297,8 @@ class _Model:
         if run.replicas > 1 and run.overlap != "replicas":
             share = (run.replicas - 1) / run.replicas
             sums = self._sent(self.hardware.network, 2 * share * 2 * parameters)
-        return self._kept("replica-sums", sums) + self._kept(
-            "optimiser", self._moved(52 * parameters)
-        )
+        update = self._kept("optimiser", self._moved(52 * parameters))
+        return self._kept("replica-sums", sums) + update
 
     def _kept(self, term: str, seconds: float) -> float:
         return 0.0 if term in self.without else seconds
@@ -346,9 +343,8 @@ class _Model:
         inputs = products[1] + attention_backward + self._kept("memory", moved)
         # The all-gather of a divided all-reduce hides behind the weights' products, as
         # does a whole all-reduce.
-        inputs += (
-            2 if run.overlap != "tensor" else 1 if is_selective else 0
-        ) * self._tensor_sum()
+        halves = 1 if is_selective else 0
+        inputs += (2 if run.overlap != "tensor" else halves) * self._tensor_sum()
         inputs += self._kept("recomputation", attention if is_selective else forward)
         is_fused = run.overlap == "tensor"
         accumulation = 0.0
@@ -387,9 +383,8 @@ class _Model:
             return 0.0
         seconds = self._sent(self.hardware.network, size / run.tensor)
         if run.recompute == "full" and run.tensor > 1:
-            seconds += self._sent(
-                self.hardware.node, (run.tensor - 1) / run.tensor * size
-            )
+            gathered = (run.tensor - 1) / run.tensor * size
+            seconds += self._sent(self.hardware.node, gathered)
         return self._kept("messages", seconds)
 
     def _head(self) -> tuple[float, float, float]:

@@ -188,9 +188,8 @@ def timeline_of(
 
 
 def _rates(table: ActionTable, costs: Costs) -> Rates:
-    durations: dict[str, list[float]] = {
-        str(kind): time for kind, time in costs.durations(table.num_stages).items()
-    }
+    of_kinds = costs.durations(table.num_stages).items()
+    durations: dict[str, list[float]] = {str(kind): time for kind, time in of_kinds}
     for time in {kind.declaration.time for kind in table.rank_kinds} - {""}:
         durations[time] = costs.by_stage(time, table.num_ranks)
     durations["copy"] = costs.copy_times(table.num_stages)

@@ -195,9 +195,8 @@ class Timeline(ShownInNotebooks):
         """
         first_step = [row[: len(row) // self.num_steps] for row in self.spans]
         ends = [found.end for found in self.sums[: len(self.sums) // self.num_steps]]
-        end = max(
-            chain((span.end for row in first_step for span in row), ends), default=0.0
-        )
+        spans = chain.from_iterable(first_step)
+        end = max(chain((span.end for span in spans), ends), default=0.0)
         if self.num_steps == 1:
             return self.makespan
         return (self.end - end) / (self.num_steps - 1)
@@ -220,9 +219,8 @@ class Timeline(ShownInNotebooks):
 
     def busy(self, rank: int) -> float:
         """Return the computing time of a rank. Two overlapped actions count once."""
-        return sum(
-            group[-1].end - group[0].start for group in in_groups(self._computed(rank))
-        )
+        groups = in_groups(self._computed(rank))
+        return sum(group[-1].end - group[0].start for group in groups)
 
     def own_span(self, rank: int) -> float:
         """Return the time between the first start and the last end of a rank's own
@@ -232,9 +230,8 @@ class Timeline(ShownInNotebooks):
         return row[-1].end - row[0].start if row else 0.0
 
     def _computed(self, rank: int) -> list[Span]:
-        return [
-            span for span in self.spans[rank] if not span.action.kind.is_communication
-        ]
+        spans = self.spans[rank]
+        return [span for span in spans if not span.action.kind.is_communication]
 
     @property
     def _work(self) -> float:
@@ -449,12 +446,9 @@ class Timeline(ShownInNotebooks):
         for row in self.spans:
             stages: dict[int, set[int]] = {}
             for span in row:
-                if not (
-                    span.action.kind.is_communication or span.action.kind.is_of_rank
-                ):
-                    stages.setdefault(span.action.microbatch, set()).add(
-                        span.action.stage
-                    )
+                stage, kind, k = span.action
+                if not (kind.is_communication or kind.is_of_rank):
+                    stages.setdefault(k, set()).add(stage)
             found |= set(map(len, stages.values()))
         return found.pop() * self.num_slices if len(found) == 1 else None
 

@@ -86,7 +86,7 @@ def test_a_part_that_is_missing_is_named(forge):
         ({"seed": 10**30, "dropout_seed": 10**30}, f"it was trained with seed={10**30}", "mismatch"),
         (
             {"optimisers": {}},
-            "it has no state of optimiser 'optimiser'; pass the optimisers by name, as in save: none",
+            "it has the states of these optimisers: none; this script passes 'optimiser'. Pass all by name, as in save",
             "mismatch",
         ),
     ],

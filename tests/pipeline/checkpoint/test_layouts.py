@@ -132,7 +132,7 @@ def test_a_file_from_pytorch_that_does_not_fit_is_refused_by_its_names(tmp_path,
 
 
 def test_another_layout_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"layout is 'jax'; expected 'minipipe' or 'torch'"):
+    with pytest.raises(ArgumentError, match=r"layout is 'jax'; expected 'minipipe', 'torch' or None"):
         checkpoint.load_weights(tmp_path / "a", square(), layout="jax")
 
 

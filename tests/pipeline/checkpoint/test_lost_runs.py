@@ -80,7 +80,8 @@ def test_one_of_two_optimisers_is_not_left_out(tmp_path):
         checkpoint.restore(tmp_path, pipeline, {"first": both["first"]})
 
     with pytest.raises(
-        CheckpointError, match="it also has the state of optimiser 'rest'; pass all optimisers"
+        CheckpointError,
+        match="these optimisers: 'first', 'rest'; this script passes 'first'. Pass all by name",
     ) as caught:
         spawn(train, 1)
     assert caught.value.code == "mismatch"

@@ -50,9 +50,9 @@ def check(recipe, first, then):
     ("recipe", "first", "then"),
     [
         ("Adam", (2, 2), (1, 1)),
-        ("tied", (1, 1), (2, 2)),
+        slowly("tied", (1, 1), (2, 2)),
         ("float16", (4, 1), (1, 4)),
-        ("groups", (1, 2), CHIMERA),
+        slowly("groups", (1, 2), CHIMERA),
         slowly("two", CHIMERA, (2, 1)),
         slowly("Adam", (2, 4), (4, 2)),
         slowly("tied", (4, 2), (2, 4)),

@@ -61,7 +61,8 @@ def pipeline_of(*layers, **options):
         (
             lambda: small.pipeline_of(OneRankGroup())[0],
             lambda parameters: {"body": optim.Adam(parameters)},
-            "it also has the state of optimiser 'optimiser'; pass all optimisers by name, as in save: 'optimiser'.",
+            "it has the states of these optimisers: 'optimiser'; this script passes 'body'. "
+            "Pass all by name, as in save.",
         ),
         (
             lambda: small.pipeline_of(OneRankGroup())[0],

@@ -61,7 +61,7 @@ def undisturbed():
 @pytest.mark.parametrize(
     ("lost", "replicas", "shards"),
     [
-        ({2}, 1, False),
+        slowly({2}, 1, False),
         ({0, 3}, 2, True),
         *[slowly(lost, 1, shards) for lost in ({0}, {1}, {0, 1}, {1, 2}) for shards in (False, True)],
         *[slowly(lost, 2, shards) for lost in ({2, 3}, {0, 3}, set()) for shards in (False, True)],

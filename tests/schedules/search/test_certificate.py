@@ -18,6 +18,7 @@ from minipipe.schedules.simulation.evaluation import Claim, check_claim, evaluat
 from minipipe.search.brute_force import solve_by_branch_and_bound
 from minipipe.search.certificate import Certificate, read_certificate
 from minipipe.search.clock import one_after_another
+from tests.launch import slowly
 from tests.schedules.search.workloads import workloads
 from tests.strategies import examples
 
@@ -62,7 +63,7 @@ def test_a_certificate_comes_back_from_its_text(workload):
     assert finding.formula.value <= found.value * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("certificate", [PROVED_BY_SEARCH, PROVED_BY_FORMULA], ids=["search", "formula"])
+@pytest.mark.parametrize("certificate", [slowly(PROVED_BY_SEARCH), PROVED_BY_FORMULA], ids=["search", "formula"])
 def test_a_certificate_with_any_one_number_changed_is_refused(certificate, file):
     text = certificate.to_json()
     assert main(["check", "--certificate", str(file(text))]) == 0

@@ -7,14 +7,12 @@ import pytest
 from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import Span
 from minipipe.schedules.simulation.timeline import Timeline
 from tests.refusals import code_of
-from tests.strategies import table
+from tests.strategies import spans, table
 
 
 @pytest.mark.parametrize("field", ["forward", "backward_input", "backward_weight"])
@@ -93,10 +91,6 @@ def test_a_cost_that_is_given_twice_is_refused():
 def test_times_beyond_all_numbers_are_refused():
     """They were printed as Infinity and NaN, which is no JSON."""
     assert code_of(simulate, schedules.gpipe(4, 8), Costs(forward=1e308)) == "value"
-
-
-def spans(*cells):
-    return tuple(Span(Action.parse(cell), start, end) for cell, start, end in cells)
 
 
 def test_measured_costs_are_means_and_of_mixed_backwards_those_of_the_halves():

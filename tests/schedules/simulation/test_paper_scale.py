@@ -79,6 +79,7 @@ def test_the_simulator_agrees_with_the_closed_formula(run):
     assert simulate(run.schedule(), costs).makespan == pytest.approx(formula, rel=0.01)
 
 
+@pytest.mark.slow
 def test_sizes_of_the_published_runs_fit_and_their_schedules_are_legal():
     for run in RUNS:
         assert run.replicas * run.tensor * run.pipeline == run.gpus

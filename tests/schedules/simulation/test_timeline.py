@@ -16,7 +16,7 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import IdleCause, Span
 from minipipe.schedules.simulation.timeline import Timeline
-from tests.strategies import examples, named_schedules
+from tests.strategies import examples, named_schedules, spans
 
 WHOLE = Costs(1, 1, 0)
 
@@ -337,10 +337,6 @@ def test_the_critical_path_of_a_timeline_that_goes_round_ends():
     backward = Span(Action.parse("1B0"), 0, 5), Span(Action.parse("0B0"), 0, 5)
     path = Timeline("cycle", (forward[1:] + backward[1:], backward[:1] + forward[:1]), (1, 1)).critical_path
     assert len(path) <= 4
-
-
-def spans(*cells):
-    return tuple(Span(Action.parse(cell), start, end) for cell, start, end in cells)
 
 
 def test_units_go_from_the_costs_to_the_timeline_and_back():
