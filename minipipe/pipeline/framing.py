@@ -265,7 +265,10 @@ class Framing:
         self._intake.gather_input_gradients(executor.record.input_gradients)
 
     def _gather_results(self, executor: Executor, action: Action) -> None:
-        gather_results(self._group, self._intake.last_ranks, executor.batch)
+        program = executor.program
+        # Replicas without a microbatch, of a small batch, are not among them.
+        ranks = program.ranks_of(program.num_stages - 1)
+        gather_results(self._group, ranks, executor.batch)
 
     @gives("finite")
     def _check(self, executor: Executor, action: Action) -> StepCheck | None:
