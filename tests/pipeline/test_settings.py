@@ -45,7 +45,7 @@ def given_and_read(group):
 
 def test_each_property_says_what_was_given():
     for found, expected in spawn(given_and_read, 2):
-        assert expected.keys() == PROPERTIES - {"needs", "input_gradients", "rows"}
+        assert expected.keys() == PROPERTIES - {"needs", "input_gradients", "rows", "forward_rows"}
         assert {name: value == expected[name] for name, value in found.items()} == dict.fromkeys(expected, True)
 
 
