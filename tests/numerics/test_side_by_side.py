@@ -199,20 +199,17 @@ def without_new_walks(self, state, load=optim.Optimiser.load_state_dict):
 
 def walks_of_all_groups(self, parameters):
     """Keep the walks over groups that are not trained any more."""
-    walk = self._walks.get(id(parameters))
-    units = None if walk is None else walk.units(parameters)
-    if units is None:
-        walk = self._walks[id(parameters)] = Walk(parameters, self._states)
-        units = walk.units(parameters)
-    return units
+    walk = self._walks[id(parameters)] = Walk(parameters, self._states)
+    return walk.units(parameters)
 
 
+VALUES = ("has_values", "has_all")  # both look
 MUTANTS = {
     "a gap has any element": (Run, "_filled", lambda self, array: array, "sign", [FULL]),
     "numbers stay in the run": (Run, "_hand_out", lambda self, name, value: None, "Adam", [FULL]),
     "a change is not noted": (Run, "note_change", lambda self, order: None, "SGD", [FULL]),
-    "gradients are not looked at": (Block, "has_gradients", lambda *_: True, "SGD", [FULL, "the_same_have_none"]),
-    "values are not looked at": (Block, "has_values", lambda *_: True, "SGD", [FULL, "replace", FULL]),
+    "gradients are not looked at": (Block, "has_all", Block.has_values, "SGD", [FULL, "the_same_have_none"]),
+    "values are not looked at": (Block, VALUES, (lambda *_: True, Block.has_gradients), "SGD", [FULL, "replace", FULL]),
     "a divided run goes on": (
         Run,
         "is_divided",
@@ -243,7 +240,7 @@ MUTANTS = {
         *("SGD, momentum", [FULL, "save", FULL, "restore_state", FULL]),
     ),
     "groups of earlier steps go on": (
-        *(optim.Optimiser, "_units_of", walks_of_all_groups),
+        *(optim.Optimiser, "_new_units", walks_of_all_groups),
         *("SGD, momentum", [FULL, "regroup", FULL, "regroup", FULL]),
     ),
     "a rule inherits that it is elementwise": (Inherited, "is_elementwise", True, "inherited", [FULL]),
@@ -255,6 +252,9 @@ def test_a_mutant_is_noticed(name, monkeypatch):
     owner, attribute, mutated, rule, acts = MUTANTS[name]
     dtype = "float16" if "masters" in name else "float32"
     compare(rule, [dtype], acts)
-    monkeypatch.setattr(owner, attribute, mutated, raising=False)
+    if isinstance(attribute, str):
+        attribute, mutated = [attribute], [mutated]
+    for each in zip(attribute, mutated):
+        monkeypatch.setattr(owner, *each, raising=False)  # an attribute of objects has none of its class
     with pytest.raises((AssertionError, FloatingPointError)):
         compare(rule, [dtype], acts)
