@@ -216,7 +216,7 @@ class Flow:
         Kinds that vary have rules without numbers, which :meth:`_vary` replaces.
         """
         codes: dict[str, list[int]] = {}
-        for kind in self.kinds:
+        for kind in sorted(self.kinds):  # so that values get the same numbers each time
             sites = [Site(self, 0, 0, stage, 0) for stage in range(self.num_stages)]
             if kind in self.rank_kinds:
                 sites = [Site(self, rank, 0, rank, 0) for rank in range(self.num_ranks)]

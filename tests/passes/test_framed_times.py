@@ -60,7 +60,29 @@ def test_no_rank_is_idle_without_a_reason(drawn, time):
         for slot in slots:
             reasons = slot.awaited is not None, slot.cause is IdleCause.DRAIN
             assert any(reasons)
-    assert timeline.critical_path[-1][1].end == pytest.approx(timeline.end)
+    last_sums = [
+        found.last_rank for found in timeline.sums if found.end >= timeline.end - 1e-9
+    ]
+    rank, span = timeline.critical_path[-1]  # sums of replicas have no spans
+    assert span.end == pytest.approx(timeline.end) or rank in last_sums
+
+
+def test_a_norm_waits_for_the_sums_of_another_rank():
+    replicas = lower(data_parallel(schedules.gpipe(2, 1), 2))
+    timeline = simulate(
+        frame(replicas, check_finite=False, clip=True), Costs(latency=1.0)
+    )
+    waits = [slots[-1] for slots in timeline.idle]
+    assert [str(slot.awaited) for slot in waits] == ["0REDUCE_GRAD0", "NORM"] * 2
+
+
+def test_no_message_of_several_steps_is_for_an_instruction_of_a_rank():
+    """Otherwise a value of one step would be taken for a value of another."""
+    timeline = simulate(frame(lower(schedules.one_f_one_b(4, 8))), num_steps=2)
+    assert len(timeline.messages) == 2 * 2 * 3 * 8
+    assert not [
+        each for each in timeline.messages if each.used_by.kind.declaration.of_rank
+    ]
 
 
 def test_the_loss_waits_for_the_rank_that_is_last():

@@ -226,10 +226,21 @@ class Explanation:
         for i in self._joined(rank, index):
             origins += self._origins_of(self._spans[rank][i].action)
             origins += self._last_to_meet(rank, i)
-        late = (o for o in origins if o.rank != rank or o.is_sum or o.time == start)
+        late = [o for o in origins if o.rank != rank or o.is_sum or o.time == start]
+        if KINDS[self._spans[rank][index].action.kind].of_rank:
+            # Its values may be those of several steps. REDUCE_TIED also waits for sums,
+            # though a timeline does not know which stages are tied.
+            late += self._sums_until(rank, start)
+            late = [origin for origin in late if origin.time <= start]
         return max(
             late, key=lambda origin: (origin.time, origin.rank == rank), default=None
         )
+
+    def _sums_until(self, rank: int, time: float) -> Iterator[_Origin]:
+        """Yield the all-reduces of a rank that ended by a time."""
+        for found in self._timeline.sums:
+            if rank in found.ranks and found.end <= time:
+                yield self._summed(found)
 
     def _last_to_meet(self, rank: int, index: int) -> Iterator[_Origin]:
         """Yield the origin of a span that starts together with others: the last rank
@@ -243,11 +254,21 @@ class Explanation:
         for other, row in enumerate(self._spans):
             for at, span in enumerate(row):
                 if span[1:] == (start, end) and span.action.kind == action.kind:
-                    came[other, at] = row[at - 1].end if at else self._timeline.start
+                    came[other, at] = self._came(other, at)
         last, at = max(came, key=came.__getitem__)
         if came[last, at] > came[rank, index]:
             awaited = self._spans[last][at].action
             yield _Origin(start, last, max(at - 1, 0), awaited, awaited, came[last, at])
+
+    def _came(self, rank: int, index: int) -> float:
+        """Return when a rank could have started a span without the others: it was free,
+        and all-reduces before it had ended.
+        """
+        action, start, _ = self._spans[rank][index]
+        free = self._spans[rank][index - 1].end if index else self._timeline.start
+        if not KINDS[action.kind].of_rank:
+            return free
+        return max([free, *(each.time for each in self._sums_until(rank, start))])
 
     def _joined(self, rank: int, index: int) -> range:
         """Return the indices of a span and of the span overlapped with it, if any."""
@@ -262,6 +283,8 @@ class Explanation:
         """
         _, site, numbers = self.flow.rules[self._codes[action]]
         later = number_of(action.microbatch, self.flow.num_slices) - site.microbatch
+        if KINDS[action.kind].of_rank:  # its values have no microbatch
+            later = 0
         for number in numbers.needs if numbers is not None else ():
             giver = self._givers.get(number + later)
             if giver is not None:
