@@ -77,7 +77,8 @@ def best_repeat(
     Examples
     --------
     >>> statements = [Statement(f"{{v{i}}}.step_{i % 3}()") for i in range(7)]
-    >>> repeat = best_repeat(statements, lambda size, count: size, lambda *_: True, id)
+    >>> rules = lambda size, count: size, lambda *_: True, lambda repeat: repeat.start
+    >>> repeat = best_repeat(statements, *rules)
     >>> len(repeat.body), repeat.calls[1]
     (3, {'v0': 'v3', 'v1': 'v4', 'v2': 'v5'})
     """

@@ -116,7 +116,7 @@ def test_the_list_is_hostile(form, monkeypatch):
     for module in ("html", "svg.elements", "svg.style"):
         monkeypatch.setattr(f"minipipe.render.{module}.escaped", str)
     monkeypatch.setattr("minipipe.schedules.simulation.timeline.printable", str)
-    monkeypatch.setattr("minipipe.schedules.written.printable", str)
+    monkeypatch.setattr("minipipe.io.printable", str)  # which an error imports late
     hostile = [text for text in HOSTILE if text.isascii()]
     drawn = [form(timeline) for text in hostile for timeline in drawn_with(text)[1:]]
     shows = any(map(has_control_characters, drawn)) or any(f"<script>{MARK}" in page for page in drawn)
