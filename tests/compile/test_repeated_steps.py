@@ -112,6 +112,26 @@ def test_a_call_unlike_the_last_has_the_bits_of_an_eager_one(call, num_ranks):
     assert spawn(lambda group: train(group, True, call), num_ranks) == eager
 
 
+def test_another_call_between_steps_is_not_taken_for_one():
+    """Ranks without inputs see a smaller batch only once all have compared the call."""
+
+    def run(group, compiled):
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": compiled}
+        pipeline = Pipeline(layers(), group, **options)
+        rule, found = optim.SGD(pipeline.parameters(), 0.1), []
+        scale = optim.LossScale(2.0, growth_interval=100)
+        sizes = [ROWS] * 4 + [ROWS - 2] * 3 + [ROWS] * 2
+        for (x, y), size in zip(zip(*batches()), sizes, strict=True):
+            found.append(pipeline.step(x[:size], y[:size], scale=scale.value))
+            if pipeline.unscale_gradients(scale):
+                rule.step()
+            found.append([p.grad.tobytes() for p in pipeline.parameters()])
+        return found
+
+    eager = spawn(lambda group: run(group, False), 3)
+    assert spawn(lambda group: run(group, True), 3) == eager
+
+
 def test_the_printed_step_has_the_instructions_of_the_row():
     def sources(group, check):
         options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}

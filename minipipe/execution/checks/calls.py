@@ -87,7 +87,7 @@ class Calls:
         What optimisers did since the pipeline was made, if that is compared.
     is_alone : bool
         Whether there is no other rank.
-    compared : list of str
+    compared : sequence of str
         The names of the numbers that were compared last.
     trained : Trained or None
         Compares which parameters are trained, in every call that computes gradients.
@@ -119,7 +119,7 @@ class Calls:
         self._pipeline = group.next_serial()
         self._part = Part()
         self._channels: dict[tuple[int, ProcessGroup, int], BroadcastChannel] = {}
-        self.compared: list[str] = []
+        self.compared: Sequence[str] = ()
 
     def begin(
         self,
@@ -153,8 +153,7 @@ class Calls:
             self._roots[-1][0].check_open()
             return of_batch
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
-        self.compared = list(values)
-        return self.agree(call, self.compared, values.values(), of_batch)
+        return self.agree(call, list(values), values.values(), of_batch)
 
     def agree(
         self,
@@ -181,6 +180,7 @@ class Calls:
             *marks_of(values),
         )
         first: Sequence[float] = mine
+        self.compared = names
         self._part.call = call
         for group, root in self._roots:
             key = root, group, len(mine)

@@ -46,7 +46,7 @@ class Updates:
 
     A rank is not compared if it trains nothing, or has taken a step with an optimiser
     without parameters: of two optimisers for two parts of a model, that rank has only
-    one. for two parts of a model, that rank has one only.
+    one.
 
     Parameters
     ----------
