@@ -87,7 +87,7 @@ def pages(app: Sphinx) -> None:
     """Write a page for each module with a table of its names, and a page for each name."""
     found = public_names()
     listed = "\n   ".join(["", *MODULES])
-    summary = "".join(f"* :py:mod:`{module}`: {first_line(module_of(module))}\n" for module in MODULES)
+    summary = "".join(f"* :py:mod:`{module}`: {summary_of(module_of(module))}\n" for module in MODULES)
     write(app, "api/index.rst", f"{heading('Reference')}{summary}\n.. toctree::\n   :hidden:\n{listed}\n")
     for module, names in found.items():
         own = [public for public in names if public.module == module]
@@ -156,9 +156,9 @@ def show_public_bases(app: Sphinx, name: str, value: type, options: Any, bases: 
     bases[:] = public_bases(bases)
 
 
-def first_line(module: ModuleType) -> str:
-    """Return the first line of a docstring."""
-    return inspect.getdoc(module).splitlines()[0]
+def summary_of(module: ModuleType) -> str:
+    """Return the first sentence of a docstring, in one line."""
+    return inspect.getdoc(module).partition("\n\n")[0].replace("\n", " ")
 
 
 # -- references from docstrings to names inside the package ----------------------------------------------------------

@@ -31,7 +31,7 @@ NEEDED = (
 )
 # The parts of minipipe that the editor needs. The page has no NumPy.
 PARTS = (
-    *("__init__.py", "_lazy.py", "errors.py", "specs.py", "hints.py", "hints.toml", "io.py"),
+    *("__init__.py", "_lazy.py", "errors.py", "specs.py", "hints.py", "hints.toml", "io.py", "limits.py"),
     *("core", "passes", "render", "schedules", "search", "simulation"),
 )
 
