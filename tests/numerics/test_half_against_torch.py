@@ -139,6 +139,8 @@ def test_a_scale_that_grew_a_step_later_or_masters_that_were_missing_would_be_no
 
     ((late, _, state),) = spawn(lambda group: ours(group, settings, 0, 2.0**10, 4), 1)
     assert late != scales
-    monkeypatch.setattr(optim.Optimiser, "_update_half", lambda self, p, g, state, group: self._update(p.data, g, {}, group))
+    monkeypatch.setattr(
+        optim.Optimiser, "_update_half", lambda self, p, g, state, group: self._update(p.data, g, {}, group)
+    )
     ((same, _, rounded),) = spawn(lambda group: ours(group, settings, 0, 2.0**10, 3), 1)
     assert same == scales and distance(rounded) > 10 * distance(state)
