@@ -32,6 +32,16 @@ DOCUMENTS = [name for name in TRACKED if name.endswith(".md") and name not in OT
 PROGRAMS = [name for name in TRACKED if name.endswith(".py")]
 
 
+TOP_LEVEL = {
+    *(".ci", ".gitignore", ".ruff.toml", "setup.cfg", "setup.py", "minipipe", "tests", "tutorials", "README.md"),
+    *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "DESIGN.md", "LICENSE"),
+}
+
+
+def test_nothing_else_is_at_the_top_level():
+    assert {name.partition("/")[0] for name in TRACKED} == TOP_LEVEL
+
+
 def is_there(name, folder):
     """Return whether a name leads to a file or a folder: from its own folder, or as the end of a path."""
     if (ROOT / folder / name).exists() or ("*" in name and list((ROOT / folder).glob(name))):

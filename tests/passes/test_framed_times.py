@@ -1,5 +1,6 @@
 """When the instructions that frame a step start and end, and what they wait for."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -74,6 +75,27 @@ def test_a_norm_waits_for_the_sums_of_another_rank():
     )
     waits = [slots[-1] for slots in timeline.idle]
     assert [str(slot.awaited) for slot in waits] == ["0REDUCE_GRAD0", "NORM"] * 2
+
+
+def test_an_exchange_of_tied_weights_waits_for_sums():
+    tied = replace(lower(schedules.chimera(2, 2)), tied=((0, 1),))
+    timeline = simulate(
+        frame(tied, tied=[(0, 1)], check_finite=False), Costs(latency=1.0)
+    )
+    for slots in timeline.idle:
+        [wait] = [slot for slot in slots if "REDUCE_GRAD" in str(slot.awaited)]
+        assert wait.cause is IdleCause.WAITING
+
+
+def test_overhead_is_no_wait_for_a_sum_that_ends_meanwhile():
+    replicas = lower(data_parallel(schedules.gpipe(1, 2), 2))
+    costs = Costs(gradient_size=1, bandwidth=4, overhead=0.5)
+    timeline = simulate(frame(replicas, check_finite=False), costs)
+    [(start, end)] = {(found.begin, found.end) for found in timeline.sums}
+    [slot] = [
+        slot for slot in timeline.idle[0] if slot.start <= start and end < slot.end
+    ]
+    assert slot.cause is IdleCause.OVERHEAD
 
 
 def test_no_message_of_several_steps_is_for_an_instruction_of_a_rank():

@@ -228,19 +228,11 @@ class Explanation:
             origins += self._last_to_meet(rank, i)
         late = [o for o in origins if o.rank != rank or o.is_sum or o.time == start]
         if KINDS[self._spans[rank][index].action.kind].of_rank:
-            # Its values may be those of several steps. REDUCE_TIED also waits for sums,
-            # though a timeline does not know which stages are tied.
-            late += self._sums_until(rank, start)
+            # Its values may be those of several steps.
             late = [origin for origin in late if origin.time <= start]
         return max(
             late, key=lambda origin: (origin.time, origin.rank == rank), default=None
         )
-
-    def _sums_until(self, rank: int, time: float) -> Iterator[_Origin]:
-        """Yield the all-reduces of a rank that ended by a time."""
-        for found in self._timeline.sums:
-            if rank in found.ranks and found.end <= time:
-                yield self._summed(found)
 
     def _last_to_meet(self, rank: int, index: int) -> Iterator[_Origin]:
         """Yield the origin of a span that starts together with others: the last rank
@@ -268,7 +260,8 @@ class Explanation:
         free = self._spans[rank][index - 1].end if index else self._timeline.start
         if not KINDS[action.kind].of_rank:
             return free
-        return max([free, *(each.time for each in self._sums_until(rank, start))])
+        sums = (origin.time for origin in self._origins_of(action) if origin.is_sum)
+        return max([free, *(time for time in sums if time <= start)])
 
     def _joined(self, rank: int, index: int) -> range:
         """Return the indices of a span and of the span overlapped with it, if any."""
@@ -283,12 +276,20 @@ class Explanation:
         """
         _, site, numbers = self.flow.rules[self._codes[action]]
         later = number_of(action.microbatch, self.flow.num_slices) - site.microbatch
-        if KINDS[action.kind].of_rank:  # its values have no microbatch
-            later = 0
+        if KINDS[action.kind].of_rank:
+            later = 0  # its values have no microbatch
+            if numbers is None:  # a timeline does not know which stages are tied
+                yield from self._sums_of(self._positions[action][0])
         for number in numbers.needs if numbers is not None else ():
             giver = self._givers.get(number + later)
             if giver is not None:
                 yield self._origin(giver, number + later)
+
+    def _sums_of(self, rank: int) -> Iterator[_Origin]:
+        """Yield all all-reduces of a rank."""
+        for found in self._timeline.sums:
+            if rank in found.ranks:
+                yield self._summed(found)
 
     @cached_property
     def _givers(self) -> dict[int, Action]:
