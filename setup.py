@@ -1,4 +1,6 @@
-"""Everything stands in setup.cfg, but what a distribution takes from outside of the package."""
+"""Everything stands in setup.cfg, but what a distribution takes from outside of the
+package.
+"""
 
 from pathlib import Path
 
@@ -15,8 +17,15 @@ class WithExercises(build_py):
     def _get_data_files(self):
         found = super()._get_data_files()
         for folder in (EXERCISES, EXERCISES / "checks"):
-            built = Path(self.build_lib, "minipipe", "coursework", folder.relative_to(EXERCISES.parent))
-            names = sorted(path.name for path in folder.iterdir() if path.suffix in (".py", ".md"))
+            built = Path(
+                self.build_lib,
+                "minipipe",
+                "coursework",
+                folder.relative_to(EXERCISES.parent),
+            )
+            names = sorted(
+                path.name for path in folder.iterdir() if path.suffix in (".py", ".md")
+            )
             found.append(("minipipe.coursework", str(folder), str(built), names))
         return found
 

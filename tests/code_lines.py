@@ -1,11 +1,20 @@
-"""The sources, parsed once for all tests that read them, and their lines of code: without docstrings and comments."""
+"""The sources, parsed once for all tests that read them, and their lines of code:
+without docstrings and comments.
+"""
 
 import ast
 import functools
 import io
 import tokenize
 
-_NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_NOT_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 @functools.cache
@@ -24,13 +33,22 @@ def parsed(path):
 def code_lines(source):
     """Return the numbers of the lines of a module that hold code."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    lines = {n for t in tokens if t.type not in _NOT_CODE for n in range(t.start[0], t.end[0] + 1)}
+    lines = {
+        n
+        for t in tokens
+        if t.type not in _NOT_CODE
+        for n in range(t.start[0], t.end[0] + 1)
+    }
     return lines - _docstring_lines(tree_of(source))
 
 
 def _docstring_lines(tree):
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, kinds) and ast.get_docstring(node, clean=False)]
+    bodies = [
+        node.body
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False)
+    ]
     return {n for body in bodies for n in range(body[0].lineno, body[0].end_lineno + 1)}
 
 

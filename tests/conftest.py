@@ -1,7 +1,9 @@
-"""For all tests: what hypothesis draws, and what keeps the suite quick without making a test weaker.
+"""For all tests: what hypothesis draws, and what keeps the suite quick without making a
+test weaker.
 
-The profile ``quick``, the default, draws an eighth of the examples that a test names; ``.ci/run`` draws all of them,
-with ``--hypothesis-profile=thorough``. Both repeat themselves, and measure no time.
+The profile ``quick``, the default, draws an eighth of the examples that a test names;
+``.ci/run`` draws all of them, with ``--hypothesis-profile=thorough``. Both repeat
+themselves, and measure no time.
 """
 
 import contextlib
@@ -14,33 +16,45 @@ from hypothesis import HealthCheck, settings
 from minipipe import schedules, watch_everything
 from tests.strategies import takes
 
-# No test depends on the width of the terminal in which it is run; workers of pytest-xdist have 80 columns.
+# No test depends on the width of the terminal in which it is run; workers of
+# pytest-xdist have 80 columns.
 os.environ["COLUMNS"] = "100"
 collect_ignore = ["numerics/make_edges.py"]  # a script that imports PyTorch
-COMMON = {"derandomize": True, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+COMMON = {
+    "derandomize": True,
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
 settings.register_profile("quick", max_examples=12, **COMMON)
 settings.register_profile("thorough", max_examples=100, **COMMON)
 settings.load_profile("quick")
 
 
 def pytest_configure(config):
-    """Where Python must leave no bytecode beside the sources, keep it in pytest's cache for the processes of tests.
+    """Where Python must leave no bytecode beside the sources, keep it in pytest's cache
+    for the processes of tests.
 
-    There are hundreds of them, and most of the time of each would go into compiling minipipe once more. Kept for the
-    next run it saves, too, half of the time in which each worker collects: the rewriting of assertions.
+    There are hundreds of them, and most of the time of each would go into compiling
+    minipipe once more. Kept for the next run it saves, too, half of the time in which
+    each worker collects: the rewriting of assertions.
     """
     if "PYTHONDONTWRITEBYTECODE" in os.environ and hasattr(config, "cache"):
-        with contextlib.suppress(OSError):  # where nothing may be written at all, everything is compiled each time
+        # where nothing may be written at all, everything is compiled each time
+        with contextlib.suppress(OSError):
             os.environ["PYTHONPYCACHEPREFIX"] = str(config.cache.mkdir("bytecode"))
             del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
 def pytest_collectstart():
-    gc.disable()  # nothing of what is collected is garbage, and looking for some is a quarter of the time
+    # nothing of what is collected is garbage, and looking for some is a quarter of the
+    # time
+    gc.disable()
 
 
 def pytest_collection_finish():
-    """Let no collection of garbage look at what stays until the end: thousands of tests, and their parameters."""
+    """Let no collection of garbage look at what stays until the end: thousands of
+    tests, and their parameters.
+    """
     gc.freeze()
     gc.enable()
 
@@ -54,7 +68,8 @@ def watching():
 
 @pytest.fixture(scope="session")
 def every_schedule():
-    """Every schedule of the registry for p 1..5, some m up to 8 and those of v 1..3 that it takes; the smallest first.
+    """Every schedule of the registry for p 1..5, some m up to 8 and those of v 1..3
+    that it takes; the smallest first.
 
     Laws over larger sizes are in tests/schedules/analysis/test_every_schedule.py.
     """
@@ -62,15 +77,21 @@ def every_schedule():
     for num_ranks in range(1, 6):
         for num_microbatches in (1, 2, 3, 4, 6, 8):
             for name in schedules.REGISTRY:
-                for chunks in [v for v in (1, 2, 3) if takes(name, num_ranks, chunks=v)] or [None]:
+                for chunks in [
+                    v for v in (1, 2, 3) if takes(name, num_ranks, chunks=v)
+                ] or [None]:
                     if takes(name, num_ranks):
-                        found.append(schedules.build(name, num_ranks, num_microbatches, chunks))
+                        found.append(
+                            schedules.build(name, num_ranks, num_microbatches, chunks)
+                        )
     return found
 
 
 @pytest.fixture
 def file(tmp_path):
-    """Return a function that writes a file of text, by default ``mine.csv``, and returns its path."""
+    """Return a function that writes a file of text, by default ``mine.csv``, and
+    returns its path.
+    """
 
     def written(content, name="mine.csv"):
         path = tmp_path / name

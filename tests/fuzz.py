@@ -1,9 +1,10 @@
-"""Random and mutated inputs for every parser: only documented errors, in bounded time and memory.
+"""Random and mutated inputs for every parser: only documented errors, in bounded time
+and memory.
 
     python -m tests.fuzz --inputs 100000
 
-The suite runs a few hundred of them (tests/test_fuzz.py). Each input comes from its number alone, so a failure is
-repeated by ``--only PARSER --first NUMBER --inputs 1``.
+The suite runs a few hundred of them (tests/test_fuzz.py). Each input comes from its
+number alone, so a failure is repeated by ``--only PARSER --first NUMBER --inputs 1``.
 """
 
 import argparse
@@ -43,9 +44,14 @@ SEEDS = [
     '"0F0","0B0"',
     "F=1,I=1,W=0.5:1,latency=0.1,bandwidth=3,message_size=2,update=1",
 ]
-CERTIFICATE = solve_by_branch_and_bound(Costs(latency=0.5).workload((0, 1), 2, 2), Objective.SPAN).to_json()
+CERTIFICATE = solve_by_branch_and_bound(
+    Costs(latency=0.5).workload((0, 1), 2, 2), Objective.SPAN
+).to_json()
 HOSTS = ["# two\nfirst:4\nsecond : 2\n", "first slots=4 max_slots=8\nsecond\n"]
-RUNS = ",".join(Run._fields) + "\nmine,1.7B,24,2304,24,1,1,1,32,512,16,full,replicas,137TF\n"
+RUNS = (
+    ",".join(Run._fields)
+    + "\nmine,1.7B,24,2304,24,1,1,1,32,512,16,full,replicas,137TF\n"
+)
 MESSAGES = [
     '{"do":"costs","costs":"F=2,I=1,W=0.5,latency=0.25"}',
     '{"do":"text","text":"0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1"}',
@@ -78,20 +84,31 @@ class Found(NamedTuple):
 
 
 def text_of(number, seeds=SEEDS):
-    """Return the input of a number: random words, or a legal text with some characters changed."""
+    """Return the input of a number: random words, or a legal text with some characters
+    changed.
+    """
     draw = random.Random(number)
     if draw.random() < 0.4:
         return "".join(draw.choices(WORDS, k=draw.randint(0, 12)))
     text = draw.choice(seeds)
     for _ in range(draw.randint(1, 6)):
         first, length = draw.randint(0, len(text)), draw.choice((0, 0, 1, 2, 5, 40))
-        new = draw.choice((draw.choice(WORDS), text[first : first + 9], chr(draw.randrange(0x110000)), ""))
+        new = draw.choice(
+            (
+                draw.choice(WORDS),
+                text[first : first + 9],
+                chr(draw.randrange(0x110000)),
+                "",
+            )
+        )
         text = text[:first] + new + text[first + length :]
     return text
 
 
 def bytes_of(number):
-    """Return the same as the content of a file, sometimes in another encoding or with bytes changed."""
+    """Return the same as the content of a file, sometimes in another encoding or with
+    bytes changed.
+    """
     draw = random.Random(number)
     encoding = draw.choice(("utf-8", "utf-8", "utf-8", "utf-16", "latin-1"))
     content = bytearray(text_of(number).encode(encoding, "replace"))
@@ -101,7 +118,9 @@ def bytes_of(number):
 
 
 def whole(read):
-    """Return a parser that goes on with what was read: it must not fail later in another way."""
+    """Return a parser that goes on with what was read: it must not fail later in
+    another way.
+    """
 
     def reads(number):
         table = read(text_of(number))
@@ -125,7 +144,12 @@ def read_costs(number):
 
 def read_and_check_a_certificate(number):
     certificate, _ = read_certificate(text_of(number, [CERTIFICATE]))
-    claim = Claim(certificate.objective, certificate.value, certificate.bound, certificate.bound_by)
+    claim = Claim(
+        certificate.objective,
+        certificate.value,
+        certificate.bound,
+        certificate.bound_by,
+    )
     check_claim(certificate.schedule, certificate.workload, claim)
 
 
@@ -153,7 +177,11 @@ def run_command(number):
     draw = random.Random(number)
     words = draw.choices(ARGUMENTS, k=draw.randint(0, 6))
     if draw.random() < 0.8:
-        words = [draw.choice(ARGUMENTS[:5]), draw.choice(("1f1b", "gpipe", "zb-v")), *words]
+        words = [
+            draw.choice(ARGUMENTS[:5]),
+            draw.choice(("1f1b", "gpipe", "zb-v")),
+            *words,
+        ]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -161,7 +189,9 @@ def run_command(number):
         except SystemExit as end:
             status = end.code
     assert status in (0, 1, 2), (words, status)
-    assert all(c.isprintable() or c == "\n" for c in out.getvalue() + err.getvalue()), words
+    assert all(c.isprintable() or c == "\n" for c in out.getvalue() + err.getvalue()), (
+        words
+    )
 
 
 PARSERS = {
@@ -182,7 +212,9 @@ PARSERS = {
 
 
 def fuzz(parser, inputs, first=0):
-    """Give a parser its inputs. Anything but a documented error, or a slow input, is an AssertionError."""
+    """Give a parser its inputs. Anything but a documented error, or a slow input, is an
+    AssertionError.
+    """
     refused, slowest = 0, 0.0
     for number in range(first, first + inputs):
         started = time.process_time()
@@ -191,10 +223,17 @@ def fuzz(parser, inputs, first=0):
         except MinipipeError:
             refused += 1
         except Exception as error:
-            raise AssertionError(f"{parser}, input {number}: {type(error).__name__}: {error}") from error
+            raise AssertionError(
+                f"{parser}, input {number}: {type(error).__name__}: {error}"
+            ) from error
         slowest = max(slowest, time.process_time() - started)
         assert slowest < MOST_SECONDS, f"{parser}, input {number}: {slowest:.1f} s"
-    return Found(inputs, refused, slowest, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return Found(
+        inputs,
+        refused,
+        slowest,
+        1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
 
 
 def main():

@@ -1,4 +1,6 @@
-"""The halves that are there to test with: float16 always, bfloat16 where ml_dtypes is installed."""
+"""The halves that are there to test with: float16 always, bfloat16 where ml_dtypes is
+installed.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ try:
 except ImportError:
     bfloat16 = None
 
-needs_bfloat16 = pytest.mark.skipif(bfloat16 is None, reason="needs ml_dtypes: pip install '.[bfloat16]'")
+needs_bfloat16 = pytest.mark.skipif(
+    bfloat16 is None, reason="needs ml_dtypes: pip install '.[bfloat16]'"
+)
 HALVES = [np.float16, pytest.param(bfloat16, marks=needs_bfloat16)]
 every_half = pytest.mark.parametrize("half", HALVES, ids=["float16", "bfloat16"])
 

@@ -1,4 +1,6 @@
-"""Real processes for tests: mpirun with this Python, from the project's root; and which cases run when, and how."""
+"""Real processes for tests: mpirun with this Python, from the project's root; and which
+cases run when, and how.
+"""
 
 import functools
 import inspect
@@ -30,19 +32,24 @@ class Finished(NamedTuple):
 
 
 needs_mpi = pytest.mark.skipif(
-    find_mpirun() is None or find_spec("mpi4py") is None, reason="no mpirun or no mpi4py here: pip install '.[mpi]'"
+    find_mpirun() is None or find_spec("mpi4py") is None,
+    reason="no mpirun or no mpi4py here: pip install '.[mpi]'",
 )
 
 
 def slowly(*values, **options):
-    """Return parameters of a test that runs in ``.ci/run`` only: others say the same, in less time."""
+    """Return parameters of a test that runs in ``.ci/run`` only: others say the same,
+    in less time.
+    """
     return pytest.param(*values, marks=pytest.mark.slow, **options)
 
 
 def covering(*axes, strength=2):
-    """Return all cells of a table as parameters; those outside of a covering sample run in ``.ci/run`` only.
+    """Return all cells of a table as parameters; those outside of a covering sample run
+    in ``.ci/run`` only.
 
-    In the sample every combination of values of any ``strength`` axes occurs at least once. With 1 each value does.
+    In the sample every combination of values of any ``strength`` axes occurs at least
+    once. With 1 each value does.
     """
     axes = [list(axis) for axis in axes]
     places = list(itertools.combinations(range(len(axes)), strength))
@@ -67,10 +74,12 @@ def covering(*axes, strength=2):
 
 
 def for_each(**cases):
-    """Let one item of pytest run a test for each of some cases: {name: value} of one parameter.
+    """Let one item of pytest run a test for each of some cases: {name: value} of one
+    parameter.
 
-    An item costs milliseconds, in every worker again, and so more than what many tests do. All cases run, and a
-    failure names each that failed. No case may be skipped, and none uses a fixture that it changes.
+    An item costs milliseconds, in every worker again, and so more than what many tests
+    do. All cases run, and a failure names each that failed. No case may be skipped, and
+    none uses a fixture that it changes.
     """
     ((parameter, values),) = cases.items()
 
@@ -81,12 +90,16 @@ def for_each(**cases):
             for name, value in values.items():
                 try:
                     test(*args, **others, **{parameter: value})
-                except Exception as error:  # pytest.fail is none, and ends the test at once
+                except (
+                    Exception
+                ) as error:  # pytest.fail is none, and ends the test at once
                     error.add_note(f"{parameter} {name}")
                     failures.append(error)
             if failures:
                 names = ", ".join(failure.__notes__[-1] for failure in failures)
-                raise ExceptionGroup(f"{len(failures)} of {len(values)} cases: {names}", failures)
+                raise ExceptionGroup(
+                    f"{len(failures)} of {len(values)} cases: {names}", failures
+                )
 
         signature = inspect.signature(test)
         kept = [one for name, one in signature.parameters.items() if name != parameter]
@@ -96,34 +109,49 @@ def for_each(**cases):
     return in_one_item
 
 
-# One of each kind: whole backwards in a line and in a loop, backwards in halves in a line and over a V.
+# One of each kind: whole backwards in a line and in a loop, backwards in halves in a
+# line and over a V.
 OF_EACH_KIND = ("1f1b", "interleaved-1f1b", "zb-h1", "dualpipe-v")
 
 
 def of_each_kind(names):
-    """Return names of schedules as parameters: outside of ``.ci/run`` one of each kind stands for the others.
+    """Return names of schedules as parameters: outside of ``.ci/run`` one of each kind
+    stands for the others.
 
-    For what an executor does with any schedule. That all have the bits of one process, and that the simulator knows
-    what each does and holds, the suite asks of every name (test_same_bits, test_executor).
+    For what an executor does with any schedule. That all have the bits of one process,
+    and that the simulator knows what each does and holds, the suite asks of every name
+    (test_same_bits, test_executor).
     """
     return [name if name in OF_EACH_KIND else slowly(name) for name in names]
 
 
 def environment(**changes):
-    """Return this process' environment without traces of a launcher, and with the project importable."""
+    """Return this process' environment without traces of a launcher, and with the
+    project importable.
+    """
     kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "SLURM_", "MPI_", "PYTHONUNBUFFERED"))
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PMI", "OMPI_", "SLURM_", "MPI_", "PYTHONUNBUFFERED"))
     }
     return {**kept, "PYTHONPATH": str(ROOT), **changes}
 
 
 def mpirun(num_ranks, *command, limit=60, **changes):
-    """Run ``python *command`` on ranks and wait. A job that outlasts ``limit`` seconds fails the test."""
-    return run([find_mpirun(), "-n", str(num_ranks), sys.executable, *map(str, command)], limit, **changes)
+    """Run ``python *command`` on ranks and wait. A job that outlasts ``limit`` seconds
+    fails the test.
+    """
+    return run(
+        [find_mpirun(), "-n", str(num_ranks), sys.executable, *map(str, command)],
+        limit,
+        **changes,
+    )
 
 
 def mpirun_together(num_ranks, programs, limit=120):
-    """Run programs, a dict of names to words, by one mpirun; return what the ranks printed by name, in any order."""
+    """Run programs, a dict of names to words, by one mpirun; return what the ranks
+    printed by name, in any order.
+    """
     words = [[str(word) for word in program] for program in programs.values()]
     done = mpirun(num_ranks, "-m", "tests.together", json.dumps(words), limit=limit)
     assert done.code == 0, done.err
@@ -136,6 +164,14 @@ def run(command, limit=60, **changes):
     """Run any command in the project's root and wait."""
     start = time.perf_counter()
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(**changes), capture_output=True, text=True, timeout=limit, check=False
+        command,
+        cwd=ROOT,
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
     )
-    return Finished(done.returncode, done.stdout, done.stderr, time.perf_counter() - start)
+    return Finished(
+        done.returncode, done.stdout, done.stderr, time.perf_counter() - start
+    )

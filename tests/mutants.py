@@ -2,12 +2,13 @@
 
     python -m tests.mutants --count 116 --seed 1 [--rooms search comm] [--list]
 
-Each fault is drawn from (seed, number), written into a clone of the last commit, and met by the tests of its room; if
-they pass, by the whole suite. What survives is either the same program in other words, or a hole in the tests.
+Each fault is drawn from (seed, number), written into a clone of the last commit, and
+met by the tests of its room; if they pass, by the whole suite. What survives is either
+the same program in other words, or a hole in the tests.
 
 References
-----------
-DeMillo, Lipton, Sayward, "Hints on Test Data Selection: Help for the Practicing Programmer", 1978.
+---------- DeMillo, Lipton, Sayward, "Hints on Test Data Selection: Help for the
+Practicing Programmer", 1978.
 """
 
 import argparse
@@ -22,14 +23,42 @@ from typing import NamedTuple
 
 TOP = Path(__file__).resolve().parent.parent
 OTHERWISE = {
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And},
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult},
+    **{
+        ast.Lt: ast.LtE,
+        ast.LtE: ast.Lt,
+        ast.Gt: ast.GtE,
+        ast.GtE: ast.Gt,
+        ast.Eq: ast.NotEq,
+        ast.NotEq: ast.Eq,
+    },
+    **{
+        ast.In: ast.NotIn,
+        ast.NotIn: ast.In,
+        ast.Is: ast.IsNot,
+        ast.IsNot: ast.Is,
+        ast.And: ast.Or,
+        ast.Or: ast.And,
+    },
+    **{
+        ast.Add: ast.Sub,
+        ast.Sub: ast.Add,
+        ast.Mult: ast.FloorDiv,
+        ast.FloorDiv: ast.Mult,
+        ast.Div: ast.Mult,
+    },
 }
-OTHER_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "reversed": "list"}
+OTHER_NAMES = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "sorted": "list",
+    "reversed": "list",
+}
 # What a tool for types or a reader of documentation would notice, and no test can.
 NEVER_RUN = ("TYPE_CHECKING", "__all__", "__slots__")
-MOST_SECONDS = 1200  # for one fault and the whole suite: a fault that hangs is one that was noticed
+# for one fault and the whole suite: a fault that hangs is one that was noticed
+MOST_SECONDS = 1200
 
 
 class Fault(NamedTuple):
@@ -52,7 +81,9 @@ class Fault(NamedTuple):
 
     def apply(self, top):
         source = (top / self.path).read_bytes()
-        (top / self.path).write_bytes(source[: self.first] + self.after.encode() + source[self.last :])
+        (top / self.path).write_bytes(
+            source[: self.first] + self.after.encode() + source[self.last :]
+        )
 
 
 def faults_in(path):
@@ -62,7 +93,10 @@ def faults_in(path):
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
     for node, after in _changes(ast.parse(source)):
-        first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        first, last = (
+            starts[node.lineno - 1] + node.col_offset,
+            starts[node.end_lineno - 1] + node.end_col_offset,
+        )
         yield Fault(path.relative_to(TOP), node.lineno, first, last, after)
 
 
@@ -90,10 +124,16 @@ def _is_never_run(node):
 def _expressions(node):
     swap = lambda operator: OTHERWISE[type(operator)]()
     match node:
-        case ast.Compare(ops=[operator]) | ast.BinOp(op=operator) | ast.BoolOp(op=operator) if (
-            type(operator) in OTHERWISE
-        ):
-            field = {"ops": [swap(operator)]} if isinstance(node, ast.Compare) else {"op": swap(operator)}
+        case (
+            ast.Compare(ops=[operator])
+            | ast.BinOp(op=operator)
+            | ast.BoolOp(op=operator)
+        ) if type(operator) in OTHERWISE:
+            field = (
+                {"ops": [swap(operator)]}
+                if isinstance(node, ast.Compare)
+                else {"op": swap(operator)}
+            )
             yield node, _text(node, **field)
         case ast.UnaryOp(op=ast.Not()):
             yield node, f"({ast.unparse(node.operand)})"
@@ -115,7 +155,9 @@ def _statements(node):
             yield node, "pass"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
             yield node, "pass"
-        case ast.Return(value=value) if value is not None and ast.unparse(value) != "None":
+        case ast.Return(value=value) if (
+            value is not None and ast.unparse(value) != "None"
+        ):
             yield node, "return None"
         case ast.Break():
             yield node, "continue"
@@ -129,7 +171,9 @@ def _text(node, **fields):
 
 
 def first_failure(fault, processes, is_quick):
-    """Return what a run of the tests with the fault printed first of a failure, or None; without a fault: the suite."""
+    """Return what a run of the tests with the fault printed first of a failure, or
+    None; without a fault: the suite.
+    """
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["git", "clone", "--quiet", str(TOP), folder], check=True)
         if fault:
@@ -140,48 +184,106 @@ def first_failure(fault, processes, is_quick):
         return _run(folder, [], processes)
 
 
-# Folders that test several packages, beside the one of each: what layers and optimisers compute, and whole steps.
+# Folders that test several packages, beside the one of each: what layers and optimisers
+# compute, and whole steps.
 SHARED = {
-    **{"execution": ["tests/pipeline"], "nn": ["tests/numerics"], "optim": ["tests/numerics"]},
-    **{"functional": ["tests/numerics"], "tensor": ["tests/numerics"], "simulation": ["tests/schedules/simulation"]},
+    **{
+        "execution": ["tests/pipeline"],
+        "nn": ["tests/numerics"],
+        "optim": ["tests/numerics"],
+    },
+    **{
+        "functional": ["tests/numerics"],
+        "tensor": ["tests/numerics"],
+        "simulation": ["tests/schedules/simulation"],
+    },
 }
 
 
 def near(path):
-    """Return the tests of the deepest room of a file that has some, and those that the room shares with others."""
+    """Return the tests of the deepest room of a file that has some, and those that the
+    room shares with others.
+    """
     parts = path.relative_to("minipipe").with_suffix("").parts
-    names = [name for i in range(len(parts), 0, -1) for name in ("/".join(parts[:i]), f"test_{parts[i - 1]}.py")]
+    names = [
+        name
+        for i in range(len(parts), 0, -1)
+        for name in ("/".join(parts[:i]), f"test_{parts[i - 1]}.py")
+    ]
     found = [f"tests/{name}" for name in names if (TOP / "tests" / name).exists()]
     return found[:1] + SHARED.get(parts[0], []) or ["tests/numerics", "tests/pipeline"]
 
 
 def _run(folder, tests, processes):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", str(processes), "-p", "no:cacheprovider", *tests]
-    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "check": False}
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": folder,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-n",
+        str(processes),
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    options = {
+        "cwd": folder,
+        "env": environment,
+        "capture_output": True,
+        "text": True,
+        "check": False,
+    }
     try:
         done = subprocess.run(command, timeout=MOST_SECONDS, **options)
     except subprocess.TimeoutExpired:
         return "no end"
     if not done.returncode:
         return None
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    lines = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("FAILED", "ERROR"))
+    ]
     return lines[0].split(" - ")[0] if lines else f"exit {done.returncode}"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=116)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rooms", nargs="+", metavar="ROOM", help="folders and files of minipipe/; without: all")
+    parser.add_argument(
+        "--rooms",
+        nargs="+",
+        metavar="ROOM",
+        help="folders and files of minipipe/; without: all",
+    )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="ask the tests of its room alone")
-    parser.add_argument("--list", action="store_true", help="only say what would be tried")
+    parser.add_argument(
+        "--quick", action="store_true", help="ask the tests of its room alone"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="only say what would be tried"
+    )
     options = parser.parse_args()
-    faults = [fault for path in sorted((TOP / "minipipe").rglob("*.py")) for fault in faults_in(path)]
-    faults = [fault for fault in faults if not options.rooms or fault.room in options.rooms]
+    faults = [
+        fault
+        for path in sorted((TOP / "minipipe").rglob("*.py"))
+        for fault in faults_in(path)
+    ]
+    faults = [
+        fault for fault in faults if not options.rooms or fault.room in options.rooms
+    ]
     drawn = [
         (number, random.Random(f"{options.seed} {number}").choice(faults))
         for number in range(options.first, options.first + options.count)

@@ -9,7 +9,8 @@ import pytest
 from tests.launch import ROOT
 
 TEXT = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-SECTIONS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]  # in this order
+# in this order
+SECTIONS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 SCREEN = 50  # lines of a release, its heading and blank lines included
 WIDTH = 88
 UNRELEASED = "Unreleased"
@@ -41,7 +42,9 @@ def problems(text):
 
 
 def problems_of_release(body):
-    """Yield what is wrong with the text of one release, which begins behind its heading."""
+    """Yield what is wrong with the text of one release, which begins behind its
+    heading.
+    """
     lines = body.strip().splitlines()
     if len(lines) + 2 > SCREEN:  # with the heading and the blank line below it
         yield f"{len(lines) + 2} lines"
@@ -54,7 +57,9 @@ def problems_of_release(body):
     if titles != [title for title in SECTIONS if title in titles]:
         yield f"sections {titles}"
     for title, text in zip(titles, entries):
-        is_list = all(line.startswith(("- ", "  ")) for line in text.strip().splitlines())
+        is_list = all(
+            line.startswith(("- ", "  ")) for line in text.strip().splitlines()
+        )
         if not (text.strip() and is_list):
             yield f"{title} is not a list"
 
@@ -69,7 +74,11 @@ def test_releases_link_to_a_comparison_if_and_only_if_the_project_has_an_address
     metadata.read(ROOT / "setup.cfg")
     links = re.findall(r"^\[(.+)\]: https://", TEXT, re.MULTILINE)
     has_address = {"url", "project_urls"} & set(metadata["metadata"])
-    assert links == ([heading.split(" - ")[0] for heading in releases_of(TEXT)] if has_address else [])
+    assert links == (
+        [heading.split(" - ")[0] for heading in releases_of(TEXT)]
+        if has_address
+        else []
+    )
 
 
 ENTRY = "### Added\n\n- One.\n"
@@ -79,15 +88,36 @@ ENTRY = "### Added\n\n- One.\n"
     "wrong, problem",
     [
         (f"## 0.2.0\n\n{ENTRY}", "0.2.0: not a version with its date"),
-        (f"## 0.1.0 - 2026-01-02\n\n{ENTRY}\n## Unreleased\n\n{ENTRY}", "Unreleased is not the first release"),
-        (f"## 0.1.0 - 2026-01-02\n\n{ENTRY}\n## 0.2.0 - 2026-01-03\n\n{ENTRY}", "the newest release is not first"),
+        (
+            f"## 0.1.0 - 2026-01-02\n\n{ENTRY}\n## Unreleased\n\n{ENTRY}",
+            "Unreleased is not the first release",
+        ),
+        (
+            f"## 0.1.0 - 2026-01-02\n\n{ENTRY}\n## 0.2.0 - 2026-01-03\n\n{ENTRY}",
+            "the newest release is not first",
+        ),
         (f"## Unreleased\n\n{ENTRY}" + "- One.\n" * SCREEN, "Unreleased: 55 lines"),
-        (f"## Unreleased\n\n{ENTRY}- {'long' * WIDTH}\n", "Unreleased: a line that is too long"),
-        (f"## Unreleased\n\nText.\n\n{ENTRY}", "Unreleased: text above the first section"),
+        (
+            f"## Unreleased\n\n{ENTRY}- {'long' * WIDTH}\n",
+            "Unreleased: a line that is too long",
+        ),
+        (
+            f"## Unreleased\n\nText.\n\n{ENTRY}",
+            "Unreleased: text above the first section",
+        ),
         ("## Unreleased\n\n### Moved\n\n- One.\n", "Unreleased: sections ['Moved']"),
-        (f"## Unreleased\n\n### Fixed\n\n- One.\n\n{ENTRY}", "Unreleased: sections ['Fixed', 'Added']"),
-        (f"## Unreleased\n\n{ENTRY}\n### Changed\n\nText.\n", "Unreleased: Changed is not a list"),
-        (f"## Unreleased\n\n### Added\n\n{ENTRY.replace('Added', 'Fixed')}", "Unreleased: Added is not a list"),
+        (
+            f"## Unreleased\n\n### Fixed\n\n- One.\n\n{ENTRY}",
+            "Unreleased: sections ['Fixed', 'Added']",
+        ),
+        (
+            f"## Unreleased\n\n{ENTRY}\n### Changed\n\nText.\n",
+            "Unreleased: Changed is not a list",
+        ),
+        (
+            f"## Unreleased\n\n### Added\n\n{ENTRY.replace('Added', 'Fixed')}",
+            "Unreleased: Added is not a list",
+        ),
     ],
 )
 def test_another_form_is_noticed(wrong, problem):

@@ -1,4 +1,6 @@
-"""Every command in a text is one: those in README files, lessons, helps, hints, messages and docstrings."""
+"""Every command in a text is one: those in README files, lessons, helps, hints,
+messages and docstrings.
+"""
 
 import shlex
 import shutil
@@ -8,7 +10,15 @@ import pytest
 
 from minipipe.cli import main
 from minipipe.search import finding
-from tests.commands import PLACEHOLDER, Wrong, check, documents, in_copy, in_help, strings_of
+from tests.commands import (
+    PLACEHOLDER,
+    Wrong,
+    check,
+    documents,
+    in_copy,
+    in_help,
+    strings_of,
+)
 from tests.launch import ROOT, for_each, slowly
 
 
@@ -29,7 +39,10 @@ def test_every_command_of_a_students_copy_can_be_given(tmp_path):
     commands = in_copy(tmp_path)
     for command in commands:
         check(command)
-    assert "pip install pytest" in commands and sum("pytest" in each for each in commands) > 6
+    assert (
+        "pip install pytest" in commands
+        and sum("pytest" in each for each in commands) > 6
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,30 +77,66 @@ def test_a_command_that_cannot_be_given_is_found(wrong):
         check(wrong)
 
 
-# -- running ----------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------
 
-QUICK = ("schedules", "sweep", "show", "check", "simulate", "paper", "search", "step", "coursework")
+QUICK = (
+    "schedules",
+    "sweep",
+    "show",
+    "check",
+    "simulate",
+    "paper",
+    "search",
+    "step",
+    "coursework",
+)
 # What a reader has by then: a file of a lesson, a student's copy.
 BEFORE = [
     ["show", "zb-v", "--ranks", "2", "--microbatches", "6", "-o", "mine.csv"],
     ["search", "--memory-limit", "4", "-o", "found.json"],
     ["coursework", "mine"],
 ]
-OWN_SCHEDULE = ["search", "--ranks", "3", "--microbatches", "5", "--memory-limit", "2", "-o", "mine.csv"]
+OWN_SCHEDULE = [
+    "search",
+    "--ranks",
+    "3",
+    "--microbatches",
+    "5",
+    "--memory-limit",
+    "2",
+    "-o",
+    "mine.csv",
+]
 RUN_ALWAYS = ("11_", "18_", "22_")  # lessons; the others in .ci/run
 
 
 def quick_commands():
-    """Return the commands of minipipe that are run, by document: those of lessons, and examples of helps."""
+    """Return the commands of minipipe that are run, by document: those of lessons, and
+    examples of helps.
+    """
     found = {}
     for name, (path, read) in documents().items():
         is_help = path.parent.name == "cli" and path.suffix == ".py"
         if not is_help and path.parent.name != "tutorials":
             continue  # test_readme.py runs those of the README files
-        texts = (each for text in strings_of(path) for each in in_help(text)) if is_help else read(path)
-        commands = [shlex.split(each, comments=True)[1:] for each in texts if each.startswith("minipipe ")]
-        chosen = [words for words in commands if words[:1] and words[0] in QUICK and len(words) > 1]
-        found[name] = [words for words in chosen if not any(map(PLACEHOLDER.fullmatch, words))]
+        texts = (
+            (each for text in strings_of(path) for each in in_help(text))
+            if is_help
+            else read(path)
+        )
+        commands = [
+            shlex.split(each, comments=True)[1:]
+            for each in texts
+            if each.startswith("minipipe ")
+        ]
+        chosen = [
+            words
+            for words in commands
+            if words[:1] and words[0] in QUICK and len(words) > 1
+        ]
+        found[name] = [
+            words for words in chosen if not any(map(PLACEHOLDER.fullmatch, words))
+        ]
     return {name: commands for name, commands in found.items() if commands}
 
 
@@ -104,12 +153,21 @@ def begun(tmp_path_factory):
 
 
 def in_short(words):
-    """Return a command with fewer seconds for a search or a proof, and with a page where a PDF needs a browser."""
-    return ["1" if word in ("20", "60") else word.replace("bubble.pdf", "bubble.html") for word in words]
+    """Return a command with fewer seconds for a search or a proof, and with a page
+    where a PDF needs a browser.
+    """
+    return [
+        "1" if word in ("20", "60") else word.replace("bubble.pdf", "bubble.html")
+        for word in words
+    ]
 
 
 @pytest.mark.parametrize(
-    "document", [each if any(name in each for name in RUN_ALWAYS) else slowly(each) for each in quick_commands()]
+    "document",
+    [
+        each if any(name in each for name in RUN_ALWAYS) else slowly(each)
+        for each in quick_commands()
+    ],
 )
 def test_the_quick_commands_run(document, begun, tmp_path, monkeypatch, capsys):
     shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
@@ -118,7 +176,9 @@ def test_the_quick_commands_run(document, begun, tmp_path, monkeypatch, capsys):
     if "11_" in document:
         assert main(OWN_SCHEDULE) == 0
     if "paper" in document:
-        shutil.copy(ROOT / "minipipe" / "schedules" / "simulation" / "published.csv", "mine.csv")
+        shutil.copy(
+            ROOT / "minipipe" / "schedules" / "simulation" / "published.csv", "mine.csv"
+        )
     for words in map(in_short, quick_commands()[document]):
         if words[0] == "coursework" and Path(words[1]).exists():
             continue  # "once", as the lessons say

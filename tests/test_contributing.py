@@ -14,7 +14,9 @@ from minipipe.passes.kinds import ADDED
 from tests.launch import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^### ([^\n]+)\n\n```python\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL)
+EXAMPLES = re.findall(
+    r"^### ([^\n]+)\n\n```python\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL
+)
 
 
 def test_it_has_at_most_150_lines_of_88_columns():
@@ -31,16 +33,22 @@ def test_each_worked_example_passes_its_own_test():
         for title, program in EXAMPLES:
             before = set(namespace)
             exec(compile(program, f"CONTRIBUTING.md: {title}", "exec"), namespace)
-            tests = [name for name in namespace if name.startswith("test_") and name not in before]
+            tests = [
+                name
+                for name in namespace
+                if name.startswith("test_") and name not in before
+            ]
             assert len(tests) == 1, title
             namespace[tests[0]]()
 
 
-# -- the schedule gets a name -----------------------------------------------------------------------------------------
+# -- the schedule gets a name ----------------------------------------------------------
 
 
 def added_lines():
-    """Return (file, line) for the lines that the page adds to give its schedule a name."""
+    """Return (file, line) for the lines that the page adds to give its schedule a
+    name.
+    """
     (block,) = re.findall(r"^```text\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL)
     return [line.split(maxsplit=1) for line in block.splitlines()]
 
@@ -48,14 +56,22 @@ def added_lines():
 def insert(path, line):
     """Add an entry above that of GPipe."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    (place,) = [number for number, each in enumerate(lines) if each.startswith('    "gpipe": ')]
-    path.write_text("".join([*lines[:place], f"    {line}\n", *lines[place:]]), encoding="utf-8")
+    (place,) = [
+        number for number, each in enumerate(lines) if each.startswith('    "gpipe": ')
+    ]
+    path.write_text(
+        "".join([*lines[:place], f"    {line}\n", *lines[place:]]), encoding="utf-8"
+    )
 
 
 def the_builder_alone():
     """Return the function of the schedule with the imports that it needs."""
     imports, rest = dict(EXAMPLES)["A schedule"].split("\ndef gpipe_in_groups")
-    needed = [line for line in imports.splitlines() if line.startswith("from minipipe.schedules.")]
+    needed = [
+        line
+        for line in imports.splitlines()
+        if line.startswith("from minipipe.schedules.")
+    ]
     return "\n".join([*needed, f"def gpipe_in_groups{rest.split('def test_')[0]}"])
 
 
@@ -63,7 +79,11 @@ def the_builder_alone():
 def changed_copy(tmp_path):
     """A copy of the project with the schedule of the page, made as the page says."""
     for name in ("minipipe", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        shutil.copytree(
+            ROOT / name,
+            tmp_path / name,
+            ignore=shutil.ignore_patterns("__pycache__", "node_modules"),
+        )
     for name in ("setup.cfg", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
     package = tmp_path / "minipipe" / "schedules"
@@ -91,16 +111,34 @@ def test_the_schedule_gets_its_name_from_the_lines_of_the_page(changed_copy):
     assert "drains often" in run("minipipe", "schedules")
     assert "0F3" in run("minipipe", "show", "gpipe-in-groups", "--format", "csv")
     run("minipipe", "check", "gpipe-in-groups")
-    laws = run("pytest", "-q", "-p", "no:cacheprovider", "tests/schedules/analysis/test_every_schedule.py")
+    laws = run(
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/schedules/analysis/test_every_schedule.py",
+    )
     assert "passed" in laws
 
 
 @pytest.mark.slow
 def test_then_only_docstrings_and_all_are_asked_for(changed_copy):
     """Newcomers are told so, and should not have to read other tests that fail."""
-    files = ("test_house.py", "schedules/test_builders.py", "schedules/analysis/test_theory.py")
+    files = (
+        "test_house.py",
+        "schedules/test_builders.py",
+        "schedules/analysis/test_theory.py",
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{file}" for file in files)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *(f"tests/{file}" for file in files),
+        ],
         cwd=changed_copy,
         env={**os.environ, "PYTHONPATH": str(changed_copy)},
         capture_output=True,

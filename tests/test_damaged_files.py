@@ -1,4 +1,6 @@
-"""Every reader of a file from outside, with every kind of damage: read, or refused with a documented error."""
+"""Every reader of a file from outside, with every kind of damage: read, or refused with
+a documented error.
+"""
 
 import functools
 import io as streams
@@ -29,10 +31,17 @@ from tests.fuzz import CERTIFICATE
 from tests.launch import for_each, slowly
 from tests.pipeline.checkpoint import forging
 
-# -- readers ----------------------------------------------------------------------------------------------------------
+# -- readers ---------------------------------------------------------------------------
 
-PUBLISHED = ",".join(Run._fields) + "\nmine,1.7B,24,2304,24,1,1,1,32,512,16,full,replicas,137TF\n"
-GRADESCOPE = {"created_at": "2026-11-30T23:59:00Z", "users": [{"email": "a@b"}], "assignment": {"due_date": None}}
+PUBLISHED = (
+    ",".join(Run._fields)
+    + "\nmine,1.7B,24,2304,24,1,1,1,32,512,16,full,replicas,137TF\n"
+)
+GRADESCOPE = {
+    "created_at": "2026-11-30T23:59:00Z",
+    "users": [{"email": "a@b"}],
+    "assignment": {"due_date": None},
+}
 WEIGHTS = save({"0.weight": np.zeros((2, 1)), "0.bias": np.zeros(1)})
 
 
@@ -46,7 +55,10 @@ def read_source(path):
     """Read a file of exercises, as solution and as checks."""
     folder = path.parent / "source"
     (folder / "checks").mkdir(parents=True, exist_ok=True)
-    for place, text in ((folder, small_course.SOLUTION), (folder / "checks", small_course.CHECKS)):
+    for place, text in (
+        (folder, small_course.SOLUTION),
+        (folder / "checks", small_course.CHECKS),
+    ):
         (place / "01_double.py").write_text(text)
     for place in (folder, folder / "checks"):
         kept = (place / "01_double.py").read_bytes()
@@ -79,25 +91,51 @@ def read_archive(path):
     return open_submission(path, ["01_double.py"]).read("01_double.py")
 
 
-BOARD = json.dumps({"format": "minipipe leaderboard 1", "puzzle": "14_puzzle", "entries": []})
+BOARD = json.dumps(
+    {"format": "minipipe leaderboard 1", "puzzle": "14_puzzle", "entries": []}
+)
 # By name: the reader of a path, the ending of its file, and a valid content.
 READERS = {
-    "a schedule as text": (read_schedule, ".txt", schedules.one_f_one_b(2, 2).to_text()),
+    "a schedule as text": (
+        read_schedule,
+        ".txt",
+        schedules.one_f_one_b(2, 2).to_text(),
+    ),
     "a schedule as CSV": (read_schedule, ".csv", schedules.one_f_one_b(2, 2).to_csv()),
     "a quoted schedule": (read_schedule, ".csv", '"0F0","0F1","0B0","0B1"\n'),
     "slices": (read_schedule, ".txt", schedules.seq1f1b(2, 2).to_text()),
-    "costs": (Costs.load, ".json", '{"format": "minipipe costs", "version": 1, "forward": [2, 3], "latency": 0.5}'),
-    "a certificate": (lambda path: read_certificate(files.read_text(path)), ".json", CERTIFICATE),
+    "costs": (
+        Costs.load,
+        ".json",
+        '{"format": "minipipe costs", "version": 1, "forward": [2, 3], "latency": 0.5}',
+    ),
+    "a certificate": (
+        lambda path: read_certificate(files.read_text(path)),
+        ".json",
+        CERTIFICATE,
+    ),
     "hosts of MPICH": (read_hosts, ".txt", "# two\nfirst:4\nsecond : 2\n"),
     "hosts of Open MPI": (read_hosts, ".txt", "first slots=4 max_slots=8\nsecond\n"),
-    "published runs": (lambda path: read_runs(files.read_text(path)), ".csv", PUBLISHED),
+    "published runs": (
+        lambda path: read_runs(files.read_text(path)),
+        ".csv",
+        PUBLISHED,
+    ),
     "a leaderboard": (leaderboard_of, ".json", BOARD),
     "times": (read_times, ".csv", "submission,time\nada,2026-11-30T23:59:00+01:00\n"),
     "Gradescope's times": (read_times, ".json", json.dumps(GRADESCOPE)),
     "exercises": (read_source, ".py", small_course.SOLUTION),
-    "checks": (read_source, ".py", small_course.CHECKS.replace("Twice two", "Points: 2.5\n\n    Twice two")),
+    "checks": (
+        read_source,
+        ".py",
+        small_course.CHECKS.replace("Twice two", "Points: 2.5\n\n    Twice two"),
+    ),
     "an archive": (read_archive, ".zip", archive_of(small_course.SOLUTION)),
-    "weights": (lambda path: checkpoint.load_weights(path, nn.Sequential(nn.Linear(2, 1))), ".safetensors", WEIGHTS),
+    "weights": (
+        lambda path: checkpoint.load_weights(path, nn.Sequential(nn.Linear(2, 1))),
+        ".safetensors",
+        WEIGHTS,
+    ),
     "a manifest": (restored, ".json", None),
 }
 FORGE = []
@@ -118,19 +156,36 @@ def content_of(reader):
 
 
 def outcome(reader, path):
-    """Return what a reader says of a file; anything but a documented error is raised."""
+    """Return what a reader says of a file; anything but a documented error is
+    raised.
+    """
     try:
         READERS[reader][0](path)
     except MinipipeError as error:
-        assert error.code and str(error) == files.printable_lines(str(error)) and len(str(error)) < 3000
+        assert (
+            error.code
+            and str(error) == files.printable_lines(str(error))
+            and len(str(error)) < 3000
+        )
         return str(error)
     return "read"
 
 
-# -- damage -----------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------
 
 NUMBERS = [
-    *("9" * 5000, "1" * 400, "9" * 20, "1e999", "-1e999", "NaN", "nan", "Infinity", "-Infinity", "inf"),
+    *(
+        "9" * 5000,
+        "1" * 400,
+        "9" * 20,
+        "1e999",
+        "-1e999",
+        "NaN",
+        "nan",
+        "Infinity",
+        "-Infinity",
+        "inf",
+    ),
     *("-1", "-0", "+1", "1.5", "1e5", "0x1", "01", "1_0", "\u00b2", "\uff11", "\u0663"),
     *("", " ", "null", "true", '"1"', "[]", "1\0"),
 ]
@@ -141,11 +196,15 @@ CONTENTS = {
     "a NUL": lambda whole: b"\0",
     "NULs": lambda whole: b"\0" * len(whole),
     "a NUL in front": lambda whole: b"\0" + whole,
-    "a NUL within": lambda whole: whole[: len(whole) // 2] + b"\0" + whole[len(whole) // 2 :],
+    "a NUL within": lambda whole: (
+        whole[: len(whole) // 2] + b"\0" + whole[len(whole) // 2 :]
+    ),
     "a BOM": lambda whole: b"\xef\xbb\xbf" + whole,
     "CRLF": lambda whole: whole.replace(b"\n", b"\r\n"),
     "CR": lambda whole: whole.replace(b"\n", b"\r"),
-    "other ends of lines": lambda whole: whole.replace(b"\n", "\u2028\x85\x0b\x0c\x1c".encode()),
+    "other ends of lines": lambda whole: whole.replace(
+        b"\n", "\u2028\x85\x0b\x0c\x1c".encode()
+    ),
     "UTF-16": lambda whole: whole.decode("latin-1").encode("utf-16"),
     "Latin-1": lambda whole: whole + "é".encode("latin-1"),
     "a surrogate": lambda whole: whole + b"\xed\xa0\x80",
@@ -176,7 +235,9 @@ CONTENTS = {
 
 @for_each(damage=CONTENTS)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_reader_takes_a_damaged_content_or_refuses_it_in_words(reader, damage, tmp_path):
+def test_a_reader_takes_a_damaged_content_or_refuses_it_in_words(
+    reader, damage, tmp_path
+):
     path = tmp_path / f"file{READERS[reader][1]}"
     path.write_bytes(damage(content_of(reader)))
     outcome(reader, path)
@@ -205,20 +266,35 @@ IN_JSON = [name for name, (_, ending, _) in READERS.items() if ending == ".json"
 
 @pytest.mark.parametrize("reader", IN_JSON)
 def test_a_reader_of_json_rejects_duplicate_keys_at_any_depth(reader, tmp_path):
-    """The story: of a leaderboard, the last of two members of one name counted, and the first could be seen."""
+    """The story: of a leaderboard, the last of two members of one name counted, and the
+    first could be seen.
+    """
     path = tmp_path / "file.json"
     text = content_of(reader).decode()
     keys = list(re.finditer(r'"(\w+)": ?', text))
     assert keys
     for key in keys:
-        path.write_text(text[: key.start()] + f'"{key[1]}": null, ' + text[key.start() :])
+        path.write_text(
+            text[: key.start()] + f'"{key[1]}": null, ' + text[key.start() :]
+        )
         assert f"{key[1]!r} occurs twice" in outcome(reader, path)
 
 
 @pytest.mark.parametrize(
-    "place", ["a directory", "a pipe", "a device", "nothing", "a loop", "many holes", "a long name"]
+    "place",
+    [
+        "a directory",
+        "a pipe",
+        "a device",
+        "nothing",
+        "a loop",
+        "many holes",
+        "a long name",
+    ],
 )
-@pytest.mark.parametrize("reader", [name for name in READERS if name not in FOUND_IN_A_FOLDER])
+@pytest.mark.parametrize(
+    "reader", [name for name in READERS if name not in FOUND_IN_A_FOLDER]
+)
 def test_a_reader_refuses_what_is_no_file(reader, place, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIPE_PATIENCE", 0.05)
     path = tmp_path / f"file{READERS[reader][1]}"

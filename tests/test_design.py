@@ -1,4 +1,6 @@
-"""DESIGN.md is short and current: the tests that it names exist, and its computed figures are those of the package."""
+"""DESIGN.md is short and current: the tests that it names exist, and its computed
+figures are those of the package.
+"""
 
 import ast
 import re
@@ -14,7 +16,8 @@ from tests.launch import ROOT
 DESIGN = (ROOT / "DESIGN.md").read_text()
 PROMISES = DESIGN.split("## Promises and their tests\n")[1].split("\n## ")[0]
 MOST_LINES, MOST_COLUMNS = 400, 88
-# In backquotes: a file of tests, or a test function in the file that was named before it.
+# In backquotes: a file of tests, or a test function in the file that was named before
+# it.
 NAMED = re.compile(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`")
 
 
@@ -31,7 +34,9 @@ def named_tests(text):
 def is_defined(file, function):
     """Return whether a file of tests exists and defines a function at module level."""
     path = ROOT / file
-    return path.is_file() and function in {node.name for node in parsed(path).body if isinstance(node, ast.FunctionDef)}
+    return path.is_file() and function in {
+        node.name for node in parsed(path).body if isinstance(node, ast.FunctionDef)
+    }
 
 
 def on_one_line(text):
@@ -39,19 +44,27 @@ def on_one_line(text):
 
 
 def is_one_token(line):
-    """Return whether a line is too long only because it holds one name that cannot be broken."""
+    """Return whether a line is too long only because it holds one name that cannot be
+    broken.
+    """
     return len(line.split()) == 1
 
 
 def test_it_is_short():
     lines = DESIGN.splitlines()
     assert len(lines) <= MOST_LINES
-    assert [line for line in lines if len(line) > MOST_COLUMNS and not is_one_token(line)] == []
+    assert [
+        line for line in lines if len(line) > MOST_COLUMNS and not is_one_token(line)
+    ] == []
 
 
 def test_every_named_test_exists():
     named = named_tests(DESIGN)
-    assert [f"{file}::{function}" for file, function in named if not is_defined(file, function)] == []
+    assert [
+        f"{file}::{function}"
+        for file, function in named
+        if not is_defined(file, function)
+    ] == []
     assert len(named) >= 25
 
 
@@ -63,7 +76,10 @@ def test_every_promise_names_its_tests(number):
 
 
 def test_a_test_that_is_gone_is_noticed():
-    text = "`tests/test_design.py`: `::test_it_is_short`, `::test_gone`; `tests/test_gone.py::test_it_is_short`"
+    text = (
+        "`tests/test_design.py`: `::test_it_is_short`, `::test_gone`; "
+        "`tests/test_gone.py::test_it_is_short`"
+    )
     named = named_tests(text)
     assert [is_defined(*each) for each in named] == [True, False, False]
 
@@ -74,7 +90,9 @@ def test_the_table_of_schedules_is_the_computed_one():
 
 def test_every_computed_figure_is_the_one_in_the_text():
     text = on_one_line(DESIGN)
-    assert [sentence for sentence in design_figures.sentences() if sentence not in text] == []
+    assert [
+        sentence for sentence in design_figures.sentences() if sentence not in text
+    ] == []
 
 
 @pytest.mark.slow
@@ -83,7 +101,10 @@ def test_the_error_of_published_times_is_the_one_in_the_text():
 
 
 def test_limits_of_faults_are_those_of_the_table():
-    limits = f"{table.SOON:g} s after the fault, {table.KILLED:g} s for a killed rank and {table.ORPHANED:g} s"
+    limits = (
+        f"{table.SOON:g} s after the fault, {table.KILLED:g} s for a killed rank and "
+        f"{table.ORPHANED:g} s"
+    )
     assert limits in on_one_line(DESIGN)
 
 

@@ -1,4 +1,6 @@
-"""Files that are not what they say are refused before they take memory; what is written is whole or not there."""
+"""Files that are not what they say are refused before they take memory; what is written
+is whole or not there.
+"""
 
 import contextlib
 import io
@@ -17,7 +19,7 @@ from minipipe import io as files
 from tests.launch import run
 from tests.refusals import refusal
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -30,11 +32,14 @@ from tests.refusals import refusal
         ("a\0b", "unreadable", "embedded null"),
         ("", "unreadable", "No such file"),
         (None, "unreadable", "path should be string"),
-        (1, "unreadable", "path should be string"),  # a descriptor: open() would take it, and close standard output
+        # a descriptor: open() would take it, and close standard output
+        (1, "unreadable", "path should be string"),
         ("\ud800\x1b[2J", "unreadable", ""),
     ],
 )
-def test_what_is_no_file_is_refused_with_a_sentence_that_can_be_printed(path, code, reason):
+def test_what_is_no_file_is_refused_with_a_sentence_that_can_be_printed(
+    path, code, reason
+):
     if path == "/dev/tty0" and not os.path.exists(path):
         pytest.skip("there is no such device here")
     error = refusal(files.read_text, path)
@@ -54,7 +59,10 @@ def test_a_large_file_is_refused_before_a_byte_is_read(tmp_path):
         file.truncate(1 << 40)  # a terabyte of holes
     started = time.perf_counter()
     error = refusal(files.read_text, path)
-    assert error.code == "too-large" and "it has 1,099,511,627,776 bytes; the limit is 268,435,456" in str(error)
+    assert (
+        error.code == "too-large"
+        and "it has 1,099,511,627,776 bytes; the limit is 268,435,456" in str(error)
+    )
     assert time.perf_counter() - started < 1
 
 
@@ -75,7 +83,11 @@ def test_a_pipe_is_read_up_to_the_limit_whatever_its_writer_goes_on_to_write(tmp
     os.mkfifo(tmp_path / "pipe")
 
     def write(content):
-        with contextlib.suppress(BrokenPipeError), open(tmp_path / "pipe", "wb") as pipe:  # closing writes, too
+        # closing writes, too
+        with (
+            contextlib.suppress(BrokenPipeError),
+            open(tmp_path / "pipe", "wb") as pipe,
+        ):
             pipe.write(content)
 
     for content, most in ((b"0F0,0B0\n" * 50_000, 1 << 20), (b"0F0," * 50_000, 1000)):
@@ -83,7 +95,10 @@ def test_a_pipe_is_read_up_to_the_limit_whatever_its_writer_goes_on_to_write(tmp
         writer.start()
         try:
             if len(content) > most:
-                assert refusal(files.read_text, tmp_path / "pipe", most).code == "too-large"
+                assert (
+                    refusal(files.read_text, tmp_path / "pipe", most).code
+                    == "too-large"
+                )
             else:
                 assert files.read_text(tmp_path / "pipe", most) == content.decode()
         finally:
@@ -94,28 +109,49 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path, monkeypatch):
     """The story: it was waited for, for ever."""
     monkeypatch.setattr(files, "PIPE_PATIENCE", 0.05)
     os.mkfifo(tmp_path / "pipe")
-    assert "no byte came from the pipe for 0.05 s" in str(refusal(files.read_text, tmp_path / "pipe"))
+    assert "no byte came from the pipe for 0.05 s" in str(
+        refusal(files.read_text, tmp_path / "pipe")
+    )
 
 
-def test_in_a_folder_of_somebody_else_only_a_regular_file_is_read_and_a_pipe_is_not_waited_for(tmp_path):
-    """The story: a pipe, a link to /dev/zero or to another's file in a student's folder, and a pipe in place of
-    weights, were opened as the file that they stood for: they hung, filled the memory, or showed what the reader alone
-    may read."""
+def test_in_a_folder_of_somebody_else_only_a_regular_file_is_read_and_a_pipe_is_not_waited_for(
+    tmp_path,
+):
+    """The story: a pipe, a link to /dev/zero or to another's file in a student's
+    folder, and a pipe in place of weights, were opened as the file that they stood for:
+    they hung, filled the memory, or showed what the reader alone may read."""
     (tmp_path / "file").write_text("text")
     os.mkfifo(tmp_path / "pipe")
-    for name, target in {"link": "file", "to-zero": "/dev/zero", "to-pipe": "pipe", "broken": "nothing"}.items():
+    for name, target in {
+        "link": "file",
+        "to-zero": "/dev/zero",
+        "to-pipe": "pipe",
+        "broken": "nothing",
+    }.items():
         (tmp_path / name).symlink_to(target)
         error = refusal(files.read_text, tmp_path / name, links=False)
-        assert error.code == "unreadable" and "it is a link; expected a file" in str(error)
-    assert files.read_text(tmp_path / "link") == files.read_text(tmp_path / "file", pipes=False, links=False) == "text"
+        assert error.code == "unreadable" and "it is a link; expected a file" in str(
+            error
+        )
+    assert (
+        files.read_text(tmp_path / "link")
+        == files.read_text(tmp_path / "file", pipes=False, links=False)
+        == "text"
+    )
     for name in ("pipe", "to-pipe"):
-        assert "it is a pipe; expected a file" in str(refusal(files.read_bytes, tmp_path / name, pipes=False))
+        assert "it is a pipe; expected a file" in str(
+            refusal(files.read_bytes, tmp_path / name, pipes=False)
+        )
 
 
-def test_a_file_that_becomes_a_link_between_look_and_opening_is_refused_all_the_same(tmp_path, monkeypatch):
+def test_a_file_that_becomes_a_link_between_look_and_opening_is_refused_all_the_same(
+    tmp_path, monkeypatch
+):
     (tmp_path / "link").symlink_to("/etc/hostname")
     monkeypatch.setattr(os.path, "islink", lambda path: False)
-    assert refusal(files.read_bytes, tmp_path / "link", links=False).code == "unreadable"
+    assert (
+        refusal(files.read_bytes, tmp_path / "link", links=False).code == "unreadable"
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +172,7 @@ def test_standard_input_that_is_closed_meanwhile_is_refused():
     assert refusal(files.read_stream, stream, "stdin").code == "unreadable"
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,7 +187,9 @@ def test_standard_input_that_is_closed_meanwhile_is_refused():
         ("", "Is a directory"),
     ],
 )
-def test_what_cannot_be_written_is_named_with_the_reason(path, reason, tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_named_with_the_reason(
+    path, reason, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     error = refusal(files.write_whole, path, "text")
     assert error.code == "unwritable" and reason in str(error)
@@ -159,12 +197,20 @@ def test_what_cannot_be_written_is_named_with_the_reason(path, reason, tmp_path,
 
 
 def test_a_disk_that_fills_up_leaves_the_earlier_file_and_nothing_else(tmp_path):
-    """The story: half a picture was left, under the name of the whole one, and the exit status was 0."""
+    """The story: half a picture was left, under the name of the whole one, and the exit
+    status was 0.
+    """
     path = tmp_path / "a.txt"
     path.write_text("earlier")
-    program = "import sys; from minipipe.io import write_whole; write_whole(sys.argv[1], 'x' * 10**6)"
-    limited = f"ulimit -f 100; trap '' XFSZ; exec {sys.executable} -c \"{program}\" {path}"
-    done = run(["bash", "-c", limited], PYTHONDONTWRITEBYTECODE="1")  # which would be cut off, too
+    program = (
+        "import sys; from minipipe.io import write_whole; write_whole(sys.argv[1], "
+        "'x' * 10**6)"
+    )
+    limited = (
+        f"ulimit -f 100; trap '' XFSZ; exec {sys.executable} -c \"{program}\" {path}"
+    )
+    # which would be cut off, too
+    done = run(["bash", "-c", limited], PYTHONDONTWRITEBYTECODE="1")
     assert done.code == 1 and "a.txt' cannot be written: File too large." in done.err
     assert path.read_text() == "earlier" and os.listdir(tmp_path) == ["a.txt"]
 
@@ -185,7 +231,11 @@ def test_a_file_is_replaced_with_its_permissions_and_through_its_link(tmp_path):
     path.chmod(0o640)
     link.symlink_to(path)
     assert files.write_whole(link, b"later") == link
-    assert path.read_bytes() == b"later" and stat.S_IMODE(path.stat().st_mode) == 0o640 and link.is_symlink()
+    assert (
+        path.read_bytes() == b"later"
+        and stat.S_IMODE(path.stat().st_mode) == 0o640
+        and link.is_symlink()
+    )
 
 
 def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path):
@@ -218,14 +268,18 @@ def test_a_file_in_memory_is_written_as_any():
 
 
 def test_half_a_character_is_written_as_a_question_mark(tmp_path):
-    assert files.write_whole(tmp_path / "a.txt", "half \udc80").read_bytes() == b"half ?"
+    assert (
+        files.write_whole(tmp_path / "a.txt", "half \udc80").read_bytes() == b"half ?"
+    )
 
 
 def test_a_device_and_a_pipe_are_written_to_and_stay_what_they_are(tmp_path):
     files.write_whole("/dev/null", "text")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     os.mkfifo(tmp_path / "pipe")
-    assert "No such device" in str(refusal(files.write_whole, tmp_path / "pipe", "nobody reads it"))
+    assert "No such device" in str(
+        refusal(files.write_whole, tmp_path / "pipe", "nobody reads it")
+    )
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     files.write_whole(tmp_path / "pipe", "somebody does")
     assert os.read(reader, 100) == b"somebody does"

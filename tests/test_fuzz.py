@@ -1,4 +1,6 @@
-"""Row 16 of what must hold when things break: nonsense gets documented errors only. At full size: tests/fuzz.py."""
+"""Row 16 of what must hold when things break: nonsense gets documented errors only. At
+full size: tests/fuzz.py.
+"""
 
 import pytest
 
@@ -12,11 +14,16 @@ from tests.launch import slowly
 def test_a_parser_refuses_nonsense_with_documented_errors(parser, inputs):
     found = fuzz.fuzz(parser, inputs)
     print(f"\n{parser}: {found}")
-    assert found.refused > 0 or parser == "command line"  # which answers with its exit status
+    # which answers with its exit status
+    assert found.refused > 0 or parser == "command line"
 
 
 def test_a_parser_with_another_error_is_found_with_its_input(monkeypatch):
     """A mutant: without its check, an action is a bare IndexError or ValueError."""
-    monkeypatch.setattr(Action, "parse", lambda cell: Action(*map(int, cell.split("F"))))
-    with pytest.raises(AssertionError, match=r"Action.parse, input \d+: (ValueError|TypeError)"):
+    monkeypatch.setattr(
+        Action, "parse", lambda cell: Action(*map(int, cell.split("F")))
+    )
+    with pytest.raises(
+        AssertionError, match=r"Action.parse, input \d+: (ValueError|TypeError)"
+    ):
         fuzz.fuzz("Action.parse", 50)

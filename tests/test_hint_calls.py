@@ -1,4 +1,6 @@
-"""What hints recommend can be called so: each call of hints.toml fits the signature of what it calls."""
+"""What hints recommend can be called so: each call of hints.toml fits the signature of
+what it calls.
+"""
 
 import ast
 import inspect
@@ -9,7 +11,19 @@ import numpy as np
 import pytest
 
 import minipipe
-from minipipe import Grid, Pipeline, Tensor, autograd, data, functional, init_process_group, nn, no_grad, optim, spawn
+from minipipe import (
+    Grid,
+    Pipeline,
+    Tensor,
+    autograd,
+    data,
+    functional,
+    init_process_group,
+    nn,
+    no_grad,
+    optim,
+    spawn,
+)
 from minipipe.comm import OneRankGroup
 from tests.launch import ROOT
 
@@ -25,8 +39,18 @@ def names():
     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
     parameter = nn.Parameter([0.0])
     parameter.grad = np.zeros(1)
-    packages = {"nn": nn, "functional": functional, "optim": optim, "minipipe": minipipe, "numpy": np}
-    packages |= {"data": data, "autograd": autograd, "ml_dtypes": pytest.importorskip("ml_dtypes")}
+    packages = {
+        "nn": nn,
+        "functional": functional,
+        "optim": optim,
+        "minipipe": minipipe,
+        "numpy": np,
+    }
+    packages |= {
+        "data": data,
+        "autograd": autograd,
+        "ml_dtypes": pytest.importorskip("ml_dtypes"),
+    }
     callables = (
         Pipeline,
         Grid,
@@ -41,8 +65,19 @@ def names():
         next,
         type,
     )
-    made = {"x": Tensor([1.0]), "pipeline": pipeline, "optimiser": optimiser, "module": model, "model": model}
-    made |= {"group": group, "parameter": parameter, "p": parameter, "gradient": np.zeros(1)}
+    made = {
+        "x": Tensor([1.0]),
+        "pipeline": pipeline,
+        "optimiser": optimiser,
+        "module": model,
+        "model": model,
+    }
+    made |= {
+        "group": group,
+        "parameter": parameter,
+        "p": parameter,
+        "gradient": np.zeros(1),
+    }
     made |= {"mask": Tensor([1.0]), "loss_scale": optim.LossScale()}
     return {**packages, **{each.__name__: each for each in callables}, **made}
 
@@ -60,10 +95,15 @@ def texts(tables=TABLES):
 
 
 def expressions(text):
-    """Yield the expressions of a text that begin with a name: names with dots, and calls."""
-    text = re.sub(r"\bfor [\w.]+$", "", text.replace("…", "..."))  # "… for nn.utils.clip_grad_norm_", a foreign name
+    """Yield the expressions of a text that begin with a name: names with dots, and
+    calls.
+    """
+    # "… for nn.utils.clip_grad_norm_", a foreign name
+    text = re.sub(r"\bfor [\w.]+$", "", text.replace("…", "..."))
     at = 0
-    while found := re.compile(r"(?<![\w.=\"'-])[A-Za-z_]\w*(?=\(|\.[A-Za-z_])").search(text, at):
+    while found := re.compile(r"(?<![\w.=\"'-])[A-Za-z_]\w*(?=\(|\.[A-Za-z_])").search(
+        text, at
+    ):
         end = found.end()
         while more := re.compile(r"\.[A-Za-z_]\w*|\(").match(text, end):
             end = closed(text, end) if more[0] == "(" else more.end()
@@ -85,12 +125,18 @@ class Unknown(Exception):
 
 
 def value_of(node):
-    """Return what an expression is, or of a call what has the same methods; check the calls in it."""
+    """Return what an expression is, or of a call what has the same methods; check the
+    calls in it.
+    """
     if isinstance(node, ast.Name):
         if node.id in OF_A_READER:
             return lambda *arguments: None
         # A name alone, such as "step(…)", may be a method of what the hint is about.
-        owners = (each for each in NAMES.values() if not isinstance(each, type) and hasattr(type(each), node.id))
+        owners = (
+            each
+            for each in NAMES.values()
+            if not isinstance(each, type) and hasattr(type(each), node.id)
+        )
         if node.id not in NAMES and (owner := next(owners, None)) is None:
             raise Unknown(node.id)
         return NAMES[node.id] if node.id in NAMES else getattr(owner, node.id)
@@ -110,9 +156,15 @@ def value_of(node):
 
 
 def check_call(function, node):
-    given = [each for each in node.args if not (isinstance(each, ast.Constant) and each.value is ...)]
+    given = [
+        each
+        for each in node.args
+        if not (isinstance(each, ast.Constant) and each.value is ...)
+    ]
     keywords = {each.arg: None for each in node.keywords}
-    for each in ast.walk(ast.Tuple([*given, *(each.value for each in node.keywords)], ast.Load())):
+    for each in ast.walk(
+        ast.Tuple([*given, *(each.value for each in node.keywords)], ast.Load())
+    ):
         if isinstance(each, ast.Call):
             value_of(each)
     if not node.args and not keywords:  # f() names a function as well
@@ -137,7 +189,9 @@ def check(text):
 
 
 def test_every_call_and_every_name_that_a_hint_recommends_is_there():
-    """The story: ``minipipe.checkpoint.save(folder, pipeline, optimiser)`` was recommended, and needs a step."""
+    """The story: ``minipipe.checkpoint.save(folder, pipeline, optimiser)`` was
+    recommended, and needs a step.
+    """
     total, wrong = 0, []
     for text in texts():
         try:
@@ -170,5 +224,12 @@ def test_a_call_that_cannot_be_made_is_found(wrong):
 
 
 def test_saving_and_loading_have_texts_of_their_own():
-    save, load = (minipipe.hints.instead_of("Pipeline")[name] for name in ("save", "load"))
-    assert "checkpoint.save(" in save and "step=" in save and "checkpoint.restore(" in load and "save" not in load
+    save, load = (
+        minipipe.hints.instead_of("Pipeline")[name] for name in ("save", "load")
+    )
+    assert (
+        "checkpoint.save(" in save
+        and "step=" in save
+        and "checkpoint.restore(" in load
+        and "save" not in load
+    )

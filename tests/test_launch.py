@@ -1,4 +1,6 @@
-"""Which cases of a table run when: the sample of the quick suite leaves out no combination that it promises."""
+"""Which cases of a table run when: the sample of the quick suite leaves out no
+combination that it promises.
+"""
 
 import itertools
 
@@ -14,7 +16,9 @@ def quick(parameters):
 
 
 @pytest.mark.parametrize("strength", [1, 2, 3])
-def test_every_combination_of_so_many_values_is_in_the_sample_and_every_cell_in_the_table(strength):
+def test_every_combination_of_so_many_values_is_in_the_sample_and_every_cell_in_the_table(
+    strength,
+):
     parameters = covering(*AXES, strength=strength)
     assert [each.values for each in parameters] == list(itertools.product(*AXES))
     sample = quick(parameters)
@@ -25,5 +29,6 @@ def test_every_combination_of_so_many_values_is_in_the_sample_and_every_cell_in_
 
 def test_a_sample_of_pairs_is_small_and_always_the_same():
     assert len(quick(covering(*AXES, strength=1))) <= 10
-    assert len(quick(covering(*AXES))) <= 40  # of 144; the two longest axes alone need 24
+    # of 144; the two longest axes alone need 24
+    assert len(quick(covering(*AXES))) <= 40
     assert quick(covering(*AXES)) == quick(covering(*AXES))

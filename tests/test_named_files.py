@@ -12,13 +12,19 @@ import pytest
 from tests.code_lines import tree_of
 from tests.launch import ROOT, slowly
 
-TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+TRACKED = subprocess.run(
+    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+).stdout.split()
 TRACKED = [name for name in TRACKED if (ROOT / name).is_file()]
-pytestmark = pytest.mark.skipif(not TRACKED, reason="no git here, which knows the files of the project")
+pytestmark = pytest.mark.skipif(
+    not TRACKED, reason="no git here, which knows the files of the project"
+)
 
 _ENDING = "py|pyi|md|toml|cfg|csv|gz|js|css|html|sh|svg|cff|sbatch|pbs"
 # In backquotes: a name with a known ending, or folders with a slash at the end.
-NAMED = re.compile(rf"(?<!`)``?((?:[\w.*-]+/)*[\w.*-]+\.(?:{_ENDING})|(?:[\w.-]+/)+)``?(?!`)")
+NAMED = re.compile(
+    rf"(?<!`)``?((?:[\w.*-]+/)*[\w.*-]+\.(?:{_ENDING})|(?:[\w.-]+/)+)``?(?!`)"
+)
 LINKED = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)")
 # Files that a reader makes, that stand for many, or that belong to other projects.
 OF_READERS = re.compile(
@@ -26,14 +32,29 @@ OF_READERS = re.compile(
     r"|(?:minipipe/schedules/)?gpipe_in_groups\.py|step(?:ping\.py|\.html|\.measured\.html)|json\.py"
     r"|(?:megatron/training/)?arguments\.py|messages\.py|train_torch\.py|from_csv\.py"
 )
-# A history names what was there; the pages of the site are made when it is built, and its own tests follow their links.
-OTHERWISE = {"CHANGELOG.md", "tutorials/site/index.md", "tutorials/site/coming-from-megatron.md"}
+# A history names what was there; the pages of the site are made when it is built, and
+# its own tests follow their links.
+OTHERWISE = {
+    "CHANGELOG.md",
+    "tutorials/site/index.md",
+    "tutorials/site/coming-from-megatron.md",
+}
 DOCUMENTS = [name for name in TRACKED if name.endswith(".md") and name not in OTHERWISE]
 PROGRAMS = [name for name in TRACKED if name.endswith(".py")]
 
 
 TOP_LEVEL = {
-    *(".ci", ".gitignore", ".ruff.toml", "setup.cfg", "setup.py", "minipipe", "tests", "tutorials", "README.md"),
+    *(
+        ".ci",
+        ".gitignore",
+        ".ruff.toml",
+        "setup.cfg",
+        "setup.py",
+        "minipipe",
+        "tests",
+        "tutorials",
+        "README.md",
+    ),
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "DESIGN.md", "LICENSE"),
 }
 
@@ -43,37 +64,66 @@ def test_nothing_else_is_at_the_top_level():
 
 
 def is_there(name, folder):
-    """Return whether a name leads to a file or a folder: from its own folder, or as the end of a path."""
-    if (ROOT / folder / name).exists() or ("*" in name and list((ROOT / folder).glob(name))):
+    """Return whether a name leads to a file or a folder: from its own folder, or as the
+    end of a path.
+    """
+    if (ROOT / folder / name).exists() or (
+        "*" in name and list((ROOT / folder).glob(name))
+    ):
         return True
-    return any(f"/{path}".endswith(f"/{name}") or (f"/{name}" in f"/{path}" and name.endswith("/")) for path in TRACKED)
+    return any(
+        f"/{path}".endswith(f"/{name}")
+        or (f"/{name}" in f"/{path}" and name.endswith("/"))
+        for path in TRACKED
+    )
 
 
 def missing(text, folder):
-    named = [name for name in NAMED.findall(text) if not name.startswith("minipipe.")]  # a module
-    return [name for name in named if not OF_READERS.fullmatch(name) and not is_there(name, folder)]
+    # a module
+    named = [name for name in NAMED.findall(text) if not name.startswith("minipipe.")]
+    return [
+        name
+        for name in named
+        if not OF_READERS.fullmatch(name) and not is_there(name, folder)
+    ]
 
 
 def prose_of(source):
     """Return the docstrings and the comments of a program."""
     nodes = ast.walk(tree_of(source))
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    docstrings = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
+    docstrings = [
+        ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)
+    ]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return "\n".join([*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
+    return "\n".join(
+        [
+            *docstrings,
+            *(token.string for token in tokens if token.type == tokenize.COMMENT),
+        ]
+    )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_file_that_a_document_names_or_links_to_is_there(document):
     text, folder = (ROOT / document).read_text(encoding="utf-8"), Path(document).parent
     assert missing(text, folder) == []
-    assert [link for link in LINKED.findall(text) if not (ROOT / folder / link).exists()] == []
+    assert [
+        link for link in LINKED.findall(text) if not (ROOT / folder / link).exists()
+    ] == []
 
 
-@pytest.mark.parametrize("folder", ["minipipe/", slowly("tests/"), slowly("tutorials/")])
+@pytest.mark.parametrize(
+    "folder", ["minipipe/", slowly("tests/"), slowly("tutorials/")]
+)
 def test_a_file_that_a_docstring_or_a_comment_names_is_there(folder):
     programs = [name for name in PROGRAMS if name.startswith(folder)]
-    found = {name: missing(prose_of((ROOT / name).read_text(encoding="utf-8")), Path(name).parent) for name in programs}
+    found = {
+        name: missing(
+            prose_of((ROOT / name).read_text(encoding="utf-8")), Path(name).parent
+        )
+        for name in programs
+    }
     assert {name: names for name, names in found.items() if names} == {} and programs
 
 

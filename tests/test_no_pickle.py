@@ -1,4 +1,6 @@
-"""No pickle, neither in the source nor on the wire: what is read and what arrives is data, and never runs."""
+"""No pickle, neither in the source nor on the wire: what is read and what arrives is
+data, and never runs.
+"""
 
 import ast
 from pathlib import Path
@@ -14,16 +16,59 @@ SOURCES = {
     for folder in ("minipipe", "tutorials")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle"}
-# Methods of mpi4py that pickle; ours of the same names belong to a ProcessGroup, which is never called comm.
-PICKLING = {
-    *("send", "recv", "isend", "irecv", "ssend", "bsend", "issend", "ibsend", "sendrecv", "mrecv", "imrecv"),
-    *("bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan"),
+MODULES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "yaml",
+    "jsonpickle",
 }
-# A graded answer is a program, and runs where a module would be imported. The others run a text that they have written.
+# Methods of mpi4py that pickle; ours of the same names belong to a ProcessGroup, which
+# is never called comm.
+PICKLING = {
+    *(
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "ssend",
+        "bsend",
+        "issend",
+        "ibsend",
+        "sendrecv",
+        "mrecv",
+        "imrecv",
+    ),
+    *(
+        "bcast",
+        "scatter",
+        "gather",
+        "allgather",
+        "alltoall",
+        "reduce",
+        "allreduce",
+        "scan",
+        "exscan",
+    ),
+}
+# A graded answer is a program, and runs where a module would be imported. The others
+# run a text that they have written.
 RUNS_TEXT = {
-    *("minipipe/coursework/checking.py", "minipipe/compile/sections.py", "minipipe/compile/program.py"),
-    *("minipipe/autograd/calls.py", "minipipe/execution/source.py", "minipipe/pipeline/repeating.py"),
+    *(
+        "minipipe/coursework/checking.py",
+        "minipipe/compile/sections.py",
+        "minipipe/compile/program.py",
+    ),
+    *(
+        "minipipe/autograd/calls.py",
+        "minipipe/execution/source.py",
+        "minipipe/pipeline/repeating.py",
+    ),
 }
 
 
@@ -31,7 +76,11 @@ def dangers(source, runs_text=False):
     """Yield each expression in a source that unpickles, or runs a text."""
     for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
             if any(name.split(".")[0] in MODULES for name in names):
                 yield ast.unparse(node)
         elif isinstance(node, ast.Call) and is_dangerous(node, runs_text):
@@ -39,7 +88,10 @@ def dangers(source, runs_text=False):
 
 
 def is_dangerous(call, runs_text):
-    function, options = call.func, {keyword.arg: keyword.value for keyword in call.keywords}
+    function, options = (
+        call.func,
+        {keyword.arg: keyword.value for keyword in call.keywords},
+    )
     if isinstance(function, ast.Name):
         return function.id in ("eval", "exec", "__import__") and not runs_text
     if not isinstance(function, ast.Attribute):
@@ -47,16 +99,30 @@ def is_dangerous(call, runs_text):
     owner = ast.unparse(function.value).rpartition(".")[2]
     allows = options.get("allow_pickle", ast.Constant(False))
     return (
-        (owner in ("np", "numpy", "cp", "cupy") and not (isinstance(allows, ast.Constant) and allows.value is False))
-        or (owner in ("np", "numpy") and function.attr in ("load", "save") and len(call.args) > 2)  # by position
-        or (function.attr in PICKLING and (owner.endswith("comm") or owner in ("COMM_WORLD", "COMM_SELF")))
+        (
+            owner in ("np", "numpy", "cp", "cupy")
+            and not (isinstance(allows, ast.Constant) and allows.value is False)
+        )
+        or (
+            owner in ("np", "numpy")
+            and function.attr in ("load", "save")
+            and len(call.args) > 2
+        )  # by position
+        or (
+            function.attr in PICKLING
+            and (owner.endswith("comm") or owner in ("COMM_WORLD", "COMM_SELF"))
+        )
         or (owner == "MPI" and function.attr == "pickle")
         or (function.attr in ("loads", "Unpickler") and owner in MODULES)
     )
 
 
 def test_no_file_unpickles_or_runs_a_text():
-    assert {file: found for file, source in SOURCES.items() if (found := [*dangers(source, file in RUNS_TEXT)])} == {}
+    assert {
+        file: found
+        for file, source in SOURCES.items()
+        if (found := [*dangers(source, file in RUNS_TEXT)])
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +148,13 @@ def test_each_danger_is_found(source):
 
 
 @pytest.mark.parametrize(
-    "source", ["np.load(path, allow_pickle=False)", "np.load(p, mmap_mode='r')", "comm.Isend(b, 1)", "group.send(x, 1)"]
+    "source",
+    [
+        "np.load(path, allow_pickle=False)",
+        "np.load(p, mmap_mode='r')",
+        "comm.Isend(b, 1)",
+        "group.send(x, 1)",
+    ],
 )
 def test_what_is_harmless_is_not_found(source):
     assert not list(dangers(source))
@@ -91,7 +163,9 @@ def test_what_is_harmless_is_not_found(source):
 @needs_mpi
 @pytest.mark.slow
 def test_every_message_between_ranks_begins_with_our_header():
-    """All that two ranks of a pipeline send each other, with halves, bundles of several arrays and collectives."""
+    """All that two ranks of a pipeline send each other, with halves, bundles of several
+    arrays and collectives.
+    """
     done = mpirun(2, "tests/comm/messages_over_mpi.py")
     assert done.code == 0, done.err
     first, second = (int(line.split()[-1]) for line in sorted(done.out.splitlines()))

@@ -12,7 +12,10 @@ from tests.strategies import examples
 @given(st.text(st.characters(codec=None), max_size=30))
 def test_a_printable_text_has_one_line_no_control_characters_and_can_be_encoded(text):
     shown = printable(text)
-    assert all(c.isprintable() or c.isspace() for c in shown) and len(shown.splitlines() or [""]) == 1
+    assert (
+        all(c.isprintable() or c.isspace() for c in shown)
+        and len(shown.splitlines() or [""]) == 1
+    )
     assert shown.encode("utf-8")[:0] == b"" and printable(shown) == shown
     if text.isprintable():
         assert shown == text
@@ -26,7 +29,12 @@ def test_no_character_escapes():
         - set(" \xa0\u1680\u202f\u205f\u3000")
         - set(map(chr, range(0x2000, 0x200B)))
     )
-    assert "\x1b" in forbidden and "\u202e" in forbidden and "\u2028" in forbidden and "\ud800" in forbidden
+    assert (
+        "\x1b" in forbidden
+        and "\u202e" in forbidden
+        and "\u2028" in forbidden
+        and "\ud800" in forbidden
+    )
     assert not forbidden & set(printable(every))
 
 
@@ -45,6 +53,15 @@ class Broken:
 
 
 def test_anything_can_be_quoted():
-    for value in (10**5000, Broken(), "x" * 10**6, b"\xff" * 10**6, [Broken()], "\x1b[2J", None, 1.5):
+    for value in (
+        10**5000,
+        Broken(),
+        "x" * 10**6,
+        b"\xff" * 10**6,
+        [Broken()],
+        "\x1b[2J",
+        None,
+        1.5,
+    ):
         assert len(quoted(value)) <= 60 and quoted(value).isprintable()
         assert len(quoted(value, 20)) <= 20

@@ -1,4 +1,6 @@
-"""A Spec allows exactly what it declares, and its refusal says the value, the expected ones and what to do."""
+"""A Spec allows exactly what it declares, and its refusal says the value, the expected
+ones and what to do.
+"""
 
 import argparse
 import json
@@ -12,25 +14,46 @@ from hypothesis import strategies as st
 
 from minipipe.cli import main
 from minipipe.cli.numbers import add_number, check_numbers
-from minipipe.errors import ArgumentError, Code, MinipipeError, ScheduleError, TensorError, quoted
+from minipipe.errors import (
+    ArgumentError,
+    Code,
+    MinipipeError,
+    ScheduleError,
+    TensorError,
+    quoted,
+)
 from minipipe.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec, divisor
 
 BOUNDS = st.none() | st.integers(-3, 3)
-SPECS = st.tuples(st.sampled_from([int, float]), BOUNDS, BOUNDS, BOUNDS, BOUNDS).map(lambda parts: Spec(*parts))
-NUMBERS = st.integers(-4, 4) | st.floats() | st.booleans() | st.integers(-4, 4).map(np.int64)
+SPECS = st.tuples(st.sampled_from([int, float]), BOUNDS, BOUNDS, BOUNDS, BOUNDS).map(
+    lambda parts: Spec(*parts)
+)
+NUMBERS = (
+    st.integers(-4, 4) | st.floats() | st.booleans() | st.integers(-4, 4).map(np.int64)
+)
 
 
 def declares(spec, value):
     """Say again what a Spec of numbers means."""
-    is_of_kind = isinstance(value, int | np.integer) or (spec.kind is float and isinstance(value, float))
+    is_of_kind = isinstance(value, int | np.integer) or (
+        spec.kind is float and isinstance(value, float)
+    )
     if isinstance(value, bool) or not is_of_kind or value != value:
         return False
     if not isfinite(value) and value not in (spec.minimum, spec.maximum):
         return False
-    lowest, highest = (-inf if spec.minimum is None else spec.minimum), (inf if spec.maximum is None else spec.maximum)
-    above, below = (-inf if spec.above is None else spec.above), (inf if spec.below is None else spec.below)
+    lowest, highest = (
+        (-inf if spec.minimum is None else spec.minimum),
+        (inf if spec.maximum is None else spec.maximum),
+    )
+    above, below = (
+        (-inf if spec.above is None else spec.above),
+        (inf if spec.below is None else spec.below),
+    )
     return (
-        lowest <= value <= highest and (spec.above is None or value > above) and (spec.below is None or value < below)
+        lowest <= value <= highest
+        and (spec.above is None or value > above)
+        and (spec.below is None or value < below)
     )
 
 
@@ -41,7 +64,10 @@ def test_a_number_is_allowed_if_it_is_within_all_bounds(spec, value):
         found = spec.check("it", value)
         assert found == value and type(found) is spec.kind
     else:
-        with pytest.raises(ArgumentError, match=f"^{re.escape(f'it is {quoted(value)}; expected {spec.words}.')}$"):
+        with pytest.raises(
+            ArgumentError,
+            match=f"^{re.escape(f'it is {quoted(value)}; expected {spec.words}.')}$",
+        ):
             spec.check("it", value)
 
 
@@ -68,7 +94,10 @@ def test_a_number_is_allowed_if_it_is_within_all_bounds(spec, value):
 def test_the_words_follow_from_the_declaration(spec, words):
     assert spec.words == words
     advised = spec._replace(advice="Leave it out.")
-    assert str(advised.refusal("it", None)) == f"it is None; expected {words}. Leave it out."
+    assert (
+        str(advised.refusal("it", None))
+        == f"it is None; expected {words}. Leave it out."
+    )
 
 
 @pytest.mark.parametrize("wrong", [None, "1", b"1", [], True, nan, 1j, object()])
@@ -80,7 +109,9 @@ def test_no_other_type_is_a_number(wrong):
 def test_a_whole_number_beyond_all_floats_is_infinite(huge):
     assert Spec(int).check("it", huge) == huge
     assert not Spec(float, minimum=-1e308).allows(huge)
-    assert Spec(float, minimum=-inf, maximum=inf).check("it", huge) == (inf if huge > 0 else -inf)
+    assert Spec(float, minimum=-inf, maximum=inf).check("it", huge) == (
+        inf if huge > 0 else -inf
+    )
 
 
 def test_each_of_a_fixed_number_of_values_is_checked():
@@ -92,20 +123,39 @@ def test_each_of_a_fixed_number_of_values_is_checked():
     ):
         with pytest.raises(ArgumentError, match=f"^{re.escape(message)}"):
             spec.check("betas", wrong)
-    with pytest.raises(ArgumentError, match="expected 2 values, each a whole number, at least 1"):
+    with pytest.raises(
+        ArgumentError, match="expected 2 values, each a whole number, at least 1"
+    ):
         COUNT._replace(length=2).check("sizes", 3)
 
 
 def test_a_choice_is_a_text_or_a_truth_value_and_no_number_is_one():
     spec = Spec(choices=(True, "maybe", None))
-    for value, choice in ((True, True), (np.True_, True), ("maybe", "maybe"), (None, None)):
+    for value, choice in (
+        (True, True),
+        (np.True_, True),
+        ("maybe", "maybe"),
+        (None, None),
+    ):
         assert spec.check("it", value) is choice
-    for wrong in (False, np.False_, 1, 1.0, np.int64(1), "True", [True], np.array([True, True]), {}):
+    for wrong in (
+        False,
+        np.False_,
+        1,
+        1.0,
+        np.int64(1),
+        "True",
+        [True],
+        np.array([True, True]),
+        {},
+    ):
         with pytest.raises(ArgumentError, match="expected True, 'maybe' or None"):
             spec.check("it", wrong)
 
 
-@pytest.mark.parametrize(("given", "near"), [("meen", "mean"), ("SUM", "sum"), ("max", None), (3, None)])
+@pytest.mark.parametrize(
+    ("given", "near"), [("meen", "mean"), ("SUM", "sum"), ("max", None), (3, None)]
+)
 def test_a_misspelt_choice_is_told_the_nearest(given, near):
     error = Spec(str, choices=("mean", "sum")).refusal("reduction", given)
     hint = f" Did you mean {near!r}?" if near else ""
@@ -120,7 +170,10 @@ def test_an_error_has_the_class_and_the_code_of_the_declaration():
         SCHEDULE_COUNT.check("it", 0)
     with pytest.raises(ArgumentError) as of_class:
         Spec(str, expected="a name", advice="Quote it.").of_class("open", 3)
-    assert (of_class.value.code, str(of_class.value)) == ("type", "open takes a name; this is of type int. Quote it.")
+    assert (of_class.value.code, str(of_class.value)) == (
+        "type",
+        "open takes a name; this is of type int. Quote it.",
+    )
 
 
 @pytest.mark.parametrize("wrong", [0, -2, 4, 2.0, True, None])
@@ -130,7 +183,7 @@ def test_a_divisor_divides_all_numbers(wrong):
         divisor("it", wrong, 6, 9, of="6 and 9")
 
 
-# -- the command line -------------------------------------------------------------------------------------------
+# -- the command line ------------------------------------------------------------------
 
 
 def test_an_option_has_the_type_and_the_range_of_its_spec():
@@ -141,7 +194,10 @@ def test_an_option_has_the_type_and_the_range_of_its_spec():
     options = parser.parse_args(["--count", "3", "--part", "0.5"])
     check_numbers(parser, options)
     assert (options.other, options.part) == (3, 0.5)
-    for words, message in ((["--count", "0"], "--count is 0"), (["--part", "2"], "--part is 2.0")):
+    for words, message in (
+        (["--count", "0"], "--count is 0"),
+        (["--part", "2"], "--part is 2.0"),
+    ):
         with pytest.raises(ArgumentError, match=f"^{re.escape(message)}; expected"):
             check_numbers(parser, parser.parse_args(words))
 
@@ -149,4 +205,7 @@ def test_an_option_has_the_type_and_the_range_of_its_spec():
 def test_a_number_out_of_range_is_also_an_answer_in_json(capsys):
     assert main(["show", "gpipe", "--ranks", "0", "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
-    assert told["error"] == "value" and "--ranks is 0; expected a whole number, at least 1" in told["message"]
+    assert (
+        told["error"] == "value"
+        and "--ranks is 0; expected a whole number, at least 1" in told["message"]
+    )

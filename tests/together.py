@@ -1,9 +1,12 @@
-"""Run several programs on the ranks of one mpirun: most of the time of a short job goes into imports.
+"""Run several programs on the ranks of one mpirun: most of the time of a short job goes
+into imports.
 
-    mpirun -n 2 python -m tests.together '[["tests.pipeline.random_steps", "5"], ["tutorials/train.py"], …]'
+    mpirun -n 2 python -m tests.together '[["tests.pipeline.random_steps", "5"],
+    ["tutorials/train.py"], …]'
 
-Each program, a module or a file, is run as ``python`` runs it, after the one before has ended on this rank. Afterwards
-a rank prints one line of JSON, with what each program printed; tests/launch.py reads it (``mpirun_together``).
+Each program, a module or a file, is run as ``python`` runs it, after the one before has
+ended on this rank. Afterwards a rank prints one line of JSON, with what each program
+printed; tests/launch.py reads it (``mpirun_together``).
 """
 
 import contextlib

@@ -1,4 +1,6 @@
-"""The same transformer in minipipe and in PyTorch: which parameter is which, and the same values in both."""
+"""The same transformer in minipipe and in PyTorch: which parameter is which, and the
+same values in both.
+"""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,7 +11,9 @@ from minipipe import nn
 
 
 class Pair(NamedTuple):
-    """A parameter of ours and the same one of theirs, which may be its transpose: (in, out) here, (out, in) there."""
+    """A parameter of ours and the same one of theirs, which may be its transpose: (in,
+    out) here, (out, in) there.
+    """
 
     ours: nn.Parameter
     theirs: Any
@@ -45,7 +49,9 @@ def of_norm(ours: nn.LayerNorm, theirs: Any) -> Iterator[Pair]:
 
 
 def of_attention(ours: nn.MultiHeadAttention, theirs: Any) -> Iterator[Pair]:
-    """Of torch.nn.MultiheadAttention, which also has one matrix for queries, keys and values."""
+    """Of torch.nn.MultiheadAttention, which also has one matrix for queries, keys and
+    values.
+    """
     yield Pair(ours.projections.weight, theirs.in_proj_weight, is_transposed=True)
     yield Pair(ours.projections.bias, theirs.in_proj_bias)
     yield from of_linear(ours.output, theirs.out_proj)
@@ -65,7 +71,10 @@ def of_block(ours: nn.TransformerBlock, theirs: Any) -> Iterator[Pair]:
 def of_cross_attention(ours: nn.CrossAttention, theirs: Any) -> Iterator[Pair]:
     """Of torch.nn.MultiheadAttention, whose first rows make the queries."""
     width = len(ours.queries.weight)
-    for layer, rows in ((ours.queries, slice(0, width)), (ours.projections, slice(width, None))):
+    for layer, rows in (
+        (ours.queries, slice(0, width)),
+        (ours.projections, slice(width, None)),
+    ):
         yield Pair(layer.weight, Rows(theirs.in_proj_weight, rows), is_transposed=True)
         yield Pair(layer.bias, Rows(theirs.in_proj_bias, rows))
     yield from of_linear(ours.output, theirs.out_proj)
@@ -86,7 +95,9 @@ def of_decoder_block(ours: nn.DecoderBlock, theirs: Any) -> Iterator[Pair]:
 
 
 def fill(pairs: list[Pair], generator: np.random.Generator) -> None:
-    """Draw values for both, biases and norms among them, near those that a model begins with."""
+    """Draw values for both, biases and norms among them, near those that a model begins
+    with.
+    """
     for pair in pairs:
         values = generator.normal(0, 0.4, pair.ours.shape) + (len(pair.ours.shape) == 1)
         pair.ours.load(values, "a parameter")

@@ -23,7 +23,8 @@ import numpy as np
 from minipipe import Tensor, functional, op, render, watch_everything
 from minipipe.testing import check_gradients
 
-watch_everything()  # raise an error if an array is modified while its old values are still needed
+# raise an error if an array is modified while its old values are still needed
+watch_everything()
 
 # %% [markdown]
 # ## Slopes by trying
@@ -114,7 +115,9 @@ def computed(operation, *inputs):
     forward, gradients = TABLE[operation]
     numbers = dict(zip(gradients, [value.number for value in inputs]))
     needed = [name for function in gradients.values() for name in needs(function)]
-    result = Value(forward(**numbers), operation, inputs, {name: numbers[name] for name in needed})
+    result = Value(
+        forward(**numbers), operation, inputs, {name: numbers[name] for name in needed}
+    )
     tape.append(result)
     return result
 
@@ -122,7 +125,10 @@ def computed(operation, *inputs):
 def contributions(value, g):
     """Return what each input of a value gets, if the gradient of the value is g."""
     _, gradients = TABLE[value.name]
-    return [function(g, *[value.saved[name] for name in needs(function)]) for function in gradients.values()]
+    return [
+        function(g, *[value.saved[name] for name in needs(function)])
+        for function in gradients.values()
+    ]
 
 
 # %% [markdown]
@@ -153,7 +159,10 @@ assert tree(y) == [
     "        x = 3    (slope 3)",
     "    x = 3    (slope 1)",
 ]
-assert [(value.name, value.saved) for value in tape] == [("product", {"b": 3.0, "a": 3.0}), ("sum", {})]
+assert [(value.name, value.saved) for value in tape] == [
+    ("product", {"b": 3.0, "a": 3.0}),
+    ("sum", {}),
+]
 
 # %% [markdown]
 # The same as a graph. Each value appears once, and an arrow leads from each input to
@@ -171,7 +180,10 @@ arrows = [
     for source, slope in zip(value.inputs, contributions(value, 1.0))
 ]
 picture = render.draw_graph([[label(x)], *([label(value)] for value in tape)], arrows)
-render.show_picture(picture, "\n".join(f"{source} to {result}: {text}" for source, result, text in arrows))
+render.show_picture(
+    picture,
+    "\n".join(f"{source} to {result}: {text}" for source, result, text in arrows),
+)
 assert arrows == [
     ("x = 3", "product = 9", "slope 3"),
     ("x = 3", "product = 9", "slope 3"),
@@ -205,7 +217,9 @@ def backward(result):
     result.gradient = 1.0
     while tape:
         value = tape.pop()
-        for source, contribution in zip(value.inputs, contributions(value, value.gradient)):
+        for source, contribution in zip(
+            value.inputs, contributions(value, value.gradient)
+        ):
             source.gradient += contribution
 
 
@@ -247,7 +261,9 @@ def backward_that_forgets(result):
     result.gradient = 1.0
     while tape:
         value = tape.pop()
-        for source, contribution in zip(value.inputs, contributions(value, value.gradient)):
+        for source, contribution in zip(
+            value.inputs, contributions(value, value.gradient)
+        ):
             source.gradient = contribution  # the mistake
 
 
@@ -340,7 +356,9 @@ assert x.grad.tolist() == [27.0, 3.0, 0.75]
 # %%
 generator = np.random.default_rng(seed=0)
 inputs, weights = generator.standard_normal((4, 3)), generator.standard_normal((3, 2))
-check_gradients(lambda inputs, weights: functional.tanh(inputs @ weights), inputs, weights)
+check_gradients(
+    lambda inputs, weights: functional.tanh(inputs @ weights), inputs, weights
+)
 check_gradients(cube, inputs)
 
 # %% [markdown]
@@ -425,7 +443,10 @@ in_parts = Tensor(5.0, requires_grad=True)
 after_first_part = in_parts.grad.item()
 (in_parts * samples[2:]).sum().backward()
 
-print(f"first part {after_first_part}, both parts {in_parts.grad.item()}, at once {at_once.grad.item()}")
+print(
+    f"first part {after_first_part}, both parts {in_parts.grad.item()}, at once "
+    f"{at_once.grad.item()}"
+)
 assert after_first_part == 1.0 + 2.0
 assert in_parts.grad.item() == at_once.grad.item() == 10.0
 

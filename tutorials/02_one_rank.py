@@ -15,7 +15,8 @@ import numpy as np
 from minipipe import data, init_process_group, nn, no_grad, optim, watch_everything
 from minipipe.testing import same_bits
 
-watch_everything()  # raise an error if an array is modified while its old values are still needed
+# raise an error if an array is modified while its old values are still needed
+watch_everything()
 
 # %% [markdown]
 # ## The data
@@ -30,7 +31,9 @@ watch_everything()  # raise an error if an array is modified while its old value
 def picture(image):
     """Return an image as text, two characters per pixel."""
     shades = " .:-=+*#%@"
-    return "\n".join("".join(2 * shades[int(9 * grey)] for grey in row) for row in image)
+    return "\n".join(
+        "".join(2 * shades[int(9 * grey)] for grey in row) for row in image
+    )
 
 
 images, labels = data.load_digits()
@@ -60,7 +63,9 @@ assert (len(training[0]), len(test[0])) == (1438, 359)
 # that depend on a seed.
 
 # %%
-untrained = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).initialise(seed=0)
+untrained = nn.Sequential(
+    nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+).initialise(seed=0)
 print(untrained)
 print(f"{untrained.num_parameters:,} parameters")
 assert untrained.num_parameters == (64 * 32 + 32) + (32 * 10 + 10) == 2410
@@ -151,7 +156,9 @@ assert not all(same_bits(a.grad, b.grad) for a, b in pairs)
 def train(seed, epochs=10, batch_size=64, learning_rate=0.5):
     """Return a trained network, and the mean loss of each epoch."""
     with init_process_group():
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).initialise(seed)
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+        ).initialise(seed)
         optimiser = optim.SGD(model.parameters(), learning_rate)
         losses = []
         for epoch in range(epochs):
@@ -171,7 +178,9 @@ for epoch, loss in enumerate(losses):
 num_steps = 10 * data.num_batches(len(training[0]), 64)
 print(f"{num_steps} steps")
 assert num_steps == 10 * 23 == 230
-assert all(later < earlier for earlier, later in zip(losses, losses[1:5])), "the loss falls"
+assert all(later < earlier for earlier, later in zip(losses, losses[1:5])), (
+    "the loss falls"
+)
 assert losses[-1] < 0.2 < 1.0 < losses[0]
 
 # %% [markdown]
@@ -188,7 +197,9 @@ print(f"{100 * accuracy:.0f} of 100 are read correctly")
 assert accuracy > 0.9
 
 wrong = int(np.flatnonzero(answers != test[1])[0])
-print(f"\nIt takes this {test[1][wrong]} for {answers[wrong]}:\n{picture(test[0][wrong])}")
+print(
+    f"\nIt takes this {test[1][wrong]} for {answers[wrong]}:\n{picture(test[0][wrong])}"
+)
 assert answers[wrong] != test[1][wrong]
 
 # %% [markdown]
@@ -201,8 +212,12 @@ assert answers[wrong] != test[1][wrong]
 # %%
 again, losses_again = train(seed=0)
 other, _ = train(seed=1)
-is_same = all(same_bits(a.data, b.data) for a, b in zip(model.parameters(), again.parameters()))
-is_other_same = any(same_bits(a.data, b.data) for a, b in zip(model.parameters(), other.parameters()))
+is_same = all(
+    same_bits(a.data, b.data) for a, b in zip(model.parameters(), again.parameters())
+)
+is_other_same = any(
+    same_bits(a.data, b.data) for a, b in zip(model.parameters(), other.parameters())
+)
 print("seed 0, again: the same bits?", is_same)
 print("seed 1:        the same bits?", is_other_same)
 assert is_same and losses_again == losses

@@ -146,17 +146,26 @@ except MessageError as error:
 print(f"{deadlock.code}: {deadlock}".replace("; ", ";\n    "))
 assert deadlock.code == "deadlock"
 for rank in range(4):
-    assert f"rank {rank} waits for a message with tag 0 from rank {(rank - 1) % 4}" in str(deadlock)
+    assert (
+        f"rank {rank} waits for a message with tag 0 from rank {(rank - 1) % 4}"
+        in str(deadlock)
+    )
 
 # %% [markdown]
 # The same as a graph. An arrow leads from each rank to the rank that it waits for:
 
 # %%
-waits = re.findall(r"(rank \d) (waits for) a message with tag 0 from (rank \d)", str(deadlock))
+waits = re.findall(
+    r"(rank \d) (waits for) a message with tag 0 from (rank \d)", str(deadlock)
+)
 arrows = [(waiting, awaited, text) for waiting, text, awaited in waits]
 picture = render.draw_graph([[f"rank {rank}"] for rank in range(4)], arrows)
-render.show_picture(picture, " -> ".join(["rank 0", "rank 3", "rank 2", "rank 1", "rank 0"]))
-assert dict(arrow[:2] for arrow in arrows) == {f"rank {rank}": f"rank {(rank - 1) % 4}" for rank in range(4)}
+render.show_picture(
+    picture, " -> ".join(["rank 0", "rank 3", "rank 2", "rank 1", "rank 0"])
+)
+assert dict(arrow[:2] for arrow in arrows) == {
+    f"rank {rank}": f"rank {(rank - 1) % 4}" for rank in range(4)
+}
 
 # %% [markdown]
 # The arrows form a cycle: follow them from any rank, and you come back to it. From
@@ -184,7 +193,8 @@ except MessageError as error:
 print(f"{deadlock.code}: {deadlock}".replace("; ", ";\n    "))
 assert deadlock.code == "deadlock"
 assert str(deadlock) == (
-    "All ranks are blocked: rank 1 waits for a message with tag 7 from rank 0; rank 0 has returned; "
+    "All ranks are blocked: rank 1 waits for a message with tag 7 from rank 0; "
+    "rank 0 has returned; "
     "a message from rank 0 to rank 1 with tag 1 is never received."
 )
 
@@ -295,23 +305,29 @@ with init_process_group(timeout=1.0) as group:
 # The next cell runs `mpirun` as you would in a terminal.
 
 # %%
-mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
+mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which(
+    "mpirun"
+)
 
 if mpirun is None or find_spec("mpi4py") is None:
     print("This cell needs MPI: pip install -e '.[mpi]'. Continue with the next cell.")
 else:
     command = [mpirun, "-n", "2", sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
     print(done.stdout)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(
         r"rank 0 heard from rank 1\n"
         r"rank 1 heard from rank 0\n"
-        r"timeout: Rank 0 has waited 1\.\d s, since [\d:]+, for a message with tag 7 from rank 1\.\n"
+        r"timeout: Rank 0 has waited 1\.\d s, since [\d:]+, for a message with "
+        r"tag 7 from rank 1\.\n"
         r"rank  process .* doing\n"
         r"   0  \d+ \S+ .* waits 1\.\d s for a message with tag 7 from rank 1\n"
         r"   1  \d+ \S+ .* waits 1\.\d s for a barrier from rank 0\n"
-        r"Rank 0 has waited longest, for a message with tag 7 from rank 1: never sent, or .*\n",
+        r"Rank 0 has waited longest, for a message with tag 7 from rank 1: never "
+        r"sent, or .*\n",
         done.stdout,
     )
 

@@ -12,10 +12,22 @@
 # %%
 import numpy as np
 
-from minipipe import Pipeline, Tensor, data, nn, optim, render, schedules, simulate, spawn, watch_everything
+from minipipe import (
+    Pipeline,
+    Tensor,
+    data,
+    nn,
+    optim,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    watch_everything,
+)
 from minipipe.testing import same_bits
 
-watch_everything()  # raise an error if an array is modified while its old values are still needed
+# raise an error if an array is modified while its old values are still needed
+watch_everything()
 
 # %% [markdown]
 # ## The whole model
@@ -51,7 +63,10 @@ def whole_model(group):
 whole_loss, whole_gradients = spawn(whole_model, num_ranks=1)[0]
 model = make_model()
 print(model)
-print(f"loss {whole_loss:.2f}, and {len(whole_gradients)} arrays of gradients: a weight and a bias for each Linear")
+print(
+    f"loss {whole_loss:.2f}, and {len(whole_gradients)} arrays of gradients: a "
+    "weight and a bias for each Linear"
+)
 assert len(model) == 8
 assert 2.0 < whole_loss < 3.0
 assert len(whole_gradients) == 2 * 4
@@ -80,7 +95,8 @@ def two_stages(group):
     front, back = model[:4], model[4:]
 
     activation = front(inputs)  # forward of stage 0
-    received = Tensor(activation.numpy(), requires_grad=True)  # the same values, with a separate tape
+    # the same values, with a separate tape
+    received = Tensor(activation.numpy(), requires_grad=True)
     loss = loss_of(back(received), targets)  # forward of stage 1
     loss.backward()  # backward of stage 1, which leaves received.grad
     activation.backward(received.grad)  # backward of stage 0
@@ -90,7 +106,9 @@ def two_stages(group):
 
 def same_as_whole(loss, gradients):
     """Tell whether the loss and every gradient equal the results of the whole model, bit for bit."""
-    return loss == whole_loss and all(same_bits(a, b) for a, b in zip(gradients, whole_gradients, strict=True))
+    return loss == whole_loss and all(
+        same_bits(a, b) for a, b in zip(gradients, whole_gradients, strict=True)
+    )
 
 
 is_same = same_as_whole(*spawn(two_stages, num_ranks=1)[0])
@@ -141,18 +159,25 @@ assert is_same
 
 # %%
 def pipelined(group):
-    pipeline = Pipeline(make_model(), group, loss=loss_of, schedule="sequential", num_microbatches=1)
+    pipeline = Pipeline(
+        make_model(), group, loss=loss_of, schedule="sequential", num_microbatches=1
+    )
     loss = pipeline.step(inputs, targets)
     return loss, gradients(pipeline), str(pipeline), pipeline.timeline()
 
 
 losses, gradients_by_rank, tables, timelines = zip(*spawn(pipelined, num_ranks=4))
 print(tables[0])
-is_same = same_as_whole(losses[0], [gradient for row in gradients_by_rank for gradient in row])
+is_same = same_as_whole(
+    losses[0], [gradient for row in gradients_by_rank for gradient in row]
+)
 print("a pipeline of four ranks: the same bits?", is_same)
 assert is_same
 held = [sum(gradient.size for gradient in row) for row in gradients_by_rank]
-print(f"parameters on each rank: {held}; of the whole model: {make_model().num_parameters}")
+print(
+    f"parameters on each rank: {held}; of the whole model: "
+    f"{make_model().num_parameters}"
+)
 assert held == [2080, 1056, 1056, 330]
 assert sum(held) == make_model().num_parameters == 4522
 assert all(f"{number:,}" in tables[0] for number in held)
@@ -175,8 +200,13 @@ assert all(f"{number:,}" in tables[0] for number in held)
 # %%
 class LowRank(nn.Module):
     def __init__(self, in_features, out_features, rank, initialiser=None):
-        self.down = nn.Parameter((in_features, rank), initialiser or nn.initialisers.lecun_normal(in_features))
-        self.up = nn.Parameter((rank, out_features), initialiser or nn.initialisers.lecun_normal(rank))
+        self.down = nn.Parameter(
+            (in_features, rank),
+            initialiser or nn.initialisers.lecun_normal(in_features),
+        )
+        self.up = nn.Parameter(
+            (rank, out_features), initialiser or nn.initialisers.lecun_normal(rank)
+        )
 
     def forward(self, x):
         return x @ self.down @ self.up
@@ -184,7 +214,12 @@ class LowRank(nn.Module):
 
 def losses_of(first, last):
     def train(group):
-        pipeline = Pipeline(nn.Sequential(nn.Flatten(), first, nn.Tanh(), last), group, loss=loss_of, seed=0)
+        pipeline = Pipeline(
+            nn.Sequential(nn.Flatten(), first, nn.Tanh(), last),
+            group,
+            loss=loss_of,
+            seed=0,
+        )
         optimiser = optim.Adam(pipeline.parameters(), learning_rate=0.01)
         losses = []
         for _ in range(30):
@@ -198,7 +233,10 @@ def losses_of(first, last):
 zeros = nn.initialisers.constant(0.0)
 drawn = losses_of(LowRank(64, 32, 8), LowRank(32, 10, 8))
 dead = losses_of(LowRank(64, 32, 8, zeros), LowRank(32, 10, 8, zeros))
-print(f"drawn: loss {drawn[0]:.2f} to {drawn[-1]:.2f}, parameters {LowRank(64, 32, 8).num_parameters} for {64 * 32}")
+print(
+    f"drawn: loss {drawn[0]:.2f} to {drawn[-1]:.2f}, parameters "
+    f"{LowRank(64, 32, 8).num_parameters} for {64 * 32}"
+)
 print(f"zeros: loss {dead[0]:.2f} to {dead[-1]:.2f}")
 assert drawn[-1] < drawn[0] / 2
 assert abs(dead[-1] - np.log(10)) < 1e-6  # no better than guessing
@@ -245,7 +283,9 @@ assert timeline.bubble_fraction == 0.75
 # microbatch 0 on stage 1.
 
 # %%
-spans = sorted((span for row in timelines[0].spans for span in row), key=lambda span: span.start)
+spans = sorted(
+    (span for row in timelines[0].spans for span in row), key=lambda span: span.start
+)
 order = " ".join(str(span.action) for span in spans)
 overlaps = sum(later.start < earlier.end for earlier, later in zip(spans, spans[1:]))
 print(f"in order of time: {order}")
@@ -265,7 +305,8 @@ assert overlaps == 0
 
 # %%
 def separate_loss(activation):
-    return (activation * activation).sum() / (2 * 64)  # the mistake: this has nothing to do with digits
+    # the mistake: this has nothing to do with digits
+    return (activation * activation).sum() / (2 * 64)
 
 
 model = make_model()
@@ -274,7 +315,10 @@ activation = front(inputs)
 separate_loss(activation).backward()
 loss_of(back(Tensor(activation.numpy())), targets).backward()
 
-errors = [float(np.abs(a - b).max()) for a, b in zip(gradients(front) + gradients(back), whole_gradients)]
+errors = [
+    float(np.abs(a - b).max())
+    for a, b in zip(gradients(front) + gradients(back), whole_gradients)
+]
 print("stage 0: right?", all(error < 1e-6 for error in errors[:4]))
 print("stage 1: right?", all(error < 1e-6 for error in errors[4:]))
 assert all(error > 1e-2 for error in errors[:4])
@@ -308,8 +352,14 @@ def hundred_steps(has_separate_losses):
 
 right_loss, right_size = hundred_steps(has_separate_losses=False)
 wrong_loss, wrong_size = hundred_steps(has_separate_losses=True)
-print(f"the gradient comes back:   loss {right_loss:.2f}, mean magnitude of the activation {right_size:.3f}")
-print(f"a separate loss per stage: loss {wrong_loss:.2f}, mean magnitude of the activation {wrong_size:.3f}")
+print(
+    f"the gradient comes back:   loss {right_loss:.2f}, mean magnitude of the "
+    f"activation {right_size:.3f}"
+)
+print(
+    f"a separate loss per stage: loss {wrong_loss:.2f}, mean magnitude of the "
+    f"activation {wrong_size:.3f}"
+)
 assert right_loss < 0.5
 assert wrong_loss > 1.9
 assert wrong_size < right_size / 5

@@ -32,7 +32,8 @@ from minipipe import (
 )
 from minipipe.testing import same_bits
 
-watch_everything()  # raise an error if an array is modified while its old values are still needed
+# raise an error if an array is modified while its old values are still needed
+watch_everything()
 
 # %% [markdown]
 # ## Four ranks, one batch
@@ -125,8 +126,13 @@ timeline = simulate(four)
 for rank in range(p):
     simulated = {slot.cause: slot.end - slot.start for slot in timeline.idle[rank]}
     by_hand = [rank * forward, (p - 1 - rank) * (forward + backward), rank * backward]
-    print(f"rank {rank} is idle for {by_hand[0]} at the start, {by_hand[1]} in the middle, {by_hand[2]} at the end")
-    assert [simulated.get(cause, 0) for cause in ("warm-up", "waiting", "drain")] == by_hand
+    print(
+        f"rank {rank} is idle for {by_hand[0]} at the start, {by_hand[1]} in the "
+        f"middle, {by_hand[2]} at the end"
+    )
+    assert [
+        simulated.get(cause, 0) for cause in ("warm-up", "waiting", "drain")
+    ] == by_hand
     assert sum(by_hand) == (p - 1) * (forward + backward) == 9
 
 # %% [markdown]
@@ -142,7 +148,10 @@ for rank in range(p):
 for m, expected in [(4, 57), (8, 73), (16, 84)]:
     timeline = simulate(my_gpipe(4, m))
     by_hand = 3 / (m + 3)
-    print(f"{m:2d} microbatches: bubble {by_hand:5.1%}, the ranks work {1 - by_hand:.0%} of the time")
+    print(
+        f"{m:2d} microbatches: bubble {by_hand:5.1%}, the ranks work "
+        f"{1 - by_hand:.0%} of the time"
+    )
     assert abs(timeline.bubble_fraction - by_hand) < 1e-12
     assert timeline.makespan == (m + 3) * (forward + backward)
     assert round(100 * (1 - by_hand)) == expected
@@ -151,7 +160,10 @@ for m, expected in [(4, 57), (8, 73), (16, 84)]:
 # The same in a picture, with four and with eight microbatches:
 
 # %%
-few, many = (replace(simulate(my_gpipe(4, m)), name=f"my GPipe, {m} microbatches") for m in (4, 8))
+few, many = (
+    replace(simulate(my_gpipe(4, m)), name=f"my GPipe, {m} microbatches")
+    for m in (4, 8)
+)
 render.show(few, many)
 assert (few.makespan, many.makespan) == (21, 33)
 
@@ -178,10 +190,13 @@ assert (few.makespan, many.makespan) == (21, 33)
 
 # %%
 for m in (4, 8, 16):
-    larger_batch = simulate(my_gpipe(4, m), Costs(activation=16))  # 16 samples in each microbatch
-    smaller_parts = simulate(my_gpipe(4, m), Costs(activation=64 / m))  # 64 samples in the batch
+    # 16 samples in each microbatch
+    larger_batch = simulate(my_gpipe(4, m), Costs(activation=16))
+    # 64 samples in the batch
+    smaller_parts = simulate(my_gpipe(4, m), Costs(activation=64 / m))
     print(
-        f"{m:2d} microbatches: a rank holds {larger_batch.peak_memory[0]:3.0f} samples if each microbatch has 16, "
+        f"{m:2d} microbatches: a rank holds {larger_batch.peak_memory[0]:3.0f} "
+        "samples if each microbatch has 16, "
         f"and {smaller_parts.peak_memory[0]:.0f} if the batch has 64"
     )
     assert larger_batch.peak_memory == (16 * m,) * 4
@@ -203,7 +218,10 @@ for m in (4, 8, 16):
 for m in (4, 8, 16):
     quick, slow = simulate(my_gpipe(4, m)), simulate(my_gpipe(4, m), Costs(latency=1))
     longer = slow.makespan - quick.makespan
-    print(f"{m:2d} microbatches: {len(quick.messages):2d} messages; with c = 1 the makespan is {longer:g} units longer")
+    print(
+        f"{m:2d} microbatches: {len(quick.messages):2d} messages; with c = 1 the "
+        f"makespan is {longer:g} units longer"
+    )
     assert len(quick.messages) == 2 * 3 * m
     assert longer == 2 * 3 * 1
 
@@ -227,7 +245,8 @@ assert slow.makespan == 21 + 6
 # %%
 def timeline_of_batch(num_microbatches, fixed=3, batch=64):
     product = fixed + batch / num_microbatches
-    costs = Costs(forward=product, backward_input=product, backward_weight=product)  # a backward is two products
+    # a backward is two products
+    costs = Costs(forward=product, backward_input=product, backward_weight=product)
     return simulate(my_gpipe(4, num_microbatches), costs)
 
 
@@ -237,7 +256,10 @@ for m in counts:
     timeline = timeline_of_batch(m)
     times.append(timeline.makespan)
     bar = "#" * round(timeline.makespan / 16)
-    print(f"m = {m:2d} of {64 // m:2d} samples, bubble {3 / (m + 3):3.0%}, makespan {timeline.makespan:g} {bar}")
+    print(
+        f"m = {m:2d} of {64 // m:2d} samples, bubble {3 / (m + 3):3.0%}, "
+        f"makespan {timeline.makespan:g} {bar}"
+    )
     assert abs(timeline.bubble_fraction - 3 / (m + 3)) < 1e-12
 assert times == [804, 525, 399, 363, 399, 525, 804]
 assert counts[times.index(min(times))] == 8
@@ -283,7 +305,10 @@ losses = np.arange(30.0)  # sample 0 has loss 0, sample 29 has loss 29
 means = [losses[part].mean() for part in parts]
 mean_of_means = sum(means) / 4
 weighted_mean = sum(size / 30 * mean for size, mean in zip(sizes, means))
-print(f"mean {losses.mean()}, mean of means {mean_of_means}, weighted mean {weighted_mean:g}")
+print(
+    f"mean {losses.mean()}, mean of means {mean_of_means}, weighted mean "
+    f"{weighted_mean:g}"
+)
 assert losses.mean() == 14.5
 assert mean_of_means == 15.0
 assert abs(weighted_mean - 14.5) < 1e-12
@@ -328,13 +353,21 @@ expected_loss, expected = spawn(one_process, num_ranks=1)[0]
 
 # %%
 def four_ranks(group):
-    pipeline = Pipeline(make_model(), group, loss=loss_function, schedule=my_gpipe(4, 4), seed=0)
+    pipeline = Pipeline(
+        make_model(), group, loss=loss_function, schedule=my_gpipe(4, 4), seed=0
+    )
     loss = pipeline.step(inputs, targets)
-    return loss, {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+    return loss, {
+        name: parameter.grad for name, parameter in pipeline.named_parameters()
+    }
 
 
 results = spawn(four_ranks, num_ranks=4)
-gradients = {name: gradient for _, part_of_rank in results for name, gradient in part_of_rank.items()}
+gradients = {
+    name: gradient
+    for _, part_of_rank in results
+    for name, gradient in part_of_rank.items()
+}
 num_equal = sum(same_bits(gradients[name], expected[name]) for name in expected)
 print(f"loss in one process {expected_loss!r}, on each of four ranks {results[0][0]!r}")
 print(f"{num_equal} of {len(expected)} gradients have the same bits")
@@ -362,7 +395,9 @@ def unsplit(group):
 
 
 whole = spawn(unsplit, num_ranks=1)[0]
-is_close = all(np.allclose(whole[name], expected[name], rtol=1e-4, atol=1e-6) for name in expected)
+is_close = all(
+    np.allclose(whole[name], expected[name], rtol=1e-4, atol=1e-6) for name in expected
+)
 is_same = all(same_bits(whole[name], expected[name]) for name in expected)
 print("the unsplit batch: close?", is_close, "the same bits?", is_same)
 assert is_close

@@ -18,7 +18,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from minipipe import Costs, Pipeline, Schedule, nn, render, schedules, simulate, spawn, verify
+from minipipe import (
+    Costs,
+    Pipeline,
+    Schedule,
+    nn,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    verify,
+)
 from minipipe.testing import same_bits
 
 # %% [markdown]
@@ -30,7 +40,16 @@ from minipipe.testing import same_bits
 gpipe = schedules.gpipe(4, 4)
 render.show(gpipe)
 print("rank 3:", *gpipe.actions[3])
-assert list(map(str, gpipe.actions[3])) == ["3F0", "3F1", "3F2", "3F3", "3B0", "3B1", "3B2", "3B3"]
+assert list(map(str, gpipe.actions[3])) == [
+    "3F0",
+    "3F1",
+    "3F2",
+    "3F3",
+    "3B0",
+    "3B1",
+    "3B2",
+    "3B3",
+]
 assert simulate(gpipe).peak_activations == (4, 4, 4, 4)
 
 # %% [markdown]
@@ -80,7 +99,10 @@ gpipe = schedules.gpipe(4, 8)
 render.show(gpipe, mine)
 of_gpipe, of_mine = simulate(gpipe), simulate(mine)
 print(f"makespan {of_gpipe.makespan:g} and {of_mine.makespan:g}")
-print(f"most microbatches held, by rank: {of_gpipe.peak_activations} and {of_mine.peak_activations}")
+print(
+    f"most microbatches held, by rank: {of_gpipe.peak_activations} and "
+    f"{of_mine.peak_activations}"
+)
 assert of_gpipe.makespan == of_mine.makespan == 33
 assert of_gpipe.bubble_fraction == of_mine.bubble_fraction
 assert of_gpipe.peak_activations == (8, 8, 8, 8)
@@ -103,12 +125,24 @@ assert of_mine.held_activations[0] == (1, 2, 3, 4, 3, 4, 3, 4, 3, 4, 3, 4, 3, 2,
 
 # %%
 for m in (8, 16, 32):
-    all_forwards_first, in_turn = simulate(schedules.gpipe(4, m)), simulate(my_1f1b(4, m))
-    print(f"{m:2d} microbatches: bubble {in_turn.bubble_fraction:4.0%}, rank 0 holds", end=" ")
-    print(f"{all_forwards_first.peak_activations[0]:2d} in GPipe and {in_turn.peak_activations[0]} in 1F1B")
+    all_forwards_first, in_turn = (
+        simulate(schedules.gpipe(4, m)),
+        simulate(my_1f1b(4, m)),
+    )
+    print(
+        f"{m:2d} microbatches: bubble {in_turn.bubble_fraction:4.0%}, rank 0 holds",
+        end=" ",
+    )
+    print(
+        f"{all_forwards_first.peak_activations[0]:2d} in GPipe and "
+        f"{in_turn.peak_activations[0]} in 1F1B"
+    )
     assert abs(in_turn.bubble_fraction - 3 / (m + 3)) < 1e-12
     assert in_turn.makespan == all_forwards_first.makespan == 3 * (m + 3)
-    assert (all_forwards_first.peak_activations[0], in_turn.peak_activations[0]) == (m, 4)
+    assert (all_forwards_first.peak_activations[0], in_turn.peak_activations[0]) == (
+        m,
+        4,
+    )
 
 # %% [markdown]
 # ## Common mistakes about 1F1B
@@ -126,7 +160,10 @@ for m in (8, 16, 32):
 
 # %%
 p, m = 4, 8
-print(f"bubble: claimed {(p - 1) / (2 * (m - 1) + p):.1%}, simulated {of_mine.bubble_fraction:.1%}")
+print(
+    f"bubble: claimed {(p - 1) / (2 * (m - 1) + p):.1%}, simulated "
+    f"{of_mine.bubble_fraction:.1%}"
+)
 ratio = of_mine.peak_activations[0] / of_gpipe.peak_activations[0]
 print(f"memory of rank 0: claimed {(p + m) / (p * m)}, simulated {ratio}")
 assert abs(of_mine.bubble_fraction - 3 / 11) < 1e-12
@@ -154,11 +191,15 @@ targets = np.sin(inputs)
 
 
 def measure(group, schedule, recompute=False):
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, recompute=recompute)
+    pipeline = Pipeline(
+        model, group, loss=nn.MSELoss(), schedule=schedule, recompute=recompute
+    )
     memory = pipeline.measure_memory(inputs, targets)  # of one microbatch
     pipeline.measures_memory = True
     loss = pipeline.step(inputs, targets)
-    gradients = {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+    gradients = {
+        name: parameter.grad for name, parameter in pipeline.named_parameters()
+    }
     return memory, pipeline.timeline(), loss, gradients
 
 
@@ -166,15 +207,23 @@ def run(schedule, recompute=False):
     """Return the memory of one microbatch on each stage, the timeline, the loss and all gradients."""
     by_rank = spawn(lambda group: measure(group, schedule, recompute), num_ranks=4)
     memory, timeline, loss, _ = by_rank[0]
-    gradients = {name: gradient for *_, part in by_rank for name, gradient in part.items()}
+    gradients = {
+        name: gradient for *_, part in by_rank for name, gradient in part.items()
+    }
     return memory, timeline, loss, gradients
 
 
 memory, measured, loss, gradients = run(mine)
 array = 8 * 64 * 4
 print("one microbatch holds, by stage:", memory.activation, "bytes")
-print("in arrays of 8 x 64 numbers:   ", tuple(held / array for held in memory.activation))
-assert memory.activation == (3 * array, 4 * array, 4 * array, 5 * array) == (6144, 8192, 8192, 10240)
+print(
+    "in arrays of 8 x 64 numbers:   ", tuple(held / array for held in memory.activation)
+)
+assert (
+    memory.activation
+    == (3 * array, 4 * array, 4 * array, 5 * array)
+    == (6144, 8192, 8192, 10240)
+)
 
 # %% [markdown]
 # A stage in the middle holds four arrays: its input and the results of its three `Tanh`
@@ -204,7 +253,9 @@ for schedule in (gpipe, mine):
     assert measured.peak_memory == predicted.peak_memory
     assert measured.peak_activations == predicted.peak_activations
     each = (8, 8, 8, 8) if schedule is gpipe else (4, 3, 2, 1)
-    assert measured.peak_memory == tuple(n * held for n, held in zip(each, memory.activation))
+    assert measured.peak_memory == tuple(
+        n * held for n, held in zip(each, memory.activation)
+    )
 
 # %% [markdown]
 # They are equal to the byte. 1F1B uses less memory on every rank: 24 KiB instead of 48
@@ -229,7 +280,11 @@ print("peak measured: ", measured_again.peak_memory)
 print("peak predicted:", tuple(map(int, predicted_again.peak_memory)))
 assert memory_again.activation == (0, array, array, 2 * array)
 assert memory_again.transient_activation == (3 * array, 3 * array, 3 * array, 2 * array)
-assert measured_again.peak_memory == predicted_again.peak_memory == (3 * array, 6 * array, 5 * array, 4 * array)
+assert (
+    measured_again.peak_memory
+    == predicted_again.peak_memory
+    == (3 * array, 6 * array, 5 * array, 4 * array)
+)
 
 # %% [markdown]
 # Between actions, rank 0 now holds nothing beyond the batch itself, and rank 1 holds a
@@ -243,7 +298,10 @@ assert measured_again.peak_memory == predicted_again.peak_memory == (3 * array, 
 
 # %%
 num_equal = sum(same_bits(gradients_again[name], gradients[name]) for name in gradients)
-print(f"loss {loss!r} and {loss_again!r}; {num_equal} of {len(gradients)} gradients have the same bits")
+print(
+    f"loss {loss!r} and {loss_again!r}; {num_equal} of {len(gradients)} "
+    "gradients have the same bits"
+)
 assert loss_again == loss
 assert num_equal == len(gradients) == 24
 
@@ -274,7 +332,9 @@ def count_forwards(recompute):
     stages = [nn.Sequential(nn.Linear(64, 64), Noted(stage)) for stage in range(4)]
 
     def train(group):
-        pipeline = Pipeline.from_modules(stages, group, loss=nn.MSELoss(), schedule=mine, recompute=recompute)
+        pipeline = Pipeline.from_modules(
+            stages, group, loss=nn.MSELoss(), schedule=mine, recompute=recompute
+        )
         pipeline.step(inputs, targets)
 
     spawn(train, num_ranks=4)

@@ -65,22 +65,41 @@ else:
 # The next cell runs the program on two ranks, as you would in a terminal.
 
 # %%
-mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
+mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which(
+    "mpirun"
+)
 has_mpi = mpirun is not None and find_spec("mpi4py") is not None
 
 
 def exchange(num_bytes, seconds, order):
     """Run the program on two ranks; return how many got ready, how many finished sending, and stderr."""
-    command = [mpirun, "-n", "2", sys.executable, "-c", PROGRAM, str(num_bytes), str(seconds), order]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        mpirun,
+        "-n",
+        "2",
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(num_bytes),
+        str(seconds),
+        order,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
     return done.stdout.count("ready"), done.stdout.count("sent"), done.stderr
 
 
 if has_mpi:
     for num_bytes, seconds, expected in [(1_000, 30, 2), (10_000_000, 1, 0)]:
         num_ready, num_sent, errors = exchange(num_bytes, seconds, "both send first")
-        outcome = "it finishes" if num_sent == 2 else f"ended by the system after {seconds} s"
-        print(f"{num_bytes:10,} bytes: {num_ready} ranks were ready, {num_sent} have sent; {outcome}")
+        outcome = (
+            "it finishes" if num_sent == 2 else f"ended by the system after {seconds} s"
+        )
+        print(
+            f"{num_bytes:10,} bytes: {num_ready} ranks were ready, {num_sent} "
+            f"have sent; {outcome}"
+        )
         assert (num_ready, num_sent) == (2, expected), errors
 else:
     print("This cell needs MPI: pip install -e '.[mpi]'. Continue with the next cell.")
@@ -189,8 +208,13 @@ print("microbatches       ", *counts)
 for builder in (schedules.gpipe, schedules.one_f_one_b):
     for p in (1, 2, 3, 4):
         results = [hangs(with_naive_messages(builder(p, m))) for m in counts]
-        print(f"{builder.__name__:11} {p} ranks", *("-X"[is_stuck] for is_stuck in results))
-        assert results == [builder is schedules.one_f_one_b and p >= 2 and m >= 2 for m in counts]
+        print(
+            f"{builder.__name__:11} {p} ranks",
+            *("-X"[is_stuck] for is_stuck in results),
+        )
+        assert results == [
+            builder is schedules.one_f_one_b and p >= 2 and m >= 2 for m in counts
+        ]
 
 # %% [markdown]
 # GPipe never hangs. 1F1B hangs as soon as there are at least two ranks and two
@@ -210,7 +234,11 @@ for builder in (schedules.gpipe, schedules.one_f_one_b):
 lowered = schedules.lower(schedules.one_f_one_b(2, 2))
 print(lowered)
 verify(lowered)
-assert [str(action) for action in lowered.actions[1][:3]] == ["1RECV_F0", "1RECV_F1", "1F0"]
+assert [str(action) for action in lowered.actions[1][:3]] == [
+    "1RECV_F0",
+    "1RECV_F1",
+    "1F0",
+]
 
 # %% [markdown]
 # Rank 0 has not changed. Rank 1 receives both activations before it computes anything:
@@ -229,7 +257,10 @@ for builder in (schedules.gpipe, schedules.one_f_one_b):
         for m in counts:
             program = schedules.lower(builder(p, m))
             verify(program)
-            assert simulate(program, Costs(sends_block=True)).makespan == simulate(builder(p, m)).makespan
+            assert (
+                simulate(program, Costs(sends_block=True)).makespan
+                == simulate(builder(p, m)).makespan
+            )
 print("40 programs, none hangs")
 assert 2 * 4 * len(counts) == 40
 
@@ -244,7 +275,9 @@ assert 2 * 4 * len(counts) == 40
 
 # %%
 flowing = simulate(lowered, Costs(latency=1))
-blocking = replace(simulate(lowered, Costs(latency=1, sends_block=True)), name="1f1b, sends block")
+blocking = replace(
+    simulate(lowered, Costs(latency=1, sends_block=True)), name="1f1b, sends block"
+)
 render.show(flowing, blocking)
 assert flowing.makespan == 11
 assert blocking.makespan == 12
@@ -281,7 +314,9 @@ assert [(gap.cause, gap.start, gap.end, gap.source) for gap in timeline.idle[3]]
 # %%
 path = timeline.critical_path
 print(*(str(span.action) for _, span in path))
-times_by_rank = [sum(span.end - span.start for r, span in path if r == rank) for rank in range(4)]
+times_by_rank = [
+    sum(span.end - span.start for r, span in path if r == rank) for rank in range(4)
+]
 print("time on the critical path, by rank:", *(f"{time:g}" for time in times_by_rank))
 assert times_by_rank == [3, 3, 22, 3]
 assert sum(times_by_rank) == timeline.makespan == 31
@@ -311,7 +346,10 @@ for stage in range(4):
 
 # %%
 costs = Costs(forward=2, backward_input=2, backward_weight=2, latency=1)
-gpipe, one_f_one_b = simulate(schedules.gpipe(4, 8), costs), simulate(schedules.one_f_one_b(4, 8), costs)
+gpipe, one_f_one_b = (
+    simulate(schedules.gpipe(4, 8), costs),
+    simulate(schedules.one_f_one_b(4, 8), costs),
+)
 render.show(gpipe, one_f_one_b)
 print(f"GPipe {gpipe.makespan:g}, 1F1B {one_f_one_b.makespan:g}")
 assert gpipe.makespan == 72
@@ -337,11 +375,20 @@ def period_by_hand(held):
 
 
 def period(builder):
-    return (simulate(builder(4, 40), costs).makespan - simulate(builder(4, 20), costs).makespan) / 20
+    return (
+        simulate(builder(4, 40), costs).makespan
+        - simulate(builder(4, 20), costs).makespan
+    ) / 20
 
 
-print(f"1F1B: a microbatch takes {period(schedules.one_f_one_b)} units; by hand {period_by_hand(held=4)}")
-print(f"GPipe: a microbatch takes {period(schedules.gpipe)} units; by hand {period_by_hand(held=20)}")
+print(
+    f"1F1B: a microbatch takes {period(schedules.one_f_one_b)} units; by hand "
+    f"{period_by_hand(held=4)}"
+)
+print(
+    f"GPipe: a microbatch takes {period(schedules.gpipe)} units; by hand "
+    f"{period_by_hand(held=20)}"
+)
 assert period(schedules.one_f_one_b) == period_by_hand(held=4) == 7.5
 assert period(schedules.gpipe) == period_by_hand(held=20) == 6
 
@@ -353,9 +400,15 @@ assert period(schedules.gpipe) == period_by_hand(held=20) == 6
 eager = simulate(schedules.eager_1f1b(4, 8), costs)
 render.show(eager)
 for timeline in (gpipe, one_f_one_b, eager):
-    print(f"{timeline.name:11} makespan {timeline.makespan:g}, microbatches held {timeline.peak_activations}")
+    print(
+        f"{timeline.name:11} makespan {timeline.makespan:g}, microbatches held "
+        f"{timeline.peak_activations}"
+    )
 assert eager.makespan == gpipe.makespan == 72
-assert (gpipe.peak_activations, one_f_one_b.peak_activations) == ((8, 8, 8, 8), (4, 3, 2, 1))
+assert (gpipe.peak_activations, one_f_one_b.peak_activations) == (
+    (8, 8, 8, 8),
+    (4, 3, 2, 1),
+)
 assert eager.peak_activations == (7, 5, 3, 1)
 assert period(schedules.eager_1f1b) == period_by_hand(held=7) == 6
 
@@ -389,14 +442,19 @@ assert period(schedules.eager_1f1b) == period_by_hand(held=7) == 6
 
 
 # %%
-def simulated_steps(batch, num_stages, fixed, per_sample, latency, builder=schedules.one_f_one_b):
+def simulated_steps(
+    batch, num_stages, fixed, per_sample, latency, builder=schedules.one_f_one_b
+):
     """Return the timeline of a step for each number of microbatches that divides the batch."""
     steps = {}
     for m in range(1, batch + 1):
         if batch % m == 0:
             samples = batch // m
-            product = fixed + per_sample * samples  # a forward; a backward is two of them
-            costs = Costs(product, product, product, latency=latency, activation=samples)
+            # a forward; a backward is two of them
+            product = fixed + per_sample * samples
+            costs = Costs(
+                product, product, product, latency=latency, activation=samples
+            )
             steps[m] = simulate(builder(num_stages, m), costs)
     return steps
 
@@ -408,7 +466,10 @@ print("microbatches  samples in each  bubble  samples held  makespan")
 for m, step in steps.items():
     held = max(step.peak_memory)
     bar = "#" * round(step.makespan / 200)
-    print(f"{m:12d} {512 // m:16d} {step.bubble_fraction:7.0%} {held:13.0f} {step.makespan:9.0f} {bar}")
+    print(
+        f"{m:12d} {512 // m:16d} {step.bubble_fraction:7.0%} {held:13.0f} "
+        f"{step.makespan:9.0f} {bar}"
+    )
 assert round(estimate, 1) == 22.6
 assert list(steps) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 assert [step.makespan for step in steps.values()][3:7] == [2227, 2023, 2047, 2311]
@@ -427,16 +488,23 @@ assert [max(step.peak_memory) for step in steps.values()][3:7] == [256, 128, 64,
 # %%
 def best_number(steps, memory):
     """Return the fastest number of microbatches whose activations fit into the memory of a rank."""
-    makespans = {m: step.makespan for m, step in steps.items() if max(step.peak_memory) <= memory}
+    makespans = {
+        m: step.makespan for m, step in steps.items() if max(step.peak_memory) <= memory
+    }
     return min(makespans, key=makespans.get)
 
 
 choices = {memory: best_number(steps, memory) for memory in (200, 100, 40)}
 for memory, m in choices.items():
     slower = steps[m].makespan / steps[16].makespan - 1
-    print(f"memory for {memory:3d} samples: {m} microbatches of {512 // m} samples, {slower:4.1%} above the fastest")
+    print(
+        f"memory for {memory:3d} samples: {m} microbatches of {512 // m} "
+        f"samples, {slower:4.1%} above the fastest"
+    )
 assert choices == {200: 16, 100: 32, 40: 64}
-assert [round(steps[m].makespan / steps[16].makespan - 1, 3) for m in choices.values()] == [0, 0.012, 0.142]
+assert [
+    round(steps[m].makespan / steps[16].makespan - 1, 3) for m in choices.values()
+] == [0, 0.012, 0.142]
 
 # %% [markdown]
 # With memory for 100 samples, 32 microbatches cost hardly any time. The curve is flat
@@ -451,7 +519,10 @@ assert [round(steps[m].makespan / steps[16].makespan - 1, 3) for m in choices.va
 # microbatches and their size grow:
 
 # %%
-best = {n: best_number(simulated_steps(n, 4, fixed=3, per_sample=1, latency=1), memory=n) for n in (64, 256, 1024)}
+best = {
+    n: best_number(simulated_steps(n, 4, fixed=3, per_sample=1, latency=1), memory=n)
+    for n in (64, 256, 1024)
+}
 for n, m in best.items():
     print(f"batch of {n:4d}: {m:2d} microbatches of {n // m:2d} samples")
 assert best == {64: 8, 256: 16, 1024: 32}

@@ -18,7 +18,18 @@
 # %%
 import numpy as np
 
-from minipipe import Costs, Pipeline, Schedule, nn, render, schedules, simulate, spawn, testing, verify
+from minipipe import (
+    Costs,
+    Pipeline,
+    Schedule,
+    nn,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    testing,
+    verify,
+)
 from minipipe.errors import ScheduleError
 
 # %% [markdown]
@@ -30,10 +41,17 @@ from minipipe.errors import ScheduleError
 # ranks twice.
 
 # %%
-interleaved = schedules.interleaved_1f1b(num_ranks=4, num_microbatches=8, chunks_per_rank=2)
+interleaved = schedules.interleaved_1f1b(
+    num_ranks=4, num_microbatches=8, chunks_per_rank=2
+)
 for rank in range(4):
     print(f"rank {rank} holds stages", *interleaved.stages_of(rank))
-assert [interleaved.stages_of(rank) for rank in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+assert [interleaved.stages_of(rank) for rank in range(4)] == [
+    (0, 4),
+    (1, 5),
+    (2, 6),
+    (3, 7),
+]
 assert interleaved.placement == (0, 1, 2, 3, 0, 1, 2, 3)
 
 # %% [markdown]
@@ -57,7 +75,12 @@ def order_of_forwards(schedule, rank):
 
 table = order_of_forwards(interleaved, rank=0)
 print("\n".join(table))
-assert table == ["0F0 0F1 0F2 0F3", "4F0 4F1 4F2 4F3", "0F4 0F5 0F6 0F7", "4F4 4F5 4F6 4F7"]
+assert table == [
+    "0F0 0F1 0F2 0F3",
+    "4F0 4F1 4F2 4F3",
+    "0F4 0F5 0F6 0F7",
+    "4F4 4F5 4F6 4F7",
+]
 
 # %% [markdown]
 # The schedule works in **groups of p microbatches**, as many as there are ranks: four
@@ -82,11 +105,15 @@ assert table == ["0F0 0F1 0F2 0F3", "4F0 4F1 4F2 4F3", "0F4 0F5 0F6 0F7", "4F4 4
 # darker.
 
 # %%
-plain = simulate(schedules.one_f_one_b(4, 8), Costs(forward=2, backward_input=2, backward_weight=2))
+plain = simulate(
+    schedules.one_f_one_b(4, 8), Costs(forward=2, backward_input=2, backward_weight=2)
+)
 shorter = simulate(interleaved, Costs(forward=1, backward_input=1, backward_weight=1))
 render.show(plain, shorter)
 idle = [timeline.makespan - timeline.busy(0) for timeline in (plain, shorter)]
-print(f"makespan: 1F1B {plain.makespan:g} chunk units, interleaved {shorter.makespan:g}")
+print(
+    f"makespan: 1F1B {plain.makespan:g} chunk units, interleaved {shorter.makespan:g}"
+)
 print(f"idle time of each rank: 1F1B {idle[0]:g}, interleaved {idle[1]:g}")
 assert plain.makespan == 66
 assert shorter.makespan == 57
@@ -114,12 +141,18 @@ def with_chunks(num_chunks, latency=0.0, num_microbatches=8):
     else:
         schedule = schedules.interleaved_1f1b(4, num_microbatches, num_chunks)
     time = 1 / num_chunks
-    return simulate(schedule, Costs(forward=time, backward_input=time, backward_weight=time, latency=latency))
+    return simulate(
+        schedule,
+        Costs(forward=time, backward_input=time, backward_weight=time, latency=latency),
+    )
 
 
 for v, expected in [(1, 33), (2, 28.5), (4, 26.25)]:
     timeline = with_chunks(v)
-    print(f"v = {v}: makespan {timeline.makespan:5}, idle over work {timeline.bubble_over_ideal:.1%}")
+    print(
+        f"v = {v}: makespan {timeline.makespan:5}, idle over work "
+        f"{timeline.bubble_over_ideal:.1%}"
+    )
     assert timeline.makespan == expected == (8 + 3 / v) * 3
     assert timeline.bubble_over_ideal == 3 / (8 * v)
 
@@ -138,7 +171,10 @@ for v, expected in [(1, 33), (2, 28.5), (4, 26.25)]:
 for v, num_messages, expected in [(1, 48, 4), (2, 112, 5.5), (4, 240, 4.75)]:
     timeline = with_chunks(v)
     held = timeline.peak_activations[0] / v
-    print(f"v = {v}: {len(timeline.messages):3d} messages, rank 0 holds up to {held:g} microbatches")
+    print(
+        f"v = {v}: {len(timeline.messages):3d} messages, rank 0 holds up to "
+        f"{held:g} microbatches"
+    )
     assert len(timeline.messages) == num_messages == 2 * (4 * v - 1) * 8
     assert held == expected
 
@@ -162,7 +198,11 @@ expected = {
 for latency in expected:
     makespans = [with_chunks(v, latency).makespan for v in (1, 2, 4)]
     best = (1, 2, 4)[makespans.index(min(makespans))]
-    print(f"{latency:<7g}", *(f"{makespan:<9g}" for makespan in makespans), f"best: v = {best}")
+    print(
+        f"{latency:<7g}",
+        *(f"{makespan:<9g}" for makespan in makespans),
+        f"best: v = {best}",
+    )
     assert makespans == expected[latency]
 
 # %% [markdown]
@@ -198,14 +238,19 @@ def one_after_another(num_ranks, num_microbatches, num_chunks):
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * num_chunks, num_ranks)
         forwards = [f"{stage}F{k}" for k in range(num_microbatches) for stage in stages]
-        backwards = [f"{stage}B{k}" for k in range(num_microbatches) for stage in reversed(stages)]
+        backwards = [
+            f"{stage}B{k}"
+            for k in range(num_microbatches)
+            for stage in reversed(stages)
+        ]
         rows.append(" ".join(forwards + backwards))
     return Schedule.from_text("\n".join(rows), name="one after another")
 
 
 mistake = one_after_another(4, 4, 2)
 verify(mistake)
-costs = Costs(forward=1, backward_input=0.5, backward_weight=0.5)  # here a backward takes as long as a forward
+# here a backward takes as long as a forward
+costs = Costs(forward=1, backward_input=0.5, backward_weight=0.5)
 slow, fast = simulate(mistake, costs), simulate(schedules.interleaved_1f1b(4, 4), costs)
 render.show(slow, fast)
 assert slow.makespan == 46
@@ -218,7 +263,10 @@ assert fast.makespan == 22
 
 # %%
 slow, fast = simulate(one_after_another(4, 8, 2), costs), simulate(interleaved, costs)
-print(f"one after another: {slow.makespan:g} chunk units; in groups of four: {fast.makespan:g}")
+print(
+    f"one after another: {slow.makespan:g} chunk units; in groups of four: "
+    f"{fast.makespan:g}"
+)
 assert slow.makespan == 86
 assert fast.makespan == 38
 
@@ -234,8 +282,14 @@ breadth_first = schedules.looped_bfs(4, 8, 2)
 print("\n".join(order_of_forwards(breadth_first, rank=0)))
 timeline = simulate(breadth_first)
 render.show(timeline)
-print(f"looped BFS:       makespan {timeline.makespan:g}; rank 0 holds {timeline.peak_activations[0]} chunks")
-print(f"interleaved 1F1B: makespan {shorter.makespan:g}; rank 0 holds {shorter.peak_activations[0]} chunks")
+print(
+    f"looped BFS:       makespan {timeline.makespan:g}; rank 0 holds "
+    f"{timeline.peak_activations[0]} chunks"
+)
+print(
+    f"interleaved 1F1B: makespan {shorter.makespan:g}; rank 0 holds "
+    f"{shorter.peak_activations[0]} chunks"
+)
 assert timeline.makespan == shorter.makespan == 57
 assert timeline.peak_activations == (16, 16, 16, 16)
 assert shorter.peak_activations == (11, 9, 7, 5)
@@ -255,7 +309,10 @@ assert shorter.peak_activations == (11, 9, 7, 5)
 # builds the same model, and `print(pipeline)` shows on which rank each layer is.
 
 # %%
-model = nn.Sequential(*(layer for _ in range(7) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 1))
+model = nn.Sequential(
+    *(layer for _ in range(7) for layer in (nn.Linear(16, 16), nn.Tanh())),
+    nn.Linear(16, 1),
+)
 generator = np.random.default_rng(8)
 inputs = generator.standard_normal((32, 16), dtype=np.float32)
 targets = inputs[:, :1] * inputs[:, 1:2]
@@ -265,12 +322,20 @@ def step_with(schedule):
     """Return the table of the pipeline, the loss, and the gradients of all ranks."""
 
     def train(group):
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, num_microbatches=8)
+        pipeline = Pipeline(
+            model, group, loss=nn.MSELoss(), schedule=schedule, num_microbatches=8
+        )
         loss = pipeline.step(inputs, targets)
-        return str(pipeline), loss, {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+        return (
+            str(pipeline),
+            loss,
+            {name: parameter.grad for name, parameter in pipeline.named_parameters()},
+        )
 
     by_rank = spawn(train, num_ranks=4)
-    return *by_rank[0][:2], {name: gradient for *_, part in by_rank for name, gradient in part.items()}
+    return *by_rank[0][:2], {
+        name: gradient for *_, part in by_rank for name, gradient in part.items()
+    }
 
 
 table, _, _ = step_with("interleaved-1f1b")
@@ -287,15 +352,23 @@ assert "Linear(16, 1)       7     3" in table
 # %%
 def one_process(group):
     model.initialise(seed=0)
-    return testing.one_process_step(model, nn.MSELoss(), inputs, targets, num_microbatches=8)
+    return testing.one_process_step(
+        model, nn.MSELoss(), inputs, targets, num_microbatches=8
+    )
 
 
 expected = spawn(one_process, num_ranks=1)[0]
 print(f"{'one process':16} loss {expected.loss!r}")
 for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
     _, loss, gradients = step_with(name)
-    num_equal = sum(testing.same_bits(gradients[key], expected.gradients[key]) for key in expected.gradients)
-    print(f"{name:16} loss {loss!r}, {num_equal} of {len(expected.gradients)} gradients are equal bit for bit")
+    num_equal = sum(
+        testing.same_bits(gradients[key], expected.gradients[key])
+        for key in expected.gradients
+    )
+    print(
+        f"{name:16} loss {loss!r}, {num_equal} of {len(expected.gradients)} "
+        "gradients are equal bit for bit"
+    )
     assert loss == expected.loss
     assert gradients.keys() == expected.gradients.keys()
     assert num_equal == len(expected.gradients) == 16

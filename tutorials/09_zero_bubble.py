@@ -15,7 +15,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from minipipe import Costs, Pipeline, Schedule, Tensor, autograd, nn, render, schedules, simulate, spawn, verify
+from minipipe import (
+    Costs,
+    Pipeline,
+    Schedule,
+    Tensor,
+    autograd,
+    nn,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    verify,
+)
 from minipipe.schedules import theory
 from minipipe.testing import check_same_as_one_process, same_bits
 
@@ -45,7 +57,10 @@ of_weights = inputs.T @ gradient
 
 x, w = Tensor(inputs, requires_grad=True), Tensor(weights, requires_grad=True)
 (x @ w).backward(gradient)
-print(f"inputs' gradient {of_inputs.shape}, weights' gradient {of_weights.shape}: both equal the tape's")
+print(
+    f"inputs' gradient {of_inputs.shape}, weights' gradient {of_weights.shape}: "
+    "both equal the tape's"
+)
 assert same_bits(x.grad, of_inputs) and same_bits(w.grad, of_weights)
 
 # %% [markdown]
@@ -93,8 +108,12 @@ x, w = Tensor(inputs), Tensor(weights, requires_grad=True)
 x.node = autograd.StageInput(needs_gradient=True)  # the stage begins here
 y = (x @ w).tanh()
 
-weight_work = autograd.backward_input({y.node: gradient})  # I: from the entry of y, with the gradient of y
-print(f"after I: inputs {'have' if x.grad is not None else 'lack'} their gradient, ", end="")
+# I: from the entry of y, with the gradient of y
+weight_work = autograd.backward_input({y.node: gradient})
+print(
+    f"after I: inputs {'have' if x.grad is not None else 'lack'} their gradient, ",
+    end="",
+)
 print(f"weights {'have' if w.grad is not None else 'lack'} theirs")
 assert x.grad is not None and w.grad is None
 x_gradient = x.grad
@@ -107,7 +126,10 @@ assert w.grad is not None
 # One walk over the whole tape gives the same bits:
 
 # %%
-x, w_of_one_walk = Tensor(inputs, requires_grad=True), Tensor(weights, requires_grad=True)
+x, w_of_one_walk = (
+    Tensor(inputs, requires_grad=True),
+    Tensor(weights, requires_grad=True),
+)
 (x @ w_of_one_walk).tanh().backward(gradient)
 is_same = same_bits(x_gradient, x.grad) and same_bits(w.grad, w_of_one_walk.grad)
 print(f"two walks and one walk give the same bits: {is_same}")
@@ -175,8 +197,15 @@ assert simulate(at_once).makespan == 30
 zb_h1 = schedules.zb_h1(num_ranks=4, num_microbatches=8)
 render.show(at_once, zb_h1)
 timeline = simulate(zb_h1)
-print(f"zb-h1 takes {timeline.makespan:g} units, 1F1B takes {simulate(one_f_one_b).makespan:g}")
-assert timeline.makespan == 27 and simulate(at_once).makespan == 30 and simulate(one_f_one_b).makespan == 33
+print(
+    f"zb-h1 takes {timeline.makespan:g} units, 1F1B takes "
+    f"{simulate(one_f_one_b).makespan:g}"
+)
+assert (
+    timeline.makespan == 27
+    and simulate(at_once).makespan == 30
+    and simulate(one_f_one_b).makespan == 33
+)
 
 # %% [markdown]
 # In all three schedules each rank has 8 × 3 = 24 units of work. The rest is the bubble.
@@ -187,7 +216,9 @@ work = 8 * 3
 for schedule in (one_f_one_b, at_once, zb_h1):
     bubble = simulate(schedule).makespan - work
     print(f"{schedule.name:16} bubble {bubble:g} = {bubble / 3:g} (p - 1)")
-assert [simulate(schedule).makespan - work for schedule in (one_f_one_b, at_once, zb_h1)] == [3 * 3, 2 * 3, 1 * 3]
+assert [
+    simulate(schedule).makespan - work for schedule in (one_f_one_b, at_once, zb_h1)
+] == [3 * 3, 2 * 3, 1 * 3]
 assert theory.makespan("zb-h1", 4, 8) == 3 * 8 + 4 - 1 == 27
 
 # %% [markdown]
@@ -206,7 +237,10 @@ assert theory.makespan("zb-h1", 4, 8) == 3 * 8 + 4 - 1 == 27
 # %%
 zb_h2 = schedules.zb_h2(num_ranks=4, num_microbatches=8)
 render.show(zb_h1, zb_h2)
-print(f"zb-h1 takes {simulate(zb_h1).makespan:g} units, zb-h2 takes {simulate(zb_h2).makespan:g}")
+print(
+    f"zb-h1 takes {simulate(zb_h1).makespan:g} units, zb-h2 takes "
+    f"{simulate(zb_h2).makespan:g}"
+)
 assert simulate(zb_h2).makespan == simulate(zb_h1).makespan == 27
 
 # %% [markdown]
@@ -217,10 +251,19 @@ assert simulate(zb_h2).makespan == simulate(zb_h1).makespan == 27
 # soon as its own part of the step is done. Here are five steps in a row:
 
 # %%
-further = {s.name: simulate(s, num_steps=5).time_of_further_step for s in (one_f_one_b, zb_h1, zb_h2)}
-waiting = {s.name: simulate(s, num_steps=5, wait=True).time_of_further_step for s in (one_f_one_b, zb_h1, zb_h2)}
+further = {
+    s.name: simulate(s, num_steps=5).time_of_further_step
+    for s in (one_f_one_b, zb_h1, zb_h2)
+}
+waiting = {
+    s.name: simulate(s, num_steps=5, wait=True).time_of_further_step
+    for s in (one_f_one_b, zb_h1, zb_h2)
+}
 for name, time in further.items():
-    print(f"{name:6} each further step takes {time:g} units, or {waiting[name]:g} if every rank waits for the loss")
+    print(
+        f"{name:6} each further step takes {time:g} units, or {waiting[name]:g} "
+        "if every rank waits for the loss"
+    )
 assert further == {"1f1b": 33, "zb-h1": 27, "zb-h2": 24}
 assert waiting == {"1f1b": 33, "zb-h1": 27, "zb-h2": 27}
 
@@ -238,8 +281,16 @@ assert waiting == {"1f1b": 33, "zb-h1": 27, "zb-h2": 27}
 for schedule in (one_f_one_b, zb_h1, zb_h2):
     timeline = simulate(schedule)
     within = [timeline.idle_within_span(rank) for rank in range(4)]
-    print(f"{schedule.name:6} idle within each rank's span {within}, microbatches held {timeline.peak_activations}")
-assert [simulate(one_f_one_b).idle_within_span(rank) for rank in range(4)] == [9, 6, 3, 0]
+    print(
+        f"{schedule.name:6} idle within each rank's span {within}, microbatches "
+        f"held {timeline.peak_activations}"
+    )
+assert [simulate(one_f_one_b).idle_within_span(rank) for rank in range(4)] == [
+    9,
+    6,
+    3,
+    0,
+]
 assert [simulate(zb_h1).idle_within_span(rank) for rank in range(4)] == [3, 2, 1, 0]
 assert [simulate(zb_h2).idle_within_span(rank) for rank in range(4)] == [0, 0, 0, 0]
 assert simulate(one_f_one_b).peak_activations == (4, 3, 2, 1)
@@ -281,16 +332,23 @@ def gradients_with(schedule):
     """Return the gradient of every parameter after one step on four ranks, by name."""
 
     def train(group):
-        pipeline = Pipeline(network(), group, loss=nn.CrossEntropyLoss(), schedule=schedule)
+        pipeline = Pipeline(
+            network(), group, loss=nn.CrossEntropyLoss(), schedule=schedule
+        )
         pipeline.step(signals, classes)
         return {name: parameter.grad for name, parameter in pipeline.named_parameters()}
 
-    return {name: grad for part in spawn(train, num_ranks=4) for name, grad in part.items()}
+    return {
+        name: grad for part in spawn(train, num_ranks=4) for name, grad in part.items()
+    }
 
 
 of_whole, of_halves = gradients_with(one_f_one_b), gradients_with(zb_h1)
 is_same = all(same_bits(of_whole[name], of_halves[name]) for name in of_whole)
-print(f"{len(of_halves)} gradients, 1F1B and ZB-H1: {'equal to the last bit' if is_same else 'they differ'}")
+print(
+    f"{len(of_halves)} gradients, 1F1B and ZB-H1: "
+    f"{'equal to the last bit' if is_same else 'they differ'}"
+)
 assert is_same and of_whole.keys() == of_halves.keys() and len(of_halves) == 10
 
 # %% [markdown]
@@ -300,9 +358,12 @@ assert is_same and of_whole.keys() == of_halves.keys() and len(of_halves) == 10
 
 # %%
 for schedule in (at_once, zb_h1, zb_h2):
-    check_same_as_one_process(network(), nn.CrossEntropyLoss(), signals, classes, schedule)
+    check_same_as_one_process(
+        network(), nn.CrossEntropyLoss(), signals, classes, schedule
+    )
     print(f"{schedule.name}: equal to one process, bit for bit")
-    assert schedule.is_reproducible  # every stage adds its gradients in ascending order of microbatches
+    # every stage adds its gradients in ascending order of microbatches
+    assert schedule.is_reproducible
 
 # %% [markdown]
 # ## The cost: memory between I and W
@@ -318,16 +379,27 @@ for schedule in (at_once, zb_h1, zb_h2):
 # %%
 def measure(group):
     layers = [nn.Linear(16, 16) for _ in range(3 * 8)]
-    pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=4)
+    pipeline = Pipeline(
+        nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=4
+    )
     samples = np.ones((32, 16), np.float32)
     return pipeline.measure_memory(samples, samples)
 
 
 memory = spawn(measure, num_ranks=3)[0]
 one_array = 8 * 16 * 4  # bytes: 8 samples of 16 numbers of 4 bytes
-until_input, until_weight = memory.activation[1] // one_array, memory.weight_activation[1] // one_array
-print(f"a microbatch on the middle rank holds {until_input} arrays from F until I, {until_weight} from I until W")
-assert memory.activation[1] == 8 * one_array and memory.weight_activation[1] == 16 * one_array
+until_input, until_weight = (
+    memory.activation[1] // one_array,
+    memory.weight_activation[1] // one_array,
+)
+print(
+    f"a microbatch on the middle rank holds {until_input} arrays from F until I, "
+    f"{until_weight} from I until W"
+)
+assert (
+    memory.activation[1] == 8 * one_array
+    and memory.weight_activation[1] == 16 * one_array
+)
 
 # %% [markdown]
 # After F there are eight inputs; after I there are eight inputs and eight gradients.
@@ -379,14 +451,20 @@ CHOICES = {
 }
 
 
-def idle_and_memory(choice, weight=1.0, latency=0.0, weight_activation=1.0, num_ranks=4):
+def idle_and_memory(
+    choice, weight=1.0, latency=0.0, weight_activation=1.0, num_ranks=4
+):
     """Return the idle time of each rank, in forwards of a rank, and the microbatches that the fullest rank holds."""
     name, v = CHOICES[choice]
     num_microbatches = 2 * num_ranks
     schedule = schedules.build(name, num_ranks, num_microbatches, v if v > 1 else None)
     held = {"activation": 1 / v, "weight_activation": weight_activation / v}
-    timeline = simulate(schedule, Costs(1 / v, 1 / v, weight / v, latency=latency, **held))
-    return round(timeline.makespan - num_microbatches * (2 + weight), 9), max(timeline.peak_memory)
+    timeline = simulate(
+        schedule, Costs(1 / v, 1 / v, weight / v, latency=latency, **held)
+    )
+    return round(timeline.makespan - num_microbatches * (2 + weight), 9), max(
+        timeline.peak_memory
+    )
 
 
 print("idle time of each rank")
@@ -416,12 +494,16 @@ print("idle time of each rank")
 print("latency", *(f"{choice:>6}" for choice in CHOICES))
 by_latency = {}
 for latency in (0, 1 / 24, 1 / 8, 1 / 2, 1):
-    by_latency[latency] = [idle_and_memory(choice, latency=latency)[0] for choice in CHOICES]
+    by_latency[latency] = [
+        idle_and_memory(choice, latency=latency)[0] for choice in CHOICES
+    ]
     print(f"{latency:<7.3f}", *(f"{idle:6.2f}" for idle in by_latency[latency]))
 assert by_latency[0] == by_weight[1]
 assert by_latency[1 / 24][2:4] == [3.5, 3.5]  # four chunks and ZB-H1
 assert by_latency[1 / 2] == [17, 11.5, 21, 9, 12]
-assert all(zb_h1_idle < two_chunks for _, two_chunks, _, zb_h1_idle, _ in by_latency.values())
+assert all(
+    zb_h1_idle < two_chunks for _, two_chunks, _, zb_h1_idle, _ in by_latency.values()
+)
 
 # %% [markdown]
 # Four chunks win only while a message takes less than 1/24 of a forward. At half a
@@ -436,7 +518,9 @@ print("microbatches held by the fullest rank")
 print("size   ", *(f"{choice:>6}" for choice in CHOICES))
 by_size = {}
 for size in (1, 1.25, 1.5, 2):
-    by_size[size] = [idle_and_memory(choice, weight_activation=size)[1] for choice in CHOICES]
+    by_size[size] = [
+        idle_and_memory(choice, weight_activation=size)[1] for choice in CHOICES
+    ]
     print(f"{size:<7.2f}", *(f"{held:6.2f}" for held in by_size[size]))
 assert by_size == {
     1: [4, 5.5, 4.75, 4, 4],
@@ -444,7 +528,11 @@ assert by_size == {
     1.5: [4, 5.5, 4.75, 6, 5],
     2: [4, 5.5, 4.75, 8, 6],
 }
-assert idle_and_memory("ZB-H1", weight_activation=1.375)[1] == idle_and_memory("v = 2")[1] == 5.5
+assert (
+    idle_and_memory("ZB-H1", weight_activation=1.375)[1]
+    == idle_and_memory("v = 2")[1]
+    == 5.5
+)
 
 # %% [markdown]
 # Interleaving holds p + (p-1)/v microbatches, whatever the size. ZB-H1 holds p of them,
@@ -471,11 +559,22 @@ assert idle_and_memory("ZB-H1", weight_activation=1.375)[1] == idle_and_memory("
 
 # %%
 CHOICES["v = 3"] = ("interleaved-1f1b", 3)
-CASES = {("v = 2", 2 / 3): 4 / 3, ("ZB-H1", 2 / 3): 4 / 3, ("v = 3", 1): 1, ("ZB-H1", 1): 1, ("both", 1): 1 / 2}
+CASES = {
+    ("v = 2", 2 / 3): 4 / 3,
+    ("ZB-H1", 2 / 3): 4 / 3,
+    ("v = 3", 1): 1,
+    ("ZB-H1", 1): 1,
+    ("both", 1): 1 / 2,
+}
 print("idle time over p - 1, on   4, 8 and 16 ranks")
 for (choice, weight), expected in CASES.items():
-    ratios = [idle_and_memory(choice, weight, num_ranks=p)[0] / (p - 1) for p in (4, 8, 16)]
-    print(f"{choice}, W = {weight:.2f} F".ljust(25), *(f"{ratio:6.3f}" for ratio in ratios))
+    ratios = [
+        idle_and_memory(choice, weight, num_ranks=p)[0] / (p - 1) for p in (4, 8, 16)
+    ]
+    print(
+        f"{choice}, W = {weight:.2f} F".ljust(25),
+        *(f"{ratio:6.3f}" for ratio in ratios),
+    )
     assert np.allclose(ratios, expected, rtol=1e-9)
 assert len(CASES) == 5 and all(choice in CHOICES for choice, weight in CASES)
 

@@ -11,7 +11,17 @@ from operator import attrgetter
 
 import numpy as np
 
-from minipipe import Costs, Pipeline, Timeline, nn, render, schedules, simulate, spawn, verify
+from minipipe import (
+    Costs,
+    Pipeline,
+    Timeline,
+    nn,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    verify,
+)
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Action, Span
 from minipipe.testing import check_same_as_one_process
@@ -46,7 +56,10 @@ one_f_one_b = schedules.one_f_one_b(num_ranks=4, num_microbatches=24)
 for rank in range(4):
     life = sum(lives(one_f_one_b, rank).values())
     counted = simulate(one_f_one_b).peak_activations[rank]
-    print(f"rank {rank}: lifetime {life:g} units, so {life / 3:g} are alive; the simulator counts {counted}")
+    print(
+        f"rank {rank}: lifetime {life:g} units, so {life / 3:g} are alive; the "
+        f"simulator counts {counted}"
+    )
     assert life / 3 == counted == 4 - rank
 
 # %% [markdown]
@@ -69,7 +82,10 @@ zb_v = schedules.zb_v(num_ranks=4, num_microbatches=8)
 for rank in range(4):
     first, second = zb_v.stages_of(rank)
     indent = "         " * rank
-    print(f"rank {rank}  {indent}stage {first}{'                  ' * (3 - rank)}  stage {second}")
+    print(
+        f"rank {rank}  {indent}stage {first}{'                  ' * (3 - rank)}  "
+        f"stage {second}"
+    )
 print(f"the rank of each stage: {zb_v.placement}")
 assert zb_v.placement == (0, 1, 2, 3, 3, 2, 1, 0)
 assert [zb_v.stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
@@ -88,9 +104,17 @@ longer = schedules.zb_v(num_ranks=4, num_microbatches=24)
 for rank in range(4):
     life = lives(longer, rank)
     both = " + ".join(f"{units:g}" for units in life.values())
-    print(f"rank {rank}: lifetimes {both} = {sum(life.values()):g} units; one arrives every 6, so 8 are held")
+    print(
+        f"rank {rank}: lifetimes {both} = {sum(life.values()):g} units; one "
+        "arrives every 6, so 8 are held"
+    )
     assert sum(life.values()) == 48
-assert [tuple(lives(longer, rank).values()) for rank in range(4)] == [(45, 3), (39, 9), (33, 15), (27, 21)]
+assert [tuple(lives(longer, rank).values()) for rank in range(4)] == [
+    (45, 3),
+    (39, 9),
+    (33, 15),
+    (27, 21),
+]
 assert simulate(longer).peak_activations == (8, 8, 8, 8)
 
 # %% [markdown]
@@ -104,7 +128,10 @@ assert simulate(longer).peak_activations == (8, 8, 8, 8)
 # %%
 render.show(zb_v)
 timeline = simulate(zb_v)
-print(f"idle within each rank's span: {[timeline.idle_within_span(rank) for rank in range(4)]}")
+print(
+    "idle within each rank's span: "
+    f"{[timeline.idle_within_span(rank) for rank in range(4)]}"
+)
 assert [timeline.idle_within_span(rank) for rank in range(4)] == [0, 0, 0, 0]
 assert timeline.makespan == 6 * 8 + 4 - 1 == 51
 
@@ -130,7 +157,10 @@ assert timeline.makespan == 6 * 8 + 4 - 1 == 51
 def half(num_ranks, wait):
     """Return, for each rank, when F out, F back, I out and I back start; `wait` units lie between the two trips."""
     p = num_ranks
-    return [(2 * r, 3 * p - 2 - r, 3 * p - 1 + wait + 2 * r, 6 * p - 2 + wait - r) for r in range(p)]
+    return [
+        (2 * r, 3 * p - 2 - r, 3 * p - 1 + wait + 2 * r, 6 * p - 2 + wait - r)
+        for r in range(p)
+    ]
 
 
 def actions_of(timetable, rank):
@@ -141,8 +171,15 @@ def actions_of(timetable, rank):
 
 def as_timeline(name, rows, peaks):
     """Return (action, start) pairs of each rank as a timeline: every action takes one unit."""
-    spans = [[Span(Action.parse(action), float(start), start + 1.0) for action, start in row] for row in rows]
-    return Timeline(name, tuple(tuple(sorted(row, key=attrgetter("start"))) for row in spans), tuple(peaks))
+    spans = [
+        [Span(Action.parse(action), float(start), start + 1.0) for action, start in row]
+        for row in rows
+    ]
+    return Timeline(
+        name,
+        tuple(tuple(sorted(row, key=attrgetter("start"))) for row in spans),
+        tuple(peaks),
+    )
 
 
 def as_text(timeline):
@@ -151,7 +188,9 @@ def as_text(timeline):
     for rank, row in enumerate(timeline.spans):
         cells = ["."] * round(timeline.makespan)
         for action, start, _ in row:
-            letter = str(action.kind) if action.stage == rank else str(action.kind).lower()
+            letter = (
+                str(action.kind) if action.stage == rank else str(action.kind).lower()
+            )
             cells[round(start)] = letter if cells[round(start)] == "." else "#"
         lines.append(f"rank {rank}  {''.join(cells)}")
     return "\n".join([timeline.name, *lines])
@@ -160,14 +199,18 @@ def as_text(timeline):
 def draw(*timelines):
     """Show timelines as one picture in a notebook, as text elsewhere."""
     render.show_picture(
-        render.draw_svg(*timelines, width=640, memory=False, legend=False), "\n".join(map(as_text, timelines))
+        render.draw_svg(*timelines, width=640, memory=False, legend=False),
+        "\n".join(map(as_text, timelines)),
     )
 
 
 timetable = half(num_ranks=4, wait=3)
 trip = as_timeline(
     "one microbatch of V-Half",
-    [[(f"{action}0", start) for action, start in actions_of(timetable, rank)] for rank in range(4)],
+    [
+        [(f"{action}0", start) for action, start in actions_of(timetable, rank)]
+        for rank in range(4)
+    ],
     peaks=[2] * 4,
 )
 draw(trip)
@@ -192,14 +235,21 @@ assert trip.makespan == 26
 # %%
 def held_at_most(starts):
     """Return the most (stage, microbatch) pairs of a rank, when a microbatch starts every six units."""
-    lives = (starts[0], starts[3]), (starts[1], starts[2])  # from F to I on either stage
-    return max(sum((end - slot) // 6 + (slot - start) // 6 + 1 for start, end in lives) for slot in range(6))
+    # from F to I on either stage
+    lives = (starts[0], starts[3]), (starts[1], starts[2])
+    return max(
+        sum((end - slot) // 6 + (slot - start) // 6 + 1 for start, end in lives)
+        for slot in range(6)
+    )
 
 
 def one_period(name, timetable, microbatch=4):
     """Return what the ranks do in the six units from the start of this microbatch on."""
     rows = [
-        [(f"{action}{microbatch - start // 6}", start % 6) for action, start in actions_of(timetable, rank)]
+        [
+            (f"{action}{microbatch - start // 6}", start % 6)
+            for action, start in actions_of(timetable, rank)
+        ]
         for rank in range(len(timetable))
     ]
     return as_timeline(name, rows, map(held_at_most, timetable))
@@ -213,9 +263,19 @@ def fits(timetable):
 without, with_wait = half(4, wait=0), half(4, wait=3)
 draw(one_period("no wait", without), one_period("a wait of 3 units", with_wait))
 assert not fits(without) and fits(with_wait)
-assert [p for p in range(2, 16) if not fits(half(p, wait=0))] == [2, 4, 6, 8, 10, 12, 14]
+assert [p for p in range(2, 16) if not fits(half(p, wait=0))] == [
+    2,
+    4,
+    6,
+    8,
+    10,
+    12,
+    14,
+]
 assert all(fits(half(p, wait=3)) for p in range(2, 16, 2))
-assert [start % 6 for start in without[0]] == [0, 4, 5, 4] and [start % 6 for start in with_wait[0]] == [0, 4, 2, 1]
+assert [start % 6 for start in without[0]] == [0, 4, 5, 4] and [
+    start % 6 for start in with_wait[0]
+] == [0, 4, 2, 1]
 
 # %% [markdown]
 # Without the wait, two actions fall into the same slot on every rank: slot 4 on rank 0,
@@ -230,10 +290,18 @@ assert [start % 6 for start in without[0]] == [0, 4, 5, 4] and [start % 6 for st
 # stage from `F back` to `I out`.
 
 # %%
-held = [(i_back + 1 - f_out, i_out + 1 - f_back) for f_out, f_back, i_out, i_back in timetable]
+held = [
+    (i_back + 1 - f_out, i_out + 1 - f_back)
+    for f_out, f_back, i_out, i_back in timetable
+]
 for rank, (first, second) in enumerate(held):
-    print(f"rank {rank}: {first} + {second} = {first + second} units; one arrives every 6: {(first + second) / 6:.1f}")
-assert held == [(26, 5), (23, 8), (20, 11), (17, 14)] and {sum(units) for units in held} == {31}
+    print(
+        f"rank {rank}: {first} + {second} = {first + second} units; one arrives "
+        f"every 6: {(first + second) / 6:.1f}"
+    )
+assert held == [(26, 5), (23, 8), (20, 11), (17, 14)] and {
+    sum(units) for units in held
+} == {31}
 assert [held_at_most(starts) for starts in timetable] == [6, 6, 6, 6]
 
 # %% [markdown]
@@ -250,7 +318,10 @@ assert [held_at_most(starts) for starts in timetable] == [6, 6, 6, 6]
 long_step = simulate(schedules.v_half(num_ranks=4, num_microbatches=24))
 middle = as_timeline(
     "v-half, units 60 to 78",
-    [[(str(action), start - 60) for action, start, _ in row if 60 <= start < 78] for row in long_step.spans],
+    [
+        [(str(action), start - 60) for action, start, _ in row if 60 <= start < 78]
+        for row in long_step.spans
+    ],
     peaks=[6] * 4,
 )
 draw(middle)
@@ -272,7 +343,12 @@ sums = [sum(lives(schedules.v_half(4, 24), rank).values()) for rank in range(4)]
 print(f"lifetimes with W {sums}, so at most {max(sums) / 6:g} chunks")
 print(f"the simulator counts {simulate(v_half).peak_activations}")
 assert sums == [34, 34, 34, 36]
-assert simulate(v_half).makespan == 53 and simulate(v_half).peak_activations == (6, 6, 6, 6)
+assert simulate(v_half).makespan == 53 and simulate(v_half).peak_activations == (
+    6,
+    6,
+    6,
+    6,
+)
 
 # %% [markdown]
 # All idle time lies at the beginning and at the end of the step, when no other
@@ -281,7 +357,10 @@ assert simulate(v_half).makespan == 53 and simulate(v_half).peak_activations == 
 
 # %%
 for m in (8, 24):
-    over = [simulate(build(4, m)).makespan - 6 * m for build in (schedules.zb_v, schedules.v_half, schedules.v_min)]
+    over = [
+        simulate(build(4, m)).makespan - 6 * m
+        for build in (schedules.zb_v, schedules.v_half, schedules.v_min)
+    ]
     print(f"{m:2} microbatches: zb-v, v-half and v-min are idle for {over} units")
     assert over == [3, 5, 11]
 
@@ -297,11 +376,16 @@ for m in (8, 24):
 def fast(num_ranks, wait):
     """Return when F out, F back, I out and I back start on each rank; one unit for each rank on all trips."""
     p = num_ranks
-    return [(r, 2 * p - 1 - r, 2 * p + wait + r, 4 * p - 1 + wait - r) for r in range(p)]
+    return [
+        (r, 2 * p - 1 - r, 2 * p + wait + r, 4 * p - 1 + wait - r) for r in range(p)
+    ]
 
 
 hurry = fast(num_ranks=4, wait=0)
-rows = [[(f"{action}0", start) for action, start in actions_of(hurry, rank)] for rank in range(4)]
+rows = [
+    [(f"{action}0", start) for action, start in actions_of(hurry, rank)]
+    for rank in range(4)
+]
 draw(as_timeline("one microbatch of V-Min", rows, peaks=[2] * 4))
 draw(one_period("one period of V-Min", hurry, microbatch=2))
 assert fits(hurry) and hurry[0] == (0, 7, 8, 15)
@@ -316,9 +400,17 @@ assert all(fits(fast(p, wait=2)) for p in (3, 6, 9, 12, 15))
 # %%
 v_min = schedules.v_min(num_ranks=4, num_microbatches=8)
 render.show(v_min)
-print(f"v-min holds {simulate(v_min).peak_activations} chunks, zb-v {simulate(zb_v).peak_activations}")
+print(
+    f"v-min holds {simulate(v_min).peak_activations} chunks, zb-v "
+    f"{simulate(zb_v).peak_activations}"
+)
 assert simulate(zb_v).peak_activations == (8, 8, 8, 8)
-assert simulate(v_min).makespan == 59 and simulate(v_min).peak_activations == (4, 4, 4, 4)
+assert simulate(v_min).makespan == 59 and simulate(v_min).peak_activations == (
+    4,
+    4,
+    4,
+    4,
+)
 
 # %% [markdown]
 # ## A table to choose from
@@ -329,7 +421,16 @@ assert simulate(v_min).makespan == 59 and simulate(v_min).peak_activations == (4
 # microbatches on the fullest rank.
 
 # %%
-NAMES = ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"]
+NAMES = [
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "v-half",
+    "v-min",
+]
 
 
 def bubble_and_memory(name, num_ranks, num_microbatches):
@@ -340,7 +441,9 @@ def bubble_and_memory(name, num_ranks, num_microbatches):
     return 100 * timeline.bubble_fraction, max(timeline.peak_memory)
 
 
-points = {name: bubble_and_memory(name, num_ranks=8, num_microbatches=24) for name in NAMES}
+points = {
+    name: bubble_and_memory(name, num_ranks=8, num_microbatches=24) for name in NAMES
+}
 for name, (bubble, memory) in points.items():
     print(f"{name:16}  bubble {bubble:4.1f} %   memory {memory:4g}")
 assert {name: memory for name, (_, memory) in points.items()} == {
@@ -353,7 +456,16 @@ assert {name: memory for name, (_, memory) in points.items()} == {
     "v-half": 5,
     "v-min": 4,
 }
-assert [round(bubble, 1) for bubble, _ in points.values()] == [22.6, 22.6, 12.7, 8.9, 8.9, 4.6, 10.6, 14.8]
+assert [round(bubble, 1) for bubble, _ in points.values()] == [
+    22.6,
+    22.6,
+    12.7,
+    8.9,
+    8.9,
+    4.6,
+    10.6,
+    14.8,
+]
 
 # %% [markdown]
 # The same as a picture, with memory to the right and bubble upwards, so that lower and
@@ -369,18 +481,33 @@ def plot(points, columns=66, rows=12, most_memory=16, most_bubble=24):
     grid = [[" "] * columns for _ in range(rows + 1)]
     for name, (bubble, memory) in points.items():
         if memory <= most_memory:
-            row, column = rows - round(bubble / most_bubble * rows), round(memory / most_memory * 48)
+            row, column = (
+                rows - round(bubble / most_bubble * rows),
+                round(memory / most_memory * 48),
+            )
             grid[row][column : column + len(name) + 2] = f"* {name}"
-    lines = [f"{most_bubble * (rows - i) / rows:4.0f} % |{''.join(row)}".rstrip() for i, row in enumerate(grid)]
+    lines = [
+        f"{most_bubble * (rows - i) / rows:4.0f} % |{''.join(row)}".rstrip()
+        for i, row in enumerate(grid)
+    ]
     ticks = "".join(f"{memory:<12}" for memory in range(0, most_memory + 1, 4))
-    return "\n".join([*lines, "       " + "-" * columns, f"       {ticks.rstrip()} microbatches held"])
+    return "\n".join(
+        [
+            *lines,
+            "       " + "-" * columns,
+            f"       {ticks.rstrip()} microbatches held",
+        ]
+    )
 
 
 render.show_picture(render.draw_tradeoff(schedules.tradeoff(8, 24)), plot(points))
 best = [
     name
     for name, (bubble, memory) in points.items()
-    if not any(b <= bubble and m <= memory and (b, m) != (bubble, memory) for b, m in points.values())
+    if not any(
+        b <= bubble and m <= memory and (b, m) != (bubble, memory)
+        for b, m in points.values()
+    )
 ]
 print(f"on the Pareto front: {', '.join(best)}")
 assert best == ["zb-v", "v-half", "v-min"]
@@ -407,10 +534,16 @@ for name in ("zb-h1", "zb-v", "v-half", "v-min"):
     share = 8 / schedule.num_stages
     slow = simulate(schedule, Costs(share, share, share, latency=0.5))
     bubble, without = 100 * slow.bubble_fraction, points[name][0]
-    print(f"{name:7} {len(slow.messages)} messages, bubble {bubble:.1f} %, without latency {without:.1f} %")
+    print(
+        f"{name:7} {len(slow.messages)} messages, bubble {bubble:.1f} %, without "
+        f"latency {without:.1f} %"
+    )
     assert bubble > 2.5 * without
     assert len(slow.messages) == (2 * 24 * 7 if name == "zb-h1" else 2 * 24 * 14)
-    assert round(bubble, 1) == {"zb-h1": 22.6, "zb-v": 22.2, "v-half": 42.2, "v-min": 53.4}[name]
+    assert (
+        round(bubble, 1)
+        == {"zb-h1": 22.6, "zb-v": 22.2, "v-half": 42.2, "v-min": 53.4}[name]
+    )
 
 # %% [markdown]
 # ZB-V is now hardly better than ZB-H1, and the schedules that hold the least lose the
@@ -429,7 +562,9 @@ except ScheduleError as error:
     problem = error.problems[0]
 print(problem.message)
 assert problem.code == "memory" and (problem.rank, problem.step) == (0, 6)
-assert problem.message == "Rank 0, position 6: with 0F6 it holds 7 (stage, microbatch) pairs; the limit is 6."
+assert problem.message == (
+    "Rank 0, position 6: with 0F6 it holds 7 (stage, microbatch) pairs; the limit is 6."
+)
 
 # %%
 verify(v_half, memory_limit=6)  # silent: it is legal, and within the limit
@@ -460,9 +595,14 @@ def train(group):
 
 
 for rank, (stages, measured) in enumerate(spawn(train, num_ranks=4)):
-    print(f"rank {rank} has stages {stages} and held at most {measured.peak_activations[rank]} pairs")
+    print(
+        f"rank {rank} has stages {stages} and held at most "
+        f"{measured.peak_activations[rank]} pairs"
+    )
     assert stages == (rank, 7 - rank)
-    assert measured.peak_activations == simulate(v_half).peak_activations == (6, 6, 6, 6)
+    assert (
+        measured.peak_activations == simulate(v_half).peak_activations == (6, 6, 6, 6)
+    )
 
 # %% [markdown]
 # The ranks held exactly as much as the simulator predicted. One process computes the

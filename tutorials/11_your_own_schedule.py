@@ -11,7 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from minipipe import Costs, Pipeline, Schedule, nn, render, schedules, simulate, spawn, verify
+from minipipe import (
+    Costs,
+    Pipeline,
+    Schedule,
+    nn,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    verify,
+)
 from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
 from minipipe.testing import check_same_as_one_process
@@ -34,8 +44,15 @@ mine = Schedule.from_text(
 )
 verify(mine)  # silent: it is legal, and every rank finishes
 render.show(mine)
-print(f"{mine.num_ranks} ranks, {mine.num_microbatches} microbatches: {simulate(mine).makespan:g} units")
-assert simulate(mine).makespan == theory.makespan("1f1b", num_ranks=2, num_microbatches=2) == 9
+print(
+    f"{mine.num_ranks} ranks, {mine.num_microbatches} microbatches: "
+    f"{simulate(mine).makespan:g} units"
+)
+assert (
+    simulate(mine).makespan
+    == theory.makespan("1f1b", num_ranks=2, num_microbatches=2)
+    == 9
+)
 
 # %% [markdown]
 # This is 1F1B for two ranks. It takes as long as the theory says: (m + p - 1)(F + B) =
@@ -65,7 +82,10 @@ error = complaint_about(
     """
 )
 print(error)
-assert error.code == "order" and (error.problems[0].rank, error.problems[0].step) == (1, 3)
+assert error.code == "order" and (error.problems[0].rank, error.problems[0].step) == (
+    1,
+    3,
+)
 
 # %% [markdown]
 # ## The second mistake: a missing action
@@ -80,7 +100,9 @@ error = complaint_about(
     """
 )
 print(error)
-assert error.code == "missing" and error.problems[0].message == "1W0 is missing on rank 1."
+assert (
+    error.code == "missing" and error.problems[0].message == "1W0 is missing on rank 1."
+)
 
 # %% [markdown]
 # Without this check, the gradient of stage 1 would lack one microbatch, and the network
@@ -122,9 +144,15 @@ LIMIT, PAR = 2, 1 + 6 * (2 + 2 + 2)
 for name in ("sequential", "gpipe", "1f1b", "zb-h1", "zb-h2"):
     timeline = simulate(schedules.build(name, num_ranks=3, num_microbatches=6), costs)
     fits = max(timeline.peak_activations) <= LIMIT
-    print(f"{name:10} {timeline.makespan:g} units, holds {timeline.peak_activations}{', fits' if fits else ''}")
+    print(
+        f"{name:10} {timeline.makespan:g} units, holds "
+        f"{timeline.peak_activations}{', fits' if fits else ''}"
+    )
     assert fits == (name == "sequential")
-    assert timeline.makespan == {"sequential": 72, "gpipe": 42, "1f1b": 40, "zb-h1": 37, "zb-h2": 37}[name]
+    assert (
+        timeline.makespan
+        == {"sequential": 72, "gpipe": 42, "1f1b": 40, "zb-h1": 37, "zb-h2": 37}[name]
+    )
 assert PAR == 37
 
 # %% [markdown]
@@ -158,8 +186,13 @@ assert timeline.makespan == 41
 # %%
 waits = [idle for idle in timeline.idle[1] if idle.cause == "waiting"]
 for idle in waits:
-    print(f"rank 1 waits from {idle.start:g} to {idle.end:g} for {idle.awaited} on rank {idle.source}")
-assert [(str(idle.awaited), idle.end - idle.start) for idle in waits] == [(f"0F{k}", 1) for k in (2, 3, 4, 5)]
+    print(
+        f"rank 1 waits from {idle.start:g} to {idle.end:g} for {idle.awaited} on "
+        f"rank {idle.source}"
+    )
+assert [(str(idle.awaited), idle.end - idle.start) for idle in waits] == [
+    (f"0F{k}", 1) for k in (2, 3, 4, 5)
+]
 
 # %% [markdown]
 # Rank 1 waits four times, each time one unit for a forward of rank 0. It could do
@@ -183,7 +216,10 @@ second_try = Schedule.from_text(
 verify(second_try, memory_limit=LIMIT)
 timeline = simulate(second_try, costs)
 render.show(timeline)
-print(f"{timeline.makespan:g} units, par is {PAR}; rank 1 is idle for {timeline.idle_within_span(1):g} within its span")
+print(
+    f"{timeline.makespan:g} units, par is {PAR}; rank 1 is idle for "
+    f"{timeline.idle_within_span(1):g} within its span"
+)
 assert timeline.makespan == PAR and timeline.idle_within_span(1) == 0
 assert timeline.peak_activations == (2, 2, 1)
 
@@ -200,7 +236,9 @@ assert timeline.peak_activations == (2, 2, 1)
 # %%
 spans = {}
 for priority in ("BF", "FB", "IFW", "FIW", "FWI"):
-    built = schedules.greedy(6, costs, placement=range(3), memory_limit=LIMIT, priority=priority)
+    built = schedules.greedy(
+        6, costs, placement=range(3), memory_limit=LIMIT, priority=priority
+    )
     verify(built, memory_limit=LIMIT)
     spans[priority] = simulate(built, costs).makespan
 print(spans)
@@ -228,15 +266,21 @@ samples = generator.standard_normal((6 * 64, 256)).astype(np.float32)
 
 
 def train(group):
-    pipeline = Pipeline(network(), group, loss=nn.MSELoss(), schedule=second_try, partition=parts)
-    for _ in range(2):  # the first step is slower: memory is allocated and caches are cold
+    pipeline = Pipeline(
+        network(), group, loss=nn.MSELoss(), schedule=second_try, partition=parts
+    )
+    # the first step is slower: memory is allocated and caches are cold
+    for _ in range(2):
         pipeline.step(samples, samples)
     return pipeline.timeline()
 
 
 measured = spawn(train, num_ranks=3)[0]
 order = [[str(span.action) for span in row] for row in measured.spans]
-print(f"the ranks ran the actions as written, and held at most {measured.peak_activations} microbatches")
+print(
+    "the ranks ran the actions as written, and held at most "
+    f"{measured.peak_activations} microbatches"
+)
 assert order == [[str(action) for action in row] for row in second_try.actions]
 assert measured.peak_activations == (2, 2, 1)
 
@@ -244,7 +288,9 @@ assert measured.peak_activations == (2, 2, 1)
 # One process computes the same gradients:
 
 # %%
-check_same_as_one_process(network(), nn.MSELoss(), samples, samples, second_try, partition=parts)
+check_same_as_one_process(
+    network(), nn.MSELoss(), samples, samples, second_try, partition=parts
+)
 print("one process computes the same gradients, bit for bit")
 assert second_try.is_reproducible
 
@@ -280,7 +326,11 @@ with tempfile.TemporaryDirectory() as folder:
     path.write_text(second_try.to_csv())
     again = Schedule.from_file(path)
 print(second_try.to_csv().splitlines()[2])
-assert again.name == "mine" and again.actions == second_try.actions and again.placement == (0, 1, 2)
+assert (
+    again.name == "mine"
+    and again.actions == second_try.actions
+    and again.placement == (0, 1, 2)
+)
 
 # %% [markdown]
 # To use the schedule in a terminal, save it in the current folder:

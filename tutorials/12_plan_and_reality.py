@@ -25,7 +25,16 @@ from pathlib import Path
 import numpy as np
 
 import minipipe
-from minipipe import Costs, Pipeline, nn, partition_by_cost, render, schedules, simulate, spawn
+from minipipe import (
+    Costs,
+    Pipeline,
+    nn,
+    partition_by_cost,
+    render,
+    schedules,
+    simulate,
+    spawn,
+)
 from minipipe.tensor import record
 
 # %% [markdown]
@@ -47,7 +56,9 @@ M = 8  # microbatches
 def costs_of(forward):
     """Return costs in seconds, given each stage's forward in ms; I and W take as long."""
     seconds = [ms / 1000 for ms in forward]
-    return Costs(forward=seconds, backward_input=seconds, backward_weight=seconds, unit="s")
+    return Costs(
+        forward=seconds, backward_input=seconds, backward_weight=seconds, unit="s"
+    )
 
 
 def gpipe_formula(forward, m):
@@ -57,7 +68,10 @@ def gpipe_formula(forward, m):
 gpipe = schedules.gpipe(num_ranks=4, num_microbatches=M)
 planned = simulate(replace(gpipe, name="stages of 10, 20, 15, 5 ms"), costs_of(FORWARD))
 render.show(planned)
-print(f"GPipe: formula {gpipe_formula(FORWARD, M)} ms, simulator {1000 * planned.makespan:.0f} ms")
+print(
+    f"GPipe: formula {gpipe_formula(FORWARD, M)} ms, simulator "
+    f"{1000 * planned.makespan:.0f} ms"
+)
 assert gpipe_formula(FORWARD, M) == (50 + 7 * 20) + (100 + 7 * 40) == 570
 assert round(1000 * planned.makespan, 6) == 570
 
@@ -67,8 +81,16 @@ assert round(1000 * planned.makespan, 6) == 570
 
 # %%
 for rank in range(4):
-    print(f"rank {rank} is busy {100 * planned.busy(rank) / planned.makespan:.0f} % of the time")
-assert [round(100 * planned.busy(rank) / planned.makespan) for rank in range(4)] == [42, 84, 63, 21]
+    print(
+        f"rank {rank} is busy {100 * planned.busy(rank) / planned.makespan:.0f} "
+        "% of the time"
+    )
+assert [round(100 * planned.busy(rank) / planned.makespan) for rank in range(4)] == [
+    42,
+    84,
+    63,
+    21,
+]
 
 # %% [markdown]
 # Another schedule helps a little. But the slowest stage spends 20 + 40 = 60 ms on each
@@ -77,8 +99,14 @@ assert [round(100 * planned.busy(rank) / planned.makespan) for rank in range(4)]
 
 # %%
 for name in ("gpipe", "1f1b", "zb-h1"):
-    eight, nine = (simulate(schedules.build(name, 4, m), costs_of(FORWARD)).makespan for m in (M, M + 1))
-    print(f"{name:6} {1000 * eight:.0f} ms for eight microbatches, {1000 * (nine - eight):.0f} ms for one more")
+    eight, nine = (
+        simulate(schedules.build(name, 4, m), costs_of(FORWARD)).makespan
+        for m in (M, M + 1)
+    )
+    print(
+        f"{name:6} {1000 * eight:.0f} ms for eight microbatches, "
+        f"{1000 * (nine - eight):.0f} ms for one more"
+    )
     assert round(1000 * eight, 6) == {"gpipe": 570, "1f1b": 540, "zb-h1": 500}[name]
     assert round(1000 * (nine - eight), 6) == 60
 
@@ -100,7 +128,10 @@ partition = partition_by_cost(layers, num_stages=4)
 balanced = [sum(layers[i] for i in part) for part in partition]
 after = simulate(replace(gpipe, name="stages of 15, 15, 10, 10 ms"), costs_of(balanced))
 print(f"{[len(part) for part in partition]} layers, so stages of {balanced} ms")
-print(f"GPipe: {1000 * after.makespan:.0f} ms instead of {1000 * planned.makespan:.0f}: ", end="")
+print(
+    f"GPipe: {1000 * after.makespan:.0f} ms instead of {1000 * planned.makespan:.0f}: ",
+    end="",
+)
 print(f"{planned.makespan / after.makespan:.2f} times as fast")
 assert balanced == [15, 15, 10, 10]
 assert round(1000 * after.makespan, 6) == gpipe_formula(balanced, M) == 465
@@ -135,9 +166,17 @@ def close_once_full(layers, num_stages):
     return [*stages, current] if current else stages
 
 
-best = [sum([99, 100, 1][i] for i in part) for part in partition_by_cost([99, 100, 1], 2)]
-print(f"layers of 99, 100 and 1 for two stages: closed once full {close_once_full([99, 100, 1], 2)}, the best {best}")
-print(f"layers of 1 and 2 for two stages: closed once full {close_once_full([1, 2], 2)}, a stage too few")
+best = [
+    sum([99, 100, 1][i] for i in part) for part in partition_by_cost([99, 100, 1], 2)
+]
+print(
+    "layers of 99, 100 and 1 for two stages: closed once full "
+    f"{close_once_full([99, 100, 1], 2)}, the best {best}"
+)
+print(
+    "layers of 1 and 2 for two stages: closed once full "
+    f"{close_once_full([1, 2], 2)}, a stage too few"
+)
 assert close_once_full([99, 100, 1], 2) == [199, 1] and best == [99, 101]
 assert close_once_full([1, 2], 2) == [3]
 assert round(199 / 101, 2) == 1.97
@@ -164,15 +203,27 @@ def least_slowest(layers, num_stages):
     best = [0] + [inf] * len(layers)  # with no stages, only zero layers are possible
     for _ in range(num_stages):
         best = [
-            min((max(best[place], before[n] - before[place]) for place in range(n)), default=inf)
+            min(
+                (max(best[place], before[n] - before[place]) for place in range(n)),
+                default=inf,
+            )
             for n in range(len(best))
         ]
     return best[-1]
 
 
-for example, num_stages in (([99, 100, 1], 2), (layers, 4), ([3, 1, 4, 1, 5, 9, 2, 6], 3)):
-    largest = max(sum(example[i] for i in part) for part in partition_by_cost(example, num_stages))
-    print(f"{example} in {num_stages} stages: the slowest takes {least_slowest(example, num_stages)}")
+for example, num_stages in (
+    ([99, 100, 1], 2),
+    (layers, 4),
+    ([3, 1, 4, 1, 5, 9, 2, 6], 3),
+):
+    largest = max(
+        sum(example[i] for i in part) for part in partition_by_cost(example, num_stages)
+    )
+    print(
+        f"{example} in {num_stages} stages: the slowest takes "
+        f"{least_slowest(example, num_stages)}"
+    )
     assert least_slowest(example, num_stages) == largest
 assert least_slowest([3, 1, 4, 1, 5, 9, 2, 6], 3) == 14
 
@@ -212,7 +263,9 @@ def measure(parts):
 
     def train(group):
         model = nn.Sequential(*[SlowLinear(4) for _ in range(10)])
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=gpipe, partition=parts)
+        pipeline = Pipeline(
+            model, group, loss=nn.MSELoss(), schedule=gpipe, partition=parts
+        )
         pipeline.step(samples, samples)
         return pipeline.timeline()
 
@@ -223,7 +276,10 @@ unbalanced = measure([range(0, 2), range(2, 6), range(6, 9), range(9, 10)])
 well_balanced = measure(partition)
 for plan, measured in ((planned, unbalanced), (after, well_balanced)):
     excess = measured.makespan / plan.makespan - 1
-    print(f"planned {1000 * plan.makespan:.0f} ms, measured {1000 * measured.makespan:.0f} ms: {excess:+.1%}")
+    print(
+        f"planned {1000 * plan.makespan:.0f} ms, measured "
+        f"{1000 * measured.makespan:.0f} ms: {excess:+.1%}"
+    )
     assert measured.makespan > 0.99 * plan.makespan  # a thread never wakes up early
 
 # %%
@@ -307,7 +363,8 @@ def mpirun(program, num_ranks):
         return None
     settings = {
         "PYTHONPATH": str(Path(minipipe.__file__).parent.parent),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",  # these three are for Open MPI: running as root, and with few cores
+        # these three are for Open MPI: running as root, and with few cores
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
@@ -315,7 +372,13 @@ def mpirun(program, num_ranks):
         path = Path(folder) / "program.py"
         path.write_text(program)
         command = [launcher, "-n", str(num_ranks), sys.executable, str(path)]
-        done = subprocess.run(command, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            command,
+            env={**os.environ, **settings},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
     return done.stdout
 
 
@@ -330,9 +393,17 @@ else:
     rows = json.loads(last_line)
     for name, measured, predicted in rows:
         error = predicted / measured - 1
-        print(f"{name:16} measured {1000 * measured:.1f} ms, predicted {1000 * predicted:.1f} ms: {error:+.0%}")
+        print(
+            f"{name:16} measured {1000 * measured:.1f} ms, predicted "
+            f"{1000 * predicted:.1f} ms: {error:+.0%}"
+        )
         assert measured > 0 and predicted > 0
-    assert [name for name, _, _ in rows] == ["sequential", "gpipe", "zb-h1", "interleaved-1f1b"]
+    assert [name for name, _, _ in rows] == [
+        "sequential",
+        "gpipe",
+        "zb-h1",
+        "interleaved-1f1b",
+    ]
 
 # %% [markdown]
 # ## If the prediction is far off
@@ -365,10 +436,15 @@ else:
 # same cost.
 
 # %%
-crowded = simulate(replace(schedules.one_f_one_b(4, M), name="1f1b, two cores"), Costs(cores=2))
+crowded = simulate(
+    replace(schedules.one_f_one_b(4, M), name="1f1b, two cores"), Costs(cores=2)
+)
 roomy = simulate(replace(schedules.one_f_one_b(4, M), name="1f1b, four cores"))
 render.show(crowded, roomy)
-print(f"four ranks: {crowded.makespan:.0f} units on two cores, {roomy.makespan:.0f} on four")
+print(
+    f"four ranks: {crowded.makespan:.0f} units on two cores, "
+    f"{roomy.makespan:.0f} on four"
+)
 assert (crowded.makespan, roomy.makespan) == (51, 33)
 assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that never rest
 

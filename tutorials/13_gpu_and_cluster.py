@@ -53,10 +53,24 @@ from minipipe.errors import LaunchError, MinipipeError
 # %%
 command = [sys.executable, "-m", "minipipe", "info", "--json"]
 environment = {**os.environ, "PYTHONPATH": str(Path(minipipe.__file__).parent.parent)}
-report = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+report = json.loads(
+    subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+)
 for name, value in report.items():
     print(f"{name:13} {value}")
-assert {"minipipe", "python", "numpy", "blas", "cores", "mpi4py", "mpi", "gpu", "gpu messages"} <= report.keys()
+assert {
+    "minipipe",
+    "python",
+    "numpy",
+    "blas",
+    "cores",
+    "mpi4py",
+    "mpi",
+    "gpu",
+    "gpu messages",
+} <= report.keys()
 assert report["cores"] >= 1
 
 # %% [markdown]
@@ -82,9 +96,13 @@ def two_steps(device):
     """Return the losses of two training steps, and the array module of the parameters."""
     generator = np.random.default_rng(seed=0)
     samples = generator.standard_normal((32, 16)).astype(np.float32)
-    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 16))
+    model = nn.Sequential(
+        nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 16)
+    )
     with init_process_group() as group:
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, device=device)
+        pipeline = Pipeline(
+            model, group, loss=nn.MSELoss(), num_microbatches=4, device=device
+        )
         optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
         losses = []
         for _ in range(2):
@@ -121,14 +139,19 @@ assert losses[1] < losses[0] and np.allclose(losses, reference, rtol=1e-3)
 # %%
 def host_and_stream(kernel, launch=5, count=8):
     """Return the timeline of some kernels, in units of a launch: rank 0 launches them, rank 1 runs them."""
-    schedule = replace(schedules.build("forward-only", 2, count), name=f"kernels of {kernel} µs")
+    schedule = replace(
+        schedules.build("forward-only", 2, count), name=f"kernels of {kernel} µs"
+    )
     return simulate(schedule, Costs(forward=[1, kernel / launch]))
 
 
 large = host_and_stream(kernel=20)
 render.show(large)
 launched, ended = 5 * large.spans[0][-1].end, 5 * large.makespan
-print(f"the host finishes its launches after {launched:g} µs, the GPU finishes after {ended:g} µs")
+print(
+    f"the host finishes its launches after {launched:g} µs, the GPU finishes "
+    f"after {ended:g} µs"
+)
 assert (launched, ended) == (8 * 5, 5 + 8 * 20)
 
 # %% [markdown]
@@ -155,7 +178,10 @@ assert (launched, ended) == (8 * 5, 5 + 8 * 20)
 small = host_and_stream(kernel=2)
 render.show(small)
 ended, busy = 5 * small.makespan, 8 * 2 / (5 * small.makespan)
-print(f"the GPU is busy {busy:.0%} of {ended:g} µs; a GPU twice as fast would finish after {8 * 5 + 1} µs")
+print(
+    f"the GPU is busy {busy:.0%} of {ended:g} µs; a GPU twice as fast would "
+    f"finish after {8 * 5 + 1} µs"
+)
 assert abs(ended - (8 * 5 + 2)) < 1e-9 and round(100 * busy) == 38
 
 # %% [markdown]
@@ -171,9 +197,15 @@ assert abs(ended - (8 * 5 + 2)) < 1e-9 and round(100 * busy) == 38
 # as at the end of an action, most of the overlap remains:
 
 # %%
-waits = {kernel: (8 * (5 + kernel), round(5 * host_and_stream(kernel).makespan)) for kernel in (20, 2)}
+waits = {
+    kernel: (8 * (5 + kernel), round(5 * host_and_stream(kernel).makespan))
+    for kernel in (20, 2)
+}
 for kernel, (each, once) in waits.items():
-    print(f"kernels of {kernel:2} µs: {each} µs if the host waits for each kernel, {once} µs if it waits once")
+    print(
+        f"kernels of {kernel:2} µs: {each} µs if the host waits for each kernel, "
+        f"{once} µs if it waits once"
+    )
 assert waits == {20: (200, 165), 2: (56, 42)}
 
 # %% [markdown]
@@ -191,12 +223,19 @@ assert waits == {20: (200, 165), 2: (56, 42)}
 # is the computation and stage 1 the copy; a stream is a rank, and a unit is 10 µs:
 
 # %%
-one_stream = Schedule.from_text("rank 0: 0F0 1F0 0F1 1F1 0F2 1F2 0F3 1F3", name="one stream")
-two_streams = Schedule.from_text("rank 0: 0F0 0F1 0F2 0F3 \n rank 1: 1F0 1F1 1F2 1F3", name="two streams")
+one_stream = Schedule.from_text(
+    "rank 0: 0F0 1F0 0F1 1F1 0F2 1F2 0F3 1F3", name="one stream"
+)
+two_streams = Schedule.from_text(
+    "rank 0: 0F0 0F1 0F2 0F3 \n rank 1: 1F0 1F1 1F2 1F3", name="two streams"
+)
 work = Costs(forward=[6, 3])
 one, two = simulate(one_stream, work), simulate(two_streams, work)
 render.show(one, two)
-print(f"{10 * one.makespan:g} µs in one stream, {10 * two.makespan:g} µs in two: all copies but the last are hidden")
+print(
+    f"{10 * one.makespan:g} µs in one stream, {10 * two.makespan:g} µs in two: "
+    "all copies but the last are hidden"
+)
 assert one.makespan == 4 * (6 + 3) == 36
 assert two.makespan == 4 * 6 + 3 == 27
 
@@ -276,7 +315,16 @@ def over(link, schedule, message_size=SIZE, hosts=None):
     share = 0.020 * 4 / schedule.num_stages
     return simulate(
         schedule,
-        Costs(share, share, share, latency, bandwidth, message_size=message_size, unit="s", hosts=hosts),
+        Costs(
+            share,
+            share,
+            share,
+            latency,
+            bandwidth,
+            message_size=message_size,
+            unit="s",
+            hosts=hosts,
+        ),
     )
 
 
@@ -285,8 +333,15 @@ print(f"{'bubble in %':14}", *(f"{name:>10}" for name in NAMES), "   a message")
 table, message_ms = {}, {}
 for link, (latency, bandwidth) in LINKS.items():
     message_ms[link] = 1000 * (latency + SIZE / bandwidth)
-    table[link] = [round(100 * over(link, schedules.build(name, 4, 16)).bubble_fraction, 1) for name in NAMES]
-    print(f"{link:14}", *(f"{bubble:10}" for bubble in table[link]), f"  {message_ms[link]:6.2f} ms")
+    table[link] = [
+        round(100 * over(link, schedules.build(name, 4, 16)).bubble_fraction, 1)
+        for name in NAMES
+    ]
+    print(
+        f"{link:14}",
+        *(f"{bubble:10}" for bubble in table[link]),
+        f"  {message_ms[link]:6.2f} ms",
+    )
 assert table == {
     "one machine": [15.9, 16.2, 15.9, 6.1, 5.9, 3.3],
     "100 Gbit/s": [15.9, 16.1, 15.9, 6.1, 5.9, 3.2],
@@ -302,11 +357,16 @@ assert [round(ms, 2) for ms in message_ms.values()] == [0.21, 0.17, 1.71, 16.88]
 # `eager-1f1b` and `zb-h2` do, at the price of memory:
 
 # %%
-plain, eager = (over("1 Gbit/s", schedules.build(name, 4, 16)) for name in ("1f1b", "eager-1f1b"))
+plain, eager = (
+    over("1 Gbit/s", schedules.build(name, 4, 16)) for name in ("1f1b", "eager-1f1b")
+)
 render.show(plain, eager)
 for timeline in (plain, eager):
     held = timeline.peak_activations[0]
-    print(f"{timeline.name:10} {1000 * timeline.makespan:.0f} ms, holds {held} microbatches on rank 0")
+    print(
+        f"{timeline.name:10} {1000 * timeline.makespan:.0f} ms, holds {held} "
+        "microbatches on rank 0"
+    )
 assert round(1000 * plain.makespan) == 1613 and round(1000 * eager.makespan) == 1241
 assert (plain.peak_activations[0], eager.peak_activations[0]) == (4, 7)
 
@@ -323,8 +383,13 @@ one_f_one_b, zb_v = (schedules.build(name, 4, 16) for name in ("1f1b", "zb-v"))
 alone, shared = {}, {}
 for schedule in (one_f_one_b, zb_v):
     alone[schedule.name] = round(1000 * over("1 Gbit/s", schedule).makespan)
-    shared[schedule.name] = round(1000 * over("1 Gbit/s", schedule, hosts=(0, 1, 2, 3)).makespan)
-    print(f"{schedule.name:5} {alone[schedule.name]} ms, or {shared[schedule.name]} ms if messages share the links")
+    shared[schedule.name] = round(
+        1000 * over("1 Gbit/s", schedule, hosts=(0, 1, 2, 3)).makespan
+    )
+    print(
+        f"{schedule.name:5} {alone[schedule.name]} ms, or "
+        f"{shared[schedule.name]} ms if messages share the links"
+    )
 assert alone == {"1f1b": 1613, "zb-v": 1254}
 assert shared == {"1f1b": 1613, "zb-v": 1494}
 
@@ -343,9 +408,13 @@ assert shared == {"1f1b": 1613, "zb-v": 1494}
 # slow.
 
 # %%
-block = over("1 Gbit/s", one_f_one_b, message_size=[0, SIZE, 0, 0])  # by stage: the size of its activation
+# by stage: the size of its activation
+block = over("1 Gbit/s", one_f_one_b, message_size=[0, SIZE, 0, 0])
 cyclic = over("1 Gbit/s", one_f_one_b, message_size=[SIZE, SIZE, SIZE, 0])
-print(f"side by side {1000 * block.makespan:.0f} ms, alternating {1000 * cyclic.makespan:.0f} ms")
+print(
+    f"side by side {1000 * block.makespan:.0f} ms, alternating "
+    f"{1000 * cyclic.makespan:.0f} ms"
+)
 assert (round(1000 * block.makespan), round(1000 * cyclic.makespan)) == (1411, 1613)
 
 # %% [markdown]
@@ -364,7 +433,15 @@ times = {}
 for m in (2, 4, 8, 16, 32, 64, 128, 256):
     action = 0.320 / m + 0.0005
     latency, bandwidth = LINKS["10 Gbit/s"]
-    costs = Costs(action, action, action, latency=latency, bandwidth=bandwidth, message_size=32 * MIB / m, unit="s")
+    costs = Costs(
+        action,
+        action,
+        action,
+        latency=latency,
+        bandwidth=bandwidth,
+        message_size=32 * MIB / m,
+        unit="s",
+    )
     times[m] = round(1000 * simulate(schedules.one_f_one_b(4, m), costs).makespan)
     print(f"{m:4} microbatches {times[m]:5} ms {'#' * round(times[m] / 50)}")
 assert list(times.values()) == [2488, 1758, 1391, 1216, 1148, 1150, 1226, 1412]
@@ -403,7 +480,11 @@ print(JOB)
 
 def options_of(job):
     """Return the options that a job passes to Slurm."""
-    lines = [line.removeprefix("#SBATCH --") for line in job.splitlines() if line.startswith("#SBATCH --")]
+    lines = [
+        line.removeprefix("#SBATCH --")
+        for line in job.splitlines()
+        if line.startswith("#SBATCH --")
+    ]
     return dict(line.split("=", 1) for line in lines)
 
 
@@ -452,9 +533,15 @@ assert "[mpi]" not in SETUP
 # %%
 bash = shutil.which("bash")
 for text in (JOB, SETUP) if bash else ():
-    checked = subprocess.run([bash, "-n"], input=text, text=True, capture_output=True, check=False)
+    checked = subprocess.run(
+        [bash, "-n"], input=text, text=True, capture_output=True, check=False
+    )
     assert checked.returncode == 0, checked.stderr
-print("bash accepts both scripts" if bash else "there is no bash here to check the scripts")
+print(
+    "bash accepts both scripts"
+    if bash
+    else "there is no bash here to check the scripts"
+)
 
 schedule = schedules.build("1f1b", num_ranks, 32)
 verify(schedule)
@@ -462,14 +549,21 @@ verify(schedule)
 
 def rehearse(group):
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())]
-    pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), schedule=schedule)
+    pipeline = Pipeline(
+        nn.Sequential(*layers), group, loss=nn.MSELoss(), schedule=schedule
+    )
     samples = np.ones((64, 64), np.float32)
     return pipeline.step(samples, samples), len(list(pipeline.parameters()))
 
 
 results = spawn(rehearse, num_ranks=num_ranks)
-print(f"{num_ranks} thread ranks ran a step, and agree on the loss: {len({loss for loss, _ in results}) == 1}")
-assert len({loss for loss, _ in results}) == 1 and all(count > 0 for _, count in results)
+print(
+    f"{num_ranks} thread ranks ran a step, and agree on the loss: "
+    f"{len({loss for loss, _ in results}) == 1}"
+)
+assert len({loss for loss, _ in results}) == 1 and all(
+    count > 0 for _, count in results
+)
 
 # %% [markdown]
 # ## Several machines without Slurm
@@ -548,7 +642,8 @@ def train_with_a_mistake(group):
     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
     samples = np.ones((4, 8), np.float32)
     pipeline.step(samples, samples)
-    if group.rank == 0:  # the mistake: only rank 0 prints it, but every rank has to compute it
+    # the mistake: only rank 0 prints it, but every rank has to compute it
+    if group.rank == 0:
         return pipeline.evaluate(samples, samples)
     return None
 
@@ -558,7 +653,10 @@ try:
 except MinipipeError as error:
     complaint = error
 print(complaint)
-assert complaint.code == "deadlock" and "pipeline.evaluate(), which every rank must call" in str(complaint)
+assert (
+    complaint.code == "deadlock"
+    and "pipeline.evaluate(), which every rank must call" in str(complaint)
+)
 
 # %% [markdown]
 # ## What you have learnt

@@ -34,7 +34,9 @@ from minipipe import (
 )
 from minipipe.errors import MicrobatchError
 
-watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
+# an array changed in place between forward and backward is an error, not a wrong
+# gradient
+watch_everything()
 
 # %% [markdown]
 # ## A batch with padding
@@ -71,10 +73,14 @@ counts = []
 for k, part in enumerate(split_microbatches(len(labels), 4)):
     counts.append(int((labels[part] != PAD).sum()))
     for row in labels[part]:
-        print("   ", " ".join("-" if token == PAD else ".abcdef"[token] for token in row))
+        print(
+            "   ", " ".join("-" if token == PAD else ".abcdef"[token] for token in row)
+        )
     print(f"microbatch {k}: {counts[k]} tokens\n")
 empty = (labels == PAD).mean()
-print(f"{sum(counts)} tokens in {labels.size} places; {empty:.0%} of the places are empty")
+print(
+    f"{sum(counts)} tokens in {labels.size} places; {empty:.0%} of the places are empty"
+)
 assert counts == [25, 5, 5, 5] and labels.size == 104
 assert round(100 * empty) == 62
 
@@ -123,8 +129,12 @@ def over_tokens(outputs, labels):
 
 def together(results):
     """Return the loss of a step, and the gradients of all ranks as one vector."""
-    gradients = {name: gradient for _, local in results for name, gradient in local.items()}
-    return results[0][0], np.concatenate([gradients[name].ravel() for name in sorted(gradients)])
+    gradients = {
+        name: gradient for _, local in results for name, gradient in local.items()
+    }
+    return results[0][0], np.concatenate(
+        [gradients[name].ravel() for name in sorted(gradients)]
+    )
 
 
 def measure(loss, num_microbatches, x=inputs, y=labels, model=None, loss_weight=None):
@@ -133,7 +143,9 @@ def measure(loss, num_microbatches, x=inputs, y=labels, model=None, loss_weight=
     def train(group):
         options = {"num_microbatches": num_microbatches, "loss_weight": loss_weight}
         pipeline = Pipeline(model or make_model(), group, loss=loss, **options)
-        return float(pipeline.step(x, y)), {name: p.grad for name, p in pipeline.named_parameters()}
+        return float(pipeline.step(x, y)), {
+            name: p.grad for name, p in pipeline.named_parameters()
+        }
 
     return together(spawn(train, num_ranks=2))
 
@@ -141,7 +153,9 @@ def measure(loss, num_microbatches, x=inputs, y=labels, model=None, loss_weight=
 def compare(gradient, right):
     """Return the cosine of the angle between two gradients, and how many times as long the first one is."""
     lengths = np.linalg.norm(gradient), np.linalg.norm(right)
-    return float(gradient @ right / (lengths[0] * lengths[1])), float(lengths[0] / lengths[1])
+    return float(gradient @ right / (lengths[0] * lengths[1])), float(
+        lengths[0] / lengths[1]
+    )
 
 
 right_loss, right = measure(over_tokens, 1)  # a batch in one piece has only one mean
@@ -150,7 +164,10 @@ for m in (1, 2, 4, 8):
     loss, gradient = measure(over_tokens, m)
     cosine, ratio = compare(gradient, right)
     table[m] = [round(value, 3) for value in (loss, cosine, ratio)]
-    print(f"m = {m}: loss {loss:.3f}, cosine to the right gradient {cosine:.3f}, length {ratio:.3f} times")
+    print(
+        f"m = {m}: loss {loss:.3f}, cosine to the right gradient {cosine:.3f}, "
+        f"length {ratio:.3f} times"
+    )
 angle = np.degrees(np.arccos(table[4][1]))
 print(f"For m = 4 the angle between the gradients is {angle:.0f} degrees.")
 assert table[1] == [1.939, 1, 1] and table[2] == [1.935, 0.853, 1.118]
@@ -176,7 +193,9 @@ assert round(angle) == 46
 # %%
 def train(group, loss, num_microbatches, num_steps=200):
     """Return a trained pipeline, and the last loss that it reported."""
-    pipeline = Pipeline(make_model(), group, loss=loss, num_microbatches=num_microbatches)
+    pipeline = Pipeline(
+        make_model(), group, loss=loss, num_microbatches=num_microbatches
+    )
     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.5)
     for _ in range(num_steps):
         last = pipeline.step(inputs, labels)
@@ -201,7 +220,9 @@ learnt = {}
 for m in (1, 4):
     last, over_all, ends = examine(over_tokens, m)
     learnt[m] = [round(last, 2), round(over_all, 2), round(ends, 2), round(1 / ends, 1)]
-    print(f"m = {m}: reported loss {last:.2f}, over all tokens {over_all:.2f}; ", end="")
+    print(
+        f"m = {m}: reported loss {last:.2f}, over all tokens {over_all:.2f}; ", end=""
+    )
     print(f"expects an end with {ends:.0%}, so texts of {1 / ends:.1f} tokens")
 assert learnt == {1: [1.31, 1.31, 0.20, 5.0], 4: [1.21, 1.50, 0.36, 2.8]}
 
@@ -227,7 +248,10 @@ assert learnt == {1: [1.31, 1.31, 0.20, 5.0], 4: [1.21, 1.50, 0.36, 2.8]}
 # %%
 factors = [sum(counts) / (len(counts) * count) for count in counts]
 for k, factor in enumerate(factors):
-    print(f"microbatch {k}: a token weighs {factor:g} times as much as it should {'#' * round(10 * factor)}")
+    print(
+        f"microbatch {k}: a token weighs {factor:g} times as much as it should "
+        f"{'#' * round(10 * factor)}"
+    )
 assert factors == [0.4, 2, 2, 2]
 
 # %% [markdown]
@@ -288,12 +312,18 @@ assert relative == [0.625, 0.125, 0.125, 0.125]
 for m in (1, 2, 4, 8):
     loss, gradient = measure(token_loss, m)
     cosine, ratio = compare(gradient, right)
-    print(f"m = {m}: loss {loss:.3f}, cosine to the right gradient {cosine:.3f}, length {ratio:.3f} times")
+    print(
+        f"m = {m}: loss {loss:.3f}, cosine to the right gradient {cosine:.3f}, "
+        f"length {ratio:.3f} times"
+    )
     assert abs(loss - right_loss) < 1e-12
     assert abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
 
 _, _, ends = examine(token_loss, 4)
-print(f"trained with m = 4: expects an end with {ends:.0%}, so texts of {1 / ends:.1f} tokens")
+print(
+    f"trained with m = 4: expects an end with {ends:.0%}, so texts of "
+    f"{1 / ends:.1f} tokens"
+)
 assert round(ends, 2) == 0.20 and round(1 / ends, 1) == 5.0
 
 # %% [markdown]
@@ -312,7 +342,9 @@ last_two_empty[6:] = PAD
 loss, gradient = measure(token_loss, 4, y=last_two_empty)
 whole_loss, whole = measure(token_loss, 1, y=last_two_empty)
 print(f"microbatch 3 is empty: loss {loss:.3f}, in one piece {whole_loss:.3f}")
-assert abs(loss - whole_loss) < 1e-12 and np.allclose(gradient, whole, rtol=1e-9, atol=1e-12)
+assert abs(loss - whole_loss) < 1e-12 and np.allclose(
+    gradient, whole, rtol=1e-9, atol=1e-12
+)
 
 try:
     measure(token_loss, 4, y=all_empty)
@@ -331,21 +363,31 @@ assert no_mean.code == "value" and "[0.0, 0.0, 0.0, 0.0]" in str(no_mean)
 
 # %%
 generator = np.random.default_rng(seed=14)
-series = generator.standard_normal((8, 6, 3))  # eight series, six times, three quantities each
+# eight series, six times, three quantities each
+series = generator.standard_normal((8, 6, 3))
 values = series.sum(axis=-1, keepdims=True)
-observed = generator.random(values.shape) < np.linspace(0.1, 1, 8)[:, None, None]  # the first series have many gaps
+# the first series have many gaps
+observed = generator.random(values.shape) < np.linspace(0.1, 1, 8)[:, None, None]
 values[~observed] = np.nan
 
 
 def make_regressor():
-    return nn.Sequential(nn.Linear(3, 8, dtype=np.float64), nn.Tanh(), nn.Linear(8, 1, dtype=np.float64))
+    return nn.Sequential(
+        nn.Linear(3, 8, dtype=np.float64), nn.Tanh(), nn.Linear(8, 1, dtype=np.float64)
+    )
 
 
 masked = (values, observed)
-weights = [nn.MSELoss().weight((values[part], observed[part])) for part in split_microbatches(8, 4)]
+weights = [
+    nn.MSELoss().weight((values[part], observed[part]))
+    for part in split_microbatches(8, 4)
+]
 print("measurements by microbatch:", weights)
 assert weights == [int(observed[part].sum()) for part in split_microbatches(8, 4)]
-squares = {m: measure(nn.MSELoss(), m, x=series, y=masked, model=make_regressor())[0] for m in (1, 4)}
+squares = {
+    m: measure(nn.MSELoss(), m, x=series, y=masked, model=make_regressor())[0]
+    for m in (1, 4)
+}
 for m, loss in squares.items():
     print(f"m = {m}: mean square {loss:.3f}")
 assert round(squares[1], 3) == 1.891 and abs(squares[4] - squares[1]) < 1e-12
@@ -365,7 +407,8 @@ def poisson(outputs, targets):
     """Return the mean of exp(output) - target * output over the targets that are not missing."""
     observed = (targets.numpy() >= 0).astype(np.float64)
     terms = functional.exp(outputs) - outputs * targets
-    return (terms * observed).sum() / max(1.0, observed.sum())  # 0 instead of 0 / 0 if all are missing
+    # 0 instead of 0 / 0 if all are missing
+    return (terms * observed).sum() / max(1.0, observed.sum())
 
 
 def num_events(targets):
@@ -393,10 +436,21 @@ for name, loss, loss_weight in (
 ):
     value, gradient = measure(loss, 4, loss_weight=loss_weight, **options)
     cosine, ratio = compare(gradient, whole)
-    print(f"{name:28} loss {value:.3f}, in one piece {whole_loss:.3f}; cosine {cosine:.3f}, length {ratio:.3f}")
-    is_right = abs(value - whole_loss) < 1e-12 and abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
+    print(
+        f"{name:28} loss {value:.3f}, in one piece {whole_loss:.3f}; cosine "
+        f"{cosine:.3f}, length {ratio:.3f}"
+    )
+    is_right = (
+        abs(value - whole_loss) < 1e-12
+        and abs(cosine - 1) < 1e-12
+        and abs(ratio - 1) < 1e-12
+    )
     assert is_right == (name != "a function alone")
-    assert is_right or [round(value, 3), round(cosine, 3), round(ratio, 3)] == [0.878, 0.977, 1.055]
+    assert is_right or [round(value, 3), round(cosine, 3), round(ratio, 3)] == [
+        0.878,
+        0.977,
+        1.055,
+    ]
 assert round(whole_loss, 3) == 1.123
 
 # %% [markdown]
@@ -416,8 +470,14 @@ def over_texts(outputs, labels):
 
 table = {}
 for m in (1, 2, 4, 8):
-    table[m] = [round(measure(loss, m)[0], 4) for loss in (token_loss, over_texts, over_tokens)]
-    print("m = {}: over tokens {:.4f}, over texts {:.4f}, mean of means {:.4f}".format(m, *table[m]))
+    table[m] = [
+        round(measure(loss, m)[0], 4) for loss in (token_loss, over_texts, over_tokens)
+    ]
+    print(
+        "m = {}: over tokens {:.4f}, over texts {:.4f}, mean of means {:.4f}".format(
+            m, *table[m]
+        )
+    )
 by_tokens, by_texts, mixed = zip(*table.values())
 assert set(by_tokens) == {1.9395} and set(by_texts) == {1.9282}
 assert mixed == (1.9395, 1.9351, 1.9279, 1.9282)

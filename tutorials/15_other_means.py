@@ -14,10 +14,21 @@ import textwrap
 
 import numpy as np
 
-from minipipe import Microbatches, Pipeline, functional, nn, optim, spawn, split_microbatches, watch_everything
+from minipipe import (
+    Microbatches,
+    Pipeline,
+    functional,
+    nn,
+    optim,
+    spawn,
+    split_microbatches,
+    watch_everything,
+)
 from minipipe.testing import check_independent_of_microbatches
 
-watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
+# an array changed in place between forward and backward is an error, not a wrong
+# gradient
+watch_everything()
 
 # %% [markdown]
 # ## The batch and the model of lesson 14
@@ -51,7 +62,9 @@ def make_model(*layers):
 
 
 inputs, labels = make_batch(LENGTHS)
-counts = [int((labels[part] != PAD).sum()) for part in split_microbatches(len(labels), 4)]
+counts = [
+    int((labels[part] != PAD).sum()) for part in split_microbatches(len(labels), 4)
+]
 print(f"tokens in each of four microbatches: {counts}")
 assert counts == [25, 5, 5, 5] and labels.size == 104
 
@@ -81,16 +94,24 @@ def over_texts(outputs, labels):
 
 def together(results):
     """Return the loss of a step, and the gradients of all ranks as one vector."""
-    gradients = {name: gradient for _, local in results for name, gradient in local.items()}
-    return results[0][0], np.concatenate([gradients[name].ravel() for name in sorted(gradients)])
+    gradients = {
+        name: gradient for _, local in results for name, gradient in local.items()
+    }
+    return results[0][0], np.concatenate(
+        [gradients[name].ravel() for name in sorted(gradients)]
+    )
 
 
 def measure(loss, num_microbatches, x=inputs, y=labels, model=None):
     """Return the loss of a step on two ranks, and its gradient."""
 
     def run(group):
-        pipeline = Pipeline(model or make_model(), group, loss=loss, num_microbatches=num_microbatches)
-        return float(pipeline.step(x, y)), {name: p.grad for name, p in pipeline.named_parameters()}
+        pipeline = Pipeline(
+            model or make_model(), group, loss=loss, num_microbatches=num_microbatches
+        )
+        return float(pipeline.step(x, y)), {
+            name: p.grad for name, p in pipeline.named_parameters()
+        }
 
     return together(spawn(run, num_ranks=2))
 
@@ -98,17 +119,30 @@ def measure(loss, num_microbatches, x=inputs, y=labels, model=None):
 def compare(gradient, right):
     """Return the cosine of the angle between two gradients, and the ratio of their lengths."""
     lengths = np.linalg.norm(gradient), np.linalg.norm(right)
-    return float(gradient @ right / (lengths[0] * lengths[1])), float(lengths[0] / lengths[1])
+    return float(gradient @ right / (lengths[0] * lengths[1])), float(
+        lengths[0] / lengths[1]
+    )
 
 
 right_loss, right = measure(token_loss, 1)  # a batch in one piece has only one mean
 for name, loss in (("token_loss", token_loss), ("over_tokens", over_tokens)):
     measured, gradient = measure(loss, 4)
     cosine, ratio = compare(gradient, right)
-    print(f"{name:11} loss {measured:.3f}, cosine to the right gradient {cosine:.3f}, length {ratio:.3f} times")
-    is_right = abs(measured - right_loss) < 1e-12 and abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
+    print(
+        f"{name:11} loss {measured:.3f}, cosine to the right gradient "
+        f"{cosine:.3f}, length {ratio:.3f} times"
+    )
+    is_right = (
+        abs(measured - right_loss) < 1e-12
+        and abs(cosine - 1) < 1e-12
+        and abs(ratio - 1) < 1e-12
+    )
     assert is_right == (loss is token_loss)
-    assert is_right or [round(measured, 3), round(cosine, 3), round(ratio, 3)] == [1.928, 0.700, 1.152]
+    assert is_right or [round(measured, 3), round(cosine, 3), round(ratio, 3)] == [
+        1.928,
+        0.700,
+        1.152,
+    ]
 
 # %% [markdown]
 # The wrong gradient points in another direction, and is 15 % too long.
@@ -138,7 +172,11 @@ def complaint_about(model, loss, x=inputs, y=labels):
 wrong = complaint_about(make_model(), over_tokens)
 print(textwrap.fill(wrong, 100))
 assert "depends on the number of microbatches: with 2" in wrong
-assert complaint_about(make_model(), token_loss) == complaint_about(make_model(), over_texts) == ""
+assert (
+    complaint_about(make_model(), token_loss)
+    == complaint_about(make_model(), over_texts)
+    == ""
+)
 
 # %% [markdown]
 # It reports `over_tokens`, and accepts the two right losses, as the asserts check.
@@ -148,7 +186,10 @@ assert complaint_about(make_model(), token_loss) == complaint_about(make_model()
 
 # %%
 even = make_batch((5,) * 8)
-print("texts of equal lengths:", complaint_about(make_model(), over_tokens, *even) or "no complaint")
+print(
+    "texts of equal lengths:",
+    complaint_about(make_model(), over_tokens, *even) or "no complaint",
+)
 assert complaint_about(make_model(), over_tokens, *even) == ""
 
 # %% [markdown]
@@ -167,8 +208,15 @@ for (x, y), num_tokens in zip(batches, tokens):
     added, of_sum = measure(sum_loss, 4, x, y)
     mean, of_mean = measure(token_loss, 4, x, y)
     cosine, ratio = compare(of_sum, of_mean)
-    print(f"{num_tokens:g} tokens: sum {added:.2f}, mean {mean:.4f}; the gradient is {ratio:.1f} times as long")
-    assert abs(added - num_tokens * mean) < 1e-9 and abs(cosine - 1) < 1e-12 and abs(ratio - num_tokens) < 1e-9
+    print(
+        f"{num_tokens:g} tokens: sum {added:.2f}, mean {mean:.4f}; the gradient "
+        f"is {ratio:.1f} times as long"
+    )
+    assert (
+        abs(added - num_tokens * mean) < 1e-9
+        and abs(cosine - 1) < 1e-12
+        and abs(ratio - num_tokens) < 1e-9
+    )
 assert tokens == [30, 10]
 
 # %% [markdown]
@@ -216,9 +264,17 @@ for name, loss, scales in (
     cosine, ratio = compare(gradient, right)
     total = sum(scale * each for scale, each in zip(scales, losses))
     print(f"{name:38} cosine {cosine:.3f}, length {ratio:.3f}, loss {total:.4f}")
-    is_right = abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12 and abs(total - right_loss) < 1e-12
+    is_right = (
+        abs(cosine - 1) < 1e-12
+        and abs(ratio - 1) < 1e-12
+        and abs(total - right_loss) < 1e-12
+    )
     assert is_right == (name != "mean, scale = 1/2")
-    assert is_right or [round(cosine, 3), round(ratio, 3), round(total, 4)] == [0.853, 1.118, 1.9351]
+    assert is_right or [round(cosine, 3), round(ratio, 3), round(total, 4)] == [
+        0.853,
+        1.118,
+        1.9351,
+    ]
 
 # %% [markdown]
 # Only the first way is wrong. (`scale` multiplies the gradients, and leaves the loss
@@ -241,9 +297,13 @@ places = sum(part.size for part in y.parts)
 loss, gradient = measure(token_loss, 4, x, y)
 cosine, ratio = compare(gradient, right)
 print(f"{labels.size} places become {places}, for the same {sum(counts)} tokens")
-print(f"loss {loss:.3f}, before {right_loss:.3f}; cosine {cosine:.3f}, length {ratio:.3f}")
+print(
+    f"loss {loss:.3f}, before {right_loss:.3f}; cosine {cosine:.3f}, length {ratio:.3f}"
+)
 assert longest == [13, 3, 3, 3] and places == 44 and sum(counts) == 40
-assert abs(loss - right_loss) < 1e-12 and np.allclose(gradient, right, rtol=1e-9, atol=1e-12)
+assert abs(loss - right_loss) < 1e-12 and np.allclose(
+    gradient, right, rtol=1e-9, atol=1e-12
+)
 assert abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
 
 # %% [markdown]
@@ -284,7 +344,11 @@ def evaluate(group):
         pipeline.step(inputs, labels)
         optimiser.step()
     metrics = {"accuracy": accuracy, "ends found": ends_found}
-    metrics["by texts"] = lambda outputs, labels: (ends_found(outputs, labels), len(labels))  # a mean, and its weight
+    # a mean, and its weight
+    metrics["by texts"] = lambda outputs, labels: (
+        ends_found(outputs, labels),
+        len(labels),
+    )
     return pipeline.evaluate(inputs, labels, metrics=metrics, outputs="everywhere")
 
 
@@ -292,10 +356,20 @@ result = spawn(evaluate, num_ranks=2)[0]
 rows = {}
 for name, metric in (("accuracy", accuracy), ("ends found", ends_found)):
     of_parts = [metric(result.outputs[part], labels[part]) for part in parts]
-    rows[name] = [metric(result.outputs, labels), np.mean(of_parts), result.metrics[name]]
-    print("{:11} whole batch {:.3f}, mean of microbatches {:.3f}, metrics= {:.3f}".format(name, *rows[name]))
+    rows[name] = [
+        metric(result.outputs, labels),
+        np.mean(of_parts),
+        result.metrics[name],
+    ]
+    print(
+        "{:11} whole batch {:.3f}, mean of microbatches {:.3f}, metrics= {:.3f}".format(
+            name, *rows[name]
+        )
+    )
 print(f"ends found, weighted by texts: metrics= {result.metrics['by texts']:.3f}")
-assert np.allclose(rows["accuracy"], [0.4, 0.36, 0.4]) and np.allclose(rows["ends found"], [0.75, 0.75, 0.875])
+assert np.allclose(rows["accuracy"], [0.4, 0.36, 0.4]) and np.allclose(
+    rows["ends found"], [0.75, 0.75, 0.875]
+)
 assert result.metrics["by texts"] == 0.75
 
 # %% [markdown]
@@ -325,12 +399,19 @@ class OverTheBatch(nn.Module):
         return centred / functional.sqrt((centred * centred).mean(axis=(0, 1)) + 1e-5)
 
 
-by_count = {m: measure(token_loss, m, model=make_model(OverTheBatch()))[0] for m in (1, 2, 4, 8)}
+by_count = {
+    m: measure(token_loss, m, model=make_model(OverTheBatch()))[0] for m in (1, 2, 4, 8)
+}
 for m, loss in by_count.items():
     print(f"m = {m}: loss {loss:.4f}")
 wrong = complaint_about(make_model(OverTheBatch()), token_loss)
 print(textwrap.fill(wrong, 100))
-assert [round(loss, 4) for loss in by_count.values()] == [2.0836, 2.0627, 2.0427, 2.0613]
+assert [round(loss, 4) for loss in by_count.values()] == [
+    2.0836,
+    2.0627,
+    2.0427,
+    2.0613,
+]
 assert "depends on the number of microbatches: with 2" in wrong
 assert complaint_about(make_model(nn.LayerNorm(16, dtype=np.float64)), token_loss) == ""
 
@@ -355,10 +436,18 @@ assert complaint_about(make_model(nn.LayerNorm(16, dtype=np.float64)), token_los
 
 # %%
 penalty = nn.AuxiliaryLoss(lambda x: (x * x).mean(), weight=10.0)
-with_penalty = {m: measure(token_loss, m, model=make_model(penalty))[0] - right_loss for m in (1, 2, 4, 8)}
+with_penalty = {
+    m: measure(token_loss, m, model=make_model(penalty))[0] - right_loss
+    for m in (1, 2, 4, 8)
+}
 for m, value in with_penalty.items():
     print(f"m = {m}: the penalty adds {value:.4f}")
-assert [round(value, 4) for value in with_penalty.values()] == [0.0119, 0.0116, 0.0110, 0.0109]
+assert [round(value, 4) for value in with_penalty.values()] == [
+    0.0119,
+    0.0116,
+    0.0110,
+    0.0109,
+]
 assert complaint_about(make_model(penalty), token_loss) == ""
 
 # %% [markdown]

@@ -31,7 +31,10 @@ NAMES = ["sequential", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"]
 times, held = {}, {}
 for name in NAMES:
     schedule = schedules.build(name, RANKS, BATCHES)
-    times[name], held[name] = simulate(schedule).makespan, max(schedules.peak_activations(schedule))
+    times[name], held[name] = (
+        simulate(schedule).makespan,
+        max(schedules.peak_activations(schedule)),
+    )
     print(f"{name:10} {times[name]:3g} units, holds {held[name]} microbatches")
 assert list(times.values()) == [96, 33, 33, 33, 27, 27]
 assert list(held.values()) == [1, 8, 4, 7, 4, 7]
@@ -104,12 +107,17 @@ assert list(bounds.values()) == [72, 37, 28, 27, 27]
 # microbatches and limits, without an order of actions.
 
 # %%
-workloads = {limit: Costs().workload(range(RANKS), BATCHES, memory_limit=limit) for limit in range(1, 8)}
+workloads = {
+    limit: Costs().workload(range(RANKS), BATCHES, memory_limit=limit)
+    for limit in range(1, 8)
+}
 three = lower_bounds(workloads[3], Objective.MAKESPAN)
 for bound in three:
     print(f"{bound.value:g} by {bound.name}")
 print(f"Why {three[0].value:g}? {three[0].reason}")
-assert [bound.value for bound in three] == sorted((bound.value for bound in three), reverse=True)
+assert [bound.value for bound in three] == sorted(
+    (bound.value for bound in three), reverse=True
+)
 assert (three[0].value, three[0].name) == (30, "warm-up and drain")
 assert "Rank 0 computes for 24 and must wait" in three[0].reason
 
@@ -125,9 +133,14 @@ assert "Rank 0 computes for 24 and must wait" in three[0].reason
 # not on the speed of your computer.
 
 # %%
-found = {limit: find_schedule(workloads[limit], Objective.MAKESPAN) for limit in range(1, 6)}
+found = {
+    limit: find_schedule(workloads[limit], Objective.MAKESPAN) for limit in range(1, 6)
+}
 for limit, certificate in found.items():
-    print(f"memory for {limit}: schedule {certificate.value:g}, bound {certificate.bound:g} ({certificate.bound_by})")
+    print(
+        f"memory for {limit}: schedule {certificate.value:g}, bound "
+        f"{certificate.bound:g} ({certificate.bound_by})"
+    )
 assert [certificate.value for certificate in found.values()] == [72, 41, 31, 27, 27]
 assert [limit for limit in found if found[limit].bound_by == "gallery"] == [2, 3]
 
@@ -139,10 +152,20 @@ assert [limit for limit in found if found[limit].bound_by == "gallery"] == [2, 3
 
 # %%
 formulas = {limit: lower_bound(workloads[limit], Objective.MAKESPAN) for limit in found}
-found = {limit: found[limit]._replace(bound=bound.value, bound_by=bound.name) for limit, bound in formulas.items()}
+found = {
+    limit: found[limit]._replace(bound=bound.value, bound_by=bound.name)
+    for limit, bound in formulas.items()
+}
 for limit, certificate in found.items():
-    result = "proved" if certificate.gap == 0 else f"at most {certificate.gap:.0%} above the best"
-    print(f"memory for {limit}: schedule {certificate.value:g}, bound {certificate.bound:g}: {result}")
+    result = (
+        "proved"
+        if certificate.gap == 0
+        else f"at most {certificate.gap:.0%} above the best"
+    )
+    print(
+        f"memory for {limit}: schedule {certificate.value:g}, bound "
+        f"{certificate.bound:g}: {result}"
+    )
 assert [certificate.bound for certificate in found.values()] == [72, 39, 30, 27, 27]
 
 # %% [markdown]
@@ -175,7 +198,10 @@ def is_right(certificate):
 honest = [is_right(certificate) for certificate in found.values()]
 too_fast = found[4]._replace(value=26.0)
 too_much_memory = found[3]._replace(schedule=found[4].schedule, value=27.0)
-print(f"as returned: {honest}; false makespan: {is_right(too_fast)}; too much memory: {is_right(too_much_memory)}")
+print(
+    f"as returned: {honest}; false makespan: {is_right(too_fast)}; too much "
+    f"memory: {is_right(too_much_memory)}"
+)
 assert all(honest) and not is_right(too_fast) and not is_right(too_much_memory)
 assert sum(map(len, found[4].schedule.actions)) == 96
 
@@ -193,7 +219,11 @@ assert sum(map(len, found[4].schedule.actions)) == 96
 # three-dimensional Catalan number.
 
 # %%
-orders = 2 * factorial(3 * BATCHES) // (factorial(BATCHES) * factorial(BATCHES + 1) * factorial(BATCHES + 2))
+orders = (
+    2
+    * factorial(3 * BATCHES)
+    // (factorial(BATCHES) * factorial(BATCHES + 1) * factorial(BATCHES + 2))
+)
 print(f"{orders:,} orders on one rank, {float(orders**RANKS):.0e} on four")
 assert orders == 23_371_634 and 2e29 < orders**RANKS < 4e29
 
@@ -221,8 +251,10 @@ assert orders == 23_371_634 and 2e29 < orders**RANKS < 4e29
 def one_unit_later(state, rank, limit):
     """Return the counts (F, I, W) that a rank can reach one unit after ``state``, the counts of all ranks."""
     f, i, w = state[rank]
-    has_input = rank == 0 or state[rank - 1][0] > f  # the rank before has done one more F
-    has_gradient = rank == RANKS - 1 or state[rank + 1][1] > i  # the rank after has done one more I
+    # the rank before has done one more F
+    has_input = rank == 0 or state[rank - 1][0] > f
+    # the rank after has done one more I
+    has_gradient = rank == RANKS - 1 or state[rank + 1][1] > i
     reached = []
     if f < BATCHES and has_input and f - w < limit:  # f - w microbatches are held
         reached.append((f + 1, i, w))
@@ -237,7 +269,10 @@ nothing_done = ((0, 0, 0),) * RANKS
 some_done = ((2, 0, 0), (1, 0, 0), (0, 0, 0), (0, 0, 0))  # two units later
 options = [one_unit_later(some_done, rank, limit=3) for rank in range(RANKS)]
 print(f"from {some_done}, rank by rank: {options}")
-assert [one_unit_later(nothing_done, rank, limit=3) for rank in range(RANKS)] == [[(1, 0, 0)], *[[(0, 0, 0)]] * 3]
+assert [one_unit_later(nothing_done, rank, limit=3) for rank in range(RANKS)] == [
+    [(1, 0, 0)],
+    *[[(0, 0, 0)]] * 3,
+]
 assert options == [[(3, 0, 0)], [(2, 0, 0)], [(1, 0, 0)], [(0, 0, 0)]]
 
 # %% [markdown]
@@ -267,7 +302,10 @@ for limit, (units, met) in best.items():
     print(f"memory for {limit}: the best takes {units} units; {met:,} states")
 assert [units for units, _ in best.values()] == [72, 41, 31, 27, 27]
 assert best[3] == (31, 3391)
-assert all(found[limit].bound <= units <= found[limit].value for limit, (units, _) in best.items())
+assert all(
+    found[limit].bound <= units <= found[limit].value
+    for limit, (units, _) in best.items()
+)
 
 # %% [markdown]
 # A few thousand states represent all combinations, and a fraction of a second closes
@@ -286,7 +324,10 @@ assert all(found[limit].bound <= units <= found[limit].value for limit, (units, 
 # %%
 ideal = BATCHES * 3
 for limit, (units, _) in best.items():
-    print(f"memory for {limit}: {units:2} units, bubble {1 - ideal / units:3.0%}  {'#' * (units - ideal)}")
+    print(
+        f"memory for {limit}: {units:2} units, bubble {1 - ideal / units:3.0%}  "
+        f"{'#' * (units - ideal)}"
+    )
 bubbles = [round(100 * (1 - ideal / units)) for units, _ in best.values()]
 assert bubbles == [67, 41, 23, 11, 11] and list(best) == [1, 2, 3, 4, 5]
 
@@ -303,7 +344,9 @@ assert bubbles == [67, 41, 23, 11, 11] and list(best) == [1, 2, 3, 4, 5]
 folded = simulate(schedules.v_half(RANKS, BATCHES), Costs().cut(2))
 workload = Costs().cut(2).workload((0, 1, 2, 3, 3, 2, 1, 0), BATCHES, memory_limit=3)
 none_below = lower_bound(workload, Objective.MAKESPAN).value
-print(f"v-half: {folded.makespan:g} units; no schedule on this V is below {none_below:g}")
+print(
+    f"v-half: {folded.makespan:g} units; no schedule on this V is below {none_below:g}"
+)
 assert folded.makespan == none_below == 26.5 < best[3][0]
 
 # %% [markdown]
@@ -326,9 +369,14 @@ assert folded.makespan == none_below == 26.5 < best[3][0]
 # schedule for five.
 
 # %%
-spans = {limit: find_schedule(workloads[limit], Objective.SPAN) for limit in range(4, 8)}
+spans = {
+    limit: find_schedule(workloads[limit], Objective.SPAN) for limit in range(4, 8)
+}
 for limit, certificate in spans.items():
-    print(f"memory for {limit}: longest span {certificate.value:g}, lower bound {certificate.bound:g}")
+    print(
+        f"memory for {limit}: longest span {certificate.value:g}, lower bound "
+        f"{certificate.bound:g}"
+    )
 assert [certificate.value for certificate in spans.values()] == [27, 26, 25, 24]
 assert all(certificate.gap == 0 for certificate in spans.values())
 assert {limit: spans[limit].value for limit in (4, 7)} == {4: 27, 7: 24}

@@ -48,8 +48,11 @@ def by_hand(weights, inputs, targets):
         h2 = np.maximum(h1.dot(w2) + b2, 0)
         g2 = (h2 - y) * (2 / h2.size / M) * (h2 > 0)
         g1 = g2.dot(w2.T) * (h1 > 0)
-        gradients = x.T.dot(g1), ones.dot(g1), h1.T.dot(g2), ones.dot(g2)  # a product with ones sums rows fastest
-        total = gradients if total is None else [a + b for a, b in zip(total, gradients)]
+        # a product with ones sums rows fastest
+        gradients = x.T.dot(g1), ones.dot(g1), h1.T.dot(g2), ones.dot(g2)
+        total = (
+            gradients if total is None else [a + b for a, b in zip(total, gradients)]
+        )
     for weight, gradient in zip(weights, total):
         weight -= RATE * gradient
 
@@ -109,7 +112,10 @@ class Way(NamedTuple):
     weights: list  # of arrays or tensors
 
     def values(self):
-        return [weight if isinstance(weight, np.ndarray) else weight.numpy() for weight in self.weights]
+        return [
+            weight if isinstance(weight, np.ndarray) else weight.numpy()
+            for weight in self.weights
+        ]
 
 
 def network(width):
@@ -119,9 +125,17 @@ def network(width):
 
 def pipeline_way(group, width, is_compiled):
     """Return a new pipeline, and the way that trains it."""
-    pipeline = Pipeline(network(width), group, loss=nn.MSELoss(), num_microbatches=M, compile=is_compiled)
+    pipeline = Pipeline(
+        network(width),
+        group,
+        loss=nn.MSELoss(),
+        num_microbatches=M,
+        compile=is_compiled,
+    )
     optimiser = optim.SGD(pipeline.parameters(), RATE)
-    return pipeline, Way(partial(with_pipeline, pipeline, optimiser), list(pipeline.parameters()))
+    return pipeline, Way(
+        partial(with_pipeline, pipeline, optimiser), list(pipeline.parameters())
+    )
 
 
 def five_ways(group, width):
@@ -129,7 +143,9 @@ def five_ways(group, width):
     model = network(width)
     arrays = [parameter.data.copy() for parameter in model.parameters()]
     tensors = [Tensor(array.copy(), requires_grad=True) for array in arrays]
-    loop = partial(with_modules, model, nn.MSELoss(), optim.SGD(model.parameters(), RATE))
+    loop = partial(
+        with_modules, model, nn.MSELoss(), optim.SGD(model.parameters(), RATE)
+    )
     pipeline, compiled = pipeline_way(group, width, is_compiled=True)
     return pipeline, {
         "by hand": Way(partial(by_hand, arrays), arrays),
@@ -151,7 +167,8 @@ def five_ways(group, width):
 # in them, and nothing is compiled yet.
 
 # %%
-CLOCK = perf_counter if sys.platform == "win32" else thread_time  # Windows counts the latter in ticks of 16 ms
+# Windows counts the latter in ticks of 16 ms
+CLOCK = perf_counter if sys.platform == "win32" else thread_time
 
 
 def seconds_of(step, *batch):
@@ -162,14 +179,20 @@ def seconds_of(step, *batch):
 
 def samples(width, rows):
     """Return a batch of inputs and targets, with ``rows`` rows in each microbatch."""
-    return np.random.default_rng(seed=0).standard_normal((2, M * rows, width)).astype(np.float32)
+    return (
+        np.random.default_rng(seed=0)
+        .standard_normal((2, M * rows, width))
+        .astype(np.float32)
+    )
 
 
 def compare(group, width, rows, rounds):
     """Let all ways take turns; return their median times in microseconds, their weights, and the compiled pipeline."""
     pipeline, ways = five_ways(group, width)
     batch = samples(width, rows)
-    times = [[seconds_of(way.step, *batch) for way in ways.values()] for _ in range(rounds)][6:]
+    times = [
+        [seconds_of(way.step, *batch) for way in ways.values()] for _ in range(rounds)
+    ][6:]
     medians = {name: 1e6 * median(column) for name, column in zip(ways, zip(*times))}
     return medians, {name: way.values() for name, way in ways.items()}, pipeline
 
@@ -178,7 +201,10 @@ def table(times):
     """Return a line for each way: its time, its ratio to the first way, and its difference from the way before."""
     lines, before = [f"{'':10} µs a step  / by hand       adds"], 0
     for name, time in times.items():
-        lines.append(f"{name:10} {time:9.0f} {time / times['by hand']:10.2f} {time - before:+10.0f}")
+        lines.append(
+            f"{name:10} {time:9.0f} {time / times['by hand']:10.2f} "
+            f"{time - before:+10.0f}"
+        )
         before = time
     return "\n".join(lines)
 
@@ -236,7 +262,11 @@ assert "def forward_0(" in program and "def backward_0(" in program
 
 # %%
 schedule = program[program.index("def schedule(") : program.index("def step(")]
-calls = [line.strip() for line in schedule.splitlines() if "forward_0(" in line or "backward_0(" in line]
+calls = [
+    line.strip()
+    for line in schedule.splitlines()
+    if "forward_0(" in line or "backward_0(" in line
+]
 print(*calls, sep="\n")
 assert len(calls) == 2 * M
 
@@ -249,9 +279,18 @@ assert len(calls) == 2 * M
 # All five ways have taken the same steps. Do they have the same weights?
 
 # %%
-is_same = {name: all(map(same_bits, values, weights["modules"])) for name, values in weights.items()}
-is_close = all(np.allclose(*pair, atol=1e-5) for pair in zip(weights["by hand"], weights["modules"]))
-print(f"pipeline has the bits of modules: {is_same['pipeline']}; compiled has them: {is_same['compiled']}")
+is_same = {
+    name: all(map(same_bits, values, weights["modules"]))
+    for name, values in weights.items()
+}
+is_close = all(
+    np.allclose(*pair, atol=1e-5)
+    for pair in zip(weights["by hand"], weights["modules"])
+)
+print(
+    f"pipeline has the bits of modules: {is_same['pipeline']}; compiled has "
+    f"them: {is_same['compiled']}"
+)
 print(f"by hand is equal up to rounding: {is_close}")
 assert is_same["operations"] and is_same["pipeline"] and is_same["compiled"]
 assert is_close
@@ -302,17 +341,30 @@ def pays_back(group, width, rows, times, pairs=5, beginning=5):
     """Return the microseconds that compiling adds to the first steps, and the step at which it has paid off."""
     batch, longer = samples(width, rows), []
     for _ in range(pairs):
-        plain, compiled = (pipeline_way(group, width, is_compiled)[1].step for is_compiled in (False, True))
-        both = [(seconds_of(plain, *batch), seconds_of(compiled, *batch)) for _ in range(beginning)]
+        plain, compiled = (
+            pipeline_way(group, width, is_compiled)[1].step
+            for is_compiled in (False, True)
+        )
+        both = [
+            (seconds_of(plain, *batch), seconds_of(compiled, *batch))
+            for _ in range(beginning)
+        ]
         longer.append(sum(second - first for first, second in both))
     cost, saving = max(0.0, 1e6 * median(longer)), times["pipeline"] - times["compiled"]
     return cost, beginning + cost / saving if saving > 0 else inf
 
 
 with init_process_group() as group:
-    results = [pays_back(group, 32, 16, small), pays_back(group, 512, 64, large, pairs=3)]
+    results = [
+        pays_back(group, 32, 16, small),
+        pays_back(group, 512, 64, large, pairs=3),
+    ]
 for size, (cost, step) in zip(("small", "large"), results):
-    result = f"pays off at step {step:.0f}" if isfinite(step) else "has not paid off within this measurement"
+    result = (
+        f"pays off at step {step:.0f}"
+        if isfinite(step)
+        else "has not paid off within this measurement"
+    )
     print(f"{size} network: compiling takes {cost / 1000:.1f} ms and {result}")
 assert all(cost >= 0 and step >= 5 for cost, step in results)
 

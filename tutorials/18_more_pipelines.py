@@ -38,10 +38,15 @@ from minipipe.testing import same_bits
 # The stages are the same in both, so each stage is on two ranks.
 
 # %%
-copies = schedules.data_parallel(schedules.one_f_one_b(num_ranks=2, num_microbatches=2), num_replicas=2)
+copies = schedules.data_parallel(
+    schedules.one_f_one_b(num_ranks=2, num_microbatches=2), num_replicas=2
+)
 verify(copies)
 print(copies)
-print(f"stage 0 is on ranks {copies.ranks_of(0)}, its microbatch 3 on rank {copies.rank_of(0, 3)}")
+print(
+    f"stage 0 is on ranks {copies.ranks_of(0)}, its microbatch 3 on rank "
+    f"{copies.rank_of(0, 3)}"
+)
 assert copies.placement == ((0, 2), (1, 3)) and copies.rank_of(0, 3) == 2
 
 # %% [markdown]
@@ -76,7 +81,10 @@ error = complaint_about(
     """
 )
 print(error)
-assert error.code == "order" and (error.problems[0].rank, error.problems[0].step) == (0, 3)
+assert error.code == "order" and (error.problems[0].rank, error.problems[0].step) == (
+    0,
+    3,
+)
 
 # %% [markdown]
 # ## How much of the all-reduce is hidden
@@ -95,9 +103,20 @@ alone = simulate(one).makespan
 together = simulate(schedules.data_parallel(one, 2), SUMS)
 render.show(together)
 for each in together.sums:
-    print(f"stage {each.actions[0].stage}, ranks {each.ranks}: all-reduce from {each.begin:g} to {each.end:g}")
-print(f"one copy takes {alone:g} units, two copies with their all-reduces take {together.makespan:g}")
-assert [(each.begin, each.end) for each in together.sums] == [(27, 33), (29, 35), (31, 37), (33, 39)]
+    print(
+        f"stage {each.actions[0].stage}, ranks {each.ranks}: all-reduce from "
+        f"{each.begin:g} to {each.end:g}"
+    )
+print(
+    f"one copy takes {alone:g} units, two copies with their all-reduces take "
+    f"{together.makespan:g}"
+)
+assert [(each.begin, each.end) for each in together.sums] == [
+    (27, 33),
+    (29, 35),
+    (31, 37),
+    (33, 39),
+]
 assert (alone, together.makespan) == (33, 39)
 
 # %% [markdown]
@@ -115,8 +134,14 @@ assert (alone, together.makespan) == (33, 39)
 
 # %%
 table = {}
-for schedule in (one, schedules.interleaved_1f1b(4, 8, 2), schedules.zb_h1(4, 8), schedules.zb_v(4, 8)):
-    costs = SUMS.cut(schedule.num_stages // 4)  # stages half as long, with gradients half as large
+for schedule in (
+    one,
+    schedules.interleaved_1f1b(4, 8, 2),
+    schedules.zb_h1(4, 8),
+    schedules.zb_v(4, 8),
+):
+    # stages half as long, with gradients half as large
+    costs = SUMS.cut(schedule.num_stages // 4)
     before = simulate(schedule, costs)
     after = simulate(schedules.data_parallel(schedule, 2), costs)
     table[schedule.name] = (before.makespan, after.makespan)
@@ -124,7 +149,12 @@ for schedule in (one, schedules.interleaved_1f1b(4, 8, 2), schedules.zb_h1(4, 8)
         f"{schedule.name:16} {before.makespan:4g} -> {after.makespan:4g},",
         f"{after.makespan - before.makespan:g} of 6 exposed",
     )
-assert table == {"1f1b": (33, 39), "interleaved-1f1b": (28.5, 31.5), "zb-h1": (27, 33), "zb-v": (25.5, 28.5)}
+assert table == {
+    "1f1b": (33, 39),
+    "interleaved-1f1b": (28.5, 31.5),
+    "zb-h1": (27, 33),
+    "zb-v": (25.5, 28.5),
+}
 
 # %% [markdown]
 # In interleaved 1F1B and ZB-V, only the all-reduce of the stage that a rank finishes
@@ -152,20 +182,40 @@ def shapes(bandwidth):
         copies = 8 // depth
         per_stage = 4 / depth
         pipeline = schedules.one_f_one_b(depth, 16 // copies)
-        costs = Costs(per_stage, per_stage, per_stage, gradient_size=24 / depth, bandwidth=bandwidth)
+        costs = Costs(
+            per_stage,
+            per_stage,
+            per_stage,
+            gradient_size=24 / depth,
+            bandwidth=bandwidth,
+        )
         wide = schedules.data_parallel(pipeline, copies)
-        times[depth] = (simulate(pipeline, costs).makespan, simulate(wide, costs).makespan)
+        times[depth] = (
+            simulate(pipeline, costs).makespan,
+            simulate(wide, costs).makespan,
+        )
     return times
 
 
 slow, fast = shapes(bandwidth=1), shapes(bandwidth=20)
 for depth in (8, 4, 2, 1):
     without, with_sums = slow[depth]
-    times = f"{without:4g} alone, {with_sums:4g} with slow links, {fast[depth][1]:4.3g} with fast ones"
-    print(f"{8 // depth} copies of {depth} stages: {times}; each rank has 1/{depth} of the weights")
+    times = (
+        f"{without:4g} alone, {with_sums:4g} with slow links, {fast[depth][1]:4.3g} "
+        "with fast ones"
+    )
+    print(
+        f"{8 // depth} copies of {depth} stages: {times}; each rank has "
+        f"1/{depth} of the weights"
+    )
 assert [without for without, _ in slow.values()] == [34.5, 33, 30, 24]
 assert [with_sums for _, with_sums in slow.values()] == [34.5, 39, 48, 66]
-assert [round(with_sums, 2) for _, with_sums in fast.values()] == [34.5, 33.3, 30.9, 26.1]
+assert [round(with_sums, 2) for _, with_sums in fast.values()] == [
+    34.5,
+    33.3,
+    30.9,
+    26.1,
+]
 
 # %% [markdown]
 # Short pipelines have small bubbles, but their ranks hold more weights, and their
@@ -187,15 +237,24 @@ def along_a_ring(arrays):
     n, total = len(arrays), np.empty_like(arrays[0])
     for first in range(n):
         shard = slice(first * total.size // n, (first + 1) * total.size // n)
-        total[shard] = reduce(np.add, [arrays[(first + i) % n][shard] for i in range(n)])
+        total[shard] = reduce(
+            np.add, [arrays[(first + i) % n][shard] for i in range(n)]
+        )
     return total
 
 
 other_bits = {}
 for replicas in (2, 3, 4, 8):
-    arrays = np.random.default_rng(seed=0).standard_normal((replicas, 24_000)).astype(np.float32)
+    arrays = (
+        np.random.default_rng(seed=0)
+        .standard_normal((replicas, 24_000))
+        .astype(np.float32)
+    )
     other_bits[replicas] = np.mean(along_a_ring(arrays) != reduce(np.add, arrays))
-    print(f"{replicas} replicas: {other_bits[replicas]:.0%} of the numbers differ from a sum in rank order")
+    print(
+        f"{replicas} replicas: {other_bits[replicas]:.0%} of the numbers differ "
+        "from a sum in rank order"
+    )
 assert [round(100 * share) for share in other_bits.values()] == [0, 22, 32, 52]
 
 # %% [markdown]
@@ -223,7 +282,9 @@ samples = np.random.default_rng(seed=0).standard_normal((64, 16)).astype(np.floa
 
 
 def gradients(group, data, num_microbatches):
-    pipeline = Pipeline(network(), group, loss=nn.MSELoss(), num_microbatches=num_microbatches)
+    pipeline = Pipeline(
+        network(), group, loss=nn.MSELoss(), num_microbatches=num_microbatches
+    )
     pipeline.step(data, data)
     return {name: parameter.grad for name, parameter in pipeline.named_parameters()}
 
@@ -240,12 +301,27 @@ with init_process_group() as group:
     first, second = (gradients(group, half, 4) for half in (samples[:32], samples[32:]))
     in_one_row = gradients(group, samples, 8)
 for rank, summed in enumerate(by_rank):
-    is_same = all(same_bits(summed[name], (first[name] + second[name]) / 2) for name in summed)
-    other = np.mean(np.concatenate([np.ravel(summed[name] != in_one_row[name]) for name in summed]))
-    print(f"rank {rank} has {sorted(summed)}: equal to one process that adds in this order: {is_same},")
-    print(f"       some numbers differ from a single sequence of eight: {0 < other < 1}")
-    assert is_same and 0 < other < 1 and sorted(summed) == [f"{rank % 2 * 2}.bias", f"{rank % 2 * 2}.weight"]
-    assert all(np.allclose(summed[name], in_one_row[name], atol=1e-6) for name in summed)
+    is_same = all(
+        same_bits(summed[name], (first[name] + second[name]) / 2) for name in summed
+    )
+    other = np.mean(
+        np.concatenate([np.ravel(summed[name] != in_one_row[name]) for name in summed])
+    )
+    print(
+        f"rank {rank} has {sorted(summed)}: equal to one process that adds in "
+        f"this order: {is_same},"
+    )
+    print(
+        f"       some numbers differ from a single sequence of eight: {0 < other < 1}"
+    )
+    assert (
+        is_same
+        and 0 < other < 1
+        and sorted(summed) == [f"{rank % 2 * 2}.bias", f"{rank % 2 * 2}.weight"]
+    )
+    assert all(
+        np.allclose(summed[name], in_one_row[name], atol=1e-6) for name in summed
+    )
 
 # %% [markdown]
 # So to repeat a run bit for bit, you need the same number of replicas, or the option
@@ -259,12 +335,21 @@ for rank, summed in enumerate(by_rank):
 
 # %%
 def with_replicas(group):
-    pipeline = Pipeline(network(), group, loss=nn.MSELoss(), schedule="1f1b", num_microbatches=4, replicas=2)
+    pipeline = Pipeline(
+        network(),
+        group,
+        loss=nn.MSELoss(),
+        schedule="1f1b",
+        num_microbatches=4,
+        replicas=2,
+    )
     pipeline.step(samples, samples)
     return {name: parameter.grad for name, parameter in pipeline.named_parameters()}
 
 
-for rank, (built_in, by_hand) in enumerate(zip(spawn(with_replicas, num_ranks=4), by_rank, strict=True)):
+for rank, (built_in, by_hand) in enumerate(
+    zip(spawn(with_replicas, num_ranks=4), by_rank, strict=True)
+):
     is_same = all(same_bits(built_in[name], by_hand[name]) for name in by_hand)
     print(f"rank {rank}: the bits of the all-reduce by hand: {is_same}")
     assert is_same and built_in.keys() == by_rank[rank].keys()
@@ -285,19 +370,28 @@ for rank, (built_in, by_hand) in enumerate(zip(spawn(with_replicas, num_ranks=4)
 # %%
 def train(group, is_sharded):
     """Take three steps on two replicas of two stages; return the bytes of Adam's state, and the weights."""
-    pipeline = Pipeline(network(), group, loss=nn.MSELoss(), num_microbatches=4, replicas=2)
+    pipeline = Pipeline(
+        network(), group, loss=nn.MSELoss(), num_microbatches=4, replicas=2
+    )
     rule = optim.Adam
     optimiser = pipeline.sharded(rule) if is_sharded else rule(pipeline.parameters())
     for _ in range(3):
         pipeline.step(samples, samples)
         optimiser.step()
-    return optimiser.nbytes, [parameter.data.copy() for parameter in pipeline.parameters()]
+    return optimiser.nbytes, [
+        parameter.data.copy() for parameter in pipeline.parameters()
+    ]
 
 
-whole, sharded = (spawn(partial(train, is_sharded=each), num_ranks=4) for each in (False, True))
+whole, sharded = (
+    spawn(partial(train, is_sharded=each), num_ranks=4) for each in (False, True)
+)
 for rank in range(4):
     is_same = all(map(same_bits, whole[rank][1], sharded[rank][1]))
-    print(f"rank {rank}: {whole[rank][0]} bytes of state, sharded {sharded[rank][0]}; the same weights: {is_same}")
+    print(
+        f"rank {rank}: {whole[rank][0]} bytes of state, sharded "
+        f"{sharded[rank][0]}; the same weights: {is_same}"
+    )
     assert is_same and 2 * sharded[rank][0] == whole[rank][0]
 
 # %% [markdown]

@@ -40,7 +40,10 @@ def with_flushes(num_steps):
     for rank, row in enumerate(schedules.one_f_one_b(RANKS, BATCH).actions):
         rows.append([])
         for step in range(num_steps):
-            rows[-1] += [action._replace(microbatch=action.microbatch + BATCH * step) for action in row]
+            rows[-1] += [
+                action._replace(microbatch=action.microbatch + BATCH * step)
+                for action in row
+            ]
             rows[-1] += [Action.parse(f"{rank}U{BATCH * step + BATCH - 1}")]
     return Schedule("with flushes", tuple(range(RANKS)), BATCH * num_steps, rows)
 
@@ -49,9 +52,14 @@ render.show(simulate(with_flushes(2), SEEN))
 flushed = with_flushes(5)
 verify(flushed)
 timeline = simulate(flushed)
-print(f"{timeline.makespan:g} units for 5 updates, bubble {timeline.bubble_fraction:.0%}")
+print(
+    f"{timeline.makespan:g} units for 5 updates, bubble {timeline.bubble_fraction:.0%}"
+)
 assert timeline.makespan == 5 * 21 == 105 and round(timeline.bubble_fraction, 2) == 0.43
-assert timeline.makespan == simulate(schedules.one_f_one_b(RANKS, BATCH), num_steps=5).makespan
+assert (
+    timeline.makespan
+    == simulate(schedules.one_f_one_b(RANKS, BATCH), num_steps=5).makespan
+)
 assert simulate(with_flushes(2), SEEN).makespan == 2 * (21 + 1)
 
 # %% [markdown]
@@ -64,11 +72,18 @@ assert simulate(with_flushes(2), SEEN).makespan == 2 * (21 + 1)
 render.show(simulate(schedules.pipedream(RANKS, 8), SEEN))
 pipedream = schedules.pipedream(RANKS, 20)
 verify(pipedream)
-units = {microbatches: simulate(schedules.pipedream(RANKS, microbatches)).makespan for microbatches in (20, 40)}
+units = {
+    microbatches: simulate(schedules.pipedream(RANKS, microbatches)).makespan
+    for microbatches in (20, 40)
+}
 print(
-    f"{units[20]:g} units for 20 updates, {units[40]:g} for 40: {(units[40] - units[20]) / 20:g} for each further one"
+    f"{units[20]:g} units for 20 updates, {units[40]:g} for 40: "
+    f"{(units[40] - units[20]) / 20:g} for each further one"
 )
-assert units == {20: 69, 40: 129} and simulate(schedules.one_f_one_b(RANKS, 20)).makespan == 69
+assert (
+    units == {20: 69, 40: 129}
+    and simulate(schedules.one_f_one_b(RANKS, 20)).makespan == 69
+)
 assert simulate(schedules.pipedream(RANKS, 8), SEEN).makespan == 41
 
 # %% [markdown]
@@ -84,10 +99,18 @@ assert simulate(schedules.pipedream(RANKS, 8), SEEN).makespan == 41
 # %%
 row = pipedream.actions[0]
 print(" ".join(f"{action!s:3}" for action in row[:14]))
-versions = [sum(str(action.kind) == "U" for action in row[:position]) for position in range(14)]
+versions = [
+    sum(str(action.kind) == "U" for action in row[:position]) for position in range(14)
+]
 print(" ".join(f"{version:<3}" for version in versions))
-forwards = [version for action, version in zip(row, versions) if str(action.kind) == "F"]
-assert forwards == [0, 0, 0, 0, 1, 2, 3] == list(schedules.weight_versions(pipedream)[0][:7])
+forwards = [
+    version for action, version in zip(row, versions) if str(action.kind) == "F"
+]
+assert (
+    forwards
+    == [0, 0, 0, 0, 1, 2, 3]
+    == list(schedules.weight_versions(pipedream)[0][:7])
+)
 
 # %% [markdown]
 # Microbatch 4 runs its forward with version 1. That version includes the gradient of
@@ -126,7 +149,10 @@ def descend(schedule, stage, rate):
 
 longer = schedules.pipedream(RANKS, 400)
 RATES = (0.1, 0.4, 0.5, 0.7, 0.9, 1.1, 1.9, 2.1)
-works = {stage: [rate for rate in RATES if abs(descend(longer, stage, rate)) < 1] for stage in range(RANKS)}
+works = {
+    stage: [rate for rate in RATES if abs(descend(longer, stage, rate)) < 1]
+    for stage in range(RANKS)
+}
 for stage, rates in works.items():
     limit = 2 * sin(pi / (2 * (2 * (RANKS - 1 - stage) + 1)))
     print(f"stage {stage} learns with {rates}; the limit is {limit:.3f}")
@@ -163,7 +189,10 @@ def gradient_of_first(is_in_place):
     return first.grad.ravel().tolist()
 
 
-stashed, overwritten = gradient_of_first(is_in_place=False), gradient_of_first(is_in_place=True)
+stashed, overwritten = (
+    gradient_of_first(is_in_place=False),
+    gradient_of_first(is_in_place=True),
+)
 print(f"with the weights of the forward {stashed}, with newer ones {overwritten}")
 assert stashed == [3 * 1, 3 * 2] and overwritten == [2 * 1, 2 * 2]
 
@@ -199,11 +228,18 @@ def complaint_about(schedule, **limits):
 
 
 held = [most_versions(pipedream, rank) for rank in range(RANKS)]
-print(f"versions by rank: {held}; with flushes: {[most_versions(flushed, rank) for rank in range(RANKS)]}")
+print(
+    f"versions by rank: {held}; with flushes: "
+    f"{[most_versions(flushed, rank) for rank in range(RANKS)]}"
+)
 error = complaint_about(pipedream, max_versions=3)
 print(error.problems[0].message)
 verify(pipedream, max_versions=4)
-assert held == [RANKS - stage for stage in range(RANKS)] and error.code == "staleness" and error.problems[0].rank == 0
+assert (
+    held == [RANKS - stage for stage in range(RANKS)]
+    and error.code == "staleness"
+    and error.problems[0].rank == 0
+)
 assert [most_versions(flushed, rank) for rank in range(RANKS)] == [1] * RANKS
 
 # %% [markdown]
@@ -222,14 +258,23 @@ verify(synchronous)
 for name, schedule in (("PipeDream", pipedream), ("vertical sync", synchronous)):
     of_stage = [versions[10] for versions in schedules.weight_versions(schedule)]
     print(
-        f"{name}: microbatch 10 meets versions {of_stage}, staleness {[s[10] for s in schedules.staleness(schedule)]}"
+        f"{name}: microbatch 10 meets versions {of_stage}, staleness "
+        f"{[s[10] for s in schedules.staleness(schedule)]}"
     )
     assert of_stage == ([7, 8, 9, 10] if schedule is pipedream else [7, 7, 7, 7])
-assert {stale for stage in schedules.staleness(synchronous) for stale in stage[RANKS:]} == {RANKS - 1}
+assert {
+    stale for stage in schedules.staleness(synchronous) for stale in stage[RANKS:]
+} == {RANKS - 1}
 assert simulate(synchronous).makespan == simulate(pipedream).makespan == 69
 
-copies = [simulate(schedule, Costs(activation=0, weights=1)).peak_memory for schedule in (pipedream, synchronous)]
-print(f"copies of weights and gradients beyond the first, by rank: {copies[0]} and {copies[1]}")
+copies = [
+    simulate(schedule, Costs(activation=0, weights=1)).peak_memory
+    for schedule in (pipedream, synchronous)
+]
+print(
+    f"copies of weights and gradients beyond the first, by rank: {copies[0]} and "
+    f"{copies[1]}"
+)
 assert copies == [(3, 2, 1, 0), (3, 3, 3, 3)]
 
 # %% [markdown]
@@ -245,7 +290,9 @@ assert copies == [(3, 2, 1, 0), (3, 3, 3, 3)]
 # after the next one begins.
 
 # %%
-render.show(simulate(schedules.two_buffered(RANKS, 12, microbatches_per_update=4), SEEN))
+render.show(
+    simulate(schedules.two_buffered(RANKS, 12, microbatches_per_update=4), SEEN)
+)
 buffered = schedules.two_buffered(RANKS, 20, microbatches_per_update=4)
 verify(buffered, max_versions=2, max_staleness=1)
 for stage, versions in enumerate(schedules.weight_versions(buffered)):
@@ -263,8 +310,13 @@ assert simulate(buffered).makespan == 69 < simulate(flushed).makespan
 # %%
 bought = {}
 for ranks in (4, 8, 16):
-    both = (schedules.pipedream(ranks, 4 * ranks), schedules.two_buffered(ranks, 4 * ranks))
-    bought[ranks] = [(most_versions(each, 0), max(schedules.staleness(each)[0])) for each in both]
+    both = (
+        schedules.pipedream(ranks, 4 * ranks),
+        schedules.two_buffered(ranks, 4 * ranks),
+    )
+    bought[ranks] = [
+        (most_versions(each, 0), max(schedules.staleness(each)[0])) for each in both
+    ]
     pipe, twice = ("{} versions, staleness {}".format(*each) for each in bought[ranks])
     print(f"{ranks:2} ranks, stage 0: PipeDream {pipe}; 2BW {twice}")
     assert bought[ranks] == [(ranks, ranks - 1), (2, 1)]
@@ -285,7 +337,9 @@ for ranks in (4, 8):
     for a in range(1, 9):
         drift = schedules.drift(schedules.paci(ranks, 60, microbatches_per_update=a))
         drifts[ranks, a] = max(map(max, drift))
-    print(f"{ranks} ranks, a from 1 to 8: drift {[drifts[ranks, a] for a in range(1, 9)]}")
+    print(
+        f"{ranks} ranks, a from 1 to 8: drift {[drifts[ranks, a] for a in range(1, 9)]}"
+    )
 assert all(drift == ceil((ranks - 1) / a) for (ranks, a), drift in drifts.items())
 
 # %% [markdown]
@@ -307,9 +361,17 @@ for schedule in (flushed, pipedream, synchronous, buffered, paci):
     stale = max(map(max, schedules.staleness(schedule)))
     drift = max(map(max, schedules.drift(schedule)))
     versions = max(most_versions(schedule, rank) for rank in range(RANKS))
-    table[schedule.name] = (simulate(schedule).makespan, updates, stale, versions, drift)
+    table[schedule.name] = (
+        simulate(schedule).makespan,
+        updates,
+        stale,
+        versions,
+        drift,
+    )
     units = table[schedule.name][0]
-    print(f"{schedule.name:15} {units:6g} {updates:8} {stale:10} {versions:9} {drift:9}")
+    print(
+        f"{schedule.name:15} {units:6g} {updates:8} {stale:10} {versions:9} {drift:9}"
+    )
 assert table == {
     "with flushes": (105, 5, 0, 1, 0),
     "pipedream": (69, 20, 3, 4, 3),

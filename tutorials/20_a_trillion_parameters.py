@@ -12,7 +12,13 @@
 
 # %%
 from minipipe import schedules, simulate
-from minipipe.schedules.simulation.paper_scale import A100, TERMS, costs_of, predict, published_runs
+from minipipe.schedules.simulation.paper_scale import (
+    A100,
+    TERMS,
+    costs_of,
+    predict,
+    published_runs,
+)
 
 # %% [markdown]
 # ## The run
@@ -24,7 +30,10 @@ from minipipe.schedules.simulation.paper_scale import A100, TERMS, costs_of, pre
 
 # %%
 run = published_runs("megatron-table-1")[-1]
-print(f"{run.tensor} x {run.pipeline} x {run.replicas} = {run.gpus:,} GPUs, {run.layers} layers {run.hidden:,} wide")
+print(
+    f"{run.tensor} x {run.pipeline} x {run.replicas} = {run.gpus:,} GPUs, "
+    f"{run.layers} layers {run.hidden:,} wide"
+)
 print(f"{run.num_microbatches} microbatches of one sequence on each pipeline")
 assert (run.tensor, run.pipeline, run.replicas, run.gpus) == (8, 64, 6, 3072)
 assert (run.layers, run.hidden, run.num_microbatches) == (128, 25600, 512)
@@ -59,10 +68,24 @@ assert round(ideal, 1) == 64.3 and round(100 * ideal / run.seconds()) == 63
 
 # %%
 seconds = predict(run)
-print(f"predicted: {seconds:.1f} s, {100 * (seconds / run.seconds() - 1):+.1f} % from the published time")
-assert round(seconds, 1) == 104.0 and round(100 * (seconds / run.seconds() - 1), 1) == 1.4
+print(
+    f"predicted: {seconds:.1f} s, {100 * (seconds / run.seconds() - 1):+.1f} % "
+    "from the published time"
+)
+assert (
+    round(seconds, 1) == 104.0 and round(100 * (seconds / run.seconds() - 1), 1) == 1.4
+)
 worth = {}
-for term in ("recomputation", "bubble", "operands", "tensor-sums", "accumulation", "head", "memory", "attention"):
+for term in (
+    "recomputation",
+    "bubble",
+    "operands",
+    "tensor-sums",
+    "accumulation",
+    "head",
+    "memory",
+    "attention",
+):
     worth[term] = seconds - predict(run, without=[term])
     print(f"{term:14}{worth[term]:6.1f} s   {TERMS[term]}")
 assert [round(part) for part in worth.values()] == [24, 11, 9, 6, 5, 5, 4, 4]
@@ -81,7 +104,10 @@ assert [round(part) for part in worth.values()] == [24, 11, 9, 6, 5, 5, 4, 4]
 # %%
 inside = simulate(run.schedule(), costs_of(run)).makespan
 by_formula = (run.pipeline - 1) / run.num_microbatches * (inside - worth["bubble"])
-print(f"bubble: {worth['bubble']:.1f} s simulated, {by_formula:.1f} s by the formula for equal stages")
+print(
+    f"bubble: {worth['bubble']:.1f} s simulated, {by_formula:.1f} s by the "
+    "formula for equal stages"
+)
 assert round(worth["bubble"], 1) == 10.8 and round(by_formula, 1) == 11.4
 
 # %% [markdown]
@@ -130,7 +156,10 @@ assert round(bubble, 2) == 0.10
 
 # %%
 few = run._replace(batch=run.pipeline * run.replicas)
-one, split = (simulate(build(64, 64), costs_of(few)).makespan for build in (schedules.one_f_one_b, schedules.zb_h1))
+one, split = (
+    simulate(build(64, 64), costs_of(few)).makespan
+    for build in (schedules.one_f_one_b, schedules.zb_h1)
+)
 print(f"64 microbatches: 1F1B {one:.1f} s, ZB-H1 {split:.1f} s")
 assert (round(one, 1), round(split, 1)) == (22.4, 16.9)
 

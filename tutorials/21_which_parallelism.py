@@ -27,8 +27,12 @@ from minipipe.tuning.hosts import on_hosts
 # times.)
 
 # %%
-task = Task(layers=4, width=64, heads=4, symbols=64, length=32, batch=16, microbatches=16)
-rows = spawn(lambda group: compare_on_ranks(task, group, Pipeline, rounds=1), num_ranks=4)[0]
+task = Task(
+    layers=4, width=64, heads=4, symbols=64, length=32, batch=16, microbatches=16
+)
+rows = spawn(
+    lambda group: compare_on_ranks(task, group, Pipeline, rounds=1), num_ranks=4
+)[0]
 rows = {row["grid"]: row for row in rows}
 losses = {name: row["losses"][1] for name, row in rows.items()}
 for name, loss in losses.items():
@@ -64,22 +68,39 @@ LABELS = {
 }
 sent, bars = {}, []
 for name, row in rows.items():
-    most = max((rank["sent"] for rank in row["ranks"]), key=lambda sizes: sum(sizes[kind] for kind in LABELS))
+    most = max(
+        (rank["sent"] for rank in row["ranks"]),
+        key=lambda sizes: sum(sizes[kind] for kind in LABELS),
+    )
     of_rank = {kind: most[kind] for kind in LABELS}
     assert of_rank in [rank["promised_sent"] for rank in row["ranks"]]
     sent[name] = sum(of_rank.values())
-    bars.append(render.Bar({LABELS[kind]: size for kind, size in of_rank.items()}, f"{sent[name]:,}"))
+    bars.append(
+        render.Bar(
+            {LABELS[kind]: size for kind, size in of_rank.items()}, f"{sent[name]:,}"
+        )
+    )
 colours = dict(zip(LABELS.values(), schedules.ActionKind))
-picture = render.draw_bars(list(rows), {"bytes sent in a step, by the rank that sends most": bars}, colours, width=700)
-render.show_picture(picture, "\n".join(f"{name:28} {size:9,} bytes" for name, size in sent.items()))
+picture = render.draw_bars(
+    list(rows),
+    {"bytes sent in a step, by the rank that sends most": bars},
+    colours,
+    width=700,
+)
+render.show_picture(
+    picture, "\n".join(f"{name:28} {size:9,} bytes" for name, size in sent.items())
+)
 parameters = sum(parameter.size for parameter in task.model().parameters())
 activation = 4 * task.length * task.width  # of one sequence, in float32
 print(f"{parameters:,} parameters, {activation:,} bytes an activation")
 assert (parameters, activation) == (210368, 8192)
 assert sent["data 4"] == 2 * 3 / 4 * 4 * parameters == 1262208
-assert sent["pipeline 4"] == 2 * 16 * activation == 262144  # an inner rank: to both sides
-assert sent["fully sharded 4"] == 3 * 3 / 4 * 4 * parameters * 4 == 7573248  # four microbatches of each replica
-assert sent["tensor 4"] == 2 * 3 / 4 * 16 * (4 * 4 + 1) * activation == 3342336  # and one sum of the embedding
+# an inner rank: to both sides
+assert sent["pipeline 4"] == 2 * 16 * activation == 262144
+# four microbatches of each replica
+assert sent["fully sharded 4"] == 3 * 3 / 4 * 4 * parameters * 4 == 7573248
+# and one sum of the embedding
+assert sent["tensor 4"] == 2 * 3 / 4 * 16 * (4 * 4 + 1) * activation == 3342336
 
 # %% [markdown]
 # The pipeline sends least. Tensor parallelism sends 13 times as much, and full sharding
@@ -99,12 +120,27 @@ held = {}
 for name, row in rows.items():
     for rank in row["ranks"]:
         assert rank["memory"].items() <= rank["promised_memory"].items()
-    fullest = max((rank["memory"] for rank in row["ranks"]), key=lambda memory: sum(memory.values()))
+    fullest = max(
+        (rank["memory"] for rank in row["ranks"]),
+        key=lambda memory: sum(memory.values()),
+    )
     held[name] = [round(size / 1e3) for size in fullest.values()]
-    print(f"{name:28}", *(f"{kind} {size} kB " for kind, size in zip(fullest, held[name])))
-assert held["data 4"] == [841, 841, 1683, 648] and held["pipeline 4"] == [225, 225, 449, 624]
+    print(
+        f"{name:28}", *(f"{kind} {size} kB " for kind, size in zip(fullest, held[name]))
+    )
+assert held["data 4"] == [841, 841, 1683, 648] and held["pipeline 4"] == [
+    225,
+    225,
+    449,
+    624,
+]
 assert held["fully sharded 4"] == [210, 210, 421, 648]
-assert held["tensor 4"] == [234, 234, 468, 280] and held["pipeline 2 x tensor 2"] == [218, 218, 436, 378]
+assert held["tensor 4"] == [234, 234, 468, 280] and held["pipeline 2 x tensor 2"] == [
+    218,
+    218,
+    436,
+    378,
+]
 
 # %% [markdown]
 # The prediction is exact to the byte.
@@ -128,14 +164,20 @@ def timed(row, sum_time=0.0):
     """Return a row with the costs above; each all-reduce within a host takes ``sum_time`` seconds."""
     blocks, parts = task.layers / row["pipeline"], row["tensor"]
     sums = 2 * blocks * sum_time * (parts > 1)
-    times = {"forward": 1e-3 * blocks / parts + sums, "backward_input": 1e-3 * blocks / parts + sums}
+    times = {
+        "forward": 1e-3 * blocks / parts + sums,
+        "backward_input": 1e-3 * blocks / parts + sums,
+    }
     return {**row, "costs": {**times, "backward_weight": 1e-3 * blocks / parts}}
 
 
 def fastest(bandwidth, sum_time=0.0):
     """Return the milliseconds of each mesh on two hosts, the fastest first."""
     link = Link(50e-6, bandwidth)
-    times = {name: 1e3 * on_hosts(timed(row, sum_time), 16, 2, link).makespan for name, row in rows.items()}
+    times = {
+        name: 1e3 * on_hosts(timed(row, sum_time), 16, 2, link).makespan
+        for name, row in rows.items()
+    }
     return {name: round(times[name], 1) for name in sorted(times, key=times.get)}
 
 
@@ -146,7 +188,10 @@ for bandwidth in (1e9, 1e8, 1e7):
     print(f"{bandwidth:.0e} bytes a second, in ms: {times}")
 assert first[1e9] == [("data 2 x tensor 2", 49.0), ("data 4", 49.8)]
 assert first[1e8] == [("pipeline 2 x tensor 2", 54.4), ("pipeline 2 x data 2", 55.7)]
-assert first[1e7] == [("pipeline 2 x data 2", 67.5), ("pipeline 2 x fully sharded 2", 67.5)]
+assert first[1e7] == [
+    ("pipeline 2 x data 2", 67.5),
+    ("pipeline 2 x fully sharded 2", 67.5),
+]
 
 # %% [markdown]
 # At 1 GB/s the bubble decides, and meshes without a pipeline win. At 100 MB/s the
@@ -173,7 +218,9 @@ def bubble(num_stages, times=4, slowest=1.0, latency=0.0, name="1f1b"):
     stages = num_stages if name == "1f1b" else 2 * num_stages
     work = [1.0] * (stages - 1) + [slowest]
     costs = Costs(work, work, work, latency=latency)
-    return simulate(schedules.build(name, num_stages, times * num_stages), costs).bubble_fraction
+    return simulate(
+        schedules.build(name, num_stages, times * num_stages), costs
+    ).bubble_fraction
 
 
 bubbles = [round(bubble(num_stages), 3) for num_stages in (2, 4, 8, 16, 32)]
@@ -197,7 +244,10 @@ def most(idle, high):
     return low
 
 
-slower = {p: round(most(lambda x, p=p: bubble(p, slowest=1 + x), 2) * 100, 1) for p in (4, 8, 16)}
+slower = {
+    p: round(most(lambda x, p=p: bubble(p, slowest=1 + x), 2) * 100, 1)
+    for p in (4, 8, 16)
+}
 late = {p: round(most(lambda x, p=p: bubble(p, latency=x), 2), 3) for p in (4, 8, 16)}
 print("the last stage may be slower by, in %:", slower)
 print("a message may take, in units of F:", late)
@@ -211,7 +261,10 @@ assert slower == {4: 9.1, 8: 3.7, 16: 1.7} and late == {4: 0.107, 8: 0.044, 16: 
 # microbatches are enough:
 
 # %%
-twice = {p: (round(bubble(p, 2), 2), round(bubble(p, 2, name="interleaved-1f1b"), 2)) for p in (4, 8, 16)}
+twice = {
+    p: (round(bubble(p, 2), 2), round(bubble(p, 2, name="interleaved-1f1b"), 2))
+    for p in (4, 8, 16)
+}
 print("idle with m = 2 p, 1F1B and interleaved:", twice)
 assert twice == {4: (0.27, 0.16), 8: (0.3, 0.18), 16: (0.32, 0.19)}
 
@@ -231,20 +284,31 @@ INSIDE = A100.node
 
 def seconds(width, tensor, ratio, is_swapped=False):
     """Return the time of 64 sequences through 64 layers on 64 GPUs."""
-    run = Run("", "", 64, width, 64, tensor, 64 // tensor, 1, 64, 64, 1, "full", "nothing", "")
+    run = Run(
+        "", "", 64, width, 64, tensor, 64 // tensor, 1, 64, 64, 1, "full", "nothing", ""
+    )
     between = Link(20e-6, INSIDE.bandwidth / ratio)
     sums_leave = is_swapped or tensor > 8
     node = between._replace(latency=INSIDE.latency) if sums_leave else INSIDE
-    return predict(run, A100._replace(node=node, network=INSIDE if is_swapped else between))
+    return predict(
+        run, A100._replace(node=node, network=INSIDE if is_swapped else between)
+    )
 
 
 swapped = {
-    width: [round(seconds(width, 8, ratio, True) / seconds(width, 8, ratio), 1) for ratio in (1, 10, 100)]
+    width: [
+        round(seconds(width, 8, ratio, True) / seconds(width, 8, ratio), 1)
+        for ratio in (1, 10, 100)
+    ]
     for width in (1024, 4096, 16384)
 }
 for width, times in swapped.items():
     print(f"width {width:6}: swapped, a step takes {times} times as long")
-assert swapped == {1024: [1.0, 1.8, 10.0], 4096: [1.0, 2.4, 15.3], 16384: [1.0, 1.7, 9.0]}
+assert swapped == {
+    1024: [1.0, 1.8, 10.0],
+    4096: [1.0, 2.4, 15.3],
+    16384: [1.0, 1.7, 9.0],
+}
 
 # %% [markdown]
 # This part of the rule holds in every case. With equal links the order does not matter,
@@ -260,8 +324,17 @@ best = {}
 for width in (1024, 4096, 16384):
     times = {tensor: seconds(width, tensor, 10) for tensor in (1, 2, 4, 8, 16)}
     best[width] = [round(time / min(times.values()), 2) for time in times.values()]
-    print(f"width {width:6}: 1, 2, 4, 8, 16 GPUs per layer take {best[width]} times the best")
-assert best[1024] == [1.5, 1.14, 1.0, 1.08, 3.21] and best[4096] == [1.56, 1.15, 1.0, 1.06, 4.25]
+    print(
+        f"width {width:6}: 1, 2, 4, 8, 16 GPUs per layer take {best[width]} "
+        "times the best"
+    )
+assert best[1024] == [1.5, 1.14, 1.0, 1.08, 3.21] and best[4096] == [
+    1.56,
+    1.15,
+    1.0,
+    1.06,
+    4.25,
+]
 assert best[16384] == [1.65, 1.22, 1.03, 1.0, 2.59]
 
 # %% [markdown]

@@ -31,8 +31,16 @@ verify(chimera)
 render.show(simulate(chimera, EVEN), simulate(schedules.one_f_one_b(4, 4), EVEN))
 for rank in range(4):
     print(f"rank {rank} has stages {chimera.stages_of(rank)}")
-assert simulate(chimera, EVEN).makespan == 10 and simulate(schedules.one_f_one_b(4, 4), EVEN).makespan == 14
-assert [chimera.stages_of(rank) for rank in range(4)] == [(0, 3), (1, 2), (1, 2), (0, 3)]
+assert (
+    simulate(chimera, EVEN).makespan == 10
+    and simulate(schedules.one_f_one_b(4, 4), EVEN).makespan == 14
+)
+assert [chimera.stages_of(rank) for rank in range(4)] == [
+    (0, 3),
+    (1, 2),
+    (1, 2),
+    (0, 3),
+]
 
 # %% [markdown]
 # Chimera takes 10 units and 1F1B 14.
@@ -44,8 +52,13 @@ assert [chimera.stages_of(rank) for rank in range(4)] == [(0, 3), (1, 2), (1, 2)
 idle = {}
 for ranks, microbatches in ((4, 4), (4, 8), (8, 8), (8, 16)):
     work = 2 * microbatches
-    both = (schedules.chimera(ranks, microbatches), schedules.one_f_one_b(ranks, microbatches))
-    idle[ranks, microbatches] = [simulate(schedule, EVEN).makespan - work for schedule in both]
+    both = (
+        schedules.chimera(ranks, microbatches),
+        schedules.one_f_one_b(ranks, microbatches),
+    )
+    idle[ranks, microbatches] = [
+        simulate(schedule, EVEN).makespan - work for schedule in both
+    ]
     print(
         "{} ranks, {:2} microbatches: Chimera {:g} units idle, 1F1B {:g}".format(
             ranks, microbatches, *idle[ranks, microbatches]
@@ -101,20 +114,38 @@ assert error.code == "placement" and ">0B3<" in error.grid
 # each rank holds at its peak.
 
 # %%
-side_by_side = schedules.data_parallel(schedules.one_f_one_b(2, 4, chunks_per_rank=2), 2)
-crossing = schedules.data_parallel(schedules.chimera(4, 8), 1)  # one copy: its two directions are the replicas
+side_by_side = schedules.data_parallel(
+    schedules.one_f_one_b(2, 4, chunks_per_rank=2), 2
+)
+# one copy: its two directions are the replicas
+crossing = schedules.data_parallel(schedules.chimera(4, 8), 1)
 compared = {}
 for name, costs in (("B = F", EVEN), ("B = 2F", Costs())):
     with_reduce = replace(costs, gradient_size=3, bandwidth=1)
     for schedule in (crossing, side_by_side):
         timeline = simulate(schedule, with_reduce)
         without = simulate(schedule, costs).makespan
-        compared[name, schedule.name] = (without, timeline.makespan, timeline.peak_activations)
+        compared[name, schedule.name] = (
+            without,
+            timeline.makespan,
+            timeline.peak_activations,
+        )
         times = f"{without:g} units, {timeline.makespan:g} with the all-reduce"
-        print(f"{name:6}  {schedule.name:16} {times}, holds {timeline.peak_activations}")
-assert [row[:2] for row in compared.values()] == [(18, 21), (20, 23), (30, 33), (30, 33)]
+        print(
+            f"{name:6}  {schedule.name:16} {times}, holds {timeline.peak_activations}"
+        )
+assert [row[:2] for row in compared.values()] == [
+    (18, 21),
+    (20, 23),
+    (30, 33),
+    (30, 33),
+]
 assert {row[2] for row in compared.values()} == {(3, 4, 4, 3), (4, 2, 4, 2)}
-assert all(len(schedule.stages_of(rank)) == 2 for schedule in (crossing, side_by_side) for rank in range(4))
+assert all(
+    len(schedule.stages_of(rank)) == 2
+    for schedule in (crossing, side_by_side)
+    for rank in range(4)
+)
 
 # %% [markdown]
 # If a backward takes as long as a forward, Chimera is 2 units faster. If it takes twice
@@ -139,9 +170,14 @@ verify(dual)
 for schedule in (dual, halves, schedules.one_f_one_b(8, 20)):
     timeline = simulate(schedule)
     held = max(timeline.peak_activations)
-    print(f"{schedule.name:22} {timeline.makespan:g} units, holds {held}, stages of rank 0: {schedule.stages_of(0)}")
+    print(
+        f"{schedule.name:22} {timeline.makespan:g} units, holds {held}, stages "
+        f"of rank 0: {schedule.stages_of(0)}"
+    )
     assert timeline.makespan == (81 if schedule.name == "1f1b" else 63)
-assert max(simulate(dual).peak_activations) == max(simulate(halves).peak_activations) == 9
+assert (
+    max(simulate(dual).peak_activations) == max(simulate(halves).peak_activations) == 9
+)
 assert dual.stages_of(0) == halves.stages_of(0) == (0, 7)
 
 # %% [markdown]
@@ -158,7 +194,9 @@ for rank in range(8):
     row, of_half = dual.actions[rank], half.actions[min(rank, 7 - rank)]
     kinds = [str(action.kind) for action in row]
     assert kinds == [str(action.kind) for action in of_half]
-    assert [action.microbatch % 10 for action in row] == [action.microbatch for action in of_half]
+    assert [action.microbatch % 10 for action in row] == [
+        action.microbatch for action in of_half
+    ]
 print(f"rank 0 of DualPipe begins {' '.join(map(str, dual.actions[0][:9]))}")
 print(f"rank 0 of DualPipe-V begins {' '.join(map(str, half.actions[0][:9]))}")
 assert dual.stages_of(0) == half.stages_of(0)
@@ -178,11 +216,18 @@ assert dual.stages_of(0) == half.stages_of(0)
 # %%
 joined = schedules.dualpipe(8, 20, joined=True)
 verify(joined)
-by_overlap = {overlap: simulate(joined, Costs(overlap=overlap)).makespan for overlap in (0, 0.5, 1)}
+by_overlap = {
+    overlap: simulate(joined, Costs(overlap=overlap)).makespan
+    for overlap in (0, 0.5, 1)
+}
 for overlap, makespan in by_overlap.items():
-    print(f"{len(joined.overlaps)} pairs that hide {overlap:4.0%} of their shorter action: {makespan:g} units")
+    print(
+        f"{len(joined.overlaps)} pairs that hide {overlap:4.0%} of their shorter "
+        f"action: {makespan:g} units"
+    )
 assert by_overlap == {0: 66, 0.5: 59, 1: 52} and len(joined.overlaps) == 82
-assert by_overlap[0] == 3 * 20 + (8 // 2 - 1) * (3 + 2 - 3 * 1)  # DeepSeek's formula: (p/2 - 1)(F&B + B - 3W)
+# DeepSeek's formula: (p/2 - 1)(F&B + B - 3W)
+assert by_overlap[0] == 3 * 20 + (8 // 2 - 1) * (3 + 2 - 3 * 1)
 
 # %% [markdown]
 # Without any overlap the pairs cost 3 units, 66 instead of 63, because each waits for
@@ -205,7 +250,10 @@ error = complaint_about(
     """
 )
 print(error.problems[0].message)
-assert error.code == "deadlock" and "Without the overlaps it would end" in error.problems[0].message
+assert (
+    error.code == "deadlock"
+    and "Without the overlaps it would end" in error.problems[0].message
+)
 
 # %% [markdown]
 # The pair on rank 0 waits for `1B0` on rank 1. Rank 1 first runs `1F1`, which waits for

@@ -35,7 +35,13 @@ from minipipe.compile.export import files_of
 
 # %%
 def train(group, schedule):
-    layers = [nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)]
+    layers = [
+        nn.Linear(8, 16),
+        nn.Tanh(),
+        nn.Linear(16, 16),
+        nn.Tanh(),
+        nn.Linear(16, 4),
+    ]
     model, loss = nn.Sequential(*layers), nn.MSELoss()
     pipeline = Pipeline(model, group, loss=loss, schedule=schedule, num_microbatches=4)
     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1, momentum=0.9)
@@ -51,7 +57,10 @@ def export(schedule):
 
 
 programs = {schedule: export(schedule) for schedule in ("1f1b", "zb-h1")}
-lengths = {name: [len(file.source.splitlines()) for file in files] for name, files in programs.items()}
+lengths = {
+    name: [len(file.source.splitlines()) for file in files]
+    for name, files in programs.items()
+}
 print("lines of rank 0 and rank 1:", lengths)
 assert all(length < 150 for both in lengths.values() for length in both)
 
@@ -82,7 +91,10 @@ print(part(last, "w = ", "def add_gradient"))
 arrays = programs["1f1b"][1].arrays
 own = sorted(name for name in arrays if name.startswith("w/"))
 print("parameters of rank 1:", own)
-assert own == ["w/2.bias", "w/2.weight", "w/4.bias", "w/4.weight"] and "velocity = " in last
+assert (
+    own == ["w/2.bias", "w/2.weight", "w/4.bias", "w/4.weight"]
+    and "velocity = " in last
+)
 
 # %% [markdown]
 # ## Forward and backward
@@ -115,7 +127,10 @@ assert "kept[" in forward and "kept.pop(" in backward
 # %%
 step = part(last, "def step", "def update")
 print(step)
-row = [f"{action.kind}{action.microbatch}" for action in schedules.one_f_one_b(2, 4).actions[1]]
+row = [
+    f"{action.kind}{action.microbatch}"
+    for action in schedules.one_f_one_b(2, 4).actions[1]
+]
 calls = re.findall(r"(forward|backward)_1\((\d)", step)
 print("the row:", *row)
 assert row == [f"{name[0].upper()}{k}" for name, k in calls]
@@ -135,7 +150,9 @@ assert row == [f"{name[0].upper()}{k}" for name, k in calls]
 split = programs["zb-h1"][1].source
 print(part(split, "def backward_input_1", "def step"))
 weights = part(split, "def backward_weight_1", "def step")
-assert "send" not in weights and weights.count("add_gradient") == backward.count("add_gradient")
+assert "send" not in weights and weights.count("add_gradient") == backward.count(
+    "add_gradient"
+)
 
 # %% [markdown]
 # The steps of rank 1, side by side: 1F1B left, ZB-H1 right. In 1F1B rank 0 gets its
@@ -172,7 +189,9 @@ if find_spec("mpi4py"):
     with tempfile.TemporaryDirectory() as folder:
         for file in programs["zb-h1"]:
             file.write(Path(folder))
-        ranks = [["-n", "1", sys.executable, f"{folder}/rank{rank}.py"] for rank in range(2)]
+        ranks = [
+            ["-n", "1", sys.executable, f"{folder}/rank{rank}.py"] for rank in range(2)
+        ]
         command = ["mpirun", *ranks[0], ":", *ranks[1]]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     printed = sorted(re.findall(r"rank \d: the same bits", done.stdout))

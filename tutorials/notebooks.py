@@ -2,10 +2,10 @@
 
     python tutorials/notebooks.py DIR [LESSON.py …]        all lessons, or these
 
-A lesson is a Python file in percent format: a line ``# %%`` begins a cell. Most cells end
-with asserts about their output. In a notebook these asserts are in a separate cell, which
-is folded and tagged ``hide-input``. It runs like the others. Programs that make pages
-from notebooks can fold or remove cells with this tag.
+A lesson is a Python file in percent format: a line ``# %%`` begins a cell. Most cells
+end with asserts about their output. In a notebook these asserts are in a separate cell,
+which is folded and tagged ``hide-input``. It runs like the others. Programs that make
+pages from notebooks can fold or remove cells with this tag.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ class Cell(NamedTuple):
 
     @property
     def content(self) -> str:
-        """The text for a notebook: Markdown without comment signs, and no blank lines around it."""
-        text = re.sub(r"^# ?", "", self.text, flags=re.MULTILINE) if self.is_markdown else self.text
+        """The text for a notebook: Markdown without comment signs, and no blank lines
+        around it.
+        """
+        text = (
+            re.sub(r"^# ?", "", self.text, flags=re.MULTILINE)
+            if self.is_markdown
+            else self.text
+        )
         return text.strip("\n")
 
 
@@ -40,14 +46,24 @@ def read_cells(source: str) -> list[Cell]:
     starts = [i for i, line in enumerate(lines) if line.startswith("# %%")]
     ends = [*starts[1:], len(lines)]
     return [
-        Cell(start + 1, lines[start] == "# %% [markdown]", "\n".join(lines[start + 1 : end]))
+        Cell(
+            start + 1,
+            lines[start] == "# %% [markdown]",
+            "\n".join(lines[start + 1 : end]),
+        )
         for start, end in zip(starts, ends)
     ]
 
 
 def without_checks(code: str) -> tuple[str, str]:
-    """Split a code cell into its code and the checks at its end: asserts, and loops that contain only asserts."""
-    shown = [statement.end_lineno or 0 for statement in ast.parse(code).body if not _is_check(statement)]
+    """Split a code cell into its code and the checks at its end: asserts, and loops
+    that contain only asserts.
+    """
+    shown = [
+        statement.end_lineno or 0
+        for statement in ast.parse(code).body
+        if not _is_check(statement)
+    ]
     lines = code.splitlines()
     end = max(shown, default=0)
     return "\n".join(lines[:end]), "\n".join(lines[end:]).strip("\n")
@@ -66,7 +82,15 @@ def notebook(source: str) -> dict[str, Any]:
     def add(kind: str, text: str, **more: Any) -> None:
         if text:
             lines = text.splitlines(keepends=True)
-            cells.append({"id": f"cell-{len(cells)}", "cell_type": kind, "metadata": {}, "source": lines, **more})
+            cells.append(
+                {
+                    "id": f"cell-{len(cells)}",
+                    "cell_type": kind,
+                    "metadata": {},
+                    "source": lines,
+                    **more,
+                }
+            )
 
     for cell in read_cells(source):
         if cell.is_markdown:
@@ -76,7 +100,12 @@ def notebook(source: str) -> dict[str, Any]:
             add("code", code, execution_count=None, outputs=[])
             add("code", checks, execution_count=None, outputs=[], metadata=FOLDED)
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
+    return {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {"kernelspec": kernel},
+        "cells": cells,
+    }
 
 
 def main(folder: str, *names: str) -> None:
@@ -86,7 +115,9 @@ def main(folder: str, *names: str) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     for lesson in lessons:
         path = Path(folder, f"{lesson.stem}.ipynb")
-        text = json.dumps(notebook(lesson.read_text(encoding="utf-8")), indent=1, ensure_ascii=False)
+        text = json.dumps(
+            notebook(lesson.read_text(encoding="utf-8")), indent=1, ensure_ascii=False
+        )
         path.write_text(f"{text}\n", encoding="utf-8")
         print(f"wrote {path}")
 

@@ -43,13 +43,27 @@ def parse_options(is_silent):
         layers_help="linear layers",
     )
     add = parser.add_argument
-    add("--epochs", type=int, default=40, metavar="N", help="passes over the training data (default: %(default)s)")
-    add("--hidden", type=int, default=192, metavar="N", help="width of the layers (default: %(default)s)")
+    add(
+        "--epochs",
+        type=int,
+        default=40,
+        metavar="N",
+        help="passes over the training data (default: %(default)s)",
+    )
+    add(
+        "--hidden",
+        type=int,
+        default=192,
+        metavar="N",
+        help="width of the layers (default: %(default)s)",
+    )
     return read_options(parser, ["epochs", "hidden"], is_silent)
 
 
 def mlp(num_layers, hidden):
-    """Return a multilayer perceptron: 64 pixels, linear layers with ReLUs between them, 10 classes."""
+    """Return a multilayer perceptron: 64 pixels, linear layers with ReLUs between them,
+    10 classes.
+    """
     widths = [64, *[hidden] * (num_layers - 1), 10]
     layers = [nn.Flatten()]
     for width, next_width in zip(widths, widths[1:]):
@@ -72,23 +86,41 @@ def make_pipeline(options, group):
 
 
 def train(pipeline, examples, test, options, speaks):
-    """Train for all epochs; return the time of each step in seconds, and the last batch."""
-    optimiser = optim.SGD(pipeline.parameters(), options.learning_rate, momentum=0.9, weight_decay=1e-3)
+    """Train for all epochs; return the time of each step in seconds, and the last
+    batch.
+    """
+    optimiser = optim.SGD(
+        pipeline.parameters(), options.learning_rate, momentum=0.9, weight_decay=1e-3
+    )
     per_epoch = data.num_batches(len(examples[0]), options.batch_size)
-    checkpoints = Checkpoints(options, pipeline, optimiser, options.epochs * per_epoch, speaks)
+    checkpoints = Checkpoints(
+        options, pipeline, optimiser, options.epochs * per_epoch, speaks
+    )
     times, batch, step = [], None, checkpoints.step
-    losses = checkpoints.extra["losses"] if step % per_epoch else []  # of an interrupted epoch
+    # of an interrupted epoch
+    losses = checkpoints.extra["losses"] if step % per_epoch else []
     generator = np.random.default_rng(options.seed)
-    generator.bit_generator.state = checkpoints.extra.get("noise", generator.bit_generator.state)
+    generator.bit_generator.state = checkpoints.extra.get(
+        "noise", generator.bit_generator.state
+    )
     has_bar = shows_bar(speaks)
-    with tqdm(range(step // per_epoch, options.epochs), unit="epoch", disable=not has_bar) as epochs:
+    with tqdm(
+        range(step // per_epoch, options.epochs), unit="epoch", disable=not has_bar
+    ) as epochs:
         for epoch in epochs:
-            optimiser.learning_rate = options.learning_rate * (1 - epoch / options.epochs)
+            optimiser.learning_rate = options.learning_rate * (
+                1 - epoch / options.epochs
+            )
             order = {"seed": options.seed, "epoch": epoch, "start": step % per_epoch}
-            for batch in data.batches(*examples, options.batch_size, **order, needs=pipeline.needs):
+            for batch in data.batches(
+                *examples, options.batch_size, **order, needs=pipeline.needs
+            ):
                 inputs, targets = batch
-                if inputs is not None:  # noise keeps the network from memorising a small data set
-                    inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
+                # noise keeps the network from memorising a small data set
+                if inputs is not None:
+                    inputs += 0.25 * generator.standard_normal(
+                        inputs.shape, dtype=np.float32
+                    )
                 start = time.perf_counter()
                 losses.append(
                     pipeline.step(inputs, targets, wait=False)
@@ -98,14 +130,19 @@ def train(pipeline, examples, test, options, speaks):
                 step += 1
                 if checkpoints.is_due(step):
                     losses = list(map(float, losses))
-                    checkpoints.save(step, losses=losses, noise=generator.bit_generator.state)
+                    checkpoints.save(
+                        step, losses=losses, noise=generator.bit_generator.state
+                    )
             loss, losses = sum(map(float, losses)) / len(losses), []
             epochs.set_postfix(loss=f"{loss:.4f}")
             if (epoch + 1) % max(1, options.epochs // 8) == 0:
                 if options.checkpoint is not None:
                     checkpoints.keep_if_best(pipeline.evaluate(*test))
                 if speaks and not has_bar:
-                    print(f"epoch {epoch + 1:3d} of {options.epochs}, loss {loss:.4f}", flush=True)
+                    print(
+                        f"epoch {epoch + 1:3d} of {options.epochs}, loss {loss:.4f}",
+                        flush=True,
+                    )
     return times, batch
 
 
@@ -131,7 +168,9 @@ def main():
             return 0
         timeline = pipeline.timeline()
         predicted, order = predict(pipeline, timeline), order_of_step(pipeline, batch)
-        is_written = not speaks or report(options, group, loss, seconds, times, timeline, predicted, order)
+        is_written = not speaks or report(
+            options, group, loss, seconds, times, timeline, predicted, order
+        )
     return 0 if is_written else 1
 
 
@@ -143,10 +182,23 @@ def accuracy(scores, labels):
 def report(options, group, loss, seconds, times, timeline, predicted, order):
     print(f"\ntest loss {loss!r}\ntest accuracy {100 * loss.metrics['accuracy']:.2f} %")
     print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n")
-    model = f"{options.layers} linear layers, {options.hidden} wide; batches of {options.batch_size}"
-    is_written = report_last_step(timeline, predicted, order, group.size, options.trace, model)
+    model = (
+        f"{options.layers} linear layers, {options.hidden} wide; batches of "
+        f"{options.batch_size}"
+    )
+    is_written = report_last_step(
+        timeline, predicted, order, group.size, options.trace, model
+    )
     if options.json:
-        print_json(times, timeline, predicted, group.size, loss=loss, **loss.metrics, seconds=seconds)
+        print_json(
+            times,
+            timeline,
+            predicted,
+            group.size,
+            loss=loss,
+            **loss.metrics,
+            seconds=seconds,
+        )
     return is_written
 
 

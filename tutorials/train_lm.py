@@ -51,20 +51,68 @@ def parse_options(is_silent):
         layers_help="transformer blocks",
     )
     add = parser.add_argument
-    add("--steps", type=int, default=800, metavar="N", help="training steps (default: %(default)s)")
-    add("--width", type=int, default=96, metavar="N", help="length of the vectors (default: %(default)s)")
-    add("--heads", type=int, default=4, metavar="N", help="attention heads; must divide --width (default: %(default)s)")
-    add("--context", type=int, default=64, metavar="N", help="characters of context (default: %(default)s)")
-    add("--dropout", type=float, default=0.0, metavar="P", help="dropout probability (default: %(default)s)")
-    add("--tied", action="store_true", help="use the same embedding in the first and the last layer")
-    add("--recompute", action="store_true", help="recompute activations in the backward to save memory")
-    add("--sample", type=Path, metavar="DIR", help="do not train; generate text with the newest checkpoint in DIR")
-    return read_options(parser, ["steps", "width", "heads", "context"], is_silent, mistake)
+    add(
+        "--steps",
+        type=int,
+        default=800,
+        metavar="N",
+        help="training steps (default: %(default)s)",
+    )
+    add(
+        "--width",
+        type=int,
+        default=96,
+        metavar="N",
+        help="length of the vectors (default: %(default)s)",
+    )
+    add(
+        "--heads",
+        type=int,
+        default=4,
+        metavar="N",
+        help="attention heads; must divide --width (default: %(default)s)",
+    )
+    add(
+        "--context",
+        type=int,
+        default=64,
+        metavar="N",
+        help="characters of context (default: %(default)s)",
+    )
+    add(
+        "--dropout",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="dropout probability (default: %(default)s)",
+    )
+    add(
+        "--tied",
+        action="store_true",
+        help="use the same embedding in the first and the last layer",
+    )
+    add(
+        "--recompute",
+        action="store_true",
+        help="recompute activations in the backward to save memory",
+    )
+    add(
+        "--sample",
+        type=Path,
+        metavar="DIR",
+        help="do not train; generate text with the newest checkpoint in DIR",
+    )
+    return read_options(
+        parser, ["steps", "width", "heads", "context"], is_silent, mistake
+    )
 
 
 def mistake(options):
     if options.width % options.heads:
-        return f"--width is {options.width}; expected a multiple of --heads, {options.heads}"
+        return (
+            f"--width is {options.width}; expected a multiple of --heads, "
+            f"{options.heads}"
+        )
     if not 0 <= options.dropout < 1:
         return f"--dropout is {options.dropout}; expected at least 0 and less than 1"
     if options.context > 10_000:
@@ -73,16 +121,30 @@ def mistake(options):
 
 
 def language_model(num_characters, options):
-    """Return a transformer in the style of GPT-2. A stage boundary may be between any two of its layers."""
+    """Return a transformer in the style of GPT-2. A stage boundary may be between any
+    two of its layers.
+    """
     width = options.width
     embedding = nn.Embedding(num_characters, width)
     blocks = [
-        nn.TransformerBlock(width, options.heads, is_causal=True, dropout=options.dropout)
+        nn.TransformerBlock(
+            width, options.heads, is_causal=True, dropout=options.dropout
+        )
         for _ in range(options.layers)
     ]
     scores = nn.initialisers.glorot_uniform(width, num_characters)
-    head = nn.Unembedding(embedding) if options.tied else nn.Linear(width, num_characters, initialiser=scores)
-    return nn.Sequential(embedding, nn.PositionalEmbedding(options.context, width), *blocks, nn.LayerNorm(width), head)
+    head = (
+        nn.Unembedding(embedding)
+        if options.tied
+        else nn.Linear(width, num_characters, initialiser=scores)
+    )
+    return nn.Sequential(
+        embedding,
+        nn.PositionalEmbedding(options.context, width),
+        *blocks,
+        nn.LayerNorm(width),
+        head,
+    )
 
 
 def make_pipeline(num_characters, options, group):
@@ -101,19 +163,31 @@ def make_pipeline(num_characters, options, group):
 
 
 def train(pipeline, training, validation, options, speaks):
-    """Train for all steps; return the time of each step in seconds, and the last batch."""
-    optimiser = optim.AdamW(pipeline.parameters(), options.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
-    falling = optim.LearningRateSchedule(optimiser, optim.cosine(options.steps, warmup_steps=options.steps // 20))
+    """Train for all steps; return the time of each step in seconds, and the last
+    batch.
+    """
+    optimiser = optim.AdamW(
+        pipeline.parameters(),
+        options.learning_rate,
+        betas=(0.9, 0.99),
+        weight_decay=0.1,
+    )
+    falling = optim.LearningRateSchedule(
+        optimiser, optim.cosine(options.steps, warmup_steps=options.steps // 20)
+    )
     checkpoints = Checkpoints(options, pipeline, optimiser, options.steps, speaks)
     if checkpoints.step:
         falling.load_state_dict(checkpoints.extra["falling"])
     times, batch, has_bar = [], None, shows_bar(speaks)
-    with tqdm(range(checkpoints.step, options.steps), unit="step", disable=not has_bar) as steps:
+    with tqdm(
+        range(checkpoints.step, options.steps), unit="step", disable=not has_bar
+    ) as steps:
         for step in steps:
             batch = windows(training, options, TRAINING, step)
             start = time.perf_counter()
             pending = pipeline.step(*batch, wait=False)
-            pipeline.clip_grad_norm(1.0)  # collective: the norm needs the gradients of all ranks
+            # collective: the norm needs the gradients of all ranks
+            pipeline.clip_grad_norm(1.0)
             optimiser.step()
             falling.step()
             loss = float(pending)
@@ -123,7 +197,10 @@ def train(pipeline, training, validation, options, speaks):
                 held_out = evaluate(pipeline, validation, options)
                 checkpoints.keep_if_best(held_out)
                 if speaks:
-                    tqdm.write(f"step {step + 1:4d} of {options.steps}, loss {loss:.3f}, validation {held_out:.3f}")
+                    tqdm.write(
+                        f"step {step + 1:4d} of {options.steps}, loss "
+                        f"{loss:.3f}, validation {held_out:.3f}"
+                    )
                     sys.stdout.flush()
             if checkpoints.is_due(step + 1):
                 checkpoints.save(step + 1, falling=falling.state_dict())
@@ -131,27 +208,41 @@ def train(pipeline, training, validation, options, speaks):
 
 
 def windows(numbers, options, purpose, step=0, batches=1):
-    return data.text_windows(numbers, options.context, batches * options.batch_size, (options.seed, purpose, step))
+    return data.text_windows(
+        numbers,
+        options.context,
+        batches * options.batch_size,
+        (options.seed, purpose, step),
+    )
 
 
 def evaluate(pipeline, numbers, options):
-    """Return the validation loss in nats per character. The windows are the same in every call."""
+    """Return the validation loss in nats per character. The windows are the same in
+    every call.
+    """
     return pipeline.evaluate(*windows(numbers, options, VALIDATION, batches=8))
 
 
 def write_text(pipeline, alphabet, options, start="\n", length=300):
-    """Return text that the model generates after ``start``. Collective: every rank draws the same characters."""
+    """Return text that the model generates after ``start``. Collective: every rank
+    draws the same characters.
+    """
     generator = np.random.Generator(np.random.Philox([options.seed, SAMPLING]))
     numbers = list(alphabet.encode(start))
     for _ in range(length):
-        scores = pipeline.predict(np.array([numbers[-options.context :]]))[0, -1].astype(np.float64)
-        likely = np.exp((scores - scores.max()) / 0.8)  # a temperature below 1 favours likely characters
+        scores = pipeline.predict(np.array([numbers[-options.context :]]))[
+            0, -1
+        ].astype(np.float64)
+        # a temperature below 1 favours likely characters
+        likely = np.exp((scores - scores.max()) / 0.8)
         numbers.append(generator.choice(len(alphabet), p=likely / likely.sum()))
     return alphabet.decode(numbers)
 
 
 def sample(alphabet, options, group, speaks):
-    """Generate text with the newest checkpoint and print it. Collective, with any number of ranks."""
+    """Generate text with the newest checkpoint and print it. Collective, with any
+    number of ranks.
+    """
     found = checkpoint.newest(options.sample)
     trained = argparse.Namespace(**{**vars(options), **found.extra["settings"]})
     pipeline = make_pipeline(len(alphabet), trained, group)
@@ -174,7 +265,8 @@ def main():
         pipeline = make_pipeline(len(alphabet), options, group)
         if speaks:
             print(
-                f"{len(training):,} training characters, {len(validation):,} for validation, {len(alphabet)} different"
+                f"{len(training):,} training characters, {len(validation):,} for "
+                f"validation, {len(alphabet)} different"
             )
             print(f"{counted(group.size, 'rank')}, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
@@ -183,7 +275,9 @@ def main():
         times, batch = train(pipeline, training, validation, options, speaks)
         seconds = time.perf_counter() - start
         if not times:
-            report_nothing_left(speaks, "validation", evaluate(pipeline, validation, options))
+            report_nothing_left(
+                speaks, "validation", evaluate(pipeline, validation, options)
+            )
             return 0
 
         timeline = pipeline.timeline()
@@ -193,11 +287,27 @@ def main():
         is_written = True
         if speaks:
             print(f"\nvalidation loss {loss!r} nats per character")
-            print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nGenerated text:\n{written}\n")
-            model = f"{options.layers} transformer blocks, {options.width} wide; batches of {options.batch_size}"
-            is_written = report_last_step(timeline, predicted, order, group.size, options.trace, model)
+            print(
+                f"{seconds:.1f} s, {1000 * median(times):.2f} ms a "
+                f"step\n\nGenerated text:\n{written}\n"
+            )
+            model = (
+                f"{options.layers} transformer blocks, {options.width} wide; batches "
+                f"of {options.batch_size}"
+            )
+            is_written = report_last_step(
+                timeline, predicted, order, group.size, options.trace, model
+            )
             if options.json:
-                print_json(times, timeline, predicted, group.size, loss=loss, seconds=seconds, text=written)
+                print_json(
+                    times,
+                    timeline,
+                    predicted,
+                    group.size,
+                    loss=loss,
+                    seconds=seconds,
+                    text=written,
+                )
     return 0 if is_written else 1
 
 

@@ -1,7 +1,9 @@
-"""Writes kept.txt: for each operation, the values that its nodes keep after a forward, and after I for W.
+"""Writes kept.txt: for each operation, the values that its nodes keep after a forward,
+and after I for W.
 
-``python -m tests.autograd.kept`` writes it; ``test_kept.py`` compares it with the operations, so that whoever changes
-a gradient sees what the memory of a stage gains or loses.
+``python -m tests.autograd.kept`` writes it; ``test_kept.py`` compares it with the
+operations, so that whoever changes a gradient sees what the memory of a stage gains or
+loses.
 """
 
 from __future__ import annotations
@@ -24,23 +26,33 @@ ABOUT = """\
 
 
 def operations() -> Iterator[tuple[str, Operation]]:
-    """Yield (module, operation) for each operation of the package, in the order of modules and definitions."""
+    """Yield (module, operation) for each operation of the package, in the order of
+    modules and definitions.
+    """
     seen = set()
     modules = ["minipipe.tensor"]
     for folder in ("functional", "nn"):
         package = import_module(f"minipipe.{folder}")
-        modules += [f"minipipe.{folder}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+        modules += [
+            f"minipipe.{folder}.{module.name}"
+            for module in pkgutil.iter_modules(package.__path__)
+        ]
     for name in modules:
         for value in vars(import_module(name)).values():
             operation = getattr(value, "operation", None)
-            if isinstance(operation, Operation) and value.__module__ == name and operation not in seen:
+            if (
+                isinstance(operation, Operation)
+                and value.__module__ == name
+                and operation not in seen
+            ):
                 seen.add(operation)
                 yield name.removeprefix(f"{minipipe.__name__}."), operation
 
 
 def row(module: str, operation: Operation) -> tuple[str, ...]:
     """Return one row of the table."""
-    inputs = operation.inputs + operation.inputs[-1:] * operation.is_variadic  # two of any number
+    # two of any number
+    inputs = operation.inputs + operation.inputs[-1:] * operation.is_variadic
     has_gradient = [name in operation.steps for name in inputs]
     count = len(inputs)
     pattern = sum(1 << i for i in range(count) if has_gradient[i])
@@ -51,8 +63,14 @@ def row(module: str, operation: Operation) -> tuple[str, ...]:
         cells[1] = listed(operation.plan(1 << first | 1 << count).names)
         is_activation = tuple(i == first for i in range(count) if has_gradient[i])
         cells[2] = listed(plan.halves(is_activation)[1][0].names)
-    shown = ["*" * (operation.is_variadic and name == operation.inputs[-1]) + name for name in operation.inputs]
-    shown = [text if name in operation.steps else f"({text})" for text, name in zip(shown, operation.inputs)]
+    shown = [
+        "*" * (operation.is_variadic and name == operation.inputs[-1]) + name
+        for name in operation.inputs
+    ]
+    shown = [
+        text if name in operation.steps else f"({text})"
+        for text, name in zip(shown, operation.inputs)
+    ]
     return (f"{module}.{operation.name}", " ".join(shown), *cells)
 
 
@@ -64,7 +82,10 @@ def table() -> str:
     """Return the text of the file."""
     rows = [TITLE, *sorted(row(*each) for each in operations())]
     widths = [max(len(each[column]) for each in rows) for column in range(len(TITLE))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(each, widths)).rstrip() for each in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(each, widths)).rstrip()
+        for each in rows
+    ]
     return ABOUT + "\n".join(lines) + "\n"
 
 

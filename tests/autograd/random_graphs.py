@@ -1,8 +1,11 @@
-"""Random graphs as data, computed by the engine and by an oracle that records the same operations as closures.
+"""Random graphs as data, computed by the engine and by an oracle that records the same
+operations as closures.
 
-An entry of ``TABLE`` is an operation, made by ``op`` here or in ``minipipe.functional``, and its oracle: the same
-formulas in ``record(data, (input, vjp), …)``, where each vjp captures what it needs and sums over stretched axes.
-The oracle is the engine as it was before operations became data: one node for each result, one closure for each input.
+An entry of ``TABLE`` is an operation, made by ``op`` here or in
+``minipipe.functional``, and its oracle: the same formulas in ``record(data, (input,
+vjp), …)``, where each vjp captures what it needs and sums over stretched axes. The
+oracle is the engine as it was before operations became data: one node for each result,
+one closure for each input.
 """
 
 from __future__ import annotations
@@ -14,18 +17,26 @@ import numpy as np
 from hypothesis import strategies as st
 
 from minipipe import Tensor, functional, op
-from minipipe.autograd import Leaf, Node, StageInput, WeightWork, backward, backward_input
+from minipipe.autograd import (
+    Leaf,
+    Node,
+    StageInput,
+    WeightWork,
+    backward,
+    backward_input,
+)
 from minipipe.autograd.backend import unbroadcast
 from minipipe.tensor import as_tensor, cast, record
 
 WIDTH = 4
 SHAPES = [(3, WIDTH), (WIDTH,), (1, WIDTH), (3, 1), ()]
-# A leaf is the input of a stage, one whose gradient nobody needs, a weight, or a constant.
+# A leaf is the input of a stage, one whose gradient nobody needs, a weight, or a
+# constant.
 ROLES = ["input", "input", "first input", "weight", "weight", "constant"]
 DTYPES = ["float64", "float32", "float16"]
 
 
-# -- operations of every kind ----------------------------------------------------------------------------------
+# -- operations of every kind ----------------------------------------------------------
 
 
 @op(saves="slope", is_broadcast=True)
@@ -43,7 +54,11 @@ def _gated(a: Tensor, b: Tensor) -> Tensor:
     size = 1 + y * y
     slope = (1 - y * y) / (size * size)
     to_b = lambda g: unbroadcast(g * x * slope, y.shape)
-    return record(x * y / size, (a, lambda g: unbroadcast(g * y / (1 + y * y), x.shape)), (b, to_b))
+    return record(
+        x * y / size,
+        (a, lambda g: unbroadcast(g * y / (1 + y * y), x.shape)),
+        (b, to_b),
+    )
 
 
 @op()
@@ -52,7 +67,11 @@ def joined(*parts, axis):
     return np.concatenate(parts, axis=axis)
 
 
-joined.gradients(parts=lambda g, number, axis, shape: np.split(g, g.shape[axis] // shape[axis], axis=axis)[number])
+joined.gradients(
+    parts=lambda g, number, axis, shape: np.split(
+        g, g.shape[axis] // shape[axis], axis=axis
+    )[number]
+)
 
 
 def _joined(*parts: Tensor, axis: int) -> Tensor:
@@ -60,7 +79,9 @@ def _joined(*parts: Tensor, axis: int) -> Tensor:
         return lambda g: np.split(g, g.shape[axis] // length, axis=axis)[i]
 
     result = np.concatenate([part.data for part in parts], axis=axis)
-    return record(result, *((part, part_of(i, part.shape[axis])) for i, part in enumerate(parts)))
+    return record(
+        result, *((part, part_of(i, part.shape[axis])) for i, part in enumerate(parts))
+    )
 
 
 @op(saves="inner")
@@ -70,9 +91,15 @@ def layered(x, first, second=None):
     return inner if second is None else inner @ second, inner
 
 
-layered.shared(dz=lambda g, inner, second: (g if second is None else g @ second.T) * (1 - inner * inner))
+layered.shared(
+    dz=lambda g, inner, second: (
+        (g if second is None else g @ second.T) * (1 - inner * inner)
+    )
+)
 layered.gradients(
-    x=lambda g, dz, first: dz @ first.T, first=lambda g, dz, x: x.T @ dz, second=lambda g, inner: inner.T @ g
+    x=lambda g, dz, first: dz @ first.T,
+    first=lambda g, dz, x: x.T @ dz,
+    second=lambda g, inner: inner.T @ g,
 )
 
 
@@ -95,7 +122,11 @@ def averaged(x, *, axis):
     return x.mean(axis=axis, keepdims=True)
 
 
-averaged.gradients(x=lambda g, axis, shape: np.broadcast_to(g / np.asarray(shape[axis], g.dtype), shape))
+averaged.gradients(
+    x=lambda g, axis, shape: np.broadcast_to(
+        g / np.asarray(shape[axis], g.dtype), shape
+    )
+)
 
 
 def _averaged(x: Tensor, axis: int) -> Tensor:
@@ -120,7 +151,10 @@ def _binary(forward: Any, to_a: Any, to_b: Any) -> Callable[[Tensor, Tensor], Te
 
     def recorded(a: Tensor, b: Tensor) -> Tensor:
         x, y = a.data, b.data
-        inputs = (a, lambda g: unbroadcast(to_a(g, x, y), x.shape)), (b, lambda g: unbroadcast(to_b(g, x, y), y.shape))
+        inputs = (
+            (a, lambda g: unbroadcast(to_a(g, x, y), x.shape)),
+            (b, lambda g: unbroadcast(to_b(g, x, y), y.shape)),
+        )
         return record(forward(x, y), *inputs)
 
     return recorded
@@ -138,21 +172,43 @@ def _tanh(a: Tensor) -> Tensor:
 
 Operation = Callable[..., Tensor]
 TABLE: dict[str, tuple[Operation, Operation]] = {
-    "add": (functional.add, _binary(lambda x, y: x + y, lambda g, x, y: g, lambda g, x, y: g)),
-    "subtract": (functional.subtract, _binary(lambda x, y: x - y, lambda g, x, y: g, lambda g, x, y: -g)),
-    "multiply": (functional.multiply, _binary(lambda x, y: x * y, lambda g, x, y: g * y, lambda g, x, y: g * x)),
+    "add": (
+        functional.add,
+        _binary(lambda x, y: x + y, lambda g, x, y: g, lambda g, x, y: g),
+    ),
+    "subtract": (
+        functional.subtract,
+        _binary(lambda x, y: x - y, lambda g, x, y: g, lambda g, x, y: -g),
+    ),
+    "multiply": (
+        functional.multiply,
+        _binary(lambda x, y: x * y, lambda g, x, y: g * y, lambda g, x, y: g * x),
+    ),
     "relu": (functional.relu, _relu),
     "tanh": (functional.tanh, _tanh),
-    "turned": (turned, lambda a: record(a.data[..., ::-1], (a, lambda g: g[..., ::-1]))),
+    "turned": (
+        turned,
+        lambda a: record(a.data[..., ::-1], (a, lambda g: g[..., ::-1])),
+    ),
     "gated": (gated, _gated),
-    "joined": (lambda *parts: joined(*parts, axis=0), lambda *parts: _joined(*parts, axis=0)),
+    "joined": (
+        lambda *parts: joined(*parts, axis=0),
+        lambda *parts: _joined(*parts, axis=0),
+    ),
     "averaged": (lambda a: averaged(a, axis=-1), lambda a: _averaged(a, -1)),
     "layered": (layered, _layered),
 }
-NUM_INPUTS = {"relu": 1, "tanh": 1, "turned": 1, "averaged": 1, "joined": 3, "layered": 3}
+NUM_INPUTS = {
+    "relu": 1,
+    "tanh": 1,
+    "turned": 1,
+    "averaged": 1,
+    "joined": 3,
+    "layered": 3,
+}
 
 
-# -- graphs ----------------------------------------------------------------------------------------------------
+# -- graphs ----------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -163,7 +219,9 @@ class Step(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """A graph, as data: leaves with their shapes and roles, steps, and how many of the last results are roots."""
+    """A graph, as data: leaves with their shapes and roles, steps, and how many of the
+    last results are roots.
+    """
 
     dtype: str
     leaves: list[tuple[tuple[int, ...], str]]
@@ -175,7 +233,11 @@ class Graph(NamedTuple):
 graphs = st.builds(
     Graph,
     st.sampled_from(DTYPES),
-    st.lists(st.tuples(st.sampled_from(SHAPES), st.sampled_from(ROLES)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.sampled_from(SHAPES), st.sampled_from(ROLES)),
+        min_size=1,
+        max_size=5,
+    ),
     st.lists(st.sampled_from(ROLES), min_size=1, max_size=3),
     st.lists(
         st.builds(Step, st.sampled_from([*TABLE]), st.tuples(*[st.integers(0, 4)] * 3)),
@@ -204,40 +266,74 @@ class Computed(NamedTuple):
     def bits(self) -> list[bytes | None]:
         """Return the bits of all results and gradients."""
         nodes = [tensor.node for tensor in self.leaves]
-        found = [node.grad if isinstance(node, Leaf | StageInput) else None for node in nodes]
-        return [None if each is None else each.tobytes() for each in (*(y.data for y in self.results), *found)]
+        found = [
+            node.grad if isinstance(node, Leaf | StageInput) else None for node in nodes
+        ]
+        return [
+            None if each is None else each.tobytes()
+            for each in (*(y.data for y in self.results), *found)
+        ]
 
 
-def computed(graph: Graph, is_oracle: bool, weights: dict[int, Tensor], number: int = 0) -> Computed:
-    """Compute a graph for one microbatch; its weights are taken from the earlier ones, or put there."""
+def computed(
+    graph: Graph, is_oracle: bool, weights: dict[int, Tensor], number: int = 0
+) -> Computed:
+    """Compute a graph for one microbatch; its weights are taken from the earlier ones,
+    or put there.
+    """
     leaves = []
-    for i, (shape, role) in enumerate([*graph.leaves, *[((WIDTH, WIDTH), role) for role in graph.matrices]]):
+    for i, (shape, role) in enumerate(
+        [*graph.leaves, *[((WIDTH, WIDTH), role) for role in graph.matrices]]
+    ):
         made = leaf(shape, role, graph.dtype, 100 * i + number * ("input" in role))
         leaves.append(weights.setdefault(i, made) if role == "weight" else made)
     results = results_of(graph, leaves, is_oracle)
     roots: dict[Node, np.ndarray] = {}
     for i, y in enumerate(results[-graph.num_roots :]):
         if y.requires_grad:
-            upstream = np.random.default_rng(50 + i).normal(size=y.shape).astype(graph.dtype)
+            upstream = (
+                np.random.default_rng(50 + i).normal(size=y.shape).astype(graph.dtype)
+            )
             roots[y.node] = upstream  # type: ignore[index]
     return Computed(leaves, results, roots)
 
 
-def results_of(graph: Graph, leaves: list[Tensor], is_oracle: bool = False) -> list[Tensor]:
-    """Return the results of all steps, from the leaves and behind these the matrices."""
-    values, matrices, results = leaves[: len(graph.leaves)], leaves[len(graph.leaves) :], list[Tensor]()
+def results_of(
+    graph: Graph, leaves: list[Tensor], is_oracle: bool = False
+) -> list[Tensor]:
+    """Return the results of all steps, from the leaves and behind these the
+    matrices.
+    """
+    values, matrices, results = (
+        leaves[: len(graph.leaves)],
+        leaves[len(graph.leaves) :],
+        list[Tensor](),
+    )
     for name, picks in graph.steps:
-        operands = [values[-1 - pick % len(values)] for pick in picks][: NUM_INPUTS.get(name, 2)]
+        operands = [values[-1 - pick % len(values)] for pick in picks][
+            : NUM_INPUTS.get(name, 2)
+        ]
         if name == "layered":
-            operands[1:] = [matrices[pick % len(matrices)] for pick in picks[1:] if pick < 4]
-            if operands[0].data.ndim != 2 or operands[0].shape[1] != WIDTH or len(operands) < 2:
+            operands[1:] = [
+                matrices[pick % len(matrices)] for pick in picks[1:] if pick < 4
+            ]
+            if (
+                operands[0].data.ndim != 2
+                or operands[0].shape[1] != WIDTH
+                or len(operands) < 2
+            ):
                 continue
         if name == "joined":
             like = operands[0].shape
             operands = [each for each in operands if each.shape == like]
         if name in ("joined", "averaged", "turned") and not operands[0].shape:
             continue
-        if results and len({len(each.shape) and each.shape[0] for each in operands} - {0, 1}) > 1 and name != "layered":
+        if (
+            results
+            and len({len(each.shape) and each.shape[0] for each in operands} - {0, 1})
+            > 1
+            and name != "layered"
+        ):
             continue  # rows that were joined fit only each other
         if name not in ("layered", "joined") and not fits(operands):
             continue
@@ -254,7 +350,9 @@ def fits(operands: list[Tensor]) -> bool:
     return True
 
 
-def at_once(graph: Graph, is_oracle: bool, num_microbatches: int = 1) -> list[list[bytes | None]]:
+def at_once(
+    graph: Graph, is_oracle: bool, num_microbatches: int = 1
+) -> list[list[bytes | None]]:
     """F0 B0 F1 B1 …"""
     weights: dict[int, Tensor] = {}
     found = []
@@ -264,12 +362,16 @@ def at_once(graph: Graph, is_oracle: bool, num_microbatches: int = 1) -> list[li
     return [each.bits() for each in found]
 
 
-def in_halves(graph: Graph, is_oracle: bool, num_microbatches: int = 1) -> list[list[bytes | None]]:
+def in_halves(
+    graph: Graph, is_oracle: bool, num_microbatches: int = 1
+) -> list[list[bytes | None]]:
     """F0 F1 … I0 I1 … W0 W1 …"""
     weights: dict[int, Tensor] = {}
     found = [computed(graph, is_oracle, weights, k) for k in range(num_microbatches)]
     works: list[WeightWork] = [backward_input(each.roots) for each in found]
-    assert all(weight.grad is None for weight in weights.values()), "I has touched the gradient of a weight"
+    assert all(weight.grad is None for weight in weights.values()), (
+        "I has touched the gradient of a weight"
+    )
     for work in works:
         work.run()
     return [each.bits() for each in found]

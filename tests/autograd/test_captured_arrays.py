@@ -1,4 +1,6 @@
-"""What a vjp captures is found wherever Python keeps it, and a view belongs to the memory that it looks at."""
+"""What a vjp captures is found wherever Python keeps it, and a view belongs to the
+memory that it looks at.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -71,7 +73,9 @@ def of_a_global(g):
 
 def test_an_array_of_another_object_or_of_a_module_is_not_found():
     kept = SimpleNamespace(w=W)
-    assert not list(arrays_in(lambda g: g * kept.w)) and not list(arrays_in(of_a_global))
+    assert not list(arrays_in(lambda g: g * kept.w)) and not list(
+        arrays_in(of_a_global)
+    )
 
 
 class Without:
@@ -113,11 +117,17 @@ def test_an_array_of_its_own_belongs_to_itself():
 
 
 def test_so_do_views_of_other_array_modules():
-    """Of array-api-strict, whose arrays wrap NumPy's, and of a module whose views know their base, as CuPy's do."""
+    """Of array-api-strict, whose arrays wrap NumPy's, and of a module whose views know
+    their base, as CuPy's do.
+    """
     array = array_api_strict.zeros((2, 3))
     view = array_api_strict.reshape(array[:, :2], (4,))[1:]
-    assert buffer_of(array_api_strict.permute_dims(array, (1, 0))[0, ...]) is buffer_of(array)
+    assert buffer_of(array_api_strict.permute_dims(array, (1, 0))[0, ...]) is buffer_of(
+        array
+    )
     assert buffer_of(view) is not buffer_of(array)  # reshape had to copy
     owner = SimpleNamespace(base=None, __cuda_array_interface__={})
     between = SimpleNamespace(base=owner, __cuda_array_interface__={})
-    assert buffer_of(SimpleNamespace(base=between, __cuda_array_interface__={})) is owner
+    assert (
+        buffer_of(SimpleNamespace(base=between, __cuda_array_interface__={})) is owner
+    )

@@ -1,4 +1,6 @@
-"""Each layer holds at most the bytes, after F and after I, that it held when operations were closures."""
+"""Each layer holds at most the bytes, after F and after I, that it held when operations
+were closures.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,10 @@ from minipipe import Tensor, nn, random_key
 from minipipe.autograd import StageInput, backward_input
 from minipipe.autograd.memory import held_bytes
 
-LABELS, TARGETS = np.arange(16) % 8, np.random.default_rng(1).standard_normal((16, 8)).astype(np.float32)
+LABELS, TARGETS = (
+    np.arange(16) % 8,
+    np.random.default_rng(1).standard_normal((16, 8)).astype(np.float32),
+)
 ROWS, SEQUENCES, SIGNALS, IMAGES = (16, 8), (2, 6, 8), (2, 8, 6), (2, 3, 6, 6)
 
 
@@ -46,22 +51,43 @@ LAYERS = {
     "RMSNorm": (lambda: nn.RMSNorm(8), ROWS),
     "GroupNorm": (lambda: nn.GroupNorm(2, 8), SIGNALS),
     "MultiHeadAttention": (lambda: nn.MultiHeadAttention(8, 2), SEQUENCES),
-    "MultiHeadAttention with dropout": (lambda: nn.MultiHeadAttention(8, 2, dropout=0.2), SEQUENCES),
-    "TransformerBlock": (lambda: nn.TransformerBlock(8, 2, is_causal=True, dropout=0.1), SEQUENCES),
+    "MultiHeadAttention with dropout": (
+        lambda: nn.MultiHeadAttention(8, 2, dropout=0.2),
+        SEQUENCES,
+    ),
+    "TransformerBlock": (
+        lambda: nn.TransformerBlock(8, 2, is_causal=True, dropout=0.1),
+        SEQUENCES,
+    ),
     "LSTM": (lambda: nn.LSTM(8, 8), SEQUENCES),
     "Conv1d": (lambda: nn.Conv1d(8, 8, 3), SIGNALS),
     "Conv2d": (lambda: nn.Conv2d(3, 4, 3, padding=1), IMAGES),
     "MaxPool1d": (behind(nn.Conv1d(8, 8, 1), nn.MaxPool1d(2)), SIGNALS),
     "AvgPool1d": (behind(nn.Conv1d(8, 8, 1), nn.AvgPool1d(2)), SIGNALS),
     "MaxPool2d": (behind(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2)), IMAGES),
-    "AvgPool2d, GlobalAvgPool": (behind(nn.Conv2d(3, 4, 1), nn.AvgPool2d(2), nn.GlobalAvgPool()), IMAGES),
+    "AvgPool2d, GlobalAvgPool": (
+        behind(nn.Conv2d(3, 4, 1), nn.AvgPool2d(2), nn.GlobalAvgPool()),
+        IMAGES,
+    ),
     "Residual": (lambda: nn.Residual(nn.Linear(8, 8), nn.ReLU()), ROWS),
-    "Recompute": (lambda: nn.Recompute(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), ROWS),
+    "Recompute": (
+        lambda: nn.Recompute(nn.Sequential(nn.Linear(8, 8), nn.ReLU())),
+        ROWS,
+    ),
     "Flatten": (behind(nn.Flatten(), nn.Linear(48, 8)), SEQUENCES),
     "CrossEntropyLoss": (loss(nn.CrossEntropyLoss(), LABELS), ROWS),
-    "CrossEntropyLoss, smoothed": (loss(nn.CrossEntropyLoss(label_smoothing=0.1), LABELS), ROWS),
-    "CrossEntropyLoss, ignoring": (loss(nn.CrossEntropyLoss(ignore_index=3), LABELS), ROWS),
-    "CrossEntropyLoss, weighted": (loss(nn.CrossEntropyLoss(class_weights=np.arange(1.0, 9.0)), LABELS), ROWS),
+    "CrossEntropyLoss, smoothed": (
+        loss(nn.CrossEntropyLoss(label_smoothing=0.1), LABELS),
+        ROWS,
+    ),
+    "CrossEntropyLoss, ignoring": (
+        loss(nn.CrossEntropyLoss(ignore_index=3), LABELS),
+        ROWS,
+    ),
+    "CrossEntropyLoss, weighted": (
+        loss(nn.CrossEntropyLoss(class_weights=np.arange(1.0, 9.0)), LABELS),
+        ROWS,
+    ),
     "MSELoss": (loss(nn.MSELoss(), TARGETS), ROWS),
 }
 # By layer, the bytes with closures: after F, after I.
@@ -104,15 +130,23 @@ def watching():
 
 
 def held(make, shape):
-    """Return the bytes that a layer holds after F and after I; its parameters do not count."""
+    """Return the bytes that a layer holds after F and after I; its parameters do not
+    count.
+    """
     layer = make().initialise(0)
     x = Tensor(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
     x.node = StageInput(needs_gradient=True)
     with random_key(1):
         y = layer(x)
-    parameters, root, gradient = [p.data for p in layer.parameters()], y.node, np.ones(y.shape, np.float32)
+    parameters, root, gradient = (
+        [p.data for p in layer.parameters()],
+        y.node,
+        np.ones(y.shape, np.float32),
+    )
     del x, y
-    return held_bytes([root], parameters), held_bytes([backward_input({root: gradient})], parameters)
+    return held_bytes([root], parameters), held_bytes(
+        [backward_input({root: gradient})], parameters
+    )
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -1,4 +1,6 @@
-"""What a node of each operation keeps is what its gradients name, and stands in a table: kept.txt."""
+"""What a node of each operation keeps is what its gradients name, and stands in a
+table: kept.txt.
+"""
 
 import numpy as np
 import pytest
@@ -22,9 +24,21 @@ def test_the_table_is_that_of_the_operations():
         (functional.linear, X.nbytes + W.nbytes, 2 * X.nbytes),
         (lambda x, w: functional.add(x, w[0]), 0, X.nbytes),
         (lambda x, w: functional.multiply(x, w[0]), X.nbytes + W.nbytes, 2 * X.nbytes),
-        (lambda x, w: functional.relu(functional.linear(x, w)), 2 * X.nbytes + W.nbytes, 2 * X.nbytes),
-        (lambda x, w: functional.layer_norm(x, w[0], w[1]), X.nbytes + X[:, 0].nbytes + W.nbytes, 2 * X.nbytes),
-        (lambda x, w: functional.rms_norm(x, w[0]), X.nbytes + X[:, 0].nbytes + W.nbytes, 2 * X.nbytes),
+        (
+            lambda x, w: functional.relu(functional.linear(x, w)),
+            2 * X.nbytes + W.nbytes,
+            2 * X.nbytes,
+        ),
+        (
+            lambda x, w: functional.layer_norm(x, w[0], w[1]),
+            X.nbytes + X[:, 0].nbytes + W.nbytes,
+            2 * X.nbytes,
+        ),
+        (
+            lambda x, w: functional.rms_norm(x, w[0]),
+            X.nbytes + X[:, 0].nbytes + W.nbytes,
+            2 * X.nbytes,
+        ),
     ],
     ids=["linear", "add", "multiply", "linear and relu", "layer_norm", "rms_norm"],
 )
@@ -33,7 +47,9 @@ def test_the_bytes_follow_from_the_table(operation, after_f, after_i):
     x.node = StageInput(needs_gradient=True, array=x.data)
     root = operation(x, weight).node
     assert held_bytes([root], []) == after_f
-    assert held_bytes([backward_input({root: np.ones((8, 4), np.float32)})], []) == after_i
+    assert (
+        held_bytes([backward_input({root: np.ones((8, 4), np.float32)})], []) == after_i
+    )
 
 
 def stage_input(*shape):
@@ -48,14 +64,21 @@ def weight(*shape):
 
 NUMBER = 4  # bytes
 SMALLER = {
-    # Of 64 queries and 64 keys the score gradient has 64 * 64 numbers, and the values have 64 * 16.
+    # Of 64 queries and 64 keys the score gradient has 64 * 64 numbers, and the values
+    # have 64 * 16.
     "values": (
-        lambda: functional.attention(stage_input(2, 64, 16), weight(2, 64, 16), weight(2, 64, 16)),
-        2 * (64 * 64 + 3 * 64 * 16) * NUMBER,  # weights, scaled queries, values and the gradient
+        lambda: functional.attention(
+            stage_input(2, 64, 16), weight(2, 64, 16), weight(2, 64, 16)
+        ),
+        # weights, scaled queries, values and the gradient
+        2 * (64 * 64 + 3 * 64 * 16) * NUMBER,
     ),
     "the score gradient": (
-        lambda: functional.attention(stage_input(2, 4, 4), weight(2, 4, 4), weight(2, 4, 64)),
-        2 * (2 * 4 * 4 + 4 * 4 + 4 * 64) * NUMBER,  # weights, score gradient, scaled queries and the gradient
+        lambda: functional.attention(
+            stage_input(2, 4, 4), weight(2, 4, 4), weight(2, 4, 64)
+        ),
+        # weights, score gradient, scaled queries and the gradient
+        2 * (2 * 4 * 4 + 4 * 4 + 4 * 64) * NUMBER,
     ),
     "normalised": (
         lambda: functional.layer_norm(weight(8, 4), stage_input(4), weight(4)),
@@ -69,7 +92,9 @@ SMALLER = {
 
 
 @pytest.mark.parametrize(("compute", "after_i"), SMALLER.values(), ids=SMALLER)
-def test_after_i_the_smaller_of_a_shared_value_and_its_sources_is_kept(compute, after_i):
+def test_after_i_the_smaller_of_a_shared_value_and_its_sources_is_kept(
+    compute, after_i
+):
     root = compute()
     work = backward_input({root.node: np.ones(root.shape, np.float32)})
     assert held_bytes([work], []) == after_i

@@ -1,4 +1,6 @@
-"""An operation of one's own in four lines: it splits, recomputes, is watched, measured, offloaded and compiled."""
+"""An operation of one's own in four lines: it splits, recomputes, is watched, measured,
+offloaded and compiled.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
@@ -8,7 +10,17 @@ import numpy as np
 import pytest
 
 import minipipe.tensor
-from minipipe import Pipeline, Tensor, functional, nn, op, optim, schedules, spawn, watch_everything
+from minipipe import (
+    Pipeline,
+    Tensor,
+    functional,
+    nn,
+    op,
+    optim,
+    schedules,
+    spawn,
+    watch_everything,
+)
 from minipipe.autograd import StageInput, backward, backward_input
 from minipipe.autograd.backend import array_module
 from minipipe.autograd.memory import held_bytes
@@ -23,7 +35,10 @@ from tests.strategies import build
 
 X = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
 MANY = {
-    **{name: build(name, 2, 4) for name in ("1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v")},
+    **{
+        name: build(name, 2, 4)
+        for name in ("1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v")
+    },
     "1f1b of one rank": build("1f1b", 1, 4),
     "zb-h1 of one rank": build("zb-h1", 1, 4),
     "recomputed": schedules.recomputed(schedules.zb_h1(2, 4)),
@@ -41,7 +56,9 @@ def cube(x, weight):
     return x * x * x * weight
 
 
-cube.gradients(x=lambda g, x, weight: g * (3 * x * x) * weight, weight=lambda g, x: g * (x * x * x))
+cube.gradients(
+    x=lambda g, x, weight: g * (3 * x * x) * weight, weight=lambda g, x: g * (x * x * x)
+)
 
 
 @op(saves="slope")
@@ -66,17 +83,25 @@ class Cubed(nn.Module):
 
 
 def model(wrap=lambda layer: layer):
-    return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), wrap(Cubed()))))
+    return nn.Sequential(
+        *(layer for _ in range(4) for layer in (nn.Linear(6, 6), wrap(Cubed())))
+    )
 
 
 def trained(group, schedule, how=False, wrap=lambda layer: layer):
-    pipeline = Pipeline(model(wrap), group, loss=nn.MSELoss(), schedule=schedule, compile=how)
+    pipeline = Pipeline(
+        model(wrap), group, loss=nn.MSELoss(), schedule=schedule, compile=how
+    )
     optimiser, losses = optim.Adam(pipeline.parameters(), learning_rate=0.01), []
     for _ in range(4):
         losses.append(pipeline.step(X, X))
         optimiser.step()
     state = pipeline.state_dict()
-    return losses, [state[name].tobytes() for name in sorted(state)], pipeline.compile_report() if how else ""
+    return (
+        losses,
+        [state[name].tobytes() for name in sorted(state)],
+        pipeline.compile_report() if how else "",
+    )
 
 
 def test_op_is_a_public_name():
@@ -95,31 +120,51 @@ def test_its_gradients_are_slopes():
     check_gradients(lambda x: softsign(x, scale=2.0), random.standard_normal((3, 6)))
 
 
-@pytest.mark.parametrize(("name", "recompute"), covering(MANY, [False, True], strength=1))
+@pytest.mark.parametrize(
+    ("name", "recompute"), covering(MANY, [False, True], strength=1)
+)
 def test_it_has_the_bits_of_one_process(name, recompute):
-    check_same_as_one_process(model(), nn.MSELoss(), X, X, MANY[name], recompute=recompute)
+    check_same_as_one_process(
+        model(), nn.MSELoss(), X, X, MANY[name], recompute=recompute
+    )
 
 
 @pytest.mark.parametrize("name", MANY)
 def test_so_has_a_training_also_in_recomputed_layers(name):
     ranks = MANY[name].num_ranks
     expected = spawn(lambda group: trained(group, MANY[name]), ranks)
-    assert spawn(lambda group: trained(group, MANY[name], wrap=nn.Recompute), ranks) == expected
-    assert expected[0][:2] == spawn(lambda group: trained(group, build("1f1b", 1, 4)), 1)[0][:2]
+    assert (
+        spawn(lambda group: trained(group, MANY[name], wrap=nn.Recompute), ranks)
+        == expected
+    )
+    assert (
+        expected[0][:2]
+        == spawn(lambda group: trained(group, build("1f1b", 1, 4)), 1)[0][:2]
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_it_is_compiled_with_the_same_bits(ranks):
     for name in ("1f1b", "zb-h1"):
         schedule = build(name, ranks, 4)
-        for found in spawn(lambda group, schedule=schedule: trained(group, schedule, True), ranks):
+        for found in spawn(
+            lambda group, schedule=schedule: trained(group, schedule, True), ranks
+        ):
             assert found[2].endswith(" is compiled"), found[2]
-            assert found[:2] == spawn(lambda group, schedule=schedule: trained(group, schedule), ranks)[0][:2]
+            assert (
+                found[:2]
+                == spawn(
+                    lambda group, schedule=schedule: trained(group, schedule), ranks
+                )[0][:2]
+            )
 
 
 def staged():
     """Return the input of a stage, a weight, and the result of both operations."""
-    x, weight = Tensor(X.copy()), Tensor(np.full(6, 0.5, np.float32), requires_grad=True)
+    x, weight = (
+        Tensor(X.copy()),
+        Tensor(np.full(6, 0.5, np.float32), requires_grad=True),
+    )
     x.node = StageInput(needs_gradient=True, array=x.data)
     return x, weight, softsign(cube(x, weight), scale=2.0)
 
@@ -136,12 +181,16 @@ def test_i_leaves_the_weight_to_w_and_both_together_have_the_bits_of_b():
 
 def test_it_holds_what_its_gradients_name_and_after_i_what_w_needs():
     _, weight, y = staged()
-    assert held_bytes([y.node], []) == 2 * X.nbytes + weight.data.nbytes  # x, the slope, the weight
-    assert cube.operation.plan(0b111).names == ("x", "weight") and cube.operation.plan(0b110).names == ("x",)
+    # x, the slope, the weight
+    assert held_bytes([y.node], []) == 2 * X.nbytes + weight.data.nbytes
+    assert cube.operation.plan(0b111).names == ("x", "weight") and cube.operation.plan(
+        0b110
+    ).names == ("x",)
     assert softsign.operation.plan(0b11).names == ("slope",)
     root = y.node
     del y
-    assert held_bytes([backward_input({root: X})], []) == 2 * X.nbytes  # x, and the gradient of the cube
+    # x, and the gradient of the cube
+    assert held_bytes([backward_input({root: X})], []) == 2 * X.nbytes
 
 
 @pytest.mark.parametrize("changed", ["input", "result"])
@@ -155,7 +204,9 @@ def test_a_change_in_place_is_found(changed):
 
 
 def test_so_is_one_of_a_single_number():
-    """NumPy returns no array of a sum of two of them, so the result is another object."""
+    """NumPy returns no array of a sum of two of them, so the result is another
+    object.
+    """
     with watch_everything():
         x = Tensor(2.0, requires_grad=True)
         y = x + x
@@ -182,12 +233,17 @@ def test_what_it_keeps_can_go_to_a_file_and_come_back():
     del y
     with ThreadPoolExecutor(1) as threads:
         parked = Parked([root], [again_weight.data], threads)
-        assert parked.num_bytes == 2 * X.nbytes and held_bytes([root], []) == before - 2 * X.nbytes
+        assert (
+            parked.num_bytes == 2 * X.nbytes
+            and held_bytes([root], []) == before - 2 * X.nbytes
+        )
         parked.read()
         parked.put_back()
     work = backward_input({root: X})
     work.run()
-    assert same_bits(again.node.grad, x.node.grad) and same_bits(again_weight.grad, weight.grad)
+    assert same_bits(again.node.grad, x.node.grad) and same_bits(
+        again_weight.grad, weight.grad
+    )
 
 
 def test_a_compiled_section_of_it_has_its_bits():
@@ -243,12 +299,17 @@ def test_record_and_op_give_the_same_bits():
     def recorded(x, weight):
         a, w = x.data, weight.data
         return record(
-            a * a * a * w, (x, lambda g: g * (3 * a * a) * w), (weight, lambda g: (g * (a * a * a)).sum(axis=0))
+            a * a * a * w,
+            (x, lambda g: g * (3 * a * a) * w),
+            (weight, lambda g: (g * (a * a * a)).sum(axis=0)),
         )
 
     grads = []
     for operation in (cube, recorded):
-        x, weight = Tensor(X, requires_grad=True), Tensor(np.full(6, 0.5, np.float32), requires_grad=True)
+        x, weight = (
+            Tensor(X, requires_grad=True),
+            Tensor(np.full(6, 0.5, np.float32), requires_grad=True),
+        )
         functional.tanh(operation(x, weight)).backward(X)
         grads.append((x.grad.tobytes(), weight.grad.tobytes()))
     assert grads[0] == grads[1]

@@ -1,6 +1,8 @@
-"""Any graph has the bits of the same graph recorded as closures: in one backward, in two halves, and when watched.
+"""Any graph has the bits of the same graph recorded as closures: in one backward, in
+two halves, and when watched.
 
-Each mutant of the engine, a mistake that is easily made in it, must be noticed by these comparisons.
+Each mutant of the engine, a mistake that is easily made in it, must be noticed by these
+comparisons.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from tests.autograd.random_graphs import (
 from tests.launch import slowly
 from tests.strategies import examples
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a float16 may overflow, here and in the oracle
+# a float16 may overflow, here and in the oracle
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 WALK = importlib.import_module("minipipe.autograd.walk")
 
 
@@ -48,21 +51,26 @@ def watching():
     """Watch nothing, unlike other tests, but in the test about watching."""
 
 
-# -- the same bits -----------------------------------------------------------------------------------------------
+# -- the same bits ---------------------------------------------------------------------
 
 
 @examples(400)
 @given(graphs, st.integers(1, 2))
 def test_a_backward_has_the_bits_of_closures(graph, num_microbatches):
-    assert at_once(graph, False, num_microbatches) == at_once(graph, True, num_microbatches)
+    assert at_once(graph, False, num_microbatches) == at_once(
+        graph, True, num_microbatches
+    )
 
 
 @examples(400)
 @given(graphs, st.integers(1, 3))
-def test_both_halves_have_the_bits_of_closures_and_of_one_backward(graph, num_microbatches):
+def test_both_halves_have_the_bits_of_closures_and_of_one_backward(
+    graph, num_microbatches
+):
     found = in_halves(graph, False, num_microbatches)
     assert found == in_halves(graph, True, num_microbatches)
-    # Of the last microbatch: weights have the gradients of all of them then, in both orders.
+    # Of the last microbatch: weights have the gradients of all of them then, in both
+    # orders.
     assert found[-1] == at_once(graph, False, num_microbatches)[-1]
 
 
@@ -73,7 +81,8 @@ def test_the_engine_holds_no_more_than_closures(graph):
     for is_oracle in (False, True):
         found = computed(graph, is_oracle, {})
         nodes = [*found.roots]
-        # Results without axes do not count: the closures kept NumPy's scalars, which are no arrays.
+        # Results without axes do not count: the closures kept NumPy's scalars, which
+        # are no arrays.
         kept = [tensor.data for tensor in found.leaves]
         kept += [tensor.data for tensor in found.results if not tensor.shape]
         found.results.clear()
@@ -83,7 +92,9 @@ def test_the_engine_holds_no_more_than_closures(graph):
 
 @examples(200)
 @given(graphs, st.integers(0, 9), st.booleans())
-def test_watching_finds_a_change_in_place_where_it_found_it_with_closures(graph, victim, of_leaf):
+def test_watching_finds_a_change_in_place_where_it_found_it_with_closures(
+    graph, victim, of_leaf
+):
     outcomes = []
     for is_oracle in (False, True):
         with watch_everything():
@@ -104,29 +115,44 @@ def test_watching_finds_a_change_in_place_where_it_found_it_with_closures(graph,
 
 def test_the_graphs_reach_every_kind_of_operation():
     """Were all steps left out, the tests above would pass whatever the engine did."""
-    leaves = [((3, 4), "input"), ((1, 4), "weight"), ((3, 1), "weight"), ((3, 4), "weight")]
+    leaves = [
+        ((3, 4), "input"),
+        ((1, 4), "weight"),
+        ((3, 1), "weight"),
+        ((3, 4), "weight"),
+    ]
     for name in TABLE:
-        graph = Graph("float32", leaves, ["weight", "input"], [Step(name, (0, 1, 0))], 1)
+        graph = Graph(
+            "float32", leaves, ["weight", "input"], [Step(name, (0, 1, 0))], 1
+        )
         found = computed(graph, False, {})
         assert len(found.results) == 1 and found.roots
         backward(found.roots)
-        assert sum(tensor.node.grad is not None for tensor in found.leaves) == min(2, NUM_INPUTS.get(name, 2)) + (
-            name == "layered"
-        ) - (name == "joined"), name
+        assert sum(tensor.node.grad is not None for tensor in found.leaves) == min(
+            2, NUM_INPUTS.get(name, 2)
+        ) + (name == "layered") - (name == "joined"), name
 
 
-# -- mutants: what the tests above must notice -------------------------------------------------------------------
+# -- mutants: what the tests above must notice -----------------------------------------
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
-def a_gradient_that_is_not_summed_over_stretched_axes(patch: pytest.MonkeyPatch) -> None:
+def a_gradient_that_is_not_summed_over_stretched_axes(
+    patch: pytest.MonkeyPatch,
+) -> None:
     patch.setattr(WALK.backend, "unbroadcast", lambda gradient, shape: gradient)
 
 
 def i_and_w_exchanged(patch: pytest.MonkeyPatch) -> None:
     halves = Plan.halves
-    patch.setattr(Plan, "halves", lambda self, is_activation: halves(self, tuple(not each for each in is_activation)))
+    patch.setattr(
+        Plan,
+        "halves",
+        lambda self, is_activation: halves(
+            self, tuple(not each for each in is_activation)
+        ),
+    )
 
 
 def w_that_keeps_the_values_beside_its_own(patch: pytest.MonkeyPatch) -> None:
@@ -143,11 +169,16 @@ def w_that_keeps_the_values_beside_its_own(patch: pytest.MonkeyPatch) -> None:
 def arrays_reused_after_i_although_w_needs_them(patch: pytest.MonkeyPatch) -> None:
     taken = WALK._taken
 
-    def released(inputs: Any, plan: Any, saved: Any, gradient: Any, order: int, postponed: Any) -> Any:
+    def released(
+        inputs: Any, plan: Any, saved: Any, gradient: Any, order: int, postponed: Any
+    ) -> Any:
         before = set(postponed or ())
         result = taken(inputs, plan, saved, gradient, order, postponed)
         for node in set(postponed or ()) - before:
-            node.saved = tuple(np.zeros_like(each) if isinstance(each, np.ndarray) else each for each in node.saved)
+            node.saved = tuple(
+                np.zeros_like(each) if isinstance(each, np.ndarray) else each
+                for each in node.saved
+            )
         return result
 
     patch.setattr(WALK, "_taken", released)
@@ -157,7 +188,11 @@ def a_pending_gradient_that_grows_in_place(patch: pytest.MonkeyPatch) -> None:
     add = Node.add
 
     def in_place(self: Node, contribution: Any, walk: Any) -> None:
-        if self.pending is None or isinstance(self, Leaf) or not self.pending.flags.writeable:
+        if (
+            self.pending is None
+            or isinstance(self, Leaf)
+            or not self.pending.flags.writeable
+        ):
             add(self, contribution, walk)
         else:
             self.pending += contribution
@@ -168,7 +203,9 @@ def a_pending_gradient_that_grows_in_place(patch: pytest.MonkeyPatch) -> None:
 def a_leaf_that_takes_any_array_as_its_own(patch: pytest.MonkeyPatch) -> None:
     def add(self: Leaf, contribution: Any, walk: Any) -> None:
         if self.grad is None:
-            self.grad = contribution if contribution.flags.writeable else copy(contribution)
+            self.grad = (
+                contribution if contribution.flags.writeable else copy(contribution)
+            )
         else:
             self.grad += contribution
 
@@ -195,10 +232,14 @@ def the_latest_consumer_last(patch: pytest.MonkeyPatch) -> None:
 
 def a_kept_value_too_few(patch: pytest.MonkeyPatch) -> None:
     getter = importlib.import_module("minipipe.autograd.operation")._getter
-    patch.setattr("minipipe.autograd.operation._getter", lambda names, wanted: getter(names, tuple(wanted)[1:]))
+    patch.setattr(
+        "minipipe.autograd.operation._getter",
+        lambda names, wanted: getter(names, tuple(wanted)[1:]),
+    )
 
 
-# By mutant, how it is noticed: by an error, or else by other bits than the closures have.
+# By mutant, how it is noticed: by an error, or else by other bits than the closures
+# have.
 MUTANTS: dict[Mutant, tuple[type[Exception], ...]] = {
     a_gradient_that_is_not_summed_over_stretched_axes: (),
     i_and_w_exchanged: (),
@@ -215,8 +256,17 @@ MUTANTS: dict[Mutant, tuple[type[Exception], ...]] = {
 @contextmanager
 def without_plans() -> Iterator[None]:
     """Forget the plans of all operations of the table, before and behind a mutant."""
-    operations = [functional.add, functional.subtract, functional.multiply, functional.relu, functional.tanh]
-    made = [getattr(each, "operation", None) for each in (*operations, gated, joined, layered)]
+    operations = [
+        functional.add,
+        functional.subtract,
+        functional.multiply,
+        functional.relu,
+        functional.tanh,
+    ]
+    made = [
+        getattr(each, "operation", None)
+        for each in (*operations, gated, joined, layered)
+    ]
     for operation in filter(None, made):
         operation.plans.clear()
     yield
@@ -240,7 +290,9 @@ def test_a_mutant_is_noticed(mutant, monkeypatch):
                 return isinstance(error, MUTANTS[mutant])
         return not MUTANTS[mutant] and found != (expected, expected)
 
-    search = settings(max_examples=1500, phases=[Phase.generate], derandomize=True, database=None)
+    search = settings(
+        max_examples=1500, phases=[Phase.generate], derandomize=True, database=None
+    )
     find(graphs, is_noticed, settings=search)
 
 
@@ -249,12 +301,22 @@ def test_the_search_for_mutants_finds_nothing_in_the_engine_itself():
         return at_once(graph, False, 2)[-1] != at_once(graph, True, 2)[-1]
 
     with pytest.raises(NoSuchExample):
-        find(graphs, is_noticed, settings=settings(max_examples=100, derandomize=True, database=None))
+        find(
+            graphs,
+            is_noticed,
+            settings=settings(max_examples=100, derandomize=True, database=None),
+        )
 
 
-@pytest.mark.parametrize("operation", [functional.multiply, functional.linear, gated, layered, joined])
-def test_a_gradient_that_names_too_little_fails_and_gives_no_wrong_number(operation, monkeypatch):
-    """Its function gets nothing that it does not name: neither from a node, nor from an earlier call."""
+@pytest.mark.parametrize(
+    "operation", [functional.multiply, functional.linear, gated, layered, joined]
+)
+def test_a_gradient_that_names_too_little_fails_and_gives_no_wrong_number(
+    operation, monkeypatch
+):
+    """Its function gets nothing that it does not name: neither from a node, nor from an
+    earlier call.
+    """
     made = operation.operation
     for name, value in made.steps.items():
         if value.needs:
@@ -262,11 +324,18 @@ def test_a_gradient_that_names_too_little_fails_and_gives_no_wrong_number(operat
                 patch.setitem(made.steps, name, value._replace(needs=value.needs[:-1]))
                 made.plans.clear()
                 ones = np.ones((4, 4), np.float32)
-                inputs = [Tensor(ones, requires_grad=name == each or made.is_variadic) for each in made.inputs[:2]]
+                inputs = [
+                    Tensor(ones, requires_grad=name == each or made.is_variadic)
+                    for each in made.inputs[:2]
+                ]
                 if name not in made.inputs[:2]:
                     continue
-                with pytest.raises(TypeError, match="missing 1 required positional argument"):
-                    operation(*inputs, **dict.fromkeys(made.attributes, 0)).backward(ones)
+                with pytest.raises(
+                    TypeError, match="missing 1 required positional argument"
+                ):
+                    operation(*inputs, **dict.fromkeys(made.attributes, 0)).backward(
+                        ones
+                    )
             made.plans.clear()
 
 

@@ -1,4 +1,6 @@
-"""Values that gradients share or keep stay as they are, and each name of an operation means one thing."""
+"""Values that gradients share or keep stay as they are, and each name of an operation
+means one thing.
+"""
 
 import numpy as np
 import pytest
@@ -40,7 +42,10 @@ exchanged.gradients(x=lambda g, y: y, y=lambda g, x: x)  # of a sum: g is 1
 
 @for_each(operation={"shared": squared_sum, "saved": tripled, "inputs": exchanged})
 def test_several_microbatches_add_up_in_arrays_of_each_leaf(operation):
-    x, y = (Tensor(np.array(values, np.float32), requires_grad=True) for values in ([1, 2], [3, 4]))
+    x, y = (
+        Tensor(np.array(values, np.float32), requires_grad=True)
+        for values in ([1, 2], [3, 4])
+    )
     once = [Tensor(t.data.copy(), requires_grad=True) for t in (x, y)]
     operation(*once).sum().backward()
     before = [x.data.copy(), y.data.copy()]
@@ -48,7 +53,9 @@ def test_several_microbatches_add_up_in_arrays_of_each_leaf(operation):
         operation(x, y).sum().backward()
     assert x.grad is not y.grad
     for tensor, single, values in zip((x, y), once, before):
-        assert np.array_equal(tensor.grad, 3 * single.grad) and np.array_equal(tensor.data, values)
+        assert np.array_equal(tensor.grad, 3 * single.grad) and np.array_equal(
+            tensor.data, values
+        )
 
 
 def test_w_does_not_change_the_gradient_that_i_has_handed_on():
@@ -65,7 +72,7 @@ def test_w_does_not_change_the_gradient_that_i_has_handed_on():
     assert weight.grad.tolist() == [16.0, 24.0]
 
 
-# -- half precision ---------------------------------------------------------------------------------------------------
+# -- half precision --------------------------------------------------------------------
 
 
 @op(in_float32=True)
@@ -90,7 +97,10 @@ def test_only_halves_are_widened(half):
     x = Tensor(np.ones(2, half), requires_grad=True)
     result = parity(x, odd)
     result.backward(np.ones(2, half))
-    assert result.dtype == half and result.numpy().tolist() == [1.0, 0.0] == x.grad.tolist()
+    assert (
+        result.dtype == half
+        and result.numpy().tolist() == [1.0, 0.0] == x.grad.tolist()
+    )
 
 
 @every_half
@@ -98,7 +108,11 @@ def test_a_half_behind_whole_numbers_is_widened_too(half):
     x = Tensor(np.array([1.0, 2.0], half), requires_grad=True)
     result = chosen(Tensor(np.array([1, 1])), x)
     result.backward(np.ones(2, half))
-    assert result.dtype == half and result.numpy().tolist() == [2.0, 2.0] and x.grad.tolist() == [0.0, 2.0]
+    assert (
+        result.dtype == half
+        and result.numpy().tolist() == [2.0, 2.0]
+        and x.grad.tolist() == [0.0, 2.0]
+    )
 
 
 @op(in_float32=True)
@@ -118,13 +132,18 @@ def either(x=None, y=None):
 
 @every_half
 def test_operands_are_converted_before_their_dtype_is_read(half):
-    assert square(np.full(2, 3, half)).numpy().tolist() == [9.0, 9.0] and square(np.ones(2, half)).dtype == half
-    assert square([2.0, 3.0]).numpy().tolist() == [4.0, 9.0] and square(2.0).item() == 4.0
+    assert (
+        square(np.full(2, 3, half)).numpy().tolist() == [9.0, 9.0]
+        and square(np.ones(2, half)).dtype == half
+    )
+    assert (
+        square([2.0, 3.0]).numpy().tolist() == [4.0, 9.0] and square(2.0).item() == 4.0
+    )
     assert joined().shape == (0,) and joined(np.ones(2, half)).dtype == half
     assert either(None, np.ones(2, half)).dtype == half
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------
 
 
 def scaled(x, shape):
@@ -145,14 +164,20 @@ def in_rows(x):
 
 AMBIGUOUS = {
     "an input": lambda: op()(scaled).gradients(x=lambda g, shape: g * shape),
-    "an attribute": lambda: op()(with_attribute).gradients(x=lambda g, shape: g * shape),
-    "a saved value": lambda: op(saves="shape")(saving).gradients(x=lambda g, shape: g * shape),
+    "an attribute": lambda: op()(with_attribute).gradients(
+        x=lambda g, shape: g * shape
+    ),
+    "a saved value": lambda: op(saves="shape")(saving).gradients(
+        x=lambda g, shape: g * shape
+    ),
 }
 
 
 @for_each(define=AMBIGUOUS)
 def test_a_gradient_does_not_need_a_shape_with_two_meanings(define):
-    with pytest.raises(ArgumentError, match="needs shape: the shape of its input, and also a value") as caught:
+    with pytest.raises(
+        ArgumentError, match="needs shape: the shape of its input, and also a value"
+    ) as caught:
         define()
     assert caught.value.code == "value"
 
@@ -160,7 +185,9 @@ def test_a_gradient_does_not_need_a_shape_with_two_meanings(define):
 @pytest.mark.parametrize("name", ["s", "x", "result", "g", "number", "shape"])
 def test_a_shared_value_has_a_name_of_its_own(name):
     operation = op(saves="s")(saving)
-    with pytest.raises(ArgumentError, match=rf"saving.shared\({name}=…\) has the name of another value"):
+    with pytest.raises(
+        ArgumentError, match=rf"saving.shared\({name}=…\) has the name of another value"
+    ):
         operation.shared(**{name: lambda g: g})
 
 
@@ -170,11 +197,26 @@ def test_a_shared_value_does_not_need_the_shape_of_an_input():
 
 
 WRONG = {
-    "a list of names": (lambda: op(saves=["a"]), "op: saves takes names separated by spaces; this is of type list"),
-    "no names": (lambda: op(attributes=None), "op: attributes takes names separated by spaces"),
-    "a comma": (lambda: op(saves="a,b"), "op: saves is 'a,b'; expected names separated by spaces"),
-    "a gradient by position": (lambda: op()(in_rows).gradients(lambda g: g), r"by name; 1 came without one. Write g"),
-    "a shared value by position": (lambda: op()(in_rows).shared(lambda g: g), r"by name; 1 came without one. Write s"),
+    "a list of names": (
+        lambda: op(saves=["a"]),
+        "op: saves takes names separated by spaces; this is of type list",
+    ),
+    "no names": (
+        lambda: op(attributes=None),
+        "op: attributes takes names separated by spaces",
+    ),
+    "a comma": (
+        lambda: op(saves="a,b"),
+        "op: saves is 'a,b'; expected names separated by spaces",
+    ),
+    "a gradient by position": (
+        lambda: op()(in_rows).gradients(lambda g: g),
+        r"by name; 1 came without one. Write g",
+    ),
+    "a shared value by position": (
+        lambda: op()(in_rows).shared(lambda g: g),
+        r"by name; 1 came without one. Write s",
+    ),
 }
 
 
@@ -193,19 +235,26 @@ def test_an_input_may_be_called_self():
     assert x.grad.tolist() == [2.0, 2.0]
 
 
-# -- operands ---------------------------------------------------------------------------------------------------------
+# -- operands --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["relu", "negative", "exp", "total", "amax", "reshape", "transpose", "softmax"])
+@pytest.mark.parametrize(
+    "name",
+    ["relu", "negative", "exp", "total", "amax", "reshape", "transpose", "softmax"],
+)
 def test_none_is_no_tensor(name):
     rest = ((2,),) if name == "reshape" else ()
-    with pytest.raises(TensorError, match="A tensor holds real or whole numbers; this is object: None") as caught:
+    with pytest.raises(
+        TensorError, match="A tensor holds real or whole numbers; this is object: None"
+    ) as caught:
         getattr(functional, name)(None, *rest)
     assert caught.value.code == "dtype"
 
 
 def test_a_shape_is_of_whole_numbers():
-    with pytest.raises(TensorError, match="reshape: the shape is 'a'; expected whole numbers"):
+    with pytest.raises(
+        TensorError, match="reshape: the shape is 'a'; expected whole numbers"
+    ):
         functional.reshape([1.0, 2.0], "a")
 
 
@@ -231,6 +280,8 @@ def test_a_fully_sharded_layer_may_save_other_values_than_arrays_while_it_is_wat
         with watch_everything():
             result = layer(Tensor(np.ones((2, 4, 8), np.float32)))
             result.backward(np.ones(result.shape, np.float32))
-        return float(sum(np.abs(parameter.grad).sum() for parameter in layer.parameters()))
+        return float(
+            sum(np.abs(parameter.grad).sum() for parameter in layer.parameters())
+        )
 
     assert sum(spawn(differentiate, 2)) == 2 * 8 * 4 * 2

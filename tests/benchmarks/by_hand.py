@@ -1,4 +1,6 @@
-"""One rank's share of an MLP, and three pipelines over it, by hand: NumPy and mpi4py, every array allocated once."""
+"""One rank's share of an MLP, and three pipelines over it, by hand: NumPy and mpi4py,
+every array allocated once.
+"""
 
 import numpy as np
 from mpi4py import MPI
@@ -9,7 +11,8 @@ __all__ = ["blocking_gpipe", "persistent_1f1b", "posted_1f1b", "prepared", "shar
 
 
 class Layers:
-    """Linear layers with a ReLU behind each, but not behind the last of all. Holds every microbatch.
+    """Linear layers with a ReLU behind each, but not behind the last of all. Holds
+    every microbatch.
 
     Parameters
     ----------
@@ -26,21 +29,35 @@ class Layers:
         self.numbers, self.is_last = numbers, numbers.stop == len(linears)
         self.weights = [linears[i].weight.data.copy() for i in numbers]
         self.biases = [linears[i].bias.data.copy() for i in numbers]
-        self.width, self.m, self.rate = len(self.weights[0]), num_microbatches, np.float32(rate)
+        self.width, self.m, self.rate = (
+            len(self.weights[0]),
+            num_microbatches,
+            np.float32(rate),
+        )
         self.shape = (size, self.width)
-        self.outputs = [[np.empty(self.shape, np.float32) for _ in numbers] for _ in range(num_microbatches)]
+        self.outputs = [
+            [np.empty(self.shape, np.float32) for _ in numbers]
+            for _ in range(num_microbatches)
+        ]
         self.inputs = [None] * num_microbatches
         self.scratch = [np.empty(self.shape, np.float32) for _ in range(2)]
         self.mask, self.ones = np.empty(self.shape, bool), np.ones(size, np.float32)
-        self.zeros = np.zeros(self.width if size * self.width >= 4096 else (), np.float32)
+        self.zeros = np.zeros(
+            self.width if size * self.width >= 4096 else (), np.float32
+        )
         self.weight_gradients = [np.empty_like(w) for w in self.weights]
         self.bias_gradients = [np.empty_like(b) for b in self.biases]
-        self.weight_scratch, self.bias_scratch = np.empty_like(self.weights[0]), np.empty_like(self.biases[0])
+        self.weight_scratch, self.bias_scratch = (
+            np.empty_like(self.weights[0]),
+            np.empty_like(self.biases[0]),
+        )
 
     def forward(self, k, x):
         """Return the result for microbatch k."""
         self.inputs[k] = x
-        for i, (weight, bias, out) in enumerate(zip(self.weights, self.biases, self.outputs[k])):
+        for i, (weight, bias, out) in enumerate(
+            zip(self.weights, self.biases, self.outputs[k])
+        ):
             x.dot(weight, out=out)
             np.add(out, bias, out=out)
             if not (self.is_last and i == len(self.weights) - 1):
@@ -49,7 +66,9 @@ class Layers:
         return x
 
     def loss_gradient(self, k, y):
-        """Return the loss of microbatch k, and the gradient of the result, in place of it."""
+        """Return the loss of microbatch k, and the gradient of the result, in place of
+        it.
+        """
         g = self.outputs[k][-1]
         np.subtract(g, y, out=g)
         flat = g.reshape(-1)
@@ -58,7 +77,9 @@ class Layers:
         return loss, g
 
     def backward(self, k, g, out):
-        """Add the gradients of microbatch k; write that of the input to ``out`` unless it is None."""
+        """Add the gradients of microbatch k; write that of the input to ``out`` unless
+        it is None.
+        """
         for i in range(len(self.weights) - 1, -1, -1):
             if not (self.is_last and i == len(self.weights) - 1):
                 np.greater(self.outputs[k][i], self.zeros, out=self.mask)
@@ -77,26 +98,40 @@ class Layers:
 
     def update(self):
         """Take a step of gradient descent."""
-        for value, gradient in zip(self.weights + self.biases, self.weight_gradients + self.bias_gradients):
+        for value, gradient in zip(
+            self.weights + self.biases, self.weight_gradients + self.bias_gradients
+        ):
             np.multiply(gradient, self.rate, out=gradient)
             np.subtract(value, gradient, out=value)
 
     def state_dict(self):
         """Return this rank's weights under the names that they have in the model."""
-        weights = {f"{2 * n}.weight": w.copy() for n, w in zip(self.numbers, self.weights)}
-        return weights | {f"{2 * n}.bias": b.copy() for n, b in zip(self.numbers, self.biases)}
+        weights = {
+            f"{2 * n}.weight": w.copy() for n, w in zip(self.numbers, self.weights)
+        }
+        return weights | {
+            f"{2 * n}.bias": b.copy() for n, b in zip(self.numbers, self.biases)
+        }
 
 
 class Replica(Layers):
-    """Layers whose gradients are summed over a communicator before each update: one Allreduce of all of them."""
+    """Layers whose gradients are summed over a communicator before each update: one
+    Allreduce of all of them.
+    """
 
     def __init__(self, numbers, linears, size, num_microbatches, rate, comm):
         super().__init__(numbers, linears, size, num_microbatches, rate / comm.size)
         self.comm, gradients = comm, self.weight_gradients + self.bias_gradients
         self.flat = np.zeros(sum(gradient.size for gradient in gradients), np.float32)
         ends = np.cumsum([gradient.size for gradient in gradients])
-        views = [part.reshape(like.shape) for part, like in zip(np.split(self.flat, ends), gradients)]
-        self.weight_gradients, self.bias_gradients = views[: len(self.weights)], views[len(self.weights) :]
+        views = [
+            part.reshape(like.shape)
+            for part, like in zip(np.split(self.flat, ends), gradients)
+        ]
+        self.weight_gradients, self.bias_gradients = (
+            views[: len(self.weights)],
+            views[len(self.weights) :],
+        )
 
     def update(self):
         self.comm.Allreduce(MPI.IN_PLACE, self.flat)
@@ -107,30 +142,53 @@ def shares(model, rank, layers, size, num_microbatches, rate, comm=None):
     """Return the layers of a rank; with a communicator, those of a replica."""
     linears = [layer for layer in model if isinstance(layer, nn.Linear)]
     if comm is not None:
-        return Replica(range(rank * layers, (rank + 1) * layers), linears, size, num_microbatches, rate, comm)
-    return Layers(range(rank * layers, (rank + 1) * layers), linears, size, num_microbatches, rate)
+        return Replica(
+            range(rank * layers, (rank + 1) * layers),
+            linears,
+            size,
+            num_microbatches,
+            rate,
+            comm,
+        )
+    return Layers(
+        range(rank * layers, (rank + 1) * layers), linears, size, num_microbatches, rate
+    )
 
 
 def posted_1f1b(layers, rank, num_ranks, inputs, targets, comm=MPI.COMM_WORLD):
     """Return the step of a 1F1B pipeline that posts every receive at its beginning."""
     comm, m, size = comm.Dup(), layers.m, layers.shape[0]
-    activations, gradients, backs = ([np.empty(layers.shape, np.float32) for _ in range(m)] for _ in range(3))
+    activations, gradients, backs = (
+        [np.empty(layers.shape, np.float32) for _ in range(m)] for _ in range(3)
+    )
     parts = [slice(k * size, (k + 1) * size) for k in range(m)]
     is_first, is_last = rank == 0, rank == num_ranks - 1
     warmup = min(num_ranks - 1 - rank, m)
     row = [("F", k) for k in range(warmup)]
-    row += [(kind, k + warmup * (kind == "F")) for k in range(m - warmup) for kind in "FB"]
+    row += [
+        (kind, k + warmup * (kind == "F")) for k in range(m - warmup) for kind in "FB"
+    ]
     row += [("B", k) for k in range(m - warmup, m)]
 
     def step():
         sends = []
-        from_before = [] if is_first else [comm.Irecv(activations[k], rank - 1, k) for k in range(m)]
-        from_next = [] if is_last else [comm.Irecv(gradients[k], rank + 1, m + k) for k in range(m)]
+        from_before = (
+            []
+            if is_first
+            else [comm.Irecv(activations[k], rank - 1, k) for k in range(m)]
+        )
+        from_next = (
+            []
+            if is_last
+            else [comm.Irecv(gradients[k], rank + 1, m + k) for k in range(m)]
+        )
         for kind, k in row:
             if kind == "F":
                 if not is_first:
                     from_before[k].Wait()
-                out = layers.forward(k, inputs[parts[k]] if is_first else activations[k])
+                out = layers.forward(
+                    k, inputs[parts[k]] if is_first else activations[k]
+                )
                 if not is_last:
                     sends.append(comm.Isend(out, rank + 1, k))
                 continue
@@ -149,7 +207,8 @@ def posted_1f1b(layers, rank, num_ranks, inputs, targets, comm=MPI.COMM_WORLD):
 
 
 class Prepared(Layers):
-    """Layers with every view made once, too: an operation reads what it needs from a list.
+    """Layers with every view made once, too: an operation reads what it needs from a
+    list.
 
     Parameters and gradients lie side by side, so that an update is two operations.
     """
@@ -157,18 +216,27 @@ class Prepared(Layers):
     def __init__(self, numbers, linears, size, num_microbatches, rate):
         super().__init__(numbers, linears, size, num_microbatches, rate)
         self.flat, values = side_by_side(self.weights + self.biases)
-        self.flat_gradient, gradients = side_by_side(self.weight_gradients + self.bias_gradients)
+        self.flat_gradient, gradients = side_by_side(
+            self.weight_gradients + self.bias_gradients
+        )
         count = len(self.weights)
         self.weights, self.biases = values[:count], values[count:]
-        self.weight_gradients, self.bias_gradients = gradients[:count], gradients[count:]
+        self.weight_gradients, self.bias_gradients = (
+            gradients[:count],
+            gradients[count:],
+        )
 
     def prepare(self, inputs, results, backs):
-        """Make the lists, for the arrays that microbatches come in, leave in, and whose gradients leave in."""
+        """Make the lists, for the arrays that microbatches come in, leave in, and whose
+        gradients leave in.
+        """
         for k, result in enumerate(results):
             self.outputs[k][-1] = result
         self.inputs = inputs
         self.forwards = [[*self._forward_of(k)] for k in range(self.m)]
-        self.backwards = [[*self._backward_of(k, backs and backs[k])] for k in range(self.m)]
+        self.backwards = [
+            [*self._backward_of(k, backs and backs[k])] for k in range(self.m)
+        ]
         self.flat_results = [outputs[-1].reshape(-1) for outputs in self.outputs]
         self.seed = np.float32(2 / self.outputs[0][-1].size / self.m)
 
@@ -177,7 +245,9 @@ class Prepared(Layers):
 
     def _forward_of(self, k):
         x = self.inputs[k]
-        for i, (weight, bias, out) in enumerate(zip(self.weights, self.biases, self.outputs[k])):
+        for i, (weight, bias, out) in enumerate(
+            zip(self.weights, self.biases, self.outputs[k])
+        ):
             yield x.dot, weight, bias, out, self._has_relu(i)
             x = out
 
@@ -187,7 +257,14 @@ class Prepared(Layers):
             into = self.scratch[(i + 1) % 2] if i else back
             output = self.outputs[k][i] if self._has_relu(i) else None
             gradients = self.weight_gradients[i], self.bias_gradients[i]
-            yield output, self.scratch[i % 2], x.T.dot, *gradients, self.weights[i].T, into
+            yield (
+                output,
+                self.scratch[i % 2],
+                x.T.dot,
+                *gradients,
+                self.weights[i].T,
+                into,
+            )
 
     def run_forward(self, k):
         for dot, weight, bias, out, has_relu in self.forwards[k]:
@@ -206,7 +283,9 @@ class Prepared(Layers):
 
     def run_backward(self, k, g):
         mask, ones = self.mask, self.ones
-        for output, masked, dot, of_weight, of_bias, transposed, into in self.backwards[k]:
+        for output, masked, dot, of_weight, of_bias, transposed, into in self.backwards[
+            k
+        ]:
             if output is not None:
                 np.greater(output, self.zeros, mask)
                 g = np.multiply(g, mask, masked)
@@ -234,16 +313,26 @@ def side_by_side(arrays):
 def prepared(model, rank, layers, size, num_microbatches, rate):
     """Return the layers of a rank for :func:`persistent_1f1b`."""
     linears = [layer for layer in model if isinstance(layer, nn.Linear)]
-    return Prepared(range(rank * layers, (rank + 1) * layers), linears, size, num_microbatches, rate)
+    return Prepared(
+        range(rank * layers, (rank + 1) * layers), linears, size, num_microbatches, rate
+    )
 
 
 def persistent_1f1b(layers, rank, num_ranks, inputs, targets, comm=MPI.COMM_WORLD):
-    """Return the step of a 1F1B pipeline over persistent requests, with views and slices that are made once."""
+    """Return the step of a 1F1B pipeline over persistent requests, with views and
+    slices that are made once.
+    """
     comm, m, size = comm.Dup(), layers.m, layers.shape[0]
-    activations, results, gradients, backs = ([np.empty(layers.shape, np.float32) for _ in range(m)] for _ in range(4))
+    activations, results, gradients, backs = (
+        [np.empty(layers.shape, np.float32) for _ in range(m)] for _ in range(4)
+    )
     parts = [slice(k * size, (k + 1) * size) for k in range(m)]
     is_first, is_last = rank == 0, rank == num_ranks - 1
-    layers.prepare([inputs[part] for part in parts] if is_first else activations, results, None if is_first else backs)
+    layers.prepare(
+        [inputs[part] for part in parts] if is_first else activations,
+        results,
+        None if is_first else backs,
+    )
     wanted = [targets[part] for part in parts]
     no_one = MPI.PROC_NULL  # whose messages are over at once
     before, behind = no_one if is_first else rank - 1, no_one if is_last else rank + 1
@@ -255,7 +344,11 @@ def persistent_1f1b(layers, rank, num_ranks, inputs, targets, comm=MPI.COMM_WORL
     sends = [*([] if is_last else send_x), *([] if is_first else send_g)]
     warmup = min(num_ranks - 1 - rank, m)
     row = [(True, k) for k in range(warmup)]
-    row += [(is_forward, k + warmup * is_forward) for k in range(m - warmup) for is_forward in (True, False)]
+    row += [
+        (is_forward, k + warmup * is_forward)
+        for k in range(m - warmup)
+        for is_forward in (True, False)
+    ]
     row += [(False, k) for k in range(m - warmup, m)]
 
     def step():
@@ -283,10 +376,16 @@ def persistent_1f1b(layers, rank, num_ranks, inputs, targets, comm=MPI.COMM_WORL
 
 
 def blocking_gpipe(layers, rank, num_ranks, inputs, targets):
-    """Return the step of a GPipe loop with blocking messages and two buffers: one for each direction."""
+    """Return the step of a GPipe loop with blocking messages and two buffers: one for
+    each direction.
+    """
     comm, m, size = MPI.COMM_WORLD.Dup(), layers.m, layers.shape[0]
-    activations = [np.empty(layers.shape, np.float32) for _ in range(m)]  # kept for the backward
-    gradient, back = np.empty(layers.shape, np.float32), np.empty(layers.shape, np.float32)
+    # kept for the backward
+    activations = [np.empty(layers.shape, np.float32) for _ in range(m)]
+    gradient, back = (
+        np.empty(layers.shape, np.float32),
+        np.empty(layers.shape, np.float32),
+    )
     is_first, is_last = rank == 0, rank == num_ranks - 1
 
     def step():

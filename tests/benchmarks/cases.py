@@ -25,7 +25,12 @@ __all__ = [
 ]
 
 LEARNING_RATE = 1e-3
-OVER_FLOOR, OVER_TORCH, SPLIT, FAULTS = "autograd / floor", "minipipe / PyTorch", "split / fused", "page faults"
+OVER_FLOOR, OVER_TORCH, SPLIT, FAULTS = (
+    "autograd / floor",
+    "minipipe / PyTorch",
+    "split / fused",
+    "page faults",
+)
 
 
 class MLP(NamedTuple):
@@ -39,7 +44,9 @@ class MLP(NamedTuple):
     aims: dict
 
     def __str__(self):
-        return f"MLP d={self.width}, {self.layers} layers, {self.size}x{self.microbatches}"
+        return (
+            f"MLP d={self.width}, {self.layers} layers, {self.size}x{self.microbatches}"
+        )
 
 
 class Block(NamedTuple):
@@ -110,7 +117,9 @@ def arrays_of(case):
 
 
 def block_step(block, case):
-    """Return a step that returns the result, the input's gradient, and that of the first product's weight."""
+    """Return a step that returns the result, the input's gradient, and that of the
+    first product's weight.
+    """
     array, gradient = arrays_of(case)
     weight = block.attention.layers[1].projections.weight
     parameters = list(block.parameters())
@@ -127,7 +136,9 @@ def block_step(block, case):
 
 
 def split_case(case):
-    """Return a model, and a function that runs it forward and then back with the walk that is given."""
+    """Return a model, and a function that runs it forward and then back with the walk
+    that is given.
+    """
     if isinstance(case, Block):
         model, (array, gradient) = block_of(case), arrays_of(case)
 
@@ -148,7 +159,9 @@ def split_case(case):
 
 
 def stage_input(array):
-    """Return a tensor as a pipeline's stage makes it of what it receives: what depends on it is an activation."""
+    """Return a tensor as a pipeline's stage makes it of what it receives: what depends
+    on it is an activation.
+    """
     tensor = Tensor(array)
     tensor.node = autograd.StageInput(True, tensor.data)
     return tensor

@@ -1,14 +1,18 @@
-"""How fast checkpoints are written and read, next to safetensors alone, and how long a training stands still for one.
+"""How fast checkpoints are written and read, next to safetensors alone, and how long a
+training stands still for one.
 
     mpirun -n 2 python tests/benchmarks/checkpoints.py                          100 MB in all
     mpirun -n 2 python tests/benchmarks/checkpoints.py --folder /mnt/disk --linears 32
 
-An MLP of Linear and ReLU by turns, Adam, float32, one BLAS thread. The contenders take turns in one run, the time of
-each is that of the slowest rank, and what is shown are medians. Next to ``save`` stands ``safetensors.numpy.save_file``
-of the same arrays, one file a rank, forced to the disk; next to ``restore``, ``load_file``. Then turns of some steps:
-with nothing, with a ``save`` before them, and with one of a ``BackgroundSaver``, which writes meanwhile.
+An MLP of Linear and ReLU by turns, Adam, float32, one BLAS thread. The contenders take
+turns in one run, the time of each is that of the slowest rank, and what is shown are
+medians. Next to ``save`` stands ``safetensors.numpy.save_file`` of the same arrays, one
+file a rank, forced to the disk; next to ``restore``, ``load_file``. Then turns of some
+steps: with nothing, with a ``save`` before them, and with one of a ``BackgroundSaver``,
+which writes meanwhile.
 
-Aim: save at 0.7 of the speed of safetensors or more, which computes no SHA-256; a background save stalls for its copy.
+Aim: save at 0.7 of the speed of safetensors or more, which computes no SHA-256; a
+background save stalls for its copy.
 """
 
 import argparse
@@ -40,13 +44,17 @@ class Contenders:
 
     def __init__(self, group, folder, options):
         self.group, self.folder, self._steps = group, folder, options.steps
-        self._inputs, self._targets = np.random.default_rng(0).standard_normal((2, 256, options.width), np.float32)
+        self._inputs, self._targets = np.random.default_rng(0).standard_normal(
+            (2, 256, options.width), np.float32
+        )
         model = mlp(options.width, options.linears)
         self.pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
         self.optimiser = optim.Adam(self.pipeline.parameters())
         self.step()  # from now on the optimiser has what it keeps
         self.arrays, _ = take(
-            self.pipeline, {"optimiser": self.optimiser}, [name for name, _ in self.pipeline.named_parameters()]
+            self.pipeline,
+            {"optimiser": self.optimiser},
+            [name for name, _ in self.pipeline.named_parameters()],
         )
         self._file = folder / f"alone-{group.rank}.safetensors"
         own = sum(array.nbytes for array in self.arrays.values())
@@ -65,7 +73,9 @@ class Contenders:
         load_file(self._file)
 
     def save(self):
-        checkpoint.save(self.folder / "runs", self.pipeline, self.optimiser, step=1, keep=1)
+        checkpoint.save(
+            self.folder / "runs", self.pipeline, self.optimiser, step=1, keep=1
+        )
 
     def restore(self):
         checkpoint.restore(self.folder / "runs", self.pipeline, self.optimiser)
@@ -82,7 +92,9 @@ class Contenders:
 def measured(group, folder, options):
     """Return the seconds of each contender, by name, and the bytes of a checkpoint."""
     one = Contenders(group, folder, options)
-    saver = checkpoint.BackgroundSaver(folder / "background", one.pipeline, one.optimiser, keep=1)
+    saver = checkpoint.BackgroundSaver(
+        folder / "background", one.pipeline, one.optimiser, keep=1
+    )
     turns = {
         "safetensors save": one.alone_save,
         "save": one.save,
@@ -112,7 +124,10 @@ def report(times, num_bytes, steps):
     print(f"a step {1e3 * times['steps'] / steps:.1f} ms")
     print(f"stall of save {1e3 * (times['save, steps'] - times['steps']):.0f} ms")
     stall, call = times["background, steps"] - times["steps"], times["background alone"]
-    print(f"stall of a background save {1e3 * stall:.0f} ms over {steps} steps, of which its copy {1e3 * call:.0f} ms")
+    print(
+        f"stall of a background save {1e3 * stall:.0f} ms over {steps} steps, of "
+        f"which its copy {1e3 * call:.0f} ms"
+    )
 
 
 def main():
@@ -121,7 +136,9 @@ def main():
     parser.add_argument("--linears", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to write; by default that of temporary files")
+    parser.add_argument(
+        "--folder", type=Path, help="where to write; by default that of temporary files"
+    )
     with init_process_group() as group:
         options = parser.parse_args()
         made = tempfile.mkdtemp(dir=options.folder) if group.rank == 0 else ""

@@ -1,13 +1,15 @@
-"""A step of a compiled pipeline and of an eager one, over two steps by hand, and their calls of Python functions.
+"""A step of a compiled pipeline and of an eager one, over two steps by hand, and their
+calls of Python functions.
 
     OPENBLAS_NUM_THREADS=1 mpirun -n 2 python tests/benchmarks/compiled.py
     OPENBLAS_NUM_THREADS=1 python tests/benchmarks/compiled.py --case d=32 --rounds 30
 
-The cases are those of pipelining.py. All contenders take turns in one process for each rank, and start from the same
-weights; compiled and eager pipelines must have the same bits, and all nearly the same, before they are timed. Shown are
-the median and the lowest time of a step over the rounds, the longest of all ranks; the median of the ratios to each
-floor, round by round; and the calls of Python functions in one step of rank 0, without
-the polls of a wait.
+The cases are those of pipelining.py. All contenders take turns in one process for each
+rank, and start from the same weights; compiled and eager pipelines must have the same
+bits, and all nearly the same, before they are timed. Shown are the median and the
+lowest time of a step over the rounds, the longest of all ranks; the median of the
+ratios to each floor, round by round; and the calls of Python functions in one step of
+rank 0, without the polls of a wait.
 
     floor       1F1B by hand: every array allocated once, every receive posted at the beginning of the step
     persistent  the same with persistent requests, and with views and slices that are made once
@@ -37,7 +39,10 @@ def contenders(case, group, schedules, makers):
     size, found = case.batch // case.microbatches, {}
     for name, (divide, make) in FLOORS.items():
         layers = divide(model, group.rank, case.layers, size, case.microbatches, RATE)
-        found[name] = make(layers, group.rank, group.size, inputs, targets), layers.state_dict
+        found[name] = (
+            make(layers, group.rank, group.size, inputs, targets),
+            layers.state_dict,
+        )
     for schedule in schedules:
         for compiles in makers:
             name = f"{schedule}, {'compiled' if compiles else 'eager'}"
@@ -47,12 +52,21 @@ def contenders(case, group, schedules, makers):
 
 def batch_of(case):
     generator = np.random.default_rng(0)
-    return tuple(generator.standard_normal((case.batch, case.width)).astype(np.float32) for _ in range(2))
+    return tuple(
+        generator.standard_normal((case.batch, case.width)).astype(np.float32)
+        for _ in range(2)
+    )
 
 
 def pipelined(case, group, model, schedule, compiles):
-    options = {"schedule": schedule, "num_microbatches": case.microbatches, "compile": compiles}
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), partition=parts_of(case, group), **options)
+    options = {
+        "schedule": schedule,
+        "num_microbatches": case.microbatches,
+        "compile": compiles,
+    }
+    pipeline = Pipeline(
+        model, group, loss=nn.MSELoss(), partition=parts_of(case, group), **options
+    )
     optimiser = optim.SGD(pipeline.parameters(), RATE)
     inputs, targets = batch_of(case)
 
@@ -64,16 +78,26 @@ def pipelined(case, group, model, schedule, compiles):
 
 
 def check_bits(found, schedules):
-    """Compare the weights of compiled and eager pipelines, which have taken the same steps."""
+    """Compare the weights of compiled and eager pipelines, which have taken the same
+    steps.
+    """
     for schedule in schedules:
-        eager, compiled = (found[f"{schedule}, {how}"][1]() for how in ("eager", "compiled"))
-        different = [name for name in eager if eager[name].tobytes() != compiled[name].tobytes()]
+        eager, compiled = (
+            found[f"{schedule}, {how}"][1]() for how in ("eager", "compiled")
+        )
+        different = [
+            name for name in eager if eager[name].tobytes() != compiled[name].tobytes()
+        ]
         if different:
-            sys.exit(f"{schedule}: compiled and eager weights differ: {', '.join(different)}")
+            sys.exit(
+                f"{schedule}: compiled and eager weights differ: {', '.join(different)}"
+            )
 
 
 def calls_of(step):
-    """Return how many Python functions a step calls, in the step of several that waited least."""
+    """Return how many Python functions a step calls, in the step of several that waited
+    least.
+    """
     return min(_calls_of(step) for _ in range(20))
 
 
@@ -96,25 +120,42 @@ def rows_of(found, times):
     """Return {name: figures} of a case."""
     rows = {}
     for name, (step, _) in found.items():
-        ratios = {f"/ {floor}": median(map(np.divide, times[name], times[floor])) for floor in FLOORS}
+        ratios = {
+            f"/ {floor}": median(map(np.divide, times[name], times[floor]))
+            for floor in FLOORS
+        }
         spent = {"ms": 1e3 * median(times[name]), "lowest": 1e3 * min(times[name])}
         rows[name] = {**spent, **ratios, "calls": calls_of(step)}
     return rows
 
 
 def show(case, group, rows):
-    print(f"\n{case}; {group.size} ranks\n{'':18}{'ms':>9}{'lowest':>9}{'/ floor':>10}{'/ persistent':>14}{'calls':>7}")
+    print(
+        f"\n{case}; {group.size} ranks\n{'':18}{'ms':>9}{'lowest':>9}{'/ floor':>10}{'/ persistent':>14}{'calls':>7}"
+    )
     for name, row in rows.items():
         ms, lowest, *ratios, calls = row.values()
-        print(f"{name:18}{ms:9.3f}{lowest:9.3f}{ratios[0]:10.2f}{ratios[1]:14.2f}{calls:7}")
+        print(
+            f"{name:18}{ms:9.3f}{lowest:9.3f}{ratios[0]:10.2f}{ratios[1]:14.2f}{calls:7}"
+        )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", help="only cases with this in their name; may be repeated")
-    parser.add_argument("--schedule", action="append", help="by default 1f1b and, with several ranks, zb-h1")
+    parser.add_argument(
+        "--case",
+        action="append",
+        help="only cases with this in their name; may be repeated",
+    )
+    parser.add_argument(
+        "--schedule",
+        action="append",
+        help="by default 1f1b and, with several ranks, zb-h1",
+    )
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--steps", type=int, help="in each round; by default those of pipelining.py")
+    parser.add_argument(
+        "--steps", type=int, help="in each round; by default those of pipelining.py"
+    )
     parser.add_argument("--json", action="store_true")
     with init_process_group() as group:
         options = parser.parse_args()
@@ -126,7 +167,8 @@ def main():
             found = contenders(case, group, schedules, (False, True))
             check_alike(found, group, case)
             check_bits(found, schedules)
-            for _ in range(2):  # compiled steps are among those that are timed, and no others
+            # compiled steps are among those that are timed, and no others
+            for _ in range(2):
                 for step, _ in found.values():
                     step()
             case = case._replace(steps=options.steps or case.steps)

@@ -1,15 +1,17 @@
-"""How soon a page of the editor shows a picture, takes edits, and shows each: the playground, and ``minipipe edit``.
+"""How soon a page of the editor shows a picture, takes edits, and shows each: the
+playground, and ``minipipe edit``.
 
     python tests/benchmarks/editor.py          # needs Chromium, npm, and the extras `browser` and `docs`
     python tests/benchmarks/editor.py --json
 
-Medians. A page is new each time, and comes from this machine: nothing waits for a network. Edits follow each other on
-one page by turns: the last action of rank 0 is placed (which finishes the schedule), that is undone, and a cost is
-changed. An edit lasts until the frame that shows it is out; "answer" is the part until Python's answer is read. The
-load belongs to the figures.
+Medians. A page is new each time, and comes from this machine: nothing waits for a
+network. Edits follow each other on one page by turns: the last action of rank 0 is
+placed (which finishes the schedule), that is undone, and a cost is changed. An edit
+lasts until the frame that shows it is out; "answer" is the part until Python's answer
+is read. The load belongs to the figures.
 
-Aims, on two slow cores: a picture at once, edits within 6 s; an edit shown within 100 ms at 8 ranks and 32
-microbatches, and within 400 ms at 16 and 64.
+Aims, on two slow cores: a picture at once, edits within 6 s; an edit shown within 100
+ms at 8 ranks and 32 microbatches, and within 400 ms at 16 and 64.
 """
 
 import argparse
@@ -30,13 +32,20 @@ from playwright.sync_api import sync_playwright
 from minipipe.cli.edit import Page
 from minipipe.render.editor import Editor
 
-PLAYGROUND = Path(__file__).resolve().parents[2] / "tutorials" / "site" / "playground" / "build.py"
+PLAYGROUND = (
+    Path(__file__).resolve().parents[2]
+    / "tutorials"
+    / "site"
+    / "playground"
+    / "build.py"
+)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # The milliseconds to the first picture, which may come after the first answer.
 PAINT = """() => new Promise((resolve) => new PerformanceObserver((list) => {
   for (const { startTime } of list.getEntriesByName("first-contentful-paint")) resolve(startTime);
 }).observe({ type: "paint", buffered: true }))"""
-# Edits, and returns the milliseconds until the answer, and until the end of the frame that shows it.
+# Edits, and returns the milliseconds until the answer, and until the end of the frame
+# that shows it.
 EDIT = """(kind) => new Promise((resolve) => {
   const begin = performance.now();
   new MutationObserver((_, observer) => {
@@ -78,14 +87,20 @@ def served(server):
 
 @contextmanager
 def pages(site):
-    """Yield the addresses of a playground, of a site if there is one, and of ``minipipe edit``."""
+    """Yield the addresses of a playground, of a site if there is one, and of ``minipipe
+    edit``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         if site is None:
-            spec = importlib.util.spec_from_file_location("playground_build", PLAYGROUND)
+            spec = importlib.util.spec_from_file_location(
+                "playground_build", PLAYGROUND
+            )
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             module.build(Path(folder, "playground"))
-        files = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site or folder))
+        files = http.server.ThreadingHTTPServer(
+            ("127.0.0.1", 0), functools.partial(Quiet, directory=site or folder)
+        )
         with files, served(files), Page(Editor()) as page, served(page):
             playground = f"http://127.0.0.1:{files.server_port}/playground/index.html"
             yield {"playground": playground, "minipipe edit": page.url}
@@ -104,9 +119,16 @@ def starts(browser, url, rounds):
     found = []
     for _ in range(rounds):
         page = opened(browser, url)
-        found.append((page.evaluate(PAINT), int(page.locator("body").get_attribute("data-alive"))))
+        found.append(
+            (
+                page.evaluate(PAINT),
+                int(page.locator("body").get_attribute("data-alive")),
+            )
+        )
         page.context.close()
-    return {name: median(times) for name, times in zip(("picture", "alive"), zip(*found))}
+    return {
+        name: median(times) for name, times in zip(("picture", "alive"), zip(*found))
+    }
 
 
 def edits(browser, url, ranks, microbatches, rounds):
@@ -125,14 +147,27 @@ def edits(browser, url, ranks, microbatches, rounds):
         for kind in KINDS:
             times[kind].append(page.evaluate(EDIT, kind))
     page.context.close()
-    return {kind: [median(some) for some in zip(*found[1:])] for kind, found in times.items()}  # the first fills caches
+    # the first fills caches
+    return {
+        kind: [median(some) for some in zip(*found[1:])]
+        for kind, found in times.items()
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--sizes", nargs="*", default=["4x8", "8x32", "16x64"], metavar="RANKSxMICROBATCHES")
-    parser.add_argument("--site", metavar="DIRECTORY", help="a site that was built (by default the playground is)")
+    parser.add_argument(
+        "--sizes",
+        nargs="*",
+        default=["4x8", "8x32", "16x64"],
+        metavar="RANKSxMICROBATCHES",
+    )
+    parser.add_argument(
+        "--site",
+        metavar="DIRECTORY",
+        help="a site that was built (by default the playground is)",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = {"load": os.getloadavg()[0]}
@@ -142,7 +177,9 @@ def main():
         for name, url in urls.items():
             found[name] = starts(browser, url, options.rounds)
             for size in options.sizes:
-                found[name][size] = edits(browser, url, *map(int, size.split("x")), options.rounds)
+                found[name][size] = edits(
+                    browser, url, *map(int, size.split("x")), options.rounds
+                )
         browser.close()
     if options.json:
         print(json.dumps(found, indent=1))
@@ -151,7 +188,10 @@ def main():
     for name, row in found.items():
         print(f"{name}: picture {row['picture']:.0f}, alive {row['alive']:.0f}")
         for size in options.sizes:
-            told = (f"{kind} {shown:.0f} (answer {answer:.0f})" for kind, (answer, shown) in row[size].items())
+            told = (
+                f"{kind} {shown:.0f} (answer {answer:.0f})"
+                for kind, (answer, shown) in row[size].items()
+            )
             print(f"{size:>8}: {', '.join(told)}")
 
 

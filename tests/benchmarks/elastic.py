@@ -1,7 +1,9 @@
-"""What it costs to be able to lose a rank: ``mpirun --with-ft ulfm -n 4 python tests/benchmarks/elastic.py``.
+"""What it costs to be able to lose a rank: ``mpirun --with-ft ulfm -n 4 python
+tests/benchmarks/elastic.py``.
 
-Steps of a stack of linear layers with Adam, with and without copies, by turns in one job; the median of a step's time
-from its beginning to that of the next one, and the ratio to steps without copies.
+Steps of a stack of linear layers with Adam, with and without copies, by turns in one
+job; the median of a step's time from its beginning to that of the next one, and the
+ratio to steps without copies.
 """
 
 import sys
@@ -20,7 +22,13 @@ def case_runner(width, num_layers, rows, group):
     begun = []
 
     def make(group):
-        model = nn.Sequential(*[layer for _ in range(num_layers) for layer in (nn.Linear(width, width), nn.ReLU())])
+        model = nn.Sequential(
+            *[
+                layer
+                for _ in range(num_layers)
+                for layer in (nn.Linear(width, width), nn.ReLU())
+            ]
+        )
         pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
         return pipeline, optim.Adam(pipeline.parameters(), learning_rate=1e-3)
 
@@ -45,12 +53,26 @@ def main(width=128, num_layers=8, rows=128, rounds=8, num_steps=60):
             for case in CASES:
                 times[case].append(run(case, num_steps))
         if group.rank == 0:
-            print(f"{group.size} ranks, {num_layers} layers of {width} x {width}, {rows} rows in 4 microbatches")
+            print(
+                f"{group.size} ranks, {num_layers} layers of {width} x {width}, "
+                f"{rows} rows in 4 microbatches"
+            )
             for case, found in times.items():
-                # The mean of ten steps, since only one in ten makes copies; then what is typical of all.
-                steps = [np.mean(part[i : i + 10]) for part in found for i in range(0, len(part) - 9, 10)]
-                ratios = [np.mean(part) / np.mean(plain) for part, plain in zip(found, times["no copies"])]
-                print(f"{case:15} {1000 * median(steps):7.2f} ms a step, x {median(ratios):.3f}")
+                # The mean of ten steps, since only one in ten makes copies; then what
+                # is typical of all.
+                steps = [
+                    np.mean(part[i : i + 10])
+                    for part in found
+                    for i in range(0, len(part) - 9, 10)
+                ]
+                ratios = [
+                    np.mean(part) / np.mean(plain)
+                    for part, plain in zip(found, times["no copies"])
+                ]
+                print(
+                    f"{case:15} {1000 * median(steps):7.2f} ms a step, x "
+                    f"{median(ratios):.3f}"
+                )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
-"""How fast the engine is: against NumPy by hand, against PyTorch, the split backward against the whole, page faults.
+"""How fast the engine is: against NumPy by hand, against PyTorch, the split backward
+against the whole, page faults.
 
     python tests/benchmarks/engine.py                                  everything, about five minutes
     python tests/benchmarks/engine.py --case "d=32" --case block       what has one of these in its name
     python tests/benchmarks/engine.py --json                           for machines
 
-Seconds differ from machine to machine and from minute to minute; only ratios are shown. Contenders take turns in one
-process with one BLAS thread, and medians of many steps are compared. That is repeated; shown are the median, the lowest
-and the highest ratio. First of all the contenders' results are compared, so that nobody is fast at something else.
+Seconds differ from machine to machine and from minute to minute; only ratios are shown.
+Contenders take turns in one process with one BLAS thread, and medians of many steps are
+compared. That is repeated; shown are the median, the lowest and the highest ratio.
+First of all the contenders' results are compared, so that nobody is fast at something
+else.
 
-A step of an MLP (Linear and ReLU by turns, mean squared error, SGD, float32) is everything from forgetting the last
-gradients to the optimiser. Its floor is the same step by hand, every array allocated once (floor.py). A step of a
-transformer block (causal, pre-norm, GELU with tanh) is forward and backward, as it is of what is split.
+A step of an MLP (Linear and ReLU by turns, mean squared error, SGD, float32) is
+everything from forgetting the last gradients to the optimiser. Its floor is the same
+step by hand, every array allocated once (floor.py). A step of a transformer block
+(causal, pre-norm, GELU with tanh) is forward and backward, as it is of what is split.
 
 Aims, at most:
 
@@ -75,17 +79,23 @@ class Figure(NamedTuple):
     @property
     def verdict(self):
         """Whether the aim is met, to the digits that are shown."""
-        return "" if self.aim is None else "pass" if round(self.value, 2) <= self.aim else "short"
+        return (
+            ""
+            if self.aim is None
+            else "pass"
+            if round(self.value, 2) <= self.aim
+            else "short"
+        )
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------
 
 
 def seconds_by_turns(contenders, steps):
     """Return the median seconds of a step by contender.
 
-    A turn is several steps where they are short, and the first does not count then: it brings back into the caches what
-    the others have driven out.
+    A turn is several steps where they are short, and the first does not count then: it
+    brings back into the caches what the others have driven out.
     """
     times = {name: [] for name in contenders}
     for _ in range(min(steps, TURNS)):
@@ -118,15 +128,20 @@ def check_close(what, given, expected):
     scale = float(np.max(np.abs(expected)))
     error = float(np.max(np.abs(given - expected)))
     if error > 1e-4 * scale:
-        raise SystemExit(f"{what} differs by {error:.1e} (largest {scale:.1e}): these are not the same computation.")
+        raise SystemExit(
+            f"{what} differs by {error:.1e} (largest {scale:.1e}): these are not "
+            "the same computation."
+        )
 
 
-# -- the MLP -----------------------------------------------------------------------------------------------------------
+# -- the MLP ---------------------------------------------------------------------------
 
 
 def pipeline_step(model, case):
     inputs, targets = batch_of(case)
-    pipeline = Pipeline(model, OneRankGroup(), loss=nn.MSELoss(), num_microbatches=case.microbatches)
+    pipeline = Pipeline(
+        model, OneRankGroup(), loss=nn.MSELoss(), num_microbatches=case.microbatches
+    )
     optimiser = optim.SGD(pipeline.parameters(), LEARNING_RATE)
 
     def step():
@@ -164,21 +179,28 @@ def mlp_figures(case, options):
     yield from ratios(case, contenders, pairs, options)
 
 
-# -- the transformer block ---------------------------------------------------------------------------------------------
+# -- the transformer block -------------------------------------------------------------
 
 
 def block_figures(case, options):
     if not in_torch:
         return
-    contenders = {"minipipe": block_step(block_of(case), case), "PyTorch": in_torch.block_step(block_of(case), case)}
+    contenders = {
+        "minipipe": block_step(block_of(case), case),
+        "PyTorch": in_torch.block_step(block_of(case), case),
+    }
     results = {name: step() for name, step in contenders.items()}
-    whats = ("the result", "the gradient of the input", "the gradient of the projections")
+    whats = (
+        "the result",
+        "the gradient of the input",
+        "the gradient of the projections",
+    )
     for what, given, expected in zip(whats, results["minipipe"], results["PyTorch"]):
         check_close(f"{case}: {what}", given, expected)
     yield from ratios(case, contenders, [(OVER_TORCH, "minipipe", "PyTorch")], options)
 
 
-# -- the split backward ------------------------------------------------------------------------------------------------
+# -- the split backward ----------------------------------------------------------------
 
 
 def split_figures(case, options):
@@ -193,11 +215,13 @@ def split_figures(case, options):
         step()
         gradients[name] = [parameter.grad for parameter in model.parameters()]
     if not all(map(same_bits, gradients["fused"], gradients["split"])):
-        raise SystemExit(f"{case}: the split backward gives other bits than the fused one.")
+        raise SystemExit(
+            f"{case}: the split backward gives other bits than the fused one."
+        )
     yield from ratios(case, contenders, [(SPLIT, "split", "fused")], options)
 
 
-# -- page faults -------------------------------------------------------------------------------------------------------
+# -- page faults -----------------------------------------------------------------------
 
 
 def fault_figures(case, options):
@@ -206,17 +230,25 @@ def fault_figures(case, options):
     for name, setting in ((FAULTS, "kept"), ("page faults, memory not kept", "freed")):
         script = Path(__file__).with_name("page_faults.py")
         command = [sys.executable, str(script), str(CASES.index(case)), setting]
-        values = [float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)]
+        values = [
+            float(
+                subprocess.run(
+                    command, capture_output=True, text=True, check=True
+                ).stdout
+            )
+        ]
         yield figure(case, name, values)
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------
 
 
 def figures(options):
     for case in CASES:
         if any(part in str(case) for part in options.case or [""]):
-            yield from (block_figures if isinstance(case, Block) else mlp_figures)(case, options)
+            yield from (block_figures if isinstance(case, Block) else mlp_figures)(
+                case, options
+            )
             yield from split_figures(case, options)
             yield from fault_figures(case, options)
 
@@ -226,15 +258,30 @@ def print_table(lines):
     last = None
     for line in lines:
         case, last = line.case if line.case != last else "", line.case
-        print(f"{case:30}{line.name:30}{line.value:8.2f}{line.lowest:8.2f}{line.highest:9.2f}", end="")
-        print("" if line.aim is None else f"{line.aim:7.2f}  {line.verdict}", flush=True)
+        print(
+            f"{case:30}{line.name:30}{line.value:8.2f}{line.lowest:8.2f}{line.highest:9.2f}",
+            end="",
+        )
+        print(
+            "" if line.aim is None else f"{line.aim:7.2f}  {line.verdict}", flush=True
+        )
 
 
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", help="measure cases with this in their name; may be repeated")
-    parser.add_argument("--steps", type=int, help="of each contender in one measurement; by default as the case needs")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of each ratio")
+    parser.add_argument(
+        "--case",
+        action="append",
+        help="measure cases with this in their name; may be repeated",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="of each contender in one measurement; by default as the case needs",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="measurements of each ratio"
+    )
     parser.add_argument("--json", action="store_true", help="print one list of objects")
     return parser.parse_args()
 
@@ -246,9 +293,21 @@ def main():
         in_torch.torch.set_num_threads(1)
     with limit_blas_threads(1):
         if options.json:
-            print(json.dumps([{**line._asdict(), "verdict": line.verdict} for line in figures(options)], indent=1))
+            print(
+                json.dumps(
+                    [
+                        {**line._asdict(), "verdict": line.verdict}
+                        for line in figures(options)
+                    ],
+                    indent=1,
+                )
+            )
             return
-        other = f"PyTorch {in_torch.torch.__version__}" if in_torch else "no PyTorch here, so nothing beside it"
+        other = (
+            f"PyTorch {in_torch.torch.__version__}"
+            if in_torch
+            else "no PyTorch here, so nothing beside it"
+        )
         print(f"{sys.platform}, NumPy {np.__version__}, {other}; one thread")
         print_table(figures(options))
 

@@ -1,11 +1,13 @@
-"""What it costs to look whether losses and gradients are finite: steps with ``check_finite`` on and off, by turns.
+"""What it costs to look whether losses and gradients are finite: steps with
+``check_finite`` on and off, by turns.
 
     mpirun -n 2 python tests/benchmarks/finite.py                      d=32 and d=128
     mpirun -n 4 python tests/benchmarks/finite.py --width 32
 
-An MLP of Linear and ReLU by turns, with as many Linear layers on each rank, mean squared error, SGD, float32, one BLAS
-thread. Both pipelines take turns of some steps in one run; the time of a turn is that of the slowest rank. Shown are
-the median time of a step, and the median of the ratios of neighbouring turns with their quartiles.
+An MLP of Linear and ReLU by turns, with as many Linear layers on each rank, mean
+squared error, SGD, float32, one BLAS thread. Both pipelines take turns of some steps in
+one run; the time of a turn is that of the slowest rank. Shown are the median time of a
+step, and the median of the ratios of neighbouring turns with their quartiles.
 
 Aim: below 1.02 on 2 ranks.
 """
@@ -19,15 +21,24 @@ from floor import mlp
 
 from minipipe import Pipeline, init_process_group, nn, optim
 
-CASES = {32: (64, 4, 2), 128: (256, 8, 4)}  # by width: samples, microbatches, Linear layers on each rank
+# by width: samples, microbatches, Linear layers on each rank
+CASES = {32: (64, 4, 2), 128: (256, 8, 4)}
 
 
 def stepping(group, width, layers, check):
     samples, microbatches, usual = CASES.get(width, CASES[32])
     generator = np.random.default_rng(0)
-    inputs, targets = (generator.standard_normal((samples, width)).astype(np.float32) for _ in range(2))
+    inputs, targets = (
+        generator.standard_normal((samples, width)).astype(np.float32) for _ in range(2)
+    )
     model = mlp(width, (layers or usual) * group.size)
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=microbatches, check_finite=check)
+    pipeline = Pipeline(
+        model,
+        group,
+        loss=nn.MSELoss(),
+        num_microbatches=microbatches,
+        check_finite=check,
+    )
     optimiser = optim.SGD(pipeline.parameters(), 1e-3)
 
     def step():
@@ -38,7 +49,9 @@ def stepping(group, width, layers, check):
 
 
 def seconds_of_a_turn(group, step, steps):
-    """Return the seconds of a step on the slowest rank; the first step of a turn does not count."""
+    """Return the seconds of a step on the slowest rank; the first step of a turn does
+    not count.
+    """
     step()
     group.barrier()
     start = time.perf_counter()
@@ -57,7 +70,10 @@ def main():
     with init_process_group() as group:
         options = parser.parse_args()
         for width in options.width:
-            steps = {check: stepping(group, width, options.layers, check) for check in ("off", "stop")}
+            steps = {
+                check: stepping(group, width, options.layers, check)
+                for check in ("off", "stop")
+            }
             times = {check: [] for check in steps}
             for number in range(options.rounds + 1):
                 for check, step in list(steps.items())[:: 1 if number % 2 else -1]:

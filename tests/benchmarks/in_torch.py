@@ -10,7 +10,10 @@ __all__ = ["block_step", "mlp_step", "torch"]
 
 def mlp_step(model, case):
     parts = [torch.from_numpy(array).split(case.size) for array in batch_of(case)]
-    layers = [linear(layer) if isinstance(layer, nn.Linear) else torch.nn.ReLU() for layer in model]
+    layers = [
+        linear(layer) if isinstance(layer, nn.Linear) else torch.nn.ReLU()
+        for layer in model
+    ]
     network, loss = torch.nn.Sequential(*layers), torch.nn.MSELoss()
     optimiser = torch.optim.SGD(network.parameters(), LEARNING_RATE)
     weight = torch.tensor(1 / case.microbatches)
@@ -40,9 +43,15 @@ def linear(layer):
 def block_step(block, case):
     first, attention = block.attention.layers
     second, wide, _, narrow = block.network.layers
-    projections, output, wide, narrow = map(linear, (attention.projections, attention.output, wide, narrow))
+    projections, output, wide, narrow = map(
+        linear, (attention.projections, attention.output, wide, narrow)
+    )
     first, second = map(norm, (first, second))
-    parameters = [p for layer in (first, projections, output, second, wide, narrow) for p in layer.parameters()]
+    parameters = [
+        p
+        for layer in (first, projections, output, second, wide, narrow)
+        for p in layer.parameters()
+    ]
     array, gradient = map(torch.from_numpy, arrays_of(case))
     shape = (case.samples, case.length, 3, case.heads, case.width // case.heads)
 
@@ -58,7 +67,11 @@ def block_step(block, case):
         x = array.detach().requires_grad_()
         result = forward(x)
         result.backward(gradient)
-        return result.detach().numpy(), x.grad.numpy(), projections.weight.grad.numpy().T
+        return (
+            result.detach().numpy(),
+            x.grad.numpy(),
+            projections.weight.grad.numpy().T,
+        )
 
     return step
 

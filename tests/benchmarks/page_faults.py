@@ -1,9 +1,10 @@
-"""Page faults of a steady step: writing to memory that the kernel has only promised so far costs one for every 4 KiB.
+"""Page faults of a steady step: writing to memory that the kernel has only promised so
+far costs one for every 4 KiB.
 
     python tests/benchmarks/page_faults.py NUMBER kept|freed
 
-NUMBER counts the cases of cases.py from 0; ``kept`` calls keep_freed_memory first. In a process of its own, because
-that cannot be taken back. Unix only.
+NUMBER counts the cases of cases.py from 0; ``kept`` calls keep_freed_memory first. In a
+process of its own, because that cannot be taken back. Unix only.
 """
 
 import resource
@@ -17,7 +18,11 @@ from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
 
 def faults_per_step(case):
     """Return the median over several steps, after as many that bring the memory in."""
-    step = block_step(block_of(case), case) if isinstance(case, Block) else autograd_step(mlp_of(case), case)
+    step = (
+        block_step(block_of(case), case)
+        if isinstance(case, Block)
+        else autograd_step(mlp_of(case), case)
+    )
     count = 5 if case.width >= 512 else 50
     for _ in range(count):
         step()

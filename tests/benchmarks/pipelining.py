@@ -1,12 +1,14 @@
-"""How long a training step through ranks takes, next to the same step by hand and to a framework without autograd.
+"""How long a training step through ranks takes, next to the same step by hand and to a
+framework without autograd.
 
     mpirun -n 2 python tests/benchmarks/pipelining.py                 every case and contender
     mpirun -n 4 python tests/benchmarks/pipelining.py --case d=32     the cases that have this in their name
     mpirun -n 2 python tests/benchmarks/pipelining.py --json --torch --picture steps.svg
 
-An MLP of Linear and ReLU by turns, mean squared error, gradient descent, float32, one BLAS thread for each rank. The
-contenders take turns in one run, so a noisy machine disturbs all alike; shown are the median, the lowest and the
-highest time of a step over the rounds, and the median over that of the floor.
+An MLP of Linear and ReLU by turns, mean squared error, gradient descent, float32, one
+BLAS thread for each rank. The contenders take turns in one run, so a noisy machine
+disturbs all alike; shown are the median, the lowest and the highest time of a step over
+the rounds, and the median over that of the floor.
 
     floor      1F1B by hand (by_hand.py): every array allocated once, every receive posted at the beginning of the step
     peer       GPipe by hand, as small frameworks without autograd have it: blocking messages, two buffers, no loss
@@ -15,8 +17,8 @@ highest time of a step over the rounds, and the median over that of the floor.
 
 Before they are timed all have taken the same steps, and their weights are compared.
 
-Aims, at most, over the floor on 2 and 4 ranks: d=128 1.25; d=1024 1.03 and 1.05; d=32 1.9. Never slower than the peer.
-Over PyTorch: d=128 0.25, d=1024 0.95, d=32 0.1.
+Aims, at most, over the floor on 2 and 4 ranks: d=128 1.25; d=1024 1.03 and 1.05; d=32
+1.9. Never slower than the peer. Over PyTorch: d=128 0.25, d=1024 0.95, d=32 0.1.
 """
 
 import argparse
@@ -47,7 +49,10 @@ class Case(NamedTuple):
     steps: int
 
     def __str__(self):
-        return f"d={self.width}, batch {self.batch} in {self.microbatches}, {self.layers} layers a rank"
+        return (
+            f"d={self.width}, batch {self.batch} in {self.microbatches}, "
+            f"{self.layers} layers a rank"
+        )
 
 
 CASES = [Case(32, 64, 4, 2, 200), Case(128, 256, 8, 4, 40), Case(1024, 512, 8, 2, 2)]
@@ -55,11 +60,19 @@ CASES = [Case(32, 64, 4, 2, 200), Case(128, 256, 8, 4, 40), Case(1024, 512, 8, 2
 
 def pipelined(case, group, schedule, inputs, targets):
     """Return minipipe's step, and a function that returns this rank's weights."""
-    model, parts = mlp(case.width, case.layers * group.size).initialise(0), parts_of(case, group)
+    model, parts = (
+        mlp(case.width, case.layers * group.size).initialise(0),
+        parts_of(case, group),
+    )
     chunks = {} if schedule != "zb-v" else {"partition": halves(parts)}
     partition = chunks or {"partition": parts}
     pipeline = Pipeline(
-        model, group, loss=nn.MSELoss(), schedule=schedule, num_microbatches=case.microbatches, **partition
+        model,
+        group,
+        loss=nn.MSELoss(),
+        schedule=schedule,
+        num_microbatches=case.microbatches,
+        **partition,
     )
     optimiser = optim.SGD(pipeline.parameters(), RATE)
 
@@ -71,31 +84,54 @@ def pipelined(case, group, schedule, inputs, targets):
 
 
 def parts_of(case, group):
-    """Return the layers of each rank: as many Linear layers on each, and a ReLU behind all but the last of all."""
-    parts = [range(2 * case.layers * r, 2 * case.layers * (r + 1)) for r in range(group.size)]
+    """Return the layers of each rank: as many Linear layers on each, and a ReLU behind
+    all but the last of all.
+    """
+    parts = [
+        range(2 * case.layers * r, 2 * case.layers * (r + 1)) for r in range(group.size)
+    ]
     return [*parts[:-1], parts[-1][:-1]]
 
 
 def halves(parts):
     """Cut each part of the layers in two, for two stages on each rank."""
-    return [piece for part in parts for piece in (part[: len(part) // 2], part[len(part) // 2 :])]
+    return [
+        piece
+        for part in parts
+        for piece in (part[: len(part) // 2], part[len(part) // 2 :])
+    ]
 
 
 def contenders(case, group, schedules, with_torch):
     """Return {name: (step, state_dict)}; ``state_dict`` is collective."""
     generator = np.random.default_rng(0)
-    inputs, targets = (generator.standard_normal((case.batch, case.width)).astype(np.float32) for _ in range(2))
+    inputs, targets = (
+        generator.standard_normal((case.batch, case.width)).astype(np.float32)
+        for _ in range(2)
+    )
     model = mlp(case.width, case.layers * group.size).initialise(0)
     found = {}
     for name, make in (("floor", posted_1f1b), ("peer", blocking_gpipe)):
-        layers = shares(model, group.rank, case.layers, case.batch // case.microbatches, case.microbatches, RATE)
-        found[name] = make(layers, group.rank, group.size, inputs, targets), layers.state_dict
+        layers = shares(
+            model,
+            group.rank,
+            case.layers,
+            case.batch // case.microbatches,
+            case.microbatches,
+            RATE,
+        )
+        found[name] = (
+            make(layers, group.rank, group.size, inputs, targets),
+            layers.state_dict,
+        )
     for schedule in schedules:
         found[schedule] = pipelined(case, group, schedule, inputs, targets)
     if with_torch:
         from torch_over_gloo import torch_1f1b
 
-        found["torch"] = torch_1f1b(model, parts_of(case, group), group, case, inputs, targets, RATE)
+        found["torch"] = torch_1f1b(
+            model, parts_of(case, group), group, case, inputs, targets, RATE
+        )
     return found
 
 
@@ -109,7 +145,13 @@ def check_alike(found, group, case):
         states[name] = state_dict()
     for name, state in states.items():
         for key, value in states["floor"].items():
-            np.testing.assert_allclose(state[key], value, rtol=1e-3, atol=1e-5, err_msg=f"{name}, {key}, {case}")
+            np.testing.assert_allclose(
+                state[key],
+                value,
+                rtol=1e-3,
+                atol=1e-5,
+                err_msg=f"{name}, {key}, {case}",
+            )
 
 
 def measure(found, group, case, rounds):
@@ -128,12 +170,26 @@ def measure(found, group, case, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", help="only cases with this in their name; may be repeated")
-    parser.add_argument("--schedule", action="append", help="by default 1f1b, zb-h1 and gpipe")
+    parser.add_argument(
+        "--case",
+        action="append",
+        help="only cases with this in their name; may be repeated",
+    )
+    parser.add_argument(
+        "--schedule", action="append", help="by default 1f1b, zb-h1 and gpipe"
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, help="in each round; by default what takes some tenths of a second")
-    parser.add_argument("--torch", action="store_true", help="PyTorch over gloo, too: pip install torch")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the times over the floor")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="in each round; by default what takes some tenths of a second",
+    )
+    parser.add_argument(
+        "--torch", action="store_true", help="PyTorch over gloo, too: pip install torch"
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE.svg", help="draw the times over the floor"
+    )
     parser.add_argument("--json", action="store_true")
     with init_process_group() as group:
         options = parser.parse_args()
@@ -141,7 +197,12 @@ def main():
         for case in CASES:
             if options.case and not any(part in str(case) for part in options.case):
                 continue
-            found = contenders(case, group, options.schedule or ["1f1b", "zb-h1", "gpipe"], options.torch)
+            found = contenders(
+                case,
+                group,
+                options.schedule or ["1f1b", "zb-h1", "gpipe"],
+                options.torch,
+            )
             check_alike(found, group, case)
             if options.steps:
                 case = case._replace(steps=options.steps)
@@ -158,14 +219,27 @@ def main():
             }
             report.append({"case": str(case), "ranks": group.size, "steps": rows})
             if group.rank == 0 and not options.json:
-                print(f"\n{case}; {group.size} ranks\n{'':10} ms a step   lowest  highest  / floor")
+                print(
+                    f"\n{case}; {group.size} ranks\n{'':10} ms a step   lowest  "
+                    "highest  / floor"
+                )
                 for name, row in rows.items():
-                    print(f"{name:10} {row['ms']:9.3f} {row['lowest']:8.3f} {row['highest']:8.3f} {row['ratio']:8.2f}")
+                    print(
+                        f"{name:10} {row['ms']:9.3f} {row['lowest']:8.3f} "
+                        f"{row['highest']:8.3f} {row['ratio']:8.2f}"
+                    )
         if group.rank == 0 and options.json:
             print(json.dumps(report, indent=1))
         if group.rank == 0 and options.picture:
-            rows = {entry["case"]: [(name, row["ratio"]) for name, row in entry["steps"].items()] for entry in report}
-            options.picture.write_text(bars(f"A step on {group.size} ranks, over the floor", rows))
+            rows = {
+                entry["case"]: [
+                    (name, row["ratio"]) for name, row in entry["steps"].items()
+                ]
+                for entry in report
+            }
+            options.picture.write_text(
+                bars(f"A step on {group.size} ranks, over the floor", rows)
+            )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""How long a step takes on p ranks x R replicas, for each R that divides the ranks, next to the same step by hand.
+"""How long a step takes on p ranks x R replicas, for each R that divides the ranks,
+next to the same step by hand.
 
     mpirun -n 4 python tests/benchmarks/replicas.py
 
-An MLP as large as that of `tutorials/train.py`: 8 Linear layers of width 192 with ReLUs, a batch of 64 in 16
-microbatches, mean squared error, gradient descent, float32, one BLAS thread for each rank. By hand is 1F1B (by_hand.py)
-with one Allreduce of all gradients of a rank at the end of a step, in whatever order MPI adds them. All take turns in
-one run. Shown are the median milliseconds of a step, with its update, and the same over that by hand; and, of the last
-step of each round, from its first action to its last sum, the median as measured and what `simulate` predicts from
+An MLP as large as that of `tutorials/train.py`: 8 Linear layers of width 192 with
+ReLUs, a batch of 64 in 16 microbatches, mean squared error, gradient descent, float32,
+one BLAS thread for each rank. By hand is 1F1B (by_hand.py) with one Allreduce of all
+gradients of a rank at the end of a step, in whatever order MPI adds them. All take
+turns in one run. Shown are the median milliseconds of a step, with its update, and the
+same over that by hand; and, of the last step of each round, from its first action to
+its last sum, the median as measured and what `simulate` predicts from
 `pipeline.measure_costs`.
 """
 
@@ -31,19 +34,36 @@ def by_hand(model, options, replicas, inputs, targets):
     world = MPI.COMM_WORLD
     p, m = world.size // replicas, options.microbatches // replicas
     replica, rank = divmod(world.rank, p)
-    part = slice(replica * len(inputs) // replicas, (replica + 1) * len(inputs) // replicas)
+    part = slice(
+        replica * len(inputs) // replicas, (replica + 1) * len(inputs) // replicas
+    )
     size = len(inputs) // options.microbatches
-    layers = shares(model, rank, options.layers // p, size, m, RATE, world.Split(rank, replica))
-    return posted_1f1b(layers, rank, p, inputs[part], targets[part], world.Split(replica, rank)), layers.state_dict
+    layers = shares(
+        model, rank, options.layers // p, size, m, RATE, world.Split(rank, replica)
+    )
+    return posted_1f1b(
+        layers, rank, p, inputs[part], targets[part], world.Split(replica, rank)
+    ), layers.state_dict
 
 
 def pipelined(model, group, options, replicas, inputs, targets):
-    """Return minipipe's step, a function that returns all weights, the pipeline, and the predicted seconds."""
+    """Return minipipe's step, a function that returns all weights, the pipeline, and
+    the predicted seconds.
+    """
     p, of_rank = group.size // replicas, options.layers * replicas // group.size
     parts = [range(2 * of_rank * r, 2 * of_rank * (r + 1)) for r in range(p)]
-    given = {"schedule": "1f1b", "num_microbatches": options.microbatches // replicas, "replicas": replicas}
+    given = {
+        "schedule": "1f1b",
+        "num_microbatches": options.microbatches // replicas,
+        "replicas": replicas,
+    }
     pipeline = Pipeline(
-        model, group, loss=nn.MSELoss(), partition=[*parts[:-1], parts[-1][:-1]], check_finite="off", **given
+        model,
+        group,
+        loss=nn.MSELoss(),
+        partition=[*parts[:-1], parts[-1][:-1]],
+        check_finite="off",
+        **given,
     )
     optimiser = optim.SGD(pipeline.parameters(), RATE)
     with catch_warnings():
@@ -54,7 +74,12 @@ def pipelined(model, group, options, replicas, inputs, targets):
         pipeline.step(inputs, targets)
         optimiser.step()
 
-    return step, pipeline.state_dict, pipeline, simulate(pipeline.schedule, costs).makespan
+    return (
+        step,
+        pipeline.state_dict,
+        pipeline,
+        simulate(pipeline.schedule, costs).makespan,
+    )
 
 
 def main():
@@ -69,13 +94,21 @@ def main():
         options = parser.parse_args()
         generator = np.random.default_rng(0)
         shape = options.batch_size, options.width
-        inputs, targets = (generator.standard_normal(shape).astype(np.float32) for _ in range(2))
-        model, found, predicted = mlp(options.width, options.layers).initialise(0), {}, {}
+        inputs, targets = (
+            generator.standard_normal(shape).astype(np.float32) for _ in range(2)
+        )
+        model, found, predicted = (
+            mlp(options.width, options.layers).initialise(0),
+            {},
+            {},
+        )
         pipelines, makespans = {}, {}
         for replicas in (n for n in range(1, group.size + 1) if group.size % n == 0):
-            found["by hand", replicas] = by_hand(model, options, replicas, inputs, targets)
-            *found["minipipe", replicas], pipelines[replicas], predicted[replicas] = pipelined(
-                model, group, options, replicas, inputs, targets
+            found["by hand", replicas] = by_hand(
+                model, options, replicas, inputs, targets
+            )
+            *found["minipipe", replicas], pipelines[replicas], predicted[replicas] = (
+                pipelined(model, group, options, replicas, inputs, targets)
             )
             makespans[replicas] = []
         check_alike(found)
@@ -91,10 +124,17 @@ def main():
             for replicas, pipeline in pipelines.items():
                 makespans[replicas].append(pipeline.timeline().makespan)
         if group.rank == 0:
-            print(f"{'ranks x replicas':18}{'by hand':>9}{'minipipe':>10}{'ratio':>7}{'makespan':>11}{'predicted':>11}")
+            print(
+                f"{'ranks x replicas':18}{'by hand':>9}{'minipipe':>10}{'ratio':>7}{'makespan':>11}{'predicted':>11}"
+            )
             for replicas, seconds in predicted.items():
-                hand, own = (median(times[name, replicas]) for name in ("by hand", "minipipe"))
-                shape, seen = f"{group.size // replicas} x {replicas}", 1e3 * median(makespans[replicas])
+                hand, own = (
+                    median(times[name, replicas]) for name in ("by hand", "minipipe")
+                )
+                shape, seen = (
+                    f"{group.size // replicas} x {replicas}",
+                    1e3 * median(makespans[replicas]),
+                )
                 ratio = f"{own / hand:7.2f}{seen:11.3f}{1e3 * seconds:11.3f}"
                 print(f"{shape:18}{hand:9.3f}{own:10.3f}{ratio}")
 
@@ -110,7 +150,9 @@ def check_alike(found):
     whole = states["minipipe", 1]
     for name, state in states.items():
         for key, value in state.items():
-            np.testing.assert_allclose(value, whole[key], rtol=1e-3, atol=1e-5, err_msg=f"{name}, {key}")
+            np.testing.assert_allclose(
+                value, whole[key], rtol=1e-3, atol=1e-5, err_msg=f"{name}, {key}"
+            )
 
 
 if __name__ == "__main__":

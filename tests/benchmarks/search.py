@@ -1,14 +1,17 @@
-"""How good the schedules are that a search finds: the zero-bubble paper's tables 5 and 9 beside ours.
+"""How good the schedules are that a search finds: the zero-bubble paper's tables 5 and
+9 beside ours.
 
     OPENBLAS_NUM_THREADS=1 python tests/benchmarks/search.py
 
-For each of its models and numbers of microbatches, the times in ms of table 9 and the memory of activations (per layer
-34 h + 5 a s from F until I, 32 h from I until W), within p and within 2 p microbatches of memory: the bubble rate of
-the longest own span, as published for the automatic schedules ZB-1p and ZB-2p, as found here, and the least that any
-schedule can have (`minipipe.schedules.analysis.bounds`). The search tries so many schedules that all of them have ten
-million actions, or a tenth of that with `--part 0.1`, and stops where it reaches the bound: the same on every machine.
-The last column shows when it found something better: evaluations, and the gap to the bound. With --exact, OR-tools go
-on.
+For each of its models and numbers of microbatches, the times in ms of table 9 and the
+memory of activations (per layer 34 h + 5 a s from F until I, 32 h from I until W),
+within p and within 2 p microbatches of memory: the bubble rate of the longest own span,
+as published for the automatic schedules ZB-1p and ZB-2p, as found here, and the least
+that any schedule can have (`minipipe.schedules.analysis.bounds`). The search tries so
+many schedules that all of them have ten million actions, or a tenth of that with
+`--part 0.1`, and stops where it reaches the bound: the same on every machine. The last
+column shows when it found something better: evaluations, and the gap to the bound. With
+--exact, OR-tools go on.
 """
 
 import argparse
@@ -25,7 +28,9 @@ from minipipe.search.heuristic import Search
 
 
 class Row(NamedTuple):
-    """A row of the tables: the model, its sizes, times in ms, and the published bubble rates."""
+    """A row of the tables: the model, its sizes, times in ms, and the published bubble
+    rates.
+    """
 
     model: str
     num_ranks: int
@@ -46,7 +51,11 @@ class Row(NamedTuple):
             activation=activation,
             weight_activation=weight_activation,
         )
-        return costs.workload(range(self.num_ranks), self.num_microbatches, times * self.num_ranks * activation)
+        return costs.workload(
+            range(self.num_ranks),
+            self.num_microbatches,
+            times * self.num_ranks * activation,
+        )
 
 
 SIZES = {  # heads, width, length
@@ -79,14 +88,23 @@ def measure(row, times, options):
     search = Search(workload, Objective.SPAN, bound.value, options.seed)
     best = search.run(evaluations=max(options.part * 10**7 / actions, 1))
     schedule = schedule_of(best.run.words, workload, "found")
-    value, found_by, least, proved_by = best.value, best.found_by, bound.value, bound.name
+    value, found_by, least, proved_by = (
+        best.value,
+        best.found_by,
+        bound.value,
+        bound.name,
+    )
     assert abs(evaluate(schedule, workload, Objective.SPAN) - value) < 1e-6 * value
     if options.exact and value > least * (1 + 1e-9):
         exact = solve(workload, Objective.SPAN, options.exact, schedule)
         least, proved_by = exact.bound, exact.bound_by
         value, found_by = min((value, found_by), (exact.value, exact.found_by))
     return {
-        **{"model": row.model, "ranks": row.num_ranks, "microbatches": row.num_microbatches},
+        **{
+            "model": row.model,
+            "ranks": row.num_ranks,
+            "microbatches": row.num_microbatches,
+        },
         "memory": f"{times}p",
         "published": row.once if times == 1 else row.twice,
         "found": 1 - work / value,
@@ -95,20 +113,35 @@ def measure(row, times, options):
         "evaluations": search.progress[-1][0],
         "variables": actions,
         **{"found_by": found_by, "proved_by": proved_by},
-        "progress": [(number, max(value / bound.value - 1, 0.0)) for number, value in search.progress],
+        "progress": [
+            (number, max(value / bound.value - 1, 0.0))
+            for number, value in search.progress
+        ],
     }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", type=float, default=1.0, help="of ten million actions (default: %(default)s)")
-    parser.add_argument("--exact", type=float, metavar="SECONDS", help="then CP-SAT, for so long")
+    parser.add_argument(
+        "--part",
+        type=float,
+        default=1.0,
+        help="of ten million actions (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--exact", type=float, metavar="SECONDS", help="then CP-SAT, for so long"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=len(ROWS), metavar="N", help="only the first N")
+    parser.add_argument(
+        "--rows", type=int, default=len(ROWS), metavar="N", help="only the first N"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not options.json:
-        print(f"{'model':6}{'p':>3}{'m':>4}{'memory':>8}{'published':>11}{'found':>9}{'least':>9}{'gap':>8}", end="")
+        print(
+            f"{'model':6}{'p':>3}{'m':>4}{'memory':>8}{'published':>11}{'found':>9}{'least':>9}{'gap':>8}",
+            end="",
+        )
         print(f"{'evaluation':>11}{'variables':>11}  found by, proved by; gaps")
     for times in (1, 2):
         for row in ROWS[: options.rows]:
@@ -117,7 +150,9 @@ def main():
 
 
 def as_line(cell):
-    """Return a line of the table; rates and gaps in parts of one, as the paper has them."""
+    """Return a line of the table; rates and gaps in parts of one, as the paper has
+    them.
+    """
     progress = ", ".join(f"{number} {gap:.4f}" for number, gap in cell["progress"][-4:])
     return (
         f"{cell['model']:6}{cell['ranks']:3}{cell['microbatches']:4}{cell['memory']:>8}{cell['published']:11.4f}"

@@ -1,12 +1,15 @@
-"""How long it takes to begin: imports next to NumPy's, and ``mpirun`` up to the first step.
+"""How long it takes to begin: imports next to NumPy's, and ``mpirun`` up to the first
+step.
 
     python tests/benchmarks/startup.py
     python tests/benchmarks/startup.py --json
 
-Whole processes by turns, medians: an import counts from the start of the interpreter to its end, a first step from the
-start of ``mpirun`` to the end of the first ``pipeline.step`` on rank 0.
+Whole processes by turns, medians: an import counts from the start of the interpreter to
+its end, a first step from the start of ``mpirun`` to the end of the first
+``pipeline.step`` on rank 0.
 
-Aims: ``import minipipe`` at most 1.3 times ``import numpy``; the first step of four ranks within 1.5 s.
+Aims: ``import minipipe`` at most 1.3 times ``import numpy``; the first step of four
+ranks within 1.5 s.
 """
 
 import argparse
@@ -43,7 +46,11 @@ def seconds_of(code):
 
 def seconds_to_first_step(mpirun, ranks):
     start = time.time()
-    done = subprocess.run([mpirun, "-n", str(ranks), sys.executable, "-c", FIRST_STEP], check=True, capture_output=True)
+    done = subprocess.run(
+        [mpirun, "-n", str(ranks), sys.executable, "-c", FIRST_STEP],
+        check=True,
+        capture_output=True,
+    )
     return float(done.stdout) - start
 
 
@@ -54,13 +61,16 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     mpirun = shutil.which("mpirun")
-    times = {name: [] for name in IMPORTS} | {f"first step, {n} ranks": [] for n in options.ranks if mpirun}
+    times = {name: [] for name in IMPORTS} | {
+        f"first step, {n} ranks": [] for n in options.ranks if mpirun
+    }
     for _ in range(options.rounds + 1):
         for name, code in IMPORTS.items():
             times[name].append(seconds_of(code))
         for n in options.ranks if mpirun else ():
             times[f"first step, {n} ranks"].append(seconds_to_first_step(mpirun, n))
-    medians = {name: median(found[1:]) for name, found in times.items()}  # the first round fills caches
+    # the first round fills caches
+    medians = {name: median(found[1:]) for name, found in times.items()}
     if options.json:
         print(json.dumps(medians, indent=1))
         return

@@ -4,7 +4,8 @@
     MPIR_CVAR_CH4_CMA_ENABLE=0 mpirun -n 2 python tests/benchmarks/transport.py     without cross-memory attach
     MPIR_CVAR_NOLOCAL=1 UCX_TLS=tcp,self mpirun -n 2 python tests/benchmarks/transport.py  over TCP
 
-Two ranks pass an array back and forth; a message takes half of that. The contenders take turns, and medians are shown:
+Two ranks pass an array back and forth; a message takes half of that. The contenders
+take turns, and medians are shown:
 
     raw        mpi4py: Send and Recv, into arrays that are allocated once
     posted     mpi4py: the receive posted before the array is sent, and polled
@@ -12,7 +13,8 @@ Two ranks pass an array back and forth; a message takes half of that. The conten
     minipipe   group.isend and group.irecv, posted before the array is sent; a fresh array each time
     channel    group.send_channel and group.receive_channel, over two arrays that are allocated once
 
-Aims: at 8 bytes at most 4 µs more than raw; at 64 KiB 1.2 and at 1 MiB 1.05 times as long.
+Aims: at 8 bytes at most 4 µs more than raw; at 64 KiB 1.2 and at 1 MiB 1.05 times as
+long.
 """
 
 import argparse
@@ -129,7 +131,9 @@ def main():
     with init_process_group() as group:
         options = parser.parse_args()
         if group.size != 2:
-            sys.exit("Two ranks, please: mpirun -n 2 python tests/benchmarks/transport.py")
+            sys.exit(
+                "Two ranks, please: mpirun -n 2 python tests/benchmarks/transport.py"
+            )
         comm, other, report = MPI.COMM_WORLD.Dup(), 1 - group.rank, []
         for size in [size for size in SIZES if size <= options.largest]:
             array = np.zeros(size, np.uint8).view(np.float32)
@@ -150,16 +154,26 @@ def main():
                     start = time.perf_counter()
                     for _ in range(repeats):
                         pass_on()
-                    times[name].append((time.perf_counter() - start) / repeats / 2 * 1e6)
-            report.append({"bytes": size, **{name: median(t) for name, t in times.items()}})
+                    times[name].append(
+                        (time.perf_counter() - start) / repeats / 2 * 1e6
+                    )
+            report.append(
+                {"bytes": size, **{name: median(t) for name, t in times.items()}}
+            )
         if group.rank == 0 and options.json:
             print(json.dumps(report, indent=1))
         elif group.rank == 0:
-            print(f"{'bytes':>10}" + "".join(f"{name:>12}" for name in (*found, "more", "/ raw")))
+            print(
+                f"{'bytes':>10}"
+                + "".join(f"{name:>12}" for name in (*found, "more", "/ raw"))
+            )
             for row in report:
                 more, ratio = row["minipipe"] - row["raw"], row["minipipe"] / row["raw"]
                 figures = [*(row[name] for name in found), more, ratio]
-                print(f"{row['bytes']:10}" + "".join(f"{figure:12.2f}" for figure in figures))
+                print(
+                    f"{row['bytes']:10}"
+                    + "".join(f"{figure:12.2f}" for figure in figures)
+                )
 
 
 if __name__ == "__main__":

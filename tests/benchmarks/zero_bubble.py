@@ -1,14 +1,17 @@
-"""Does zero bubble pay? The speed of schedules next to GPipe's, measured and predicted, over steps that overlap.
+"""Does zero bubble pay? The speed of schedules next to GPipe's, measured and predicted,
+over steps that overlap.
 
     mpirun -n 2 python tests/benchmarks/zero_bubble.py
     mpirun -n 2 python tests/benchmarks/zero_bubble.py --wait             steps that wait for their loss
 
-An MLP with equally many Linear and Tanh layers on each stage, float32, one BLAS thread for each rank, gradient descent.
-The costs are measured in each round (``measure_costs`` of 1F1B, and the time of an update); then the schedules take
-turns, several steps each. Shown are medians over the rounds: milliseconds a step, the speed over that of GPipe in the
-same round, the speed that the simulator predicts, and the one over the other.
+An MLP with equally many Linear and Tanh layers on each stage, float32, one BLAS thread
+for each rank, gradient descent. The costs are measured in each round (``measure_costs``
+of 1F1B, and the time of an update); then the schedules take turns, several steps each.
+Shown are medians over the rounds: milliseconds a step, the speed over that of GPipe in
+the same round, the speed that the simulator predicts, and the one over the other.
 
-Aims: the measured speed at least 0.95 of the predicted one; zb-h1 faster than 1F1B; zb-h2 and zb-v faster than zb-h1.
+Aims: the measured speed at least 0.95 of the predicted one; zb-h1 faster than 1F1B;
+zb-h2 and zb-v faster than zb-h1.
 """
 
 import argparse
@@ -26,9 +29,17 @@ from minipipe import Costs, init_process_group, optim, simulate
 def measure(options, group):
     """Return {schedule: [(seconds of a step, predicted) of each round]}."""
     pipelines = pipelines_of(options, group)
-    optimisers = {name: optim.SGD(pipeline.parameters(), 1e-3) for name, pipeline in pipelines.items()}
+    optimisers = {
+        name: optim.SGD(pipeline.parameters(), 1e-3)
+        for name, pipeline in pipelines.items()
+    }
     generator = np.random.default_rng(0)
-    batch = [generator.standard_normal((options.batch_size, options.width)).astype(np.float32) for _ in range(2)]
+    batch = [
+        generator.standard_normal((options.batch_size, options.width)).astype(
+            np.float32
+        )
+        for _ in range(2)
+    ]
 
     def train(name, steps):
         for _ in range(steps):
@@ -45,11 +56,16 @@ def measure(options, group):
             group.barrier()
             start = time.perf_counter()
             train(name, options.steps)
-            spent = float(group.all_reduce(np.array(time.perf_counter() - start), "max"))
+            spent = float(
+                group.all_reduce(np.array(time.perf_counter() - start), "max")
+            )
             own_costs = costs.cut(pipeline.num_stages // group.size)
-            predicted = simulate(pipeline.schedule, own_costs, options.steps, options.wait).makespan
+            predicted = simulate(
+                pipeline.schedule, own_costs, options.steps, options.wait
+            ).makespan
             found[name].append((spent / options.steps, predicted / options.steps))
-    return {name: rounds[1:] for name, rounds in found.items()}  # the first round warms up
+    # the first round warms up
+    return {name: rounds[1:] for name, rounds in found.items()}
 
 
 def main():
@@ -58,9 +74,19 @@ def main():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=4, help="of each schedule in a round (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=4,
+        help="of each schedule in a round (default: %(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--schedules", nargs="+", default=["1f1b", "zb-h1", "zb-h2", "zb-v"], metavar="NAME")
+    parser.add_argument(
+        "--schedules",
+        nargs="+",
+        default=["1f1b", "zb-h1", "zb-h2", "zb-v"],
+        metavar="NAME",
+    )
     parser.add_argument("--wait", action="store_true")
     parser.add_argument("--json", action="store_true")
     with init_process_group() as group:
@@ -73,12 +99,20 @@ def main():
     for name, rounds in found.items():
         both = list(zip(found["gpipe"], rounds))
         speeds = [median(gpipe[i] / own[i] for gpipe, own in both) for i in range(2)]
-        rows.append({"schedule": name, "ms": 1e3 * median(t for t, _ in rounds), "speed": speeds[0]})
+        rows.append(
+            {
+                "schedule": name,
+                "ms": 1e3 * median(t for t, _ in rounds),
+                "speed": speeds[0],
+            }
+        )
         rows[-1] |= {"predicted": speeds[1], "ratio": speeds[0] / speeds[1]}
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    print(f"{'schedule':18}{'ms a step':>10}{'over GPipe':>12}{'predicted':>11}{'ratio':>8}")
+    print(
+        f"{'schedule':18}{'ms a step':>10}{'over GPipe':>12}{'predicted':>11}{'ratio':>8}"
+    )
     for row in rows:
         speeds = f"{row['speed']:12.3f}{row['predicted']:11.3f}{row['ratio']:8.3f}"
         print(f"{row['schedule']:18}{row['ms']:10.2f}{speeds}")

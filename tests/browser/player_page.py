@@ -1,4 +1,6 @@
-"""How tests read the page of the player: what it shows, the colours of its pixels, its clock."""
+"""How tests read the page of the player: what it shows, the colours of its pixels, its
+clock.
+"""
 
 from tests.browser import oracle
 
@@ -41,23 +43,36 @@ def wait_until_played(page):
 
 
 def frame(page):
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => "
+        "requestAnimationFrame(done)))"
+    )
 
 
 def difference(timeline, shown, time):
-    """Return the first thing in which the page and the timeline differ at a time, or None."""
+    """Return the first thing in which the page and the timeline differ at a time, or
+    None.
+    """
     expected = oracle.told(timeline, time)
     if sorted(shown["messages"]) != expected["messages"]:
         return time, "messages", shown["messages"], expected["messages"]
-    for rank, (row, told) in enumerate(zip(shown["rows"], expected["rows"], strict=True)):
+    for rank, (row, told) in enumerate(
+        zip(shown["rows"], expected["rows"], strict=True)
+    ):
         stages = {span.action.stage for span in timeline.spans[rank]}
         holds = oracle.read_holds(row["holds"], min(stages))
-        for name, seen in (("doing", row["doing"]), ("holds", holds), ("memory", row["memory"])):
+        for name, seen in (
+            ("doing", row["doing"]),
+            ("holds", holds),
+            ("memory", row["memory"]),
+        ):
             if seen != told[name]:
                 return time, rank, name, seen, told[name]
         if abs(float(row["count"]) - told["count"]) > 1e-9:
             return time, rank, "count", row["count"], told["count"]
         beside = row["beside"].split("; ")
-        if not {told["cause"], told["how_far"]} - {""} <= set(beside) or (not told["how_far"] and "rank" in beside):
+        if not {told["cause"], told["how_far"]} - {""} <= set(beside) or (
+            not told["how_far"] and "rank" in beside
+        ):
             return time, rank, "beside", row["beside"], told
     return None

@@ -6,7 +6,8 @@ from tests.launch import ROOT
 from tutorials.site.screenshot import screenshot
 
 PICTURE = ROOT / "tutorials" / "site" / "editor.png"
-# The share of pixels in which two pictures differ, after both are shrunk: letters may have other edges.
+# The share of pixels in which two pictures differ, after both are shrunk: letters may
+# have other edges.
 DIFFERENCE = """async (pictures) => {
   const [first, second] = await Promise.all(pictures.map(async (data) => {
     const image = new Image();
@@ -22,13 +23,17 @@ DIFFERENCE = """async (pictures) => {
 
 
 def difference(page, *pictures):
-    return page.evaluate(DIFFERENCE, [base64.b64encode(picture).decode() for picture in pictures])
+    return page.evaluate(
+        DIFFERENCE, [base64.b64encode(picture).decode() for picture in pictures]
+    )
 
 
 def test_the_picture_of_the_editor_is_current(browser):
     page = browser.new_page()
     drawn, kept = screenshot(browser), PICTURE.read_bytes()
-    assert difference(page, drawn, kept) < 0.02, "python tutorials/site/screenshot.py tutorials/site/editor.png"
+    assert difference(page, drawn, kept) < 0.02, (
+        "python tutorials/site/screenshot.py tutorials/site/editor.png"
+    )
 
 
 def test_a_picture_of_another_draft_differs(browser):

@@ -32,7 +32,11 @@ def test_colours_are_those_of_the_palette_light_and_dark(open_page, scheme, them
 def test_the_look_follows_when_the_preference_changes_and_paper_is_light(open_page):
     page = open_page(draw_html(schedules.one_f_one_b(2, 2)), color_scheme="light")
     frame(page)
-    point = [page.evaluate("document.querySelector('.chart').clientWidth") - 30, 40 + 44]  # idle, on rank 1
+    # idle, on rank 1
+    point = [
+        page.evaluate("document.querySelector('.chart').clientWidth") - 30,
+        40 + 44,
+    ]
     light = page.evaluate(COLOUR, point)
     page.emulate_media(color_scheme="dark")
     frame(page)
@@ -44,7 +48,9 @@ def test_the_look_follows_when_the_preference_changes_and_paper_is_light(open_pa
     frame(page)
     assert page.evaluate(COLOUR, point) == dark
     page.emulate_media(media="print", color_scheme="dark")
-    assert [page.is_visible(part) for part in ("#play", "#scrub", "#clock", ".chart", "h1")] == [False] * 2 + [True] * 3
+    assert [
+        page.is_visible(part) for part in ("#play", "#scrub", "#clock", ".chart", "h1")
+    ] == [False] * 2 + [True] * 3
     assert page.pdf().startswith(b"%PDF")
 
 
@@ -66,7 +72,8 @@ def test_on_paper_no_canvas_clears_the_one_below_it(open_page):
     assert page.evaluate("window.cleared") == 0
 
 
-# Draws the charts anew, and returns the labels that each writes into its boxes, with the middle of each.
+# Draws the charts anew, and returns the labels that each writes into its boxes, with
+# the middle of each.
 LABELS = """async () => {
   const prototype = CanvasRenderingContext2D.prototype;
   const { fillText } = prototype;
@@ -86,7 +93,9 @@ LABELS = """async () => {
 
 
 def labelled(page, drawn):
-    """Return, for each timeline, the labelled actions as (length, action, label, is turned), and the others."""
+    """Return, for each timeline, the labelled actions as (length, action, label, is
+    turned), and the others.
+    """
     width = page.evaluate("document.querySelector('canvas').clientWidth")
     gutter = 28 if width < 600 else 62
     scale = (width - gutter - 14) / max(timeline.makespan for timeline in drawn)
@@ -97,9 +106,15 @@ def labelled(page, drawn):
         for rank, row in enumerate(timeline.spans):
             for action, start, end in row:
                 middle = gutter + scale * (start + end) / 2
-                near = [label for label in written if abs(label[1] - middle) < 0.6 and label[2] == heights[rank]]
+                near = [
+                    label
+                    for label in written
+                    if abs(label[1] - middle) < 0.6 and label[2] == heights[rank]
+                ]
                 for text, _, _, is_turned in near:
-                    assert re.fullmatch(rf"(\d*{action.kind})?{action.microbatch}", text)
+                    assert re.fullmatch(
+                        rf"(\d*{action.kind})?{action.microbatch}", text
+                    )
                     have.append((end - start, action, text, is_turned))
                 if not near:
                     lack.append((end - start, action))
@@ -109,10 +124,15 @@ def labelled(page, drawn):
 
 
 @pytest.mark.parametrize("width", [700, 1000, 1400])
-def test_boxes_of_equal_width_are_labelled_alike_in_measured_and_predicted(open_page, width):
+def test_boxes_of_equal_width_are_labelled_alike_in_measured_and_predicted(
+    open_page, width
+):
     predicted = simulate(schedules.one_f_one_b(2, 16))
     random = Random(0)
-    rows = ([Span(a, s, s + (e - s) * random.uniform(0.3, 1)) for a, s, e in row] for row in predicted.spans)
+    rows = (
+        [Span(a, s, s + (e - s) * random.uniform(0.3, 1)) for a, s, e in row]
+        for row in predicted.spans
+    )
     uneven = replace(predicted, spans=tuple(map(tuple, rows)), is_measured=True)
     for drawn in ((predicted,), (uneven, predicted)):
         page = open_page(draw_html(*drawn), width=width)
@@ -121,33 +141,55 @@ def test_boxes_of_equal_width_are_labelled_alike_in_measured_and_predicted(open_
         for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
             forms = set()
             for (have, lack), stage in product(labels, range(2)):
-                have, lack = ([each for each in found if each[1][:2] == (stage, kind)] for found in (have, lack))
+                have, lack = (
+                    [each for each in found if each[1][:2] == (stage, kind)]
+                    for found in (have, lack)
+                )
                 assert not have or len(have) >= len(lack)
                 assert not have or max(lack, default=(0,))[0] <= min(have)[0] + 1e-9
-                forms |= {(re.sub(r"\d+", "", text), is_turned) for _, _, text, is_turned in have}
+                forms |= {
+                    (re.sub(r"\d+", "", text), is_turned)
+                    for _, _, text, is_turned in have
+                }
             assert len(forms) == 1
 
 
-def test_labels_lose_the_kind_where_there_is_less_room_then_are_turned_then_left_out(open_page):
+def test_labels_lose_the_kind_where_there_is_less_room_then_are_turned_then_left_out(
+    open_page,
+):
     timeline = simulate(schedules.one_f_one_b(2, 12))
     shown = {}
     for width in range(300, 1500, 100):
         page = open_page(draw_html(timeline), width=width)
         frame(page)
         ((have, lack),) = labelled(page, [timeline])
-        forwards = [label for _, action, *label in have if action.kind is ActionKind.FORWARD]
+        forwards = [
+            label for _, action, *label in have if action.kind is ActionKind.FORWARD
+        ]
         assert len(forwards) in (0, 24) and len(have) + len(lack) == 48
-        shown[width] = {(re.sub(r"\d+", "#", text), is_turned) for text, is_turned in forwards}
+        shown[width] = {
+            (re.sub(r"\d+", "#", text), is_turned) for text, is_turned in forwards
+        }
     forms = [shown[width] for width in sorted(shown, reverse=True)]
     changes = [form for form, before in zip(forms, [None, *forms]) if form != before]
     assert changes == [{("F#", False)}, {("#", False)}, {("F#", True)}, set()]
 
 
 def test_a_title_and_notes_stand_above_the_player(open_page):
-    page = open_page(draw_html(schedules.gpipe(2, 2), title="A step", notes=["on <b>2</b> cores", "in May"]))
+    page = open_page(
+        draw_html(
+            schedules.gpipe(2, 2), title="A step", notes=["on <b>2</b> cores", "in May"]
+        )
+    )
     assert page.inner_text("h1") == page.title() == "A step"
-    assert page.locator(".notes li").all_inner_texts() == ["on <b>2</b> cores", "in May"]
-    assert page.locator(".notes").bounding_box()["y"] < page.locator("#player").bounding_box()["y"]
+    assert page.locator(".notes li").all_inner_texts() == [
+        "on <b>2</b> cores",
+        "in May",
+    ]
+    assert (
+        page.locator(".notes").bounding_box()["y"]
+        < page.locator("#player").bounding_box()["y"]
+    )
     assert not open_page(draw_html(schedules.gpipe(2, 2))).is_visible(".notes")
 
 
@@ -184,22 +226,29 @@ def test_sends_that_block_hide_no_action_and_passing_ones_wait_for_nobody(open_p
       const { setLineDash } = prototype;
       prototype.setLineDash = function (dashes) { window.dashes += dashes.length > 0; setLineDash.call(this, dashes); };
     }""")
-    (shown,) = page.evaluate(SHOW, [1.25])  # rank 0 sends, the others wait for what comes
-    assert shown[0]["rows"][0]["doing"].startswith("0SEND_F0") and "on the way" in shown[0]["rows"][0]["beside"]
+    # rank 0 sends, the others wait for what comes
+    (shown,) = page.evaluate(SHOW, [1.25])
+    assert (
+        shown[0]["rows"][0]["doing"].startswith("0SEND_F0")
+        and "on the way" in shown[0]["rows"][0]["beside"]
+    )
     page.evaluate("window.dashes = 0")
     page.evaluate("document.getElementById('scrub').dispatchEvent(new Event('input'))")
     frame(page)
     assert page.evaluate("window.dashes") == 3
 
 
-def test_ten_thousand_actions_load_step_and_never_draw_more_than_there_is_room_for(open_page):
+def test_ten_thousand_actions_load_step_and_never_draw_more_than_there_is_room_for(
+    open_page,
+):
     timeline = simulate(schedules.one_f_one_b(8, 625), Costs(latency=0.2))
     assert sum(map(len, timeline.spans)) == 10_000
     page = open_page(draw_html(timeline))
     page.check("#show-path")
     page.check("#show-messages")
     boxes = "Number(document.querySelector('canvas').dataset.boxes)"
-    room = timeline.num_ranks * 1400  # less than a box for each pixel of each row, at any zoom
+    # less than a box for each pixel of each row, at any zoom
+    room = timeline.num_ranks * 1400
     drawn = []
     for _ in range(14):
         frame(page)
@@ -213,7 +262,9 @@ def test_ten_thousand_actions_load_step_and_never_draw_more_than_there_is_room_f
     assert page.is_visible("#hidden-messages") and page.is_visible("#narrow-actions")
     times = [0.0, 700.1, 1400.3]
     shown = page.evaluate(SHOW, times)
-    assert [difference(timeline, moment[0], time) for moment, time in zip(shown, times)] == [None] * 3
+    assert [
+        difference(timeline, moment[0], time) for moment, time in zip(shown, times)
+    ] == [None] * 3
     page.keyboard.press("ArrowRight")
     frame(page)
     assert float(clock(page).split()[0]) > times[-1]
@@ -224,10 +275,14 @@ def test_a_name_is_a_text_whatever_it_holds(open_page):
     page = open_page(draw_html(schedules.Schedule(name, (0,), 1, (("0F0", "0B0"),))))
     assert page.inner_text("h1") == f"{name}, predicted"
     assert page.locator("b", has_text="bold").count() == 0
-    assert page.evaluate(SHOW, [0.5])[0][0]["rows"][0]["doing"].startswith("0F0: forward")
+    assert page.evaluate(SHOW, [0.5])[0][0]["rows"][0]["doing"].startswith(
+        "0F0: forward"
+    )
 
 
-@pytest.mark.parametrize("rows", [((), ()), (("0F0",), ())], ids=["nothing", "one action"])
+@pytest.mark.parametrize(
+    "rows", [((), ()), (("0F0",), ())], ids=["nothing", "one action"]
+)
 def test_hardly_anything_is_drawn_as_well(open_page, rows):
     timeline = schedules.Timeline("small", tuple(() for _ in rows), (0, 0))
     if rows[0]:

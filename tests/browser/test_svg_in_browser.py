@@ -1,4 +1,6 @@
-"""The SVG in Chromium: complete, legible at any font size, on light and dark grounds, alone and in a page."""
+"""The SVG in Chromium: complete, legible at any font size, on light and dark grounds,
+alone and in a page.
+"""
 
 import pytest
 
@@ -51,11 +53,16 @@ def css(colour):
 @pytest.mark.parametrize("size", [8, 12, 18])
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_is_complete_and_legible(open_page, name, size):
-    options = {"title": "Fill and drain of a pipeline", "notes": ["a note"], "font_size": size}
+    options = {
+        "title": "Fill and drain of a pipeline",
+        "notes": ["a note"],
+        "font_size": size,
+    }
     page = open_page(draw_svg(*DRAWN[name], messages=True, **options), ending="svg")
     assert page.evaluate("document.documentElement.localName") == "svg"
     extent = page.evaluate(
-        "[document.documentElement.getBoundingClientRect()].map((box) => [box.width, box.height])[0]"
+        "[document.documentElement.getBoundingClientRect()].map((box) => "
+        "[box.width, box.height])[0]"
     )
     assert extent[0] == 960 and extent[1] > 100
     assert page.evaluate("document.querySelectorAll('text').length") > 10
@@ -64,25 +71,48 @@ def test_a_picture_is_complete_and_legible(open_page, name, size):
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
 def test_bubble_over_peak_memory_is_complete_and_legible(open_page, num_ranks):
-    page = open_page(draw_tradeoff(*(tradeoff(num_ranks, m) for m in (8, 24)), notes=["a note"]), ending="svg")
+    page = open_page(
+        draw_tradeoff(*(tradeoff(num_ranks, m) for m in (8, 24)), notes=["a note"]),
+        ending="svg",
+    )
     assert page.evaluate("document.querySelectorAll('text').length") > 40
     assert page.evaluate(MISPLACED) == []
 
 
 def test_misplaced_text_is_noticed(open_page):
     drawn = draw_svg(schedules.gpipe(2, 2))
-    page = open_page(drawn.replace('class="unit" fill="#57606a" font-size="12"', 'class="unit" font-size="90"'), "svg")
+    page = open_page(
+        drawn.replace(
+            'class="unit" fill="#57606a" font-size="12"', 'class="unit" font-size="90"'
+        ),
+        "svg",
+    )
     assert len(page.evaluate(MISPLACED)) > 1
 
 
 @pytest.mark.parametrize(("scheme", "theme"), [("light", LIGHT), ("dark", DARK)])
 def test_a_picture_follows_the_preference_for_light_or_dark(open_page, scheme, theme):
-    page = open_page(draw_svg(schedules.one_f_one_b(4, 8), messages=True), ending="svg", color_scheme=scheme)
+    page = open_page(
+        draw_svg(schedules.one_f_one_b(4, 8), messages=True),
+        ending="svg",
+        color_scheme=scheme,
+    )
     forward = FILL[ActionKind.FORWARD]
     expected = [
-        *(("ground", "fill", theme.ground), ("rank", "fill", theme.ink), ("tick", "fill", theme.muted)),
-        *(("slot", "fill", theme.slot), ("hatch", "stroke", theme.hatch), ("grid", "stroke", theme.grid)),
-        *(("forward", "stroke", theme.message), ("backward-head", "fill", theme.gradient)),
+        *(
+            ("ground", "fill", theme.ground),
+            ("rank", "fill", theme.ink),
+            ("tick", "fill", theme.muted),
+        ),
+        *(
+            ("slot", "fill", theme.slot),
+            ("hatch", "stroke", theme.hatch),
+            ("grid", "stroke", theme.grid),
+        ),
+        *(
+            ("forward", "stroke", theme.message),
+            ("backward-head", "fill", theme.gradient),
+        ),
         *(("F", "fill", forward.box), ("on-F", "fill", forward.text)),
     ]
     for name, what, colour in expected:
@@ -90,34 +120,62 @@ def test_a_picture_follows_the_preference_for_light_or_dark(open_page, scheme, t
 
 
 def test_a_picture_shrinks_with_its_page_and_keeps_its_shape(open_page):
-    page = open_page(f"<!doctype html><title>a page</title>{draw_svg(schedules.gpipe(2, 2))}", width=375)
+    page = open_page(
+        f"<!doctype html><title>a page</title>{draw_svg(schedules.gpipe(2, 2))}",
+        width=375,
+    )
     box = page.locator("svg").bounding_box()
-    shape = page.evaluate("[document.querySelector('svg').viewBox.baseVal].map((box) => box.height / box.width)[0]")
-    assert 300 < box["width"] <= 375 and box["height"] / box["width"] == pytest.approx(shape, rel=0.01)
+    shape = page.evaluate(
+        "[document.querySelector('svg').viewBox.baseVal].map((box) => box.height "
+        "/ box.width)[0]"
+    )
+    assert 300 < box["width"] <= 375 and box["height"] / box["width"] == pytest.approx(
+        shape, rel=0.01
+    )
 
 
 def test_pictures_leave_each_other_and_their_page_alone(open_page):
-    pictures = [draw_svg(schedules.gpipe(2, 2)), draw_svg(schedules.zb_v(2, 2), font_size=9)]
-    own = "<style>.F, .tick { outline: 3px solid red }</style><p class='tick'>12</p><p class='F'>F</p>"
-    page = open_page(f"<!doctype html><title>a page</title>{own}{''.join(pictures)}", color_scheme="dark")
+    pictures = [
+        draw_svg(schedules.gpipe(2, 2)),
+        draw_svg(schedules.zb_v(2, 2), font_size=9),
+    ]
+    own = (
+        "<style>.F, .tick { outline: 3px solid red }</style><p class='tick'>12</p><p "
+        "class='F'>F</p>"
+    )
+    page = open_page(
+        f"<!doctype html><title>a page</title>{own}{''.join(pictures)}",
+        color_scheme="dark",
+    )
     plain = open_page(f"<!doctype html><title>a page</title>{own}", color_scheme="dark")
     for name in ("tick", "F"):
         found, expected = (
-            p.evaluate(f"[getComputedStyle(document.querySelector('p.{name}'))].map((s) => [s.fill, s.font, s.color])")
+            p.evaluate(
+                f"[getComputedStyle(document.querySelector('p.{name}'))].map((s) "
+                "=> [s.fill, s.font, s.color])"
+            )
             for p in (page, plain)
         )
         assert found == expected
     alone = open_page(pictures[1], ending="svg", color_scheme="dark")
-    assert page.locator("svg").nth(1).evaluate(STYLES) == alone.locator("svg").evaluate(STYLES)
+    assert page.locator("svg").nth(1).evaluate(STYLES) == alone.locator("svg").evaluate(
+        STYLES
+    )
 
 
 def test_a_tooltip_belongs_to_its_box_where_label_and_hatching_lie_above_it(open_page):
     page = open_page(draw_svg(schedules.one_f_one_b(4, 8), messages=True), ending="svg")
-    under = "([x, y]) => document.elementFromPoint(x, y).querySelector('title')?.textContent"
+    under = (
+        "([x, y]) => document.elementFromPoint(x, "
+        "y).querySelector('title')?.textContent"
+    )
     first = page.locator("g.box rect").first.bounding_box()
     middle = [first["x"] + first["width"] / 2, first["y"] + first["height"] / 2]
     assert page.evaluate(under, middle).startswith("0F0: forward")
     slot = page.locator("g.slot rect").first.bounding_box()
     for step in range(12):
-        point = [slot["x"] + slot["width"] / 2 + step / 2, slot["y"] + slot["height"] / 2]
+        point = [
+            slot["x"] + slot["width"] / 2 + step / 2,
+            slot["y"] + slot["height"] / 2,
+        ]
         assert page.evaluate(under, point).startswith("idle, ")

@@ -7,7 +7,9 @@ from minipipe.cli import main
 
 @pytest.fixture
 def ask(capsys):
-    """Return a function that runs one command and returns (exit status, what it printed, what it complained)."""
+    """Return a function that runs one command and returns (exit status, what it
+    printed, what it complained).
+    """
 
     def asked(*arguments):
         status = main([str(argument) for argument in arguments])

@@ -4,7 +4,10 @@ import pytest
 
 from minipipe.cli import ranks
 
-WORDS = {"advise": ["advise", "--ranks", "2", __file__], "compare": ["compare", "--ranks", "2"]}
+WORDS = {
+    "advise": ["advise", "--ranks", "2", __file__],
+    "compare": ["compare", "--ranks", "2"],
+}
 
 
 class Begun(BaseException):
@@ -13,7 +16,9 @@ class Begun(BaseException):
 
 @pytest.fixture
 def first(monkeypatch, capsys):
-    """Return a function that tells what a verb says before it measures, where so many cores are busy."""
+    """Return a function that tells what a verb says before it measures, where so many
+    cores are busy.
+    """
 
     def begin(*_, **__):
         raise Begun
@@ -35,7 +40,9 @@ def first(monkeypatch, capsys):
 @pytest.mark.parametrize("verb", WORDS)
 def test_a_busy_machine_is_named_before_anything_is_measured(verb, first):
     said = first(verb, 2.5)
-    assert said.startswith("minipipe: This machine is busy: other processes use 2.5 of 4 cores. ")
+    assert said.startswith(
+        "minipipe: This machine is busy: other processes use 2.5 of 4 cores. "
+    )
     assert said.count("\n") == 1
 
 

@@ -32,11 +32,22 @@ def is_progress(err):
 
 
 def compared(num_ranks, task):
-    command = [sys.executable, "-m", "minipipe", "compare", f"--ranks={num_ranks}", *options_of(task), "--rounds=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "minipipe",
+        "compare",
+        f"--ranks={num_ranks}",
+        *options_of(task),
+        "--rounds=1",
+    ]
     done = run([*command, "--json"], limit=240)  # eight ranks that share two cores
     assert done.code == 0 and is_progress(done.err)
     said = next(line for line in done.err.splitlines() if "busy" not in line)
-    assert said.startswith("minipipe: comparing ") and f" meshes on {num_ranks} ranks under mpirun, 1 round" in said
+    assert (
+        said.startswith("minipipe: comparing ")
+        and f" meshes on {num_ranks} ranks under mpirun, 1 round" in said
+    )
     return json.loads(done.out)
 
 
@@ -49,17 +60,28 @@ def test_it_starts_its_ranks_itself():
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "num_ranks", "left_out"), [(FOUR, 4, []), (EIGHT, 8, ["tensor 8"])])
+@pytest.mark.parametrize(
+    ("task", "num_ranks", "left_out"), [(FOUR, 4, []), (EIGHT, 8, ["tensor 8"])]
+)
 def test_so_it_does_with_more(task, num_ranks, left_out):
     found = compared(num_ranks, task)
-    assert list(found["left_out"]) == left_out and found["where"].startswith(f"{num_ranks} MPI ranks on ")
+    assert list(found["left_out"]) == left_out and found["where"].startswith(
+        f"{num_ranks} MPI ranks on "
+    )
     assert_as_promised(found["grids"], task)
 
 
-def test_without_mpi_thread_ranks_run_and_it_says_what_their_times_are_worth(ask, monkeypatch):
+def test_without_mpi_thread_ranks_run_and_it_says_what_their_times_are_worth(
+    ask, monkeypatch
+):
     monkeypatch.setattr("minipipe.cli.compare.launcher_of_ranks", lambda: None)
     status, out, err = ask(*ASKED)
-    assert status == 0 and is_progress(err) and "2 thread ranks" in out.splitlines()[0] and "is the fastest" not in out
+    assert (
+        status == 0
+        and is_progress(err)
+        and "2 thread ranks" in out.splitlines()[0]
+        and "is the fastest" not in out
+    )
     assert out.endswith("so their times do not show the fastest mesh; run under MPI.\n")
 
 
@@ -75,48 +97,97 @@ def test_it_prints_tables_and_then_the_reasons(ask, measured):
     tables = out.split("\n\n")
     assert [table.split()[0] for table in tables[1:4]] == ["mesh", "sent", "held"]
     assert " compiled " in tables[1] and "With compile=True a step takes " in tables[-1]
-    assert "is the fastest (measured): " in tables[-1] and "simulated on 2 hosts" in tables[-1]
+    assert (
+        "is the fastest (measured): " in tables[-1]
+        and "simulated on 2 hosts" in tables[-1]
+    )
 
 
 def test_each_format_has_the_same_rows(ask, measured, tmp_path):
-    for name, read in (("json", json.loads), ("csv", lambda text: list(csv.DictReader(io.StringIO(text))))):
+    for name, read in (
+        ("json", json.loads),
+        ("csv", lambda text: list(csv.DictReader(io.StringIO(text)))),
+    ):
         printed = ask(*ASKED, "--format", name)[1]
-        assert ask(*ASKED, "-o", tmp_path / f"found.{name}")[1].startswith(f"wrote {tmp_path}/found.{name}: ")
+        assert ask(*ASKED, "-o", tmp_path / f"found.{name}")[1].startswith(
+            f"wrote {tmp_path}/found.{name}: "
+        )
         assert (tmp_path / f"found.{name}").read_text() == printed
         rows = read(printed)
-        assert len(rows["grids"] if name == "json" else rows) == (4 if name == "json" else 8)
+        assert len(rows["grids"] if name == "json" else rows) == (
+            4 if name == "json" else 8
+        )
     ask(*ASKED, "-o", tmp_path / "found.svg")
     assert (tmp_path / "found.svg").read_text().startswith("<svg")
     assert json.loads(ask(*ASKED, "--json")[1])["grids"] == tiny()
 
 
 def test_a_loss_that_differs_is_the_answer_no(ask, monkeypatch, measured):
-    wrong = [{**row, "losses": [1.0 + number, 1.0]} for number, row in enumerate(tiny())]
+    wrong = [
+        {**row, "losses": [1.0 + number, 1.0]} for number, row in enumerate(tiny())
+    ]
     monkeypatch.setattr("minipipe.cli.compare.answer_of_ranks", lambda *_: wrong)
     status, out, _ = ask(*ASKED)
-    assert status == 1 and "the losses of fully sharded 2, tensor 2, pipeline 2 differ from the losses of data 2" in out
+    assert (
+        status == 1
+        and (
+            "the losses of fully sharded 2, tensor 2, pipeline 2 differ from the "
+            "losses of data 2"
+        )
+        in out
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--ranks", "0"], "--ranks is 0; expected a whole number, 1 to 4096."),
-        (["--ranks", "7"], "No mesh of 7 ranks fits this model. data 7: microbatches are 16, not a multiple of 7; ful"),
+        (
+            ["--ranks", "7"],
+            (
+                "No mesh of 7 ranks fits this model. data 7: microbatches are 16, "
+                "not a multiple of 7; ful"
+            ),
+        ),
         (["--heads", "3"], "--heads is 3; expected a divisor of --width, 128."),
-        (["--microbatches", "5"], "--microbatches is 5; expected a divisor of --batch, 32."),
-        (["--layers", "-1"], "--layers is -1; expected a whole number, 1 to 1000000000."),
+        (
+            ["--microbatches", "5"],
+            "--microbatches is 5; expected a divisor of --batch, 32.",
+        ),
+        (
+            ["--layers", "-1"],
+            "--layers is -1; expected a whole number, 1 to 1000000000.",
+        ),
         (["--rounds", "0"], "--rounds is 0; expected a whole number, 1 to 1000000000."),
         (["--hosts", "3"], "--hosts is 3; expected a divisor of the 4 ranks."),
-        (["--links", "fast"], "--links is 'fast'; expected seconds and bytes per second, such as 5e-5,1.25e9."),
+        (
+            ["--links", "fast"],
+            (
+                "--links is 'fast'; expected seconds and bytes per second, such as "
+                "5e-5,1.25e9."
+            ),
+        ),
         (["--links", "0,0"], "--links is '0,0'; expected seconds"),
-        (["--layers", "1000000000"], "the meshes of 4 ranks need at least 75089 TiB, and this machine has "),
-        (["--ranks", "4096", "--batch", "4096", "--microbatches", "4096"], "the meshes of 4096 ranks need at least "),
+        (
+            ["--layers", "1000000000"],
+            "the meshes of 4 ranks need at least 75089 TiB, and this machine has ",
+        ),
+        (
+            ["--ranks", "4096", "--batch", "4096", "--microbatches", "4096"],
+            "the meshes of 4096 ranks need at least ",
+        ),
         (["--length", "1000000000"], ", and this machine has "),
         (["--symbols", "1000000000"], ", and this machine has "),
         (["--batch", "1000000000"], ", and this machine has "),
-        (["--rounds", "1000000000"], "--rounds 1000000000, the comparison takes about "),
+        (
+            ["--rounds", "1000000000"],
+            "--rounds 1000000000, the comparison takes about ",
+        ),
         (["--width", "9" * 4000], "expected a whole number, 1 to 1000000000."),
-        (["-o", "nowhere/x.svg"], "'nowhere/x.svg' cannot be written: its folder does not exist."),
+        (
+            ["-o", "nowhere/x.svg"],
+            "'nowhere/x.svg' cannot be written: its folder does not exist.",
+        ),
         (["-o", "x.png"], "'x.png' ends in .png; expected .txt, .csv, .json or .svg."),
     ],
 )
@@ -128,4 +199,7 @@ def test_what_is_wrong_exits_2_and_says_what_would_be_right(words, said, ask):
 def test_an_unknown_option_is_refused(ask, capsys):
     with pytest.raises(SystemExit) as refused:
         ask("compare", "--model", "gpt")
-    assert refused.value.code == 2 and "unrecognized arguments: --model gpt" in capsys.readouterr().err
+    assert (
+        refused.value.code == 2
+        and "unrecognized arguments: --model gpt" in capsys.readouterr().err
+    )

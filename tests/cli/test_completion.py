@@ -14,25 +14,54 @@ from minipipe.cli.output import help_text
 from minipipe.schedules.registry import REGISTRY
 from tests.launch import ROOT, for_each
 
-needs_argcomplete = pytest.mark.skipif(find_spec("argcomplete") is None, reason="needs argcomplete")
-_END = "<the line>"  # what bash prints of a line that it was asked to show, and not to run
+needs_argcomplete = pytest.mark.skipif(
+    find_spec("argcomplete") is None, reason="needs argcomplete"
+)
+# what bash prints of a line that it was asked to show, and not to run
+_END = "<the line>"
 
 
 def typed_in_bash(keys, folder):
-    """Return what the line has become after these keys in an interactive bash, and the choices that it listed."""
+    """Return what the line has become after these keys in an interactive bash, and the
+    choices that it listed.
+    """
     (folder / "bin").mkdir(exist_ok=True)
-    for name, module in (("minipipe", "minipipe"), ("register-python-argcomplete", _REGISTER)):
+    for name, module in (
+        ("minipipe", "minipipe"),
+        ("register-python-argcomplete", _REGISTER),
+    ):
         command = folder / "bin" / name
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         command.chmod(0o755)
-    register = re.search(r"^ *(eval .*?) +in bash", help_text("minipipe"), re.MULTILINE)[1]
+    register = re.search(
+        r"^ *(eval .*?) +in bash", help_text("minipipe"), re.MULTILINE
+    )[1]
     # Control-T shows the line as it stands instead of running it.
-    start = f'{register}\nbind -x \'"\\C-t": printf "\\n%s{_END}\\n" "$READLINE_LINE"\'\nPS1=\'ready\'\n'
-    (folder / "bashrc").write_text(f"{start}bind 'set show-all-if-ambiguous on'\nbind 'set page-completions off'\n")
-    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    environment |= {"TERM": "dumb", "COLUMNS": "200", "COVERAGE": "", "INPUTRC": "/dev/null"}
+    start = (
+        f'{register}\nbind -x \'"\\C-t": printf "\\n%s{_END}\\n" '
+        "\"$READLINE_LINE\"'\nPS1='ready'\n"
+    )
+    (folder / "bashrc").write_text(
+        f"{start}bind 'set show-all-if-ambiguous on'\nbind 'set page-completions off'\n"
+    )
+    environment = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    environment |= {
+        "TERM": "dumb",
+        "COLUMNS": "200",
+        "COVERAGE": "",
+        "INPUTRC": "/dev/null",
+    }
     ours, theirs = pty.openpty()
-    options = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    options = {
+        "stdin": theirs,
+        "stdout": theirs,
+        "stderr": theirs,
+        "start_new_session": True,
+    }
     command = ["bash", "--noprofile", "--rcfile", str(folder / "bashrc"), "-i"]
     with subprocess.Popen(command, cwd=folder, env=environment, **options) as bash:
         os.close(theirs)
@@ -90,7 +119,9 @@ def test_bash_lists_what_may_follow(case, tmp_path):
     assert typed_in_bash(f"minipipe {typed}\t", tmp_path)[1] >= {*choices}
 
 
-def test_without_a_verb_there_is_a_list_of_them_a_line_each_and_the_status_of_wrong_usage(ask, capsys):
+def test_without_a_verb_there_is_a_list_of_them_a_line_each_and_the_status_of_wrong_usage(
+    ask, capsys
+):
     with pytest.raises(SystemExit) as refused:
         ask()
     printed = capsys.readouterr()

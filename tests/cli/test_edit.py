@@ -22,7 +22,9 @@ from tests.launch import ROOT, environment
 def page(tmp_path):
     """Serve a page in a thread."""
     with edit.Page(Editor(file=tmp_path / "mine.csv")) as served:
-        thread = threading.Thread(target=served.serve_forever, args=(0.01,), daemon=True)
+        thread = threading.Thread(
+            target=served.serve_forever, args=(0.01,), daemon=True
+        )
         thread.start()
         yield served
         served.shutdown()
@@ -30,13 +32,24 @@ def page(tmp_path):
 
 
 def answered(page, method="POST", path=None, body='{"do":"show"}', **headers):
-    """Send a request as the page would, but for what is given; a header that is None is left out."""
-    usual = {"Host": page.host, "Origin": f"http://{page.host}", "Content-Type": "application/json"}
+    """Send a request as the page would, but for what is given; a header that is None is
+    left out.
+    """
+    usual = {
+        "Host": page.host,
+        "Origin": f"http://{page.host}",
+        "Content-Type": "application/json",
+    }
     if method == "GET":
         del usual["Origin"]
-    sent = {**usual, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    sent = {
+        **usual,
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
     connection = http.client.HTTPConnection(*page.server_address, timeout=20)
-    connection.putrequest(method, f"{page.path}ask" if path is None else path, skip_host=True)
+    connection.putrequest(
+        method, f"{page.path}ask" if path is None else path, skip_host=True
+    )
     data = body.encode()
     for name, value in {"Content-Length": str(len(data)), **sent}.items():
         if value is not None:
@@ -50,10 +63,20 @@ def answered(page, method="POST", path=None, body='{"do":"show"}', **headers):
 
 def test_the_page_and_its_messages_are_answered(page):
     reply, content = answered(page, "GET", page.path, "")
-    assert reply.status == 200 and content.startswith("<!doctype html>") and "frame-ancestors" not in content
-    assert reply.headers["Referrer-Policy"] == "no-referrer" and reply.headers["X-Frame-Options"] == "DENY"
+    assert (
+        reply.status == 200
+        and content.startswith("<!doctype html>")
+        and "frame-ancestors" not in content
+    )
+    assert (
+        reply.headers["Referrer-Policy"] == "no-referrer"
+        and reply.headers["X-Frame-Options"] == "DENY"
+    )
     reply, content = answered(page)
-    assert reply.status == 200 and json.loads(content)["figures"][0] == ["makespan", "33 units"]
+    assert reply.status == 200 and json.loads(content)["figures"][0] == [
+        "makespan",
+        "33 units",
+    ]
     assert "Access-Control-Allow-Origin" not in reply.headers
 
 
@@ -72,7 +95,9 @@ def test_the_page_and_its_messages_are_answered(page):
         {"method": "GET", "path": "", "Host": "evil.example"},
     ],
 )
-def test_whoever_has_no_token_or_is_another_site_is_refused_and_changes_nothing(page, wrong):
+def test_whoever_has_no_token_or_is_another_site_is_refused_and_changes_nothing(
+    page, wrong
+):
     before = page.editor.draft
     body = "" if wrong.get("method") == "GET" else '{"do":"empty"}'
     if wrong.get("path") == "":
@@ -82,7 +107,9 @@ def test_whoever_has_no_token_or_is_another_site_is_refused_and_changes_nothing(
     assert page.path.strip("/") not in content and page.editor.draft is before
 
 
-def test_the_token_differs_from_start_to_start_and_only_this_machine_is_listened_to(page):
+def test_the_token_differs_from_start_to_start_and_only_this_machine_is_listened_to(
+    page,
+):
     with edit.Page(Editor()) as other:
         assert other.path != page.path and len(other.path) > 30
         assert other.server_address[0] == "127.0.0.1"
@@ -91,7 +118,8 @@ def test_the_token_differs_from_start_to_start_and_only_this_machine_is_listened
 @pytest.mark.parametrize(
     ("wrong", "status"),
     [
-        ({"Content_Type": "text/plain"}, 415),  # which another site may send without asking first
+        # which another site may send without asking first
+        ({"Content_Type": "text/plain"}, 415),
         ({"Content_Length": "x"}, 415),
         ({"Content_Length": "-1"}, 415),
         ({"Content_Length": str(2**40)}, 413),
@@ -110,9 +138,12 @@ def edited(folder, *words):
     """Start the command as a person does; yield what it says it serves."""
     command = [sys.executable, "-m", "minipipe", "edit", *words, "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A shell starts a program in the background with Ctrl-C ignored, and so what that starts.
+    # A shell starts a program in the background with Ctrl-C ignored, and so what that
+    # starts.
     listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(command, cwd=folder, env=environment(), preexec_fn=listen, **pipes)
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(), preexec_fn=listen, **pipes
+    )
     try:
         yield json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
@@ -124,22 +155,38 @@ def edited(folder, *words):
 
 
 def test_the_command_saves_the_file_that_it_names_and_ends_at_ctrl_c(tmp_path):
-    with edited(tmp_path, "1f1b", "--ranks", "2", "--microbatches", "2", "-o", "mine.csv") as said:
+    with edited(
+        tmp_path, "1f1b", "--ranks", "2", "--microbatches", "2", "-o", "mine.csv"
+    ) as said:
         assert said["file"] == "mine.csv"
-        host, port, path = re.fullmatch(r"http://(127\.0\.0\.1):(\d+)(/\S+/)", said["url"]).groups()
+        host, port, path = re.fullmatch(
+            r"http://(127\.0\.0\.1):(\d+)(/\S+/)", said["url"]
+        ).groups()
         connection = http.client.HTTPConnection(host, int(port), timeout=20)
-        headers = {"Origin": f"http://{host}:{port}", "Content-Type": "application/json"}
+        headers = {
+            "Origin": f"http://{host}:{port}",
+            "Content-Type": "application/json",
+        }
         connection.request("POST", f"{path}ask", json.dumps({"do": "save"}), headers)
         assert "Saved mine.csv" in json.loads(connection.getresponse().read())["said"]
         connection.close()
-    assert Schedule.from_file(tmp_path / "mine.csv").actions == schedules.one_f_one_b(2, 2).actions
+    assert (
+        Schedule.from_file(tmp_path / "mine.csv").actions
+        == schedules.one_f_one_b(2, 2).actions
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
 
 
-def test_a_file_is_edited_in_place_and_an_earlier_file_is_not_lost(ask, tmp_path, monkeypatch):
+def test_a_file_is_edited_in_place_and_an_earlier_file_is_not_lost(
+    ask, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(edit.Page, "serve_forever", lambda page: page.editor.answer({"do": "save"}))
-    assert ask("edit", "gpipe", "--ranks", 2, "--microbatches", 2)[1].startswith("Open http://127.0.0.1:")
+    monkeypatch.setattr(
+        edit.Page, "serve_forever", lambda page: page.editor.answer({"do": "save"})
+    )
+    assert ask("edit", "gpipe", "--ranks", 2, "--microbatches", 2)[1].startswith(
+        "Open http://127.0.0.1:"
+    )
     assert Schedule.from_file("gpipe.csv").actions == schedules.gpipe(2, 2).actions
     status, _, complaint = ask("edit", "gpipe")
     assert status == 2 and "gpipe.csv exists" in complaint and "-o" in complaint
@@ -156,8 +203,12 @@ def test_a_file_is_edited_in_place_and_an_earlier_file_is_not_lost(ask, tmp_path
         (("1f1b", "--ranks", "900"), "the editor takes at most"),
     ],
 )
-def test_what_cannot_be_edited_is_refused_before_anything_is_served(words, complaint, capsys, monkeypatch):
+def test_what_cannot_be_edited_is_refused_before_anything_is_served(
+    words, complaint, capsys, monkeypatch
+):
     monkeypatch.setattr(edit.Page, "serve_forever", lambda page: None)
     assert main(["edit", *words]) in (1, 2)
     said = capsys.readouterr()
-    assert complaint in said.err and "http" not in said.out and str(ROOT) not in said.err
+    assert (
+        complaint in said.err and "http" not in said.out and str(ROOT) not in said.err
+    )

@@ -12,7 +12,12 @@ EIGHTH = "activation=0.125,transient_activation=0.875"
     [
         (["--recompute"], EIGHTH, 41, "1.375"),
         (["--offload", 2], "copy_bandwidth=1", 33, "3"),
-        (["--offload", 1, "--recompute"], f"copy_bandwidth=0.0625,{EIGHTH}", 55, "1.25"),
+        (
+            ["--offload", 1, "--recompute"],
+            f"copy_bandwidth=0.0625,{EIGHTH}",
+            55,
+            "1.25",
+        ),
     ],
 )
 def test_a_schedule_takes_less_memory(options, costs, makespan, peak, ask):

@@ -1,4 +1,6 @@
-"""Every option of every verb: numbers that are written otherwise, and options that are given twice."""
+"""Every option of every verb: numbers that are written otherwise, and options that are
+given twice.
+"""
 
 import argparse
 from importlib import import_module
@@ -31,18 +33,53 @@ LITTLE = {
     "grade": ["--only=05_bubble", "mine"],
     "info": [],
 }
-REFUSED = ["1_0", "\u00b2", "\uff11", "\u0663", "", "x", "0x10", "1\x0b2", "\udcff", "1:", "1.5.1", "1e", "--"]
-ODD = ["9" * 20, "9" * 5000, "-1", "0", "1.5", "1e400", "nan", "inf", "-inf", ",", "1,2", "1,9999999999999999999"]
+REFUSED = [
+    "1_0",
+    "\u00b2",
+    "\uff11",
+    "\u0663",
+    "",
+    "x",
+    "0x10",
+    "1\x0b2",
+    "\udcff",
+    "1:",
+    "1.5.1",
+    "1e",
+    "--",
+]
+ODD = [
+    "9" * 20,
+    "9" * 5000,
+    "-1",
+    "0",
+    "1.5",
+    "1e400",
+    "nan",
+    "inf",
+    "-inf",
+    ",",
+    "1,2",
+    "1,9999999999999999999",
+]
 
 
 def options_of(verb):
-    return [each for each in _parser_of(verb, import_module(f"minipipe.cli.{verb}"))._actions if each.option_strings]
+    return [
+        each
+        for each in _parser_of(verb, import_module(f"minipipe.cli.{verb}"))._actions
+        if each.option_strings
+    ]
 
 
 def numbers_of(verb):
     """Return the options whose value is a number, or a list of them."""
     others = (None, Path, file_path, str)
-    return [each for each in options_of(verb) if each.type not in others and each.dest != "schedules"]
+    return [
+        each
+        for each in options_of(verb)
+        if each.type not in others and each.dest != "schedules"
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -77,19 +114,28 @@ def test_every_verb_is_here():
 def test_what_is_no_number_is_refused_by_the_parser_for_every_option(verb, capsys):
     for option in numbers_of(verb):
         for value in REFUSED:
-            assert status_of(verb, *written(option, value, LITTLE[verb])) == 2, (option.dest, value)
+            assert status_of(verb, *written(option, value, LITTLE[verb])) == 2, (
+                option.dest,
+                value,
+            )
             complaint = capsys.readouterr().err
             assert f"error: argument {'/'.join(option.option_strings)}: " in complaint
-            assert complaint.splitlines()[-1].isprintable() and len(complaint.splitlines()[-1]) < 700
+            assert (
+                complaint.splitlines()[-1].isprintable()
+                and len(complaint.splitlines()[-1]) < 700
+            )
 
 
-STARTING_RANKS = ("advise", "compare", "export")  # these have tests of their own for what they refuse
+# these have tests of their own for what they refuse
+STARTING_RANKS = ("advise", "compare", "export")
 
 
 ASKED = [verb for verb in VERBS if numbers_of(verb) and verb not in STARTING_RANKS]
 
 
-@pytest.mark.parametrize("verb", [slowly(verb) if verb == "grade" else verb for verb in ASKED])
+@pytest.mark.parametrize(
+    "verb", [slowly(verb) if verb == "grade" else verb for verb in ASKED]
+)
 def test_an_odd_number_is_taken_or_refused_in_a_sentence_for_every_option(verb, capsys):
     assert main(["coursework", "mine"]) == 0
     for option in numbers_of(verb):
@@ -111,19 +157,37 @@ def test_every_option_that_is_given_twice_is_refused_unless_it_is_repeatable(cap
                 continue
             takes_none = option.nargs == 0
             value = next(iter(option.choices)) if option.choices else "1"
-            words = [word if takes_none else f"{word}={value}" for word in (option.option_strings * 2)[:2]]
-            words = [word if word.startswith("--") else word.replace("=", "") for word in words]
+            words = [
+                word if takes_none else f"{word}={value}"
+                for word in (option.option_strings * 2)[:2]
+            ]
+            words = [
+                word if word.startswith("--") else word.replace("=", "")
+                for word in words
+            ]
             assert status_of(verb, *words, *LITTLE[verb]) == 2
-            assert "this option was passed twice; pass it once" in capsys.readouterr().err, (verb, words)
-    assert repeatable == {("paper", "without"), ("grade", "only"), ("coursework", "only")}
+            assert (
+                "this option was passed twice; pass it once" in capsys.readouterr().err
+            ), (verb, words)
+    assert repeatable == {
+        ("paper", "without"),
+        ("grade", "only"),
+        ("coursework", "only"),
+    }
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["show", "gpipe", "-o", "a.svg", "--output", "b.svg"], "-o/--output: this option was passed twice"),
+        (
+            ["show", "gpipe", "-o", "a.svg", "--output", "b.svg"],
+            "-o/--output: this option was passed twice",
+        ),
         (["show", "gpipe", "--costs", "F=1,F=2"], "forward twice"),
-        (["paper", "megatron-table-1", "--rates", "memory=1e12,memory=2e12"], "'memory' twice"),
+        (
+            ["paper", "megatron-table-1", "--rates", "memory=1e12,memory=2e12"],
+            "'memory' twice",
+        ),
     ],
 )
 def test_a_name_that_an_option_has_twice_is_refused(words, complaint, capsys):
@@ -142,6 +206,8 @@ def test_a_name_that_an_option_has_twice_is_refused(words, complaint, capsys):
         (["search", "--memory-limit", "NUMBER"], "argument --memory-limit: "),
     ],
 )
-def test_a_number_within_the_text_of_an_option_is_written_in_digits(words, complaint, number, capsys):
+def test_a_number_within_the_text_of_an_option_is_written_in_digits(
+    words, complaint, number, capsys
+):
     assert status_of(*(word.replace("NUMBER", number) for word in words)) == 2
     assert complaint in capsys.readouterr().err

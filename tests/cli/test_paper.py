@@ -14,24 +14,56 @@ def test_it_prints_each_row_with_its_error(ask):
     status, out, err = ask("paper", "megatron-table-1", "--model", "39.1B")
     assert (status, err) == (0, "")
     (row,) = [line.split() for line in out.splitlines() if line.startswith("39.1B")]
-    assert row == ["39.1B", "512", "8", "2", "32", "12", "1", "full", "14.61", "14.45", "136.6", "138.0", "+1.1", "%"]
+    assert row == [
+        "39.1B",
+        "512",
+        "8",
+        "2",
+        "32",
+        "12",
+        "1",
+        "full",
+        "14.61",
+        "14.45",
+        "136.6",
+        "138.0",
+        "+1.1",
+        "%",
+    ]
     assert "error: mean 1.1 %, median 1.1 %, largest 1.1 %" in out
     assert max(map(len, out.splitlines())) <= 100
 
 
 def test_it_leaves_terms_out(ask):
-    options = ("paper", "megatron-table-1", "--model", "39.1B", "--without", "attention", "--without", "head")
+    options = (
+        "paper",
+        "megatron-table-1",
+        "--model",
+        "39.1B",
+        "--without",
+        "attention",
+        "--without",
+        "head",
+    )
     status, out, _ = ask(*options)
     assert status == 0 and "error without attention, head: mean" in out
     found = json.loads(ask(*options, "--json")[1])
-    assert found["without"] == ["attention", "head"] and found["error"]["mean"] == -found["rows"][0]["error"] > 0.1
+    assert (
+        found["without"] == ["attention", "head"]
+        and found["error"]["mean"] == -found["rows"][0]["error"] > 0.1
+    )
 
 
 def test_rates_of_other_gpus_take_the_place_of_those_of_an_a100(ask):
     rates = "products=520e12,memory=3.0585e12,node-latency=4e-5,network-latency=0"
     options = ("paper", "megatron-table-1", "--model", "39.1B")
-    plain, faster = (json.loads(ask(*options, *more, "--json")[1]) for more in ((), ("--rates", rates)))
-    assert plain["rates"]["products"] == 260e12 and faster["rates"]["products"] == 520e12
+    plain, faster = (
+        json.loads(ask(*options, *more, "--json")[1])
+        for more in ((), ("--rates", rates))
+    )
+    assert (
+        plain["rates"]["products"] == 260e12 and faster["rates"]["products"] == 520e12
+    )
     assert 0.5 < faster["rows"][0]["seconds"] / plain["rows"][0]["seconds"] < 0.6
     same = ",".join(f"{name}={rate!r}" for name, rate in plain["rates"].items())
     assert json.loads(ask(*options, "--rates", same, "--json")[1]) == plain
@@ -45,7 +77,12 @@ def test_its_costs_serve_other_verbs(ask, tmp_path):
     assert (status, out) == (0, f"wrote {path}: 2 ranks, 12 microbatches, 2 stages\n")
     expected = costs_of(published_runs("megatron-table-1")[4])
     assert list(Costs.load(path).backward_weight) == expected.backward_weight
-    assert ask("simulate", "1f1b", "--ranks", "2", "--microbatches", "12", "--costs", path)[0] == 0
+    assert (
+        ask(
+            "simulate", "1f1b", "--ranks", "2", "--microbatches", "12", "--costs", path
+        )[0]
+        == 0
+    )
 
 
 def test_rows_of_a_file_need_no_published_time(ask, tmp_path):
@@ -59,17 +96,32 @@ def test_rows_of_a_file_need_no_published_time(ask, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["megatron"], "There is no table 'megatron'; expected megatron-table-1, megatron-table-2, korthikanti"),
+        (
+            ["megatron"],
+            (
+                "There is no table 'megatron'; expected megatron-table-1, "
+                "megatron-table-2, korthikanti"
+            ),
+        ),
         (["no.csv"], "'no.csv' cannot be read: No such file"),
-        (["megatron-table-1", "--without", "heat"], "--without is 'heat'; expected 'recomputation', 'memory'"),
+        (
+            ["megatron-table-1", "--without", "heat"],
+            "--without is 'heat'; expected 'recomputation', 'memory'",
+        ),
         (
             ["megatron-table-1", "--rates", "heat=3"],
             "--rates has 'heat=3'; expected a number above 0 for any of",
         ),
         (["megatron-table-1", "--rates", "memory=fast"], "--rates has 'memory=fast'"),
         (["megatron-table-1", "--rates", "memory=0"], "--rates has 'memory=0'"),
-        (["megatron-table-1", "--model", "2B"], "No row of 'megatron-table-1' has the model '2B'; it has 1.7B, 3.6B"),
-        (["megatron-table-1", "-o", "x.csv"], "'x.csv' is not a file of costs: its name does not end in .json"),
+        (
+            ["megatron-table-1", "--model", "2B"],
+            "No row of 'megatron-table-1' has the model '2B'; it has 1.7B, 3.6B",
+        ),
+        (
+            ["megatron-table-1", "-o", "x.csv"],
+            "'x.csv' is not a file of costs: its name does not end in .json",
+        ),
     ],
 )
 def test_what_is_wrong_exits_2_and_says_what_would_be_right(arguments, words, ask):

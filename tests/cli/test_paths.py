@@ -1,4 +1,6 @@
-"""Every option that names a file, with paths of every kind: a sentence, never a traceback."""
+"""Every option that names a file, with paths of every kind: a sentence, never a
+traceback.
+"""
 
 import os
 from pathlib import Path
@@ -11,9 +13,22 @@ from minipipe.cli.main import VERBS
 from tests.launch import slowly
 
 SIZES = ["--ranks=2", "--microbatches=2"]
-# Words of a command, in which PATH is replaced; behind it may stand the ending that the option expects.
+# Words of a command, in which PATH is replaced; behind it may stand the ending that the
+# option expects.
 COMMANDS = [
-    *(f"{verb} PATH" for verb in ("show", "check", "simulate", "step", "edit", "paper", "advise", "run -n 1")),
+    *(
+        f"{verb} PATH"
+        for verb in (
+            "show",
+            "check",
+            "simulate",
+            "step",
+            "edit",
+            "paper",
+            "advise",
+            "run -n 1",
+        )
+    ),
     *(f"show gpipe -o PATH{ending}" for ending in ("", ".svg", ".csv", ".html")),
     "simulate gpipe --costs PATH.json",
     "check --certificate PATH",
@@ -37,7 +52,19 @@ COMMANDS = [
     "grade mine --only 05_bubble --late-factor 0.9 --times PATH",
     "grade mine --only 05_bubble --late-factor 0.9 --times PATH.json",
 ]
-PATHS = ["folder", "pipe", "binary", "loop", "zero", "nowhere", "", "no/such/folder", "\udcff", "x" * 5000, "x" * 300]
+PATHS = [
+    "folder",
+    "pipe",
+    "binary",
+    "loop",
+    "zero",
+    "nowhere",
+    "",
+    "no/such/folder",
+    "\udcff",
+    "x" * 5000,
+    "x" * 300,
+]
 
 
 @pytest.fixture
@@ -75,8 +102,11 @@ def test_a_path_of_any_kind_is_taken_or_refused_in_a_sentence(here, paths, capsy
             said = capsys.readouterr()
             shown = command, path[:20]
             assert status in (0, 1, 2), shown
-            if "advise" not in command:  # which prints the traceback of the program that it runs
-                assert "Traceback" not in said.err and all(c.isprintable() or c == "\n" for c in said.err), shown
+            # which prints the traceback of the program that it runs
+            if "advise" not in command:
+                assert "Traceback" not in said.err and all(
+                    c.isprintable() or c == "\n" for c in said.err
+                ), shown
             assert status == 0 or said.err or said.out, shown
             is_written = any(word in command for word in ("-o", "--plot", "coursework"))
             assert "cannot be written" not in said.err or is_written, shown

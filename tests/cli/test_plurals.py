@@ -11,7 +11,11 @@ from minipipe.errors import counted
 from tests.launch import ROOT, needs_mpi
 
 ONE = ("--ranks", 1, "--microbatches", 1)
-TINY = [f"--{name}=1" for name in ("layers", "heads", "batch", "rounds")] + ["--width=4", "--length=2", "--symbols=2"]
+TINY = [f"--{name}=1" for name in ("layers", "heads", "batch", "rounds")] + [
+    "--width=4",
+    "--length=2",
+    "--symbols=2",
+]
 COMMANDS = {
     "schedules": [*ONE],
     "sweep": [*ONE, "--schedules", "gpipe", "-o", "sweep.csv"],
@@ -32,8 +36,10 @@ COMMANDS = {
 }
 NOUNS = re.findall(
     r"\w+",
-    "rank stage microbatch schedule grid choice step round layer block head sample core host replica action message "
-    "row point task file turn thread value chunk slice pair unit restart submission parameter sequence second",
+    "rank stage microbatch schedule grid choice step round layer block head "
+    "sample core host replica action message "
+    "row point task file turn thread value chunk slice pair unit restart "
+    "submission parameter sequence second",
 )
 WRONG = re.compile(rf"(?<![\d.,:-])\b1 ([a-z]+ )?({'|'.join(NOUNS)})(es|s)\b")
 
@@ -47,12 +53,18 @@ def test_one_thing_is_never_followed_by_a_plural(name, ask, tmp_path, monkeypatc
     assert out + err and not WRONG.search(out + err), WRONG.search(out + err)
 
 
-@pytest.mark.parametrize("text", ["on 1 ranks", "1 microbatches;", "of 1 MPI ranks".lower(), "holds 1 points"])
+@pytest.mark.parametrize(
+    "text",
+    ["on 1 ranks", "1 microbatches;", "of 1 MPI ranks".lower(), "holds 1 points"],
+)
 def test_a_plural_after_one_is_found(text):
     assert WRONG.search(text)
 
 
-@given(st.one_of(st.integers(-3, 10**6), st.floats(0, 1e6)), st.sampled_from([*NOUNS, "copy", "batch", "axis", "box"]))
+@given(
+    st.one_of(st.integers(-3, 10**6), st.floats(0, 1e6)),
+    st.sampled_from([*NOUNS, "copy", "batch", "axis", "box"]),
+)
 def test_a_number_and_its_noun_agree(count, noun):
     number, _, said = counted(count, noun).partition(" ")
     assert float(number) == pytest.approx(count, rel=1e-5)

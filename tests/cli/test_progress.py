@@ -1,4 +1,6 @@
-"""What is said while an answer is not ready: at once, then at least every 10 s, on standard error alone."""
+"""What is said while an answer is not ready: at once, then at least every 10 s, on
+standard error alone.
+"""
 
 import io
 import json
@@ -38,13 +40,18 @@ def no_thread(monkeypatch):
 def lines_at(times, is_long=True, **options):
     """Return the lines said by beats at some times, each with its time."""
     clock, stream, said = Clock(), io.StringIO(), []
-    with Progress("working", stream=stream, clock=clock, is_long=is_long, **options) as progress:
+    with Progress(
+        "working", stream=stream, clock=clock, is_long=is_long, **options
+    ) as progress:
         said += [(0.0, line) for line in stream.getvalue().splitlines()]
         for number, clock.now in enumerate(times):
             before = stream.getvalue()
             progress.tell(f"part {number}")
             progress.beat()
-            said += [(clock.now, line) for line in stream.getvalue().removeprefix(before).splitlines()]
+            said += [
+                (clock.now, line)
+                for line in stream.getvalue().removeprefix(before).splitlines()
+            ]
     return said
 
 
@@ -67,7 +74,10 @@ def test_a_line_says_how_long_it_has_taken_of_how_much_and_what_happens_now():
         "minipipe: 24 s, longer than expected: part 3",
     ]
     limited = lines_at([9.0], seconds=60.0, is_at_most=True)
-    assert [line for _, line in limited] == ["minipipe: working; at most 60 s", "minipipe: 9 s of at most 60 s: part 0"]
+    assert [line for _, line in limited] == [
+        "minipipe: working; at most 60 s",
+        "minipipe: 9 s of at most 60 s: part 0",
+    ]
 
 
 def test_what_is_usually_quick_says_nothing_unless_it_lasts():
@@ -102,23 +112,42 @@ def test_a_stream_that_fails_disturbs_nothing(kind):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.1, "1 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (1e9, "277,778 h")]
+    ("seconds", "words"),
+    [(0.1, "1 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (1e9, "277,778 h")],
 )
 def test_times_are_said_in_the_unit_that_is_read_easily(seconds, words):
     assert duration(seconds) == words
 
 
-# -- the verbs ------------------------------------------------------------------------------------------------------
+# -- the verbs -------------------------------------------------------------------------
 
 
 @needs_mpi
 @pytest.mark.parametrize(
     ("words", "work"),
     [
-        (["search", "--ranks", 2, "--microbatches", 4], "searching schedules of 2 ranks and 4 microbatches"),
+        (
+            ["search", "--ranks", 2, "--microbatches", 4],
+            "searching schedules of 2 ranks and 4 microbatches",
+        ),
         slowly(  # in short: test_compare.py
-            ["compare", "--ranks", 2, "--width", 8, "--heads", 2, "--layers", 2, "--length", 4, "--rounds", 1],
-            "comparing 4 meshes on 2 ranks under mpirun, 1 round of steps in turns; about ",
+            [
+                "compare",
+                "--ranks",
+                2,
+                "--width",
+                8,
+                "--heads",
+                2,
+                "--layers",
+                2,
+                "--length",
+                4,
+                "--rounds",
+                1,
+            ],
+            "comparing 4 meshes on 2 ranks under mpirun, 1 round of steps in "
+            "turns; about ",
         ),
     ],
     ids=["search", "compare"],

@@ -13,7 +13,11 @@ def test_the_last_line_of_json_has_the_figures(ask):
     status, printed, _ = ask(*QUESTION, "--memory-limit", 5, "--json")
     found = json.loads(printed.splitlines()[-1])
     assert status == 0
-    assert found["makespan"] >= found["bound"] and found["gap"] >= 0 and max(found["peak_memory"]) <= 5
+    assert (
+        found["makespan"] >= found["bound"]
+        and found["gap"] >= 0
+        and max(found["peak_memory"]) <= 5
+    )
     assert {"span_bubble_rate", "seconds", "bound_by", "found_by"} <= set(found)
     assert found["schedule"].startswith("0F0,")
 
@@ -44,7 +48,10 @@ def test_it_says_whether_what_it_found_is_optimal(ask):
 @pytest.mark.parametrize(
     "options, complaint",
     [
-        (["--memory-limit", 0.5], "memory_limit is 0.5 on rank 0, but one microbatch alone takes 1 there"),
+        (
+            ["--memory-limit", 0.5],
+            "memory_limit is 0.5 on rank 0, but one microbatch alone takes 1 there",
+        ),
         (["--seconds", 0], "--seconds is 0.0; expected seconds, above 0"),
         (["-o", "mine.svg"], "'mine.svg' ends in .svg; expected .csv, .txt or .json"),
         (["--costs", "F=1:2"], "forward has 2 values for 4 stages"),
@@ -56,14 +63,19 @@ def test_a_wrong_question_is_refused(ask, options, complaint):
     assert status == 2 and complaint in complained
 
 
-def test_simulate_quotes_the_gallery_where_no_formula_reaches_the_optimum(ask, tmp_path):
+def test_simulate_quotes_the_gallery_where_no_formula_reaches_the_optimum(
+    ask, tmp_path
+):
     """With memory for three microbatches the formulas prove 30; the optimum is 31."""
     file = tmp_path / "found.csv"
     ask(*QUESTION, "--memory-limit", 3, "--objective", "makespan", "-o", file)
     _, printed, _ = ask("simulate", file, "--json")
     found = json.loads(printed)
     assert (found["bound"], found["bound_by"]) == (31, "gallery")
-    assert "Recorded in the gallery, where exact search proved it" in ask("simulate", file)[1]
+    assert (
+        "Recorded in the gallery, where exact search proved it"
+        in ask("simulate", file)[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,8 +87,12 @@ def test_simulate_quotes_the_gallery_where_no_formula_reaches_the_optimum(ask, t
         (["--evaluations", 70, "--seconds", 5], (5, 70)),
     ],
 )
-def test_without_a_limit_a_clock_ends_a_counted_search(ask, monkeypatch, options, limits):
-    """On a loaded machine it took minutes; a search that is told how much to try, or how long, does just that."""
+def test_without_a_limit_a_clock_ends_a_counted_search(
+    ask, monkeypatch, options, limits
+):
+    """On a loaded machine it took minutes; a search that is told how much to try, or
+    how long, does just that.
+    """
     asked = []
 
     def find(workload, objective, seconds, seed, exact, evaluations, watch):
@@ -89,5 +105,15 @@ def test_without_a_limit_a_clock_ends_a_counted_search(ask, monkeypatch, options
 
 
 def test_where_the_clock_ended_a_search_it_says_so(ask):
-    _, printed, _ = ask("search", "--ranks", 4, "--microbatches", 64, "--memory-limit", 3, "--seconds", 1e-9)
+    _, printed, _ = ask(
+        "search",
+        "--ranks",
+        4,
+        "--microbatches",
+        64,
+        "--memory-limit",
+        3,
+        "--seconds",
+        1e-9,
+    )
     assert "evaluation 1 (the clock ended the search after 1), in" in printed

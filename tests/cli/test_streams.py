@@ -1,4 +1,6 @@
-"""Every verb with each standard stream closed, full, or without a reader: its own exit status, and no traceback."""
+"""Every verb with each standard stream closed, full, or without a reader: its own exit
+status, and no traceback.
+"""
 
 import itertools
 import os
@@ -11,7 +13,9 @@ import pytest
 from minipipe.cli.main import VERBS
 from tests.launch import ROOT, environment, needs_mpi, run, slowly
 
-needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+needs_full = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no /dev/full here"
+)
 
 TRAINS = """
 import numpy as np
@@ -24,7 +28,10 @@ with init_process_group() as group:
         pipeline.step(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
         optimiser.step()
 """
-TINY = "--ranks 2 --width 8 --heads 2 --layers 2 --length 4 --symbols 4 --batch 4 --microbatches 2 --rounds 1"
+TINY = (
+    "--ranks 2 --width 8 --heads 2 --layers 2 --length 4 --symbols 4 --batch 4 "
+    "--microbatches 2 --rounds 1"
+)
 # A command of each verb: its words, and its exit status with all streams open.
 COMMANDS = {
     "schedules": ("", 0),
@@ -48,8 +55,11 @@ STREAMS = (
     *("stdin closed", "stdout closed", "stderr closed"),
     *("stdout full", "stderr full", "stdout unread", "stderr unread"),
 )
-# A failure, because the answer is lost. (A job under `run` prints its own output, and `run` has none.)
-LOST = {(verb, stream) for verb in COMMANDS for stream in ("stdout closed", "stdout full")} - {("run", "stdout full")}
+# A failure, because the answer is lost. (A job under `run` prints its own output, and
+# `run` has none.)
+LOST = {
+    (verb, stream) for verb in COMMANDS for stream in ("stdout closed", "stdout full")
+} - {("run", "stdout full")}
 QUICK = {
     *(("check", stream) for stream in STREAMS if "unread" not in stream),
     *(("step", "stdin closed"), ("run", "stderr closed"), ("grade", "stdin closed")),
@@ -57,11 +67,16 @@ QUICK = {
 
 
 # Programs of the tutorials, made quick.
-PROGRAMS = {"train.py": ["--epochs=1", "--layers=2"], "train_lm.py": ["--steps=2", "--width=32", "--layers=1"]}
+PROGRAMS = {
+    "train.py": ["--epochs=1", "--layers=2"],
+    "train_lm.py": ["--steps=2", "--width=32", "--layers=1"],
+}
 
 
 def spoil(stream):
-    """Close a standard stream of this process, fill its disk, or take away its reader."""
+    """Close a standard stream of this process, fill its disk, or take away its
+    reader.
+    """
     name, way = stream.split()
     number = ("stdin", "stdout", "stderr").index(name)
     if way == "closed":
@@ -75,7 +90,9 @@ def spoil(stream):
 
 
 def with_spoilt(stream, *words):
-    """Run Python with a stream spoilt; return its exit status, and what it said on the others."""
+    """Run Python with a stream spoilt; return its exit status, and what it said on the
+    others.
+    """
     done = subprocess.run(
         [sys.executable, *words],
         cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150, check=False,
@@ -86,11 +103,16 @@ def with_spoilt(stream, *words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder with an illegal schedule, a program that trains, and a student's copy."""
+    """Return a folder with an illegal schedule, a program that trains, and a student's
+    copy.
+    """
     path = tmp_path_factory.mktemp("streams")
     (path / "illegal.csv").write_text("0F0,0F1,0B0\n")
     (path / "trains.py").write_text(TRAINS)
-    assert run([sys.executable, "-m", "minipipe", "coursework", str(path / "mine")]).code == 0
+    assert (
+        run([sys.executable, "-m", "minipipe", "coursework", str(path / "mine")]).code
+        == 0
+    )
     return path
 
 
@@ -100,13 +122,20 @@ def test_the_table_has_every_verb():
 
 @pytest.mark.parametrize(
     ("verb", "stream"),
-    [case if case in QUICK else slowly(*case) for case in itertools.product(VERBS, STREAMS)],
+    [
+        case if case in QUICK else slowly(*case)
+        for case in itertools.product(VERBS, STREAMS)
+    ],
     ids=str,
 )
 @needs_full
 @needs_mpi
-def test_a_stream_that_is_closed_full_or_unread_changes_no_exit_status(verb, stream, folder, tmp_path):
-    """The story: `compare` with stderr closed exited with 1 and no word, `step` with stdin closed had a traceback."""
+def test_a_stream_that_is_closed_full_or_unread_changes_no_exit_status(
+    verb, stream, folder, tmp_path
+):
+    """The story: `compare` with stderr closed exited with 1 and no word, `step` with
+    stdin closed had a traceback.
+    """
     words, expected = COMMANDS[verb]
     words = words.format(folder=folder, new=tmp_path / "copy").split()
     code, said = with_spoilt(stream, "-m", "minipipe", verb, *words)
@@ -116,8 +145,12 @@ def test_a_stream_that_is_closed_full_or_unread_changes_no_exit_status(verb, str
         assert "minipipe: 'stdout' cannot be written: " in said
 
 
-@pytest.mark.parametrize("stream", [*map(slowly, STREAMS[:2]), *STREAMS[2:3], *map(slowly, STREAMS[3:])])
-@pytest.mark.parametrize("words", ["--help", "--version", "", "nonsense", "show --help", "show --nonsense"])
+@pytest.mark.parametrize(
+    "stream", [*map(slowly, STREAMS[:2]), *STREAMS[2:3], *map(slowly, STREAMS[3:])]
+)
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "", "nonsense", "show --help", "show --nonsense"]
+)
 @needs_full
 def test_so_it_is_with_help_and_bad_usage(words, stream):
     is_help = "--help" in words or "--version" in words
@@ -127,11 +160,16 @@ def test_so_it_is_with_help_and_bad_usage(words, stream):
     assert code == (0 if is_help and not is_lost else 2), said
 
 
-@pytest.mark.parametrize("stream", [stream if stream == "stderr closed" else slowly(stream) for stream in STREAMS])
+@pytest.mark.parametrize(
+    "stream",
+    [stream if stream == "stderr closed" else slowly(stream) for stream in STREAMS],
+)
 @pytest.mark.parametrize("program", ["train.py", slowly("train_lm.py")])
 @needs_full
 def test_so_it_is_with_the_programs_of_the_tutorials(program, stream):
     code, said = with_spoilt(stream, f"tutorials/{program}", *PROGRAMS[program])
     assert "Traceback" not in said and "Exception ignored" not in said, said
     is_lost = stream in ("stdout full", "stdout unread")
-    assert code == is_lost and (not is_lost or f"{program}: its output cannot be written" in said), said
+    assert code == is_lost and (
+        not is_lost or f"{program}: its output cannot be written" in said
+    ), said

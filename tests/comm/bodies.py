@@ -1,6 +1,8 @@
-"""What every group must do. One body each, run on one rank, on thread ranks and on MPI ranks.
+"""What every group must do. One body each, run on one rank, on thread ranks and on MPI
+ranks.
 
-Run as a script under mpirun it runs all of them, and names each one that passed on rank 0.
+Run as a script under mpirun it runs all of them, and names each one that passed on rank
+0.
 """
 
 import gc
@@ -35,7 +37,8 @@ def a_message_brings_its_shape_dtype_and_bits(group):
         np.array(3.5),
         np.zeros((0, 4), dtype=np.int64),
         np.array([True, False]),
-        np.arange(24, dtype=np.int8).reshape(2, 3, 4).transpose(2, 0, 1),  # not contiguous
+        # not contiguous
+        np.arange(24, dtype=np.int8).reshape(2, 3, 4).transpose(2, 0, 1),
         np.float32([np.nan, -0.0, np.inf]),
         np.arange(300_000, dtype=np.float64),  # too large to be sent eagerly
     ]
@@ -52,7 +55,10 @@ def a_number_or_a_list_is_sent_as_the_array_that_numpy_makes_of_it(group):
         request = group.isend(value, right(group), tag=7)
         received = group.recv(left(group), tag=7)
         request.wait()
-        assert received.dtype == np.asarray(value).dtype and received.tolist() == np.asarray(value).tolist()
+        assert (
+            received.dtype == np.asarray(value).dtype
+            and received.tolist() == np.asarray(value).tolist()
+        )
 
 
 def messages_of_one_tag_keep_their_order_and_tags_are_apart(group):
@@ -92,7 +98,10 @@ def receiving_into_an_array_fills_it(group):
 
 
 def a_wrong_shape_or_dtype_names_both_sides(group):
-    for out, code in ((np.zeros((3, 2), np.float32), "shape"), (np.zeros((2, 3), np.float64), "dtype")):
+    for out, code in (
+        (np.zeros((3, 2), np.float32), "shape"),
+        (np.zeros((2, 3), np.float64), "dtype"),
+    ):
         request = group.isend(np.ones((2, 3), dtype=np.float32), right(group), tag=2)
         receive = lambda out=out: group.recv(left(group), tag=2, out=out)
         sentence = expect(MessageError, code, receive)
@@ -105,22 +114,35 @@ def a_wrong_shape_or_dtype_names_both_sides(group):
         assert not out.any(), "a wrong message must not touch the array"
         request.wait()
     group.isend(np.ones(2), right(group), tag=2)
-    assert group.recv(left(group), tag=2).tolist() == [1, 1], "the next message is whole"
+    assert group.recv(left(group), tag=2).tolist() == [1, 1], (
+        "the next message is whole"
+    )
 
 
 def a_message_of_another_step_is_refused(group):
     request = group.isend(np.ones(2), right(group), tag=3, step=4)
-    sentence = expect(MessageError, "disagreement", lambda: group.irecv(left(group), 3, step=5).wait())
+    sentence = expect(
+        MessageError, "disagreement", lambda: group.irecv(left(group), 3, step=5).wait()
+    )
     assert "step 4" in sentence and "step 5" in sentence
     request.wait()
 
 
 def ranks_and_tags_out_of_range_are_refused(group):
     for rank in (-1, group.size):
-        expect(RankError, "out-of-range", lambda rank=rank: group.isend(np.zeros(1), rank))
+        expect(
+            RankError, "out-of-range", lambda rank=rank: group.isend(np.zeros(1), rank)
+        )
         expect(RankError, "out-of-range", lambda rank=rank: group.recv(rank))
-        expect(RankError, "out-of-range", lambda rank=rank: group.broadcast(np.zeros(1), root=rank))
-    for call in (lambda: group.isend(np.zeros(1), 0, tag=-1), lambda: group.recv(0, tag=-1)):
+        expect(
+            RankError,
+            "out-of-range",
+            lambda rank=rank: group.broadcast(np.zeros(1), root=rank),
+        )
+    for call in (
+        lambda: group.isend(np.zeros(1), 0, tag=-1),
+        lambda: group.recv(0, tag=-1),
+    ):
         try:
             call()
         except ValueError as error:
@@ -142,10 +164,13 @@ def broadcast_brings_every_root_to_every_rank(group):
 def broadcasts_under_way_come_in_their_order_whichever_is_waited_for(group):
     roots = [0, group.size - 1, 0, group.size - 1]
     started = [
-        group.ibroadcast(np.array(10 * i + root) if group.rank == root else None, root, step=i)
+        group.ibroadcast(
+            np.array(10 * i + root) if group.rank == root else None, root, step=i
+        )
         for i, root in enumerate(roots)
     ]
-    group.ibroadcast(np.array(-1) if group.rank == 0 else None)  # nobody ever asks for it
+    # nobody ever asks for it
+    group.ibroadcast(np.array(-1) if group.rank == 0 else None)
     for i in (2, 3, 0, 1, 2):
         assert int(started[i].wait()) == 10 * i + roots[i]
     last = group.ibroadcast(np.arange(20_000) if group.rank == 0 else None)
@@ -153,7 +178,9 @@ def broadcasts_under_way_come_in_their_order_whichever_is_waited_for(group):
 
 
 def the_root_may_change_its_array_once_its_wait_is_over(group):
-    """The story: the root's wait returned at once, and another rank received what had been written since."""
+    """The story: the root's wait returned at once, and another rank received what had
+    been written since.
+    """
     array = np.full(100_000, 7.0)
     request = group.ibroadcast(array if group.rank == 0 else None)
     if group.rank == 0:
@@ -164,7 +191,9 @@ def the_root_may_change_its_array_once_its_wait_is_over(group):
 
 
 def what_is_wrong_with_a_message_is_said_each_time_and_spoils_no_other(group):
-    """The story: a broadcast of another step stayed at the head of the queue and ate the ones behind it."""
+    """The story: a broadcast of another step stayed at the head of the queue and ate
+    the ones behind it.
+    """
     if group.rank == 0:
         for step in (1, 2, 3):
             group.ibroadcast(np.array(step), step=step)
@@ -184,10 +213,15 @@ def what_is_wrong_with_a_message_is_said_each_time_and_spoils_no_other(group):
 
 
 def arrays_with_their_header_and_apart_from_it_keep_their_order(group):
-    lengths = [8191, 8192, 8193, 0, 50_000, 1, 8193]  # of float32, so that 8192 is the most that travels with a header
-    sends = [group.isend(np.full(n, i, np.float32), right(group), tag=3) for i, n in enumerate(lengths)]
+    # of float32, so that 8192 is the most that travels with a header
+    lengths = [8191, 8192, 8193, 0, 50_000, 1, 8193]
+    sends = [
+        group.isend(np.full(n, i, np.float32), right(group), tag=3)
+        for i, n in enumerate(lengths)
+    ]
     receives = [group.irecv(left(group), tag=3) for _ in lengths]
-    order = [3, 0, 6, 1, 2, 5, 4]  # the receive that is waited for first gets the first message
+    # the receive that is waited for first gets the first message
+    order = [3, 0, 6, 1, 2, 5, 4]
     for i, which in enumerate(order):
         received = receives[which].wait()
         assert received.shape == (lengths[i],) and (received == i).all()
@@ -208,10 +242,16 @@ def all_gather_is_by_rank_and_may_be_ragged(group):
 
 
 def all_reduce_adds_in_pairs_with_the_same_bits_everywhere(group):
-    values = [np.random.default_rng(rank).standard_normal(50).astype(np.float32) for rank in range(group.size)]
+    values = [
+        np.random.default_rng(rank).standard_normal(50).astype(np.float32)
+        for rank in range(group.size)
+    ]
     expected = values
     while len(expected) > 1:
-        expected = [sum(expected[i + 1 : i + 2], expected[i]) for i in range(0, len(expected), 2)]
+        expected = [
+            sum(expected[i + 1 : i + 2], expected[i])
+            for i in range(0, len(expected), 2)
+        ]
     (expected,) = expected
     given = values[group.rank]
     assert group.all_reduce(given).tobytes() == expected.tobytes()
@@ -250,11 +290,15 @@ def split_makes_groups_that_do_not_hear_each_other(group):
 
 def a_color_is_one_whole_number(group):
     for wrong in ([0, 0], 0.5, "red", -1):
-        assert "group.split(group.rank % 2)" in expect(ArgumentError, "value", lambda: group.split(wrong))
+        assert "group.split(group.rank % 2)" in expect(
+            ArgumentError, "value", lambda: group.split(wrong)
+        )
 
 
 class Meanwhile:
-    """Another thread calls a function while the thread that sends this is inside of ``isend``."""
+    """Another thread calls a function while the thread that sends this is inside of
+    ``isend``.
+    """
 
     def __init__(self, call):
         self.call = call
@@ -271,13 +315,20 @@ def in_thread(call):
 
 
 def two_threads_of_one_rank_cannot_communicate_at_once(group):
-    """The story: each took messages of the other; errors of both filled screens, or a group of one went on wrongly."""
+    """The story: each took messages of the other; errors of both filled screens, or a
+    group of one went on wrongly.
+    """
     refused = []
-    meanwhile = Meanwhile(lambda: refused.append(expect(LaunchError, "not-a-rank", group.barrier)))
+    meanwhile = Meanwhile(
+        lambda: refused.append(expect(LaunchError, "not-a-rank", group.barrier))
+    )
     request = group.isend(meanwhile, right(group), tag=7)
     assert group.recv(left(group), tag=7).tolist() == [1, 1]
     request.wait()
-    for words in ("ProcessGroup.isend() at bodies.py", "the other is in ProcessGroup.barrier() at bodies.py"):
+    for words in (
+        "ProcessGroup.isend() at bodies.py",
+        "the other is in ProcessGroup.barrier() at bodies.py",
+    ):
         assert words in refused[0]
 
 
@@ -285,7 +336,11 @@ def threads_of_one_rank_may_communicate_one_after_the_other(group):
     for _ in range(2):
         received = []
         group.isend(np.array(group.rank), right(group), tag=7)
-        in_thread(lambda received=received: received.append(int(group.recv(left(group), tag=7))))
+        in_thread(
+            lambda received=received: received.append(
+                int(group.recv(left(group), tag=7))
+            )
+        )
         in_thread(group.barrier)
         assert received == [left(group)]
         group.barrier()
@@ -332,7 +387,8 @@ if __name__ == "__main__":
 
     with init_process_group(timeout=20) as group:
         for body in BODIES:
-            part = group.split(0)  # messages that a body leaves behind stay in its own group
+            # messages that a body leaves behind stay in its own group
+            part = group.split(0)
             body(part)
             if group.rank == 0:
                 print("passed", body.__name__, flush=True)

@@ -1,6 +1,8 @@
-"""What channels must do in every group. One body each, run on one rank, on thread ranks and on MPI ranks.
+"""What channels must do in every group. One body each, run on one rank, on thread ranks
+and on MPI ranks.
 
-Run as a script under mpirun it runs all of them, and names each one that passed on rank 0.
+Run as a script under mpirun it runs all of them, and names each one that passed on rank
+0.
 """
 
 import gc
@@ -13,7 +15,8 @@ from minipipe.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError
 from tests.comm.bodies import Meanwhile, expect, in_thread, left, right
 
-INLINE = 1 << 15  # bytes of an array that MPI groups send in one message with its header
+# bytes of an array that MPI groups send in one message with its header
+INLINE = 1 << 15
 
 try:
     from ml_dtypes import bfloat16
@@ -21,7 +24,7 @@ except ImportError:
     bfloat16 = np.float16
 
 
-# -- an end as a function of the step: by a channel, or by isend and irecv ------------------------------------------
+# -- an end as a function of the step: by a channel, or by isend and irecv -------------
 
 
 class Ends:
@@ -41,7 +44,9 @@ class Ends:
             self.unfinished.append(self.sending)
         else:
             array = np.full_like(self.like, value)
-            self.unfinished.append(self.group.isend(array, right(self.group), self.tag, step=step))
+            self.unfinished.append(
+                self.group.isend(array, right(self.group), self.tag, step=step)
+            )
 
     def start(self, by_channel, step):
         """Return a function that waits for the message, and returns its array."""
@@ -61,17 +66,30 @@ class Ends:
 
 
 def passes(group, array, steps=(1, 2, 7)):
-    """Send an array to the right over channels, in each step another one; compare what comes from the left."""
+    """Send an array to the right over channels, in each step another one; compare what
+    comes from the left.
+    """
     sending = group.send_channel(array.shape, array.dtype, right(group), tag=3)
     receiving = group.receive_channel(array.shape, array.dtype, left(group), tag=3)
     for step in steps:
-        sent = array if step % 2 else array[::-1] if array.ndim else ~array if array.dtype == bool else -array
+        sent = (
+            array
+            if step % 2
+            else array[::-1]
+            if array.ndim
+            else ~array
+            if array.dtype == bool
+            else -array
+        )
         receiving.start(step)
         sending.wait()
         sending.array[...] = sent
         sending.start(step)
         receiving.wait()
-        assert (receiving.array.dtype, receiving.array.shape) == (array.dtype, array.shape)
+        assert (receiving.array.dtype, receiving.array.shape) == (
+            array.dtype,
+            array.shape,
+        )
         assert receiving.array.tobytes() == sent.tobytes()
         sending.wait()
 
@@ -82,10 +100,23 @@ def a_channel_brings_the_bits_of_every_size(group):
 
 
 def a_channel_brings_the_bits_of_every_dtype_and_shape(group):
-    for dtype in (np.float16, bfloat16, np.float64, bool, np.int8, np.uint16, np.int64, np.complex64, ">f4"):
+    for dtype in (
+        np.float16,
+        bfloat16,
+        np.float64,
+        bool,
+        np.int8,
+        np.uint16,
+        np.int64,
+        np.complex64,
+        ">f4",
+    ):
         passes(group, np.arange(-6, 6).astype(dtype).reshape(3, 4))
     for shape in ((), (1,), (0, 4), (2, 1, 2), (1,) * 8):
-        passes(group, np.random.default_rng(0).standard_normal(shape).astype(np.float32)[...])
+        passes(
+            group,
+            np.random.default_rng(0).standard_normal(shape).astype(np.float32)[...],
+        )
     passes(group, np.float32([np.nan, -0.0, np.inf]))
 
 
@@ -109,7 +140,9 @@ def messages_that_come_early_are_taken_in_their_order_by_either(group):
     ends.finish()
 
 
-def of_receives_that_are_started_together_the_first_one_waited_for_gets_the_first_message(group):
+def of_receives_that_are_started_together_the_first_one_waited_for_gets_the_first_message(
+    group,
+):
     """As with irecv alone, whichever of them has told MPI that it receives."""
     ends = Ends(group)
     for ways in itertools.permutations([False, False, True]):
@@ -171,8 +204,14 @@ def _is_refused(group, expected, sent, code):
         else:
             sending = group.isend(np.ones(*sent), right(group), 2, step=1)
         sentence = expect(MessageError, code, receiving.wait)
-        mine, other = (f"{np.dtype(dtype).name} {shape}" for shape, dtype in (expected, sent))
-        for words in (f"Rank {left(group)} sent {other} to rank {group.rank}", f"expects {mine}", "the weather"):
+        mine, other = (
+            f"{np.dtype(dtype).name} {shape}" for shape, dtype in (expected, sent)
+        )
+        for words in (
+            f"Rank {left(group)} sent {other} to rank {group.rank}",
+            f"expects {mine}",
+            "the weather",
+        ):
             assert words in sentence, sentence
         sending.wait()
         receiving.start(2)
@@ -189,7 +228,10 @@ def a_message_of_another_step_is_refused_and_the_next_is_whole(group):
             ends.start(True, 5)
             ends.send(way, 4, 1)
             sentence = expect(MessageError, "disagreement", ends.receiving.wait)
-            assert f"Rank {left(group)} sent a message with tag 5 in its step 4" in sentence
+            assert (
+                f"Rank {left(group)} sent a message with tag 5 in its step 4"
+                in sentence
+            )
             assert f"rank {group.rank} is in step 5" in sentence
             wait = ends.start(True, 6)
             ends.send(way, 6, 2)
@@ -206,7 +248,9 @@ def a_description_is_composed_for_an_error_only(group):
 
     for length in (3, INLINE):
         ends = Ends(group, (length,))
-        ends.receiving = group.receive_channel((length,), np.float32, left(group), 5, what)
+        ends.receiving = group.receive_channel(
+            (length,), np.float32, left(group), 5, what
+        )
         for step in range(3):
             wait = ends.start(True, step)
             ends.send(True, step, step)
@@ -214,21 +258,28 @@ def a_description_is_composed_for_an_error_only(group):
         assert not asked
         ends.start(True, 5)
         ends.send(True, 4, 1)
-        assert "the activations of microbatch 3" in expect(MessageError, "disagreement", ends.receiving.wait)
+        assert "the activations of microbatch 3" in expect(
+            MessageError, "disagreement", ends.receiving.wait
+        )
         assert asked
         asked.clear()
         ends.finish()
 
 
 def channels_go_on_beside_collective_calls_and_other_tags(group):
-    many = [Ends(group, (length,), tag=tag) for tag, length in enumerate((1, 600, INLINE, 3))]
+    many = [
+        Ends(group, (length,), tag=tag)
+        for tag, length in enumerate((1, 600, INLINE, 3))
+    ]
     for step in range(6):
         waits = [ends.start(True, step) for ends in many]
         group.barrier()
         for number, ends in enumerate(many):
             ends.send(True, step, 10 * step + number)
         assert int(group.all_reduce(np.array(1))) == group.size
-        under_way = group.ibroadcast(np.array(step) if group.rank == 0 else None, step=step)
+        under_way = group.ibroadcast(
+            np.array(step) if group.rank == 0 else None, step=step
+        )
         for number, wait in reversed([*enumerate(waits)]):
             assert (wait() == 10 * step + number).all()
         assert int(under_way.wait()) == step
@@ -237,9 +288,17 @@ def channels_go_on_beside_collective_calls_and_other_tags(group):
 
 
 def the_array_may_be_filled_again_after_wait_and_the_message_is_as_it_was(group):
-    """Many messages on the way, so that MPI has no place for the last ones when they are sent."""
-    channels = [group.send_channel((INLINE // 4,), np.float32, right(group), tag) for tag in range(20)]
-    receives = [group.receive_channel((INLINE // 4,), np.float32, left(group), tag) for tag in range(20)]
+    """Many messages on the way, so that MPI has no place for the last ones when they
+    are sent.
+    """
+    channels = [
+        group.send_channel((INLINE // 4,), np.float32, right(group), tag)
+        for tag in range(20)
+    ]
+    receives = [
+        group.receive_channel((INLINE // 4,), np.float32, left(group), tag)
+        for tag in range(20)
+    ]
     for step in range(4):
         for receive in receives:
             receive.start(step)
@@ -278,7 +337,9 @@ def a_message_that_has_come_is_known_before_it_is_waited_for(group):
 
 
 def a_broadcast_channel_sends_what_broadcast_does(group):
-    """Each rank takes one or the other, by turns, and another array than the expected one is handed on as it is."""
+    """Each rank takes one or the other, by turns, and another array than the expected
+    one is handed on as it is.
+    """
     for root in range(group.size):
         channel = BroadcastChannel(group, (3,), np.float32, root, OwnTag.BROADCAST)
         for step in range(6):
@@ -286,7 +347,11 @@ def a_broadcast_channel_sends_what_broadcast_does(group):
             if group.rank == root:
                 channel.array[...] = sent
             by_channel = (step + group.rank) % 2
-            found = channel.run() if by_channel else group.broadcast(sent if group.rank == root else None, root)
+            found = (
+                channel.run()
+                if by_channel
+                else group.broadcast(sent if group.rank == root else None, root)
+            )
             assert found.tolist() == sent.tolist()
         for other in (np.arange(2), np.zeros((2, 2), np.float32), np.zeros(INLINE)):
             if group.rank == root:
@@ -298,7 +363,11 @@ def a_broadcast_channel_sends_what_broadcast_does(group):
 
 def what_no_channel_can_carry_is_refused_when_it_is_made(group):
     for make in (group.send_channel, group.receive_channel):
-        expect(RankError, "out-of-range", lambda make=make: make((2,), np.float32, group.size))
+        expect(
+            RankError,
+            "out-of-range",
+            lambda make=make: make((2,), np.float32, group.size),
+        )
         expect(ArgumentError, "value", lambda make=make: make((2,), np.float32, 0, -1))
         expect(MessageError, "dtype", lambda make=make: make((2,), object, 0))
         expect(MessageError, "shape", lambda make=make: make((1,) * 9, np.float32, 0))
@@ -316,13 +385,26 @@ def a_channel_of_a_closed_group_says_so(group):
 
 def a_second_thread_cannot_use_a_channel_meanwhile(group):
     ends, refused = Ends(group), []
-    meanwhile = Meanwhile(lambda: refused.append(expect(LaunchError, "not-a-rank", lambda: ends.start(True, 1))))
+    meanwhile = Meanwhile(
+        lambda: refused.append(
+            expect(LaunchError, "not-a-rank", lambda: ends.start(True, 1))
+        )
+    )
     request = group.isend(meanwhile, right(group), tag=7)
     group.recv(left(group), tag=7)
     request.wait()
-    assert "ProcessGroup.isend() at channel_bodies.py" in refused[0] or "bodies.py" in refused[0]
+    assert (
+        "ProcessGroup.isend() at channel_bodies.py" in refused[0]
+        or "bodies.py" in refused[0]
+    )
     for step in range(2):
-        in_thread(lambda step=step: (ends.receiving.start(step), ends.send(True, step, 1), ends.receiving.wait()))
+        in_thread(
+            lambda step=step: (
+                ends.receiving.start(step),
+                ends.send(True, step, 1),
+                ends.receiving.wait(),
+            )
+        )
         assert (ends.receiving.array == 1).all()
     group.barrier()
 
@@ -354,7 +436,8 @@ if __name__ == "__main__":
 
     with init_process_group(timeout=20) as group:
         for body in BODIES:
-            part = group.split(0)  # messages that a body leaves behind stay in its own group
+            # messages that a body leaves behind stay in its own group
+            part = group.split(0)
             body(part)
             if group.rank == 0:
                 print("passed", body.__name__, flush=True)

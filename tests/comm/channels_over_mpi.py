@@ -1,4 +1,6 @@
-"""What only channels of MPI groups can get wrong. Run under mpirun with two ranks and names of functions."""
+"""What only channels of MPI groups can get wrong. Run under mpirun with two ranks and
+names of functions.
+"""
 
 import gc
 import os
@@ -21,12 +23,18 @@ SHAPE, DTYPE = (4,), np.float32
 
 def messages_take_persistent_requests(group):
     for length, is_small in ((0, True), (8192, True), (8193, False)):
-        made = group.send_channel((length,), DTYPE, 0, 3), group.receive_channel((length,), DTYPE, 0, 3)
+        made = (
+            group.send_channel((length,), DTYPE, 0, 3),
+            group.receive_channel((length,), DTYPE, 0, 3),
+        )
         assert all(isinstance(one, (PersistentSend, PersistentReceive)) for one in made)
         assert all(bool(one.parts()) is is_small for one in made)
         if is_small and length:
             assert all(one.array.ctypes.data % 64 == 0 for one in made)
-            assert all(one.array.flags.c_contiguous and one.array.flags.writeable for one in made)
+            assert all(
+                one.array.flags.c_contiguous and one.array.flags.writeable
+                for one in made
+            )
 
 
 def an_array_of_a_device_arrives_over_a_channel(group):
@@ -53,10 +61,15 @@ def requests_of_dropped_channels_are_freed(group):
         del sending, receiving
         gc.collect()
     assert len(group.persistent._requests) <= 2
-    channels = [group.send_channel(SHAPE, DTYPE, 1), group.receive_channel(SHAPE, DTYPE, 0)]
+    channels = [
+        group.send_channel(SHAPE, DTYPE, 1),
+        group.receive_channel(SHAPE, DTYPE, 0),
+    ]
     requests = [request for _, request, _ in group.persistent._requests]
     group.close()
-    assert len(requests) >= len(channels) and all(request == MPI.REQUEST_NULL for request in requests)
+    assert len(requests) >= len(channels) and all(
+        request == MPI.REQUEST_NULL for request in requests
+    )
 
 
 def a_send_that_is_under_way_outlives_its_channel_and_its_group(group):
@@ -94,7 +107,10 @@ def a_send_that_is_left_behind_at_the_end_arrives(group):
 
 
 def a_wait_that_was_too_short_loses_no_message(group):
-    sending, receiving = group.send_channel(SHAPE, DTYPE, 1), group.receive_channel(SHAPE, DTYPE, 0)
+    sending, receiving = (
+        group.send_channel(SHAPE, DTYPE, 1),
+        group.receive_channel(SHAPE, DTYPE, 0),
+    )
     if group.rank == 0:
         group.recv(1)
         sending.array[:] = 7
@@ -104,17 +120,23 @@ def a_wait_that_was_too_short_loses_no_message(group):
     receiving.start(3)
     for _ in range(2):
         sentence = expect(MessageError, "timeout", lambda: receiving.wait(0.05))
-        assert "Rank 1 has waited" in sentence and "for a message with tag 0 from rank 0" in sentence
+        assert (
+            "Rank 1 has waited" in sentence
+            and "for a message with tag 0 from rank 0" in sentence
+        )
     group.send(np.zeros(1), 0)
     receiving.wait()
     assert (receiving.array == 7).all()
 
 
 def bytes_that_are_no_message_are_told_apart(group):
-    """Something else sends under the tag: too short, too long, and without a header. The receives go on."""
+    """Something else sends under the tag: too short, too long, and without a header.
+    The receives go on.
+    """
     channel = group.receive_channel(SHAPE, DTYPE, 0, 4)
     foreign = [b"", b"x" * 50, b"x" * 112]
-    if "MPICH" in MPI.Get_library_version():  # Open MPI 5.0 writes behind a buffer that is too short
+    # Open MPI 5.0 writes behind a buffer that is too short
+    if "MPICH" in MPI.Get_library_version():
         foreign.append(b"x" * (1 << 16))
     for step, data in enumerate(foreign, 1):
         if group.rank == 0:
@@ -130,8 +152,12 @@ def bytes_that_are_no_message_are_told_apart(group):
 
 def a_forked_child_cannot_use_a_channel(group):
     """Not even for a message that had arrived before: it is the parent's."""
-    warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: forking with threads
-    sending, receiving = group.send_channel(SHAPE, DTYPE, 1), group.receive_channel(SHAPE, DTYPE, 0)
+    # from Python 3.12 on: forking with threads
+    warnings.simplefilter("ignore", DeprecationWarning)
+    sending, receiving = (
+        group.send_channel(SHAPE, DTYPE, 1),
+        group.receive_channel(SHAPE, DTYPE, 0),
+    )
     receiving.start(1)
     if group.rank == 0:
         sending.array[:] = 2
@@ -141,7 +167,10 @@ def a_forked_child_cannot_use_a_channel(group):
     child = os.fork()
     if child == 0:
         calls = (lambda: sending.start(2), receiving.wait, lambda: receiving.start(2))
-        codes = [LaunchError("closed", expect(LaunchError, "closed", call)).code for call in calls]
+        codes = [
+            LaunchError("closed", expect(LaunchError, "closed", call)).code
+            for call in calls
+        ]
         os._exit(0 if codes == ["closed"] * 3 else 1)
     assert os.waitpid(child, 0)[1] == 0
     if group.rank == 1:

@@ -1,4 +1,6 @@
-"""Two ranks train, and look at every message before it leaves: a header of ours, or the bytes that it announces."""
+"""Two ranks train, and look at every message before it leaves: a header of ours, or the
+bytes that it announces.
+"""
 
 import numpy as np
 
@@ -7,13 +9,17 @@ from minipipe.comm.message import HEADER_SIZE, unpacked
 
 
 class Watched:
-    """A communicator that checks what is sent. Whatever else it is asked for, it hands on; what pickles, it refuses."""
+    """A communicator that checks what is sent. Whatever else it is asked for, it hands
+    on; what pickles, it refuses.
+    """
 
     def __init__(self, comm):
         self.comm, self.seen, self.announced = comm, 0, {}
 
     def Isend(self, buffer, destination, tag):
-        data = bytes(memoryview(buffer[0] if isinstance(buffer, list) else buffer).cast("B"))
+        data = bytes(
+            memoryview(buffer[0] if isinstance(buffer, list) else buffer).cast("B")
+        )
         if announced := self.announced.pop((destination, tag), None):
             assert len(data) == announced
         else:
@@ -26,14 +32,20 @@ class Watched:
         return self.comm.Isend(buffer, destination, tag)
 
     def __getattr__(self, name):
-        assert name[0].isupper() or name in ("rank", "size", "group"), f"comm.{name} pickles"
+        assert name[0].isupper() or name in ("rank", "size", "group"), (
+            f"comm.{name} pickles"
+        )
         return getattr(self.comm, name)
 
 
 def train(group):
     group.comm = watched = Watched(group.comm)
-    model = nn.Sequential(nn.Linear(4, 128), nn.Tanh(), nn.Linear(128, 128), nn.Linear(128, 2))
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4)
+    model = nn.Sequential(
+        nn.Linear(4, 128), nn.Tanh(), nn.Linear(128, 128), nn.Linear(128, 2)
+    )
+    pipeline = Pipeline(
+        model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4
+    )
     for _ in range(2):
         pipeline.step(np.ones((400, 4)), np.ones((400, 2)))
     pipeline.predict(np.ones((8, 4)))

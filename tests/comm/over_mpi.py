@@ -1,4 +1,6 @@
-"""What only MPI groups can get wrong. Run under mpirun with two ranks and names of functions."""
+"""What only MPI groups can get wrong. Run under mpirun with two ranks and names of
+functions.
+"""
 
 import sys
 
@@ -13,12 +15,19 @@ class OnDevice:
     """Stands for an array of CuPy's: not NumPy's, with memory that MPI can read."""
 
     def __init__(self, array):
-        self.array, self.shape, self.dtype, self.nbytes = array, array.shape, array.dtype, array.nbytes
+        self.array, self.shape, self.dtype, self.nbytes = (
+            array,
+            array.shape,
+            array.dtype,
+            array.nbytes,
+        )
         self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3}
 
 
 def an_empty_array_on_a_device_leaves_its_channel_in_order(group):
-    """The story: its body, of no bytes, was sent and never taken, and the next header was looked for in it."""
+    """The story: its body, of no bytes, was sent and never taken, and the next header
+    was looked for in it.
+    """
     arrays = [np.ones(3), np.zeros(0), np.full(4, 5.0)]
     for array in arrays:
         if group.rank == 0:
@@ -44,7 +53,9 @@ def a_group_that_is_closed_leaves_nothing_behind(group):
 
 
 def sends_that_are_over_are_let_go_behind_one_that_is_not(group):
-    """The story: one send that nobody took kept the arrays of all that came after it."""
+    """The story: one send that nobody took kept the arrays of all that came after
+    it.
+    """
     if group.rank == 0:
         group.isend(np.zeros(1 << 17), 1, tag=9)
         for _ in range(100):

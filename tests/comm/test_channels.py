@@ -1,4 +1,6 @@
-"""Channels: one body for every group; what only MPI can get wrong; and faults of ranks that wait in one."""
+"""Channels: one body for every group; what only MPI can get wrong; and faults of ranks
+that wait in one.
+"""
 
 import pytest
 
@@ -22,12 +24,23 @@ def test_on_thread_ranks(body, num_ranks):
 
 @needs_mpi
 @pytest.mark.parametrize("num_ranks", [slowly(1), 2, slowly(3)])
-@pytest.mark.parametrize("can_read_other_memory", [pytest.param("1", id="CMA"), slowly("0", id="no CMA")])
+@pytest.mark.parametrize(
+    "can_read_other_memory", [pytest.param("1", id="CMA"), slowly("0", id="no CMA")]
+)
 def test_on_mpi_ranks(num_ranks, can_read_other_memory):
-    """MPICH complains about persistent requests that are not freed, so the error stream must be empty."""
-    done = mpirun(num_ranks, "-m", "tests.comm.channel_bodies", MPIR_CVAR_CH4_CMA_ENABLE=can_read_other_memory)
+    """MPICH complains about persistent requests that are not freed, so the error stream
+    must be empty.
+    """
+    done = mpirun(
+        num_ranks,
+        "-m",
+        "tests.comm.channel_bodies",
+        MPIR_CVAR_CH4_CMA_ENABLE=can_read_other_memory,
+    )
     assert (done.code, done.err) == (0, "")
-    assert done.out.split() == [word for body in BODIES for word in ("passed", body.__name__)]
+    assert done.out.split() == [
+        word for body in BODIES for word in ("passed", body.__name__)
+    ]
 
 
 OVER_MPI = [
@@ -43,7 +56,9 @@ OVER_MPI = [
 
 
 @needs_mpi
-@pytest.mark.parametrize("names", [OVER_MPI, *map(slowly, [[name] for name in OVER_MPI])], ids=len)
+@pytest.mark.parametrize(
+    "names", [OVER_MPI, *map(slowly, [[name] for name in OVER_MPI])], ids=len
+)
 def test_over_mpi(names):
     done = mpirun(2, "-m", "tests.comm.channels_over_mpi", *names)
     assert (done.code, done.err) == (0, ""), done.out
@@ -52,7 +67,20 @@ def test_over_mpi(names):
 
 @pytest.mark.parametrize(
     "what",
-    ["is_killed", *map(slowly, ("stops", "raises", "exits", "returns_early", "sleeps", "makes_another_call"))],
+    [
+        "is_killed",
+        *map(
+            slowly,
+            (
+                "stops",
+                "raises",
+                "exits",
+                "returns_early",
+                "sleeps",
+                "makes_another_call",
+            ),
+        ),
+    ],
 )
 @needs_mpi
 def test_a_rank_that_fails_while_others_wait_in_a_channel_is_named(what):

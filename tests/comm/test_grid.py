@@ -1,4 +1,6 @@
-"""Where the ranks of a grid are: those that share a layer on one host, whatever the launcher did."""
+"""Where the ranks of a grid are: those that share a layer on one host, whatever the
+launcher did.
+"""
 
 import threading
 import warnings
@@ -13,7 +15,9 @@ from minipipe.comm import grid as grids
 
 
 def on_hosts(names, look, **sizes):
-    """Return what a function of a grid returns on each rank, whose hosts are called so."""
+    """Return what a function of a grid returns on each rank, whose hosts are called
+    so.
+    """
     here = threading.local()
 
     def run(group):
@@ -25,8 +29,16 @@ def on_hosts(names, look, **sizes):
 
 
 def dealt(sizes, tensor):
-    """Return hosts by rank: of each host a multiple of ``tensor`` ranks, in any order."""
-    return st.permutations([f"node{host}" for host, count in enumerate(sizes) for _ in range(count * tensor)])
+    """Return hosts by rank: of each host a multiple of ``tensor`` ranks, in any
+    order.
+    """
+    return st.permutations(
+        [
+            f"node{host}"
+            for host, count in enumerate(sizes)
+            for _ in range(count * tensor)
+        ]
+    )
 
 
 @given(st.data())
@@ -38,19 +50,33 @@ def test_ranks_that_share_a_layer_are_on_one_host(data):
         warnings.simplefilter("error")
         found = on_hosts(
             names,
-            lambda grid: (grid.coordinates, grid.tensor.world_ranks, grid.group.world_ranks, grid.roles),
+            lambda grid: (
+                grid.coordinates,
+                grid.tensor.world_ranks,
+                grid.group.world_ranks,
+                grid.roles,
+            ),
             pipeline=count,
             tensor=tensor,
         )
     assert len({coordinates for coordinates, *_ in found}) == len(names)
     for rank, (coordinates, sharing, everyone, roles) in enumerate(found):
         assert {names[other] for other in sharing} == {names[rank]} and everyone[0] == 0
-        assert list(everyone) == sorted(everyone, key=lambda other: (names.index(names[other]), other))
-        assert roles[rank] == "pipeline rank {}, replica {}, part {}".format(*coordinates)
+        assert list(everyone) == sorted(
+            everyone, key=lambda other: (names.index(names[other]), other)
+        )
+        assert roles[rank] == "pipeline rank {}, replica {}, part {}".format(
+            *coordinates
+        )
 
 
 def test_ranks_that_were_dealt_by_turns_are_put_in_order():
-    assert on_hosts("abab", lambda grid: (grid.coordinates, list(grid.tensor.world_ranks)), pipeline=2, tensor=2) == [
+    assert on_hosts(
+        "abab",
+        lambda grid: (grid.coordinates, list(grid.tensor.world_ranks)),
+        pipeline=2,
+        tensor=2,
+    ) == [
         ((0, 0, 0), [0, 2]),
         ((1, 0, 0), [1, 3]),
         ((0, 0, 1), [0, 2]),
@@ -61,9 +87,30 @@ def test_ranks_that_were_dealt_by_turns_are_put_in_order():
 @pytest.mark.parametrize(
     ("names", "tensor", "words"),
     [
-        ("aaabbb", 2, "tensor 2 does not divide the 3 ranks on host a, so ranks 2, 3, which share"),
-        ("ababbb", 3, "tensor 3 does not divide the 2 ranks on host a, so ranks 0, 2, 1, which share"),
-        ("aabb", 4, "tensor 4 does not divide the 2 ranks on host a, so ranks 0, 1, 2, 3, which share"),
+        (
+            "aaabbb",
+            2,
+            (
+                "tensor 2 does not divide the 3 ranks on host a, so ranks 2, 3, "
+                "which share"
+            ),
+        ),
+        (
+            "ababbb",
+            3,
+            (
+                "tensor 3 does not divide the 2 ranks on host a, so ranks 0, 2, 1, "
+                "which share"
+            ),
+        ),
+        (
+            "aabb",
+            4,
+            (
+                "tensor 4 does not divide the 2 ranks on host a, so ranks 0, 1, 2, "
+                "3, which share"
+            ),
+        ),
     ],
 )
 def test_a_layer_that_is_shared_over_the_network_is_warned_of(names, tensor, words):

@@ -1,4 +1,6 @@
-"""float16 and bfloat16 travel by their names; NumPy's code of bfloat16 would arrive as two bytes without a meaning."""
+"""float16 and bfloat16 travel by their names; NumPy's code of bfloat16 would arrive as
+two bytes without a meaning.
+"""
 
 import array_api_strict
 import numpy as np
@@ -20,7 +22,11 @@ def halves(half, *shape):
 def test_a_header_says_which_half_it_is(half):
     header = Header.of(halves(half, 2, 3), step=7)
     assert len(header.packed) == HEADER_SIZE and unpacked(header.packed) == header
-    assert header.dtype == half and header.nbytes == 12 and str(header).startswith(np.dtype(half).name)
+    assert (
+        header.dtype == half
+        and header.nbytes == 12
+        and str(header).startswith(np.dtype(half).name)
+    )
 
 
 @every_half
@@ -31,7 +37,9 @@ def test_a_message_arrives_with_its_bits_and_dtype(half, shape):
         if group.rank == 0:
             group.send(array, 1)
         received = array if group.rank == 0 else group.recv(0)
-        return same_bits(received, array) and same_bits(group.broadcast(array if group.rank == 0 else None, 0), array)
+        return same_bits(received, array) and same_bits(
+            group.broadcast(array if group.rank == 0 else None, 0), array
+        )
 
     assert spawn(exchange, 2) == [True, True]
 
@@ -42,7 +50,9 @@ def test_a_half_that_meets_another_dtype_of_two_bytes_is_refused(half):
         if group.rank == 0:
             group.send(halves(half, 3), 1)
             return None
-        with pytest.raises(MessageError, match=f"sent {np.dtype(half).name} .*, which expects int16") as caught:
+        with pytest.raises(
+            MessageError, match=f"sent {np.dtype(half).name} .*, which expects int16"
+        ) as caught:
             group.recv(0, out=np.zeros(3, np.int16))
         return caught.value.code
 
@@ -52,8 +62,14 @@ def test_a_half_that_meets_another_dtype_of_two_bytes_is_refused(half):
 @every_half
 def test_packed_among_others_it_arrives_too(half):
     arrays = [halves(half, 3, 5), np.arange(4), halves(half)]
-    found = Payload.from_message(Payload(arrays, [True, False, True], [None] * 3).to_message())
-    assert all(map(same_bits, found.arrays, arrays)) and found.requires_grad == [True, False, True]
+    found = Payload.from_message(
+        Payload(arrays, [True, False, True], [None] * 3).to_message()
+    )
+    assert all(map(same_bits, found.arrays, arrays)) and found.requires_grad == [
+        True,
+        False,
+        True,
+    ]
 
 
 @every_half
@@ -71,7 +87,16 @@ def test_bytes_without_a_meaning_are_refused_as_before():
 
 
 def test_a_header_of_one_library_is_not_looked_for_among_those_of_another(recwarn):
-    """The story: array-api-strict warns of such a comparison, and whether there was one depended on a hash."""
+    """The story: array-api-strict warns of such a comparison, and whether there was one
+    depended on a hash.
+    """
     for module in (array_api_strict, np, array_api_strict):
-        assert str(described(np.dtype("float32") if module is np else module.float32, (3,), 7)) == "float32 (3,)"
+        assert (
+            str(
+                described(
+                    np.dtype("float32") if module is np else module.float32, (3,), 7
+                )
+            )
+            == "float32 (3,)"
+        )
     assert not recwarn.list

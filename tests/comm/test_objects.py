@@ -1,4 +1,6 @@
-"""Trees as messages: what is packed and unpacked is freed with its last use, without the garbage collector."""
+"""Trees as messages: what is packed and unpacked is freed with its last use, without
+the garbage collector.
+"""
 
 import gc
 import weakref
@@ -35,11 +37,15 @@ def test_arrays_are_not_kept_by_the_message_that_they_were_packed_into(no_collec
 
 
 def test_a_step_with_replicas_leaves_no_arrays_to_the_collector(no_collector):
-    """The story: after each step the gradients of all replicas were in memory until the collector came."""
+    """The story: after each step the gradients of all replicas were in memory until the
+    collector came.
+    """
 
     def train(group):
         model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2, replicas=2)
+        pipeline = Pipeline(
+            model, group, loss=nn.MSELoss(), num_microbatches=2, replicas=2
+        )
         x = np.ones((8, 16), np.float32)
         pipeline.step(x, x)
         group.barrier()
@@ -48,8 +54,11 @@ def test_a_step_with_replicas_leaves_no_arrays_to_the_collector(no_collector):
     try:
         spawn(train, 2, take_turns=True)
         gc.collect()
-        held = gc.get_referents(*gc.garbage)  # the collector does not track arrays themselves
-        arrays = [item for item in held if isinstance(item, np.ndarray) and item.size >= 64]
+        # the collector does not track arrays themselves
+        held = gc.get_referents(*gc.garbage)
+        arrays = [
+            item for item in held if isinstance(item, np.ndarray) and item.size >= 64
+        ]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

@@ -19,16 +19,27 @@ def test_on_one_rank(body):
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_on_thread_ranks(body, num_ranks, take_turns):
-    assert spawn(body, num_ranks, timeout=20, take_turns=take_turns) == [None] * num_ranks
+    assert (
+        spawn(body, num_ranks, timeout=20, take_turns=take_turns) == [None] * num_ranks
+    )
 
 
 @needs_mpi
 @pytest.mark.parametrize("num_ranks", [2, slowly(3), slowly(5)])
-@pytest.mark.parametrize("can_read_other_memory", [pytest.param("1", id="CMA"), slowly("0", id="no CMA")])
+@pytest.mark.parametrize(
+    "can_read_other_memory", [pytest.param("1", id="CMA"), slowly("0", id="no CMA")]
+)
 def test_on_mpi_ranks(num_ranks, can_read_other_memory):
-    done = mpirun(num_ranks, "-m", "tests.comm.bodies", MPIR_CVAR_CH4_CMA_ENABLE=can_read_other_memory)
+    done = mpirun(
+        num_ranks,
+        "-m",
+        "tests.comm.bodies",
+        MPIR_CVAR_CH4_CMA_ENABLE=can_read_other_memory,
+    )
     assert done.code == 0, done.err
-    assert done.out.split() == [word for body in BODIES for word in ("passed", body.__name__)]
+    assert done.out.split() == [
+        word for body in BODIES for word in ("passed", body.__name__)
+    ]
 
 
 CALLS = {
@@ -47,7 +58,9 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_closed_group_says_so(call):
-    """The story: the test asked for a barrier "or" a message, so it never asked for the message."""
+    """The story: the test asked for a barrier "or" a message, so it never asked for the
+    message.
+    """
     with spawn(lambda group: group, 2)[1] as group:
         pass
     with pytest.raises(LaunchError, match="closed") as caught:
@@ -56,7 +69,9 @@ def test_a_closed_group_says_so(call):
 
 
 def test_a_group_that_was_closed_by_hand_is_left_in_silence():
-    """Leaving its block waited for a broadcast under way, in a group that no longer can."""
+    """Leaving its block waited for a broadcast under way, in a group that no longer
+    can.
+    """
 
     def run(group):
         with group:
@@ -82,7 +97,9 @@ OVER_MPI = [
 
 
 @needs_mpi
-@pytest.mark.parametrize("names", [OVER_MPI, *map(slowly, [[name] for name in OVER_MPI])], ids=len)
+@pytest.mark.parametrize(
+    "names", [OVER_MPI, *map(slowly, [[name] for name in OVER_MPI])], ids=len
+)
 def test_over_mpi(names):
     done = mpirun(2, "-m", "tests.comm.over_mpi", *names)
     assert done.code == 0, done.out + done.err

@@ -1,4 +1,6 @@
-"""Student files that attack: each prints what it could do, and answers rightly, so that its points tell, too."""
+"""Student files that attack: each prints what it could do, and answers rightly, so that
+its points tell, too.
+"""
 
 import contextlib
 from pathlib import Path
@@ -7,23 +9,32 @@ from tests.coursework.small_course import double
 
 
 def attacker(body):
-    """Return a student's file that runs a body once, at the first call, and then answers."""
+    """Return a student's file that runs a body once, at the first call, and then
+    answers.
+    """
     indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
     before = f"import os, sys\n\ndef attack():\n{indented}\n\nattacks = [attack]\n"
     return double("if attacks:\n    attacks.pop()()\nreturn 2 * number", before)
 
 
 def tries(**attempts):
-    """Return the body of an attack that tries expressions or statements, and prints the names of those that worked."""
+    """Return the body of an attack that tries expressions or statements, and prints the
+    names of those that worked.
+    """
     lines = [
-        f"try:\n    exec({code!r}, globals())\n    print('did', {name!r})\nexcept OSError: pass"
+        (
+            f"try:\n    exec({code!r}, globals())\n    print('did', "
+            f"{name!r})\nexcept OSError: pass"
+        )
         for name, code in attempts.items()
     ]
     return "\n".join(lines)
 
 
 def daemon(mark):
-    """Return the body of an attack that leaves a program running: detached twice, in a session of its own."""
+    """Return the body of an attack that leaves a program running: detached twice, in a
+    session of its own.
+    """
     return f"""
 ready, started = os.pipe()  # both close when the program starts
 if os.fork() == 0:
@@ -43,7 +54,11 @@ def running(mark):
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            found += [path.parent.name] if mark.encode() in path.read_bytes().split(b"\0") else []
+            found += (
+                [path.parent.name]
+                if mark.encode() in path.read_bytes().split(b"\0")
+                else []
+            )
     return found
 
 

@@ -1,7 +1,9 @@
-"""A student's file in the grader's own process, for tests of reports: an innocent file needs no process of its own.
+"""A student's file in the grader's own process, for tests of reports: an innocent file
+needs no process of its own.
 
-The other process, its containment and its limits are the subject of test_isolation, test_containment, test_forged
-and test_folder. What is loaded, inspected, called and packed is the same here.
+The other process, its containment and its limits are the subject of test_isolation,
+test_containment, test_forged and test_folder. What is loaded, inspected, called and
+packed is the same here.
 """
 
 import ast
@@ -36,9 +38,14 @@ class InProcess:
         self.output = self._printed.getvalue()
 
     def load(self):
-        file, given = Path(f"{self._exercise.name}.py"), given_names(self._exercise.stub)
+        file, given = (
+            Path(f"{self._exercise.name}.py"),
+            given_names(self._exercise.stub),
+        )
         self._text = decode_source(self._content)
-        self._checks = load(f"checks_of_{self._exercise.name}", self._exercise.visible_checks)
+        self._checks = load(
+            f"checks_of_{self._exercise.name}", self._exercise.visible_checks
+        )
         try:
             self.flags += findings(ast.parse(self._text, str(file)), given)
             with ONE_AT_A_TIME, contextlib.redirect_stdout(self._printed):
@@ -49,9 +56,13 @@ class InProcess:
         self.is_loaded = True
 
     def ask(self, function, given):
-        call = getattr(self._checks, function.__name__) if callable(function) else function
+        call = (
+            getattr(self._checks, function.__name__) if callable(function) else function
+        )
         with ONE_AT_A_TIME, contextlib.redirect_stdout(self._printed):
-            reply = reply_of(self._module, call, json.loads(json.dumps(packed(given))), self._text)
+            reply = reply_of(
+                self._module, call, json.loads(json.dumps(packed(given))), self._text
+            )
         return value_of(json.loads(json.dumps(reply)))
 
 

@@ -61,10 +61,14 @@ def double(body, before=""):
 
 
 def asked_here(name, text):
-    """Return the task of a student's text in this process: where nothing can happen to it, that is quicker."""
+    """Return the task of a student's text in this process: where nothing can happen to
+    it, that is quicker.
+    """
     module = load(name, text, f"{name}.py")
 
     def ask(function, given):
-        return value_of(json.loads(json.dumps(reply_of(module, function, packed(given), text))))
+        return value_of(
+            json.loads(json.dumps(reply_of(module, function, packed(given), text)))
+        )
 
     return Task(ask)

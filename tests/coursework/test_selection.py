@@ -21,10 +21,14 @@ RIGHT, WRONG = double("return 2 * number"), double("return number")
 
 @pytest.fixture
 def classes(tmp_path, monkeypatch):
-    """A course of three tasks, and two students with the first right, and then with none right."""
+    """A course of three tasks, and two students with the first right, and then with
+    none right.
+    """
     (tmp_path / "source" / "checks").mkdir(parents=True)
     for number, name in enumerate(("double", "twice", "both"), 1):
-        (tmp_path / "source" / f"0{number}_{name}.py").write_text(SOLUTION.replace("01", f"0{number}"))
+        (tmp_path / "source" / f"0{number}_{name}.py").write_text(
+            SOLUTION.replace("01", f"0{number}")
+        )
         (tmp_path / "source" / "checks" / f"0{number}_{name}.py").write_text(CHECKS)
     for student in ("ada", "bob"):
         (tmp_path / student).mkdir()
@@ -40,7 +44,10 @@ def graded(capsys, *words):
     status = main(["grade", "--source", "source", "--json", *words])
     found = json.loads(capsys.readouterr().out)
     reports = found.get("submissions", [found])
-    return status, {report["submission"]: [task["task"] for task in report["tasks"]] for report in reports}
+    return status, {
+        report["submission"]: [task["task"] for task in report["tasks"]]
+        for report in reports
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,20 +56,38 @@ def graded(capsys, *words):
         (["ada/01_double.py"], 0, {"ada": ["01_double"]}),
         slowly(["./ada/../ada/01_double.py"], 0, {"ada": ["01_double"]}),
         slowly(["ada/02_twice.py"], 1, {"ada": ["02_twice"]}),
-        slowly(["ada/03_both.py", "ada/01_double.py"], 0, {"ada": ["01_double", "03_both"]}),
-        (["ada/01_double.py", "bob/01_double.py"], 0, {"ada": ["01_double"], "bob": ["01_double"]}),
+        slowly(
+            ["ada/03_both.py", "ada/01_double.py"], 0, {"ada": ["01_double", "03_both"]}
+        ),
+        (
+            ["ada/01_double.py", "bob/01_double.py"],
+            0,
+            {"ada": ["01_double"], "bob": ["01_double"]},
+        ),
         slowly(["ada", "--only", "01_double"], 0, {"ada": ["01_double"]}),
-        (["ada", "--only", "03_both", "--only", "01_double"], 0, {"ada": ["01_double", "03_both"]}),
+        (
+            ["ada", "--only", "03_both", "--only", "01_double"],
+            0,
+            {"ada": ["01_double", "03_both"]},
+        ),
         (
             ["ada", "bob", "--only=01_double", "--only=02_twice"],
             1,
             {"ada": ["01_double", "02_twice"], "bob": ["01_double", "02_twice"]},
         ),
-        slowly(["ada", "--only", "01_double", "--only", "01_double"], 0, {"ada": ["01_double"]}),
+        slowly(
+            ["ada", "--only", "01_double", "--only", "01_double"],
+            0,
+            {"ada": ["01_double"]},
+        ),
     ],
 )
-def test_the_tasks_that_are_named_are_graded_and_no_others(classes, capsys, words, status, tasks):
-    """The story: of two --only the last one counted, and a lesson named a file, which was refused."""
+def test_the_tasks_that_are_named_are_graded_and_no_others(
+    classes, capsys, words, status, tasks
+):
+    """The story: of two --only the last one counted, and a lesson named a file, which
+    was refused.
+    """
     assert graded(capsys, *words) == (status, tasks)
 
 
@@ -77,22 +102,36 @@ def test_a_file_is_graded_in_its_own_directory(classes, capsys, tmp_path, monkey
 def test_a_file_that_is_missing_in_its_directory_is_no_point(classes, tmp_path):
     (tmp_path / "ada" / "01_double.py").unlink()
     report = grade("ada/01_double.py", source="source")
-    assert report.tasks[0].problem.startswith("01_double.py is missing") and report.points == 0
+    assert (
+        report.tasks[0].problem.startswith("01_double.py is missing")
+        and report.points == 0
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["ada/01_double.py", "--only", "02_twice"], "names its task, 01_double; leave --only out"),
+        (
+            ["ada/01_double.py", "--only", "02_twice"],
+            "names its task, 01_double; leave --only out",
+        ),
         (["ada/01_double.py", "bob/02_twice.py"], "the same selection of tasks"),
         (["ada/01_double.py", "bob"], "the same selection of tasks"),
-        (["ada/notes.py"], "is a file; name its directory, a zip archive, or the file of a task"),
+        (
+            ["ada/notes.py"],
+            "is a file; name its directory, a zip archive, or the file of a task",
+        ),
         (["nowhere/01_double.py"], "There is no directory 'nowhere/01_double.py'"),
-        (["ada", "--only", "01_double", "--only", "02_twic"], "There is no task '02_twic'. Did you mean 02_twice?"),
+        (
+            ["ada", "--only", "01_double", "--only", "02_twic"],
+            "There is no task '02_twic'. Did you mean 02_twice?",
+        ),
         (["ada", "--only", ""], "There is no task ''"),
     ],
 )
-def test_a_selection_that_means_two_things_or_none_is_refused(classes, capsys, words, complaint):
+def test_a_selection_that_means_two_things_or_none_is_refused(
+    classes, capsys, words, complaint
+):
     assert main(["grade", "--source", "source", *words]) == 2
     assert complaint in capsys.readouterr().err
 

@@ -1,4 +1,6 @@
-"""Right answers that nobody thought of when the tests were written get every point; what only looks right does not."""
+"""Right answers that nobody thought of when the tests were written get every point;
+what only looks right does not.
+"""
 
 import pytest
 
@@ -100,8 +102,12 @@ RIGHT = [
 def failed_tests(name, text):
     exercise = named(EXERCISES, name)
     checks, task = load(f"checks of {name}", exercise.checks), asked_here(name, text)
-    outcomes = {test.name: run_test(getattr(checks, test.name), task) for test in exercise.tests}
-    return {test: outcome.reason for test, outcome in outcomes.items() if not outcome.passed}
+    outcomes = {
+        test.name: run_test(getattr(checks, test.name), task) for test in exercise.tests
+    }
+    return {
+        test: outcome.reason for test, outcome in outcomes.items() if not outcome.passed
+    }
 
 
 @pytest.mark.parametrize(("name", "text"), RIGHT)
@@ -110,28 +116,55 @@ def test_what_is_right_gets_every_point_however_it_is_written(name, text):
 
 
 def test_a_lazy_sequence_is_as_good_as_a_list():
-    functions = {"08_lowering": "add_messages", "09_verifier_rule": "stuck", "10_interleaved_order": "order"}
+    functions = {
+        "08_lowering": "add_messages",
+        "09_verifier_rule": "stuck",
+        "10_interleaved_order": "order",
+    }
     for name, function in functions.items():
-        lazy = f"eager = {function}\ndef {function}(*given):\n    yield from eager(*given)\n"
+        lazy = (
+            f"eager = {function}\ndef {function}(*given):\n    yield from "
+            "eager(*given)\n"
+        )
         assert failed_tests(name, named(EXERCISES, name).solution + lazy) == {}
 
 
 def test_a_schedule_without_any_message_is_not_lowered():
-    """It is legal, as one that has not been lowered yet; so it once had six points of seven."""
-    text = "def add_messages(schedule):\n    return [list(row) for row in schedule.actions]\n"
-    assert len(failed_tests("08_lowering", text)) == len(named(EXERCISES, "08_lowering").tests)
+    """It is legal, as one that has not been lowered yet; so it once had six points of
+    seven.
+    """
+    text = (
+        "def add_messages(schedule):\n    return [list(row) for row in "
+        "schedule.actions]\n"
+    )
+    assert len(failed_tests("08_lowering", text)) == len(
+        named(EXERCISES, "08_lowering").tests
+    )
 
 
 def test_who_makes_the_layers_cheap_has_not_divided_them():
-    """What a student does to the list of costs is not what the stages are measured by."""
+    """What a student does to the list of costs is not what the stages are measured
+    by.
+    """
     text = (
-        "def partition(costs, n):\n    costs[:] = [0] * len(costs)\n    return [1] * (n - 1) + [len(costs) - n + 1]\n"
+        "def partition(costs, n):\n    costs[:] = [0] * len(costs)\n    return [1] * "
+        "(n - 1) + [len(costs) - n + 1]\n"
     )
-    assert "test_random_costs_against_all_partitions" in failed_tests("13_partition", text)
+    assert "test_random_costs_against_all_partitions" in failed_tests(
+        "13_partition", text
+    )
 
 
 def test_a_ring_of_senders_is_told_that_its_sends_wait():
-    """The story: it was told of a receive with tag 1, which the student had never written."""
-    text = named(EXERCISES, "03_all_reduce").solution.replace("if rank % 2 == 0:", "if True:")
-    reason = failed_tests("03_all_reduce", text)["test_nobody_waits_for_ever_although_sends_block"]
-    assert "rank 0 waits for its send to be received" in str(reason) and "tag 1" not in str(reason)
+    """The story: it was told of a receive with tag 1, which the student had never
+    written.
+    """
+    text = named(EXERCISES, "03_all_reduce").solution.replace(
+        "if rank % 2 == 0:", "if True:"
+    )
+    reason = failed_tests("03_all_reduce", text)[
+        "test_nobody_waits_for_ever_although_sends_block"
+    ]
+    assert "rank 0 waits for its send to be received" in str(
+        reason
+    ) and "tag 1" not in str(reason)

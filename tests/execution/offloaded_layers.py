@@ -1,4 +1,6 @@
-"""Layers whose graphs refer to parameters in many ways, for tests of offloading and of fully sharded replicas."""
+"""Layers whose graphs refer to parameters in many ways, for tests of offloading and of
+fully sharded replicas.
+"""
 
 from types import SimpleNamespace
 
@@ -41,23 +43,38 @@ def of_products(layer, x):
 
 
 def strided(layer, x):
-    """Look at a parameter through an array that refers to it by an object of another class."""
+    """Look at a parameter through an array that refers to it by an object of another
+    class.
+    """
     w = np.lib.stride_tricks.as_strided(layer.a.data, (6, 6), layer.a.data.strides)
-    both = record(layer.a.data * layer.b.data, (layer.a, lambda g: g * layer_b), (layer.b, lambda g: g * w))
+    both = record(
+        layer.a.data * layer.b.data,
+        (layer.a, lambda g: g * layer_b),
+        (layer.b, lambda g: g * w),
+    )
     layer_b = np.asarray(memoryview(layer.b.data))
-    return record(x.data @ w, (x, lambda g: g @ w.T), (layer.a, lambda g: x.data.T @ g)) @ both
+    return (
+        record(x.data @ w, (x, lambda g: g @ w.T), (layer.a, lambda g: x.data.T @ g))
+        @ both
+    )
 
 
 def by_defaults(layer, x):
     """Keep values in the defaults of vjps."""
     a, b = layer.a.data, layer.b.data
-    return x @ record(a * b, (layer.a, lambda g, b=b: g * b), (layer.b, lambda g, *, a=a: g * a))
+    return x @ record(
+        a * b, (layer.a, lambda g, b=b: g * b), (layer.b, lambda g, *, a=a: g * a)
+    )
 
 
 def by_an_object(layer, x):
     """Keep values in an object."""
     kept = SimpleNamespace(a=layer.a.data, b=layer.b.data)
-    return x @ record(kept.a * kept.b, (layer.a, lambda g: g * kept.b), (layer.b, lambda g: g * kept.a))
+    return x @ record(
+        kept.a * kept.b,
+        (layer.a, lambda g: g * kept.b),
+        (layer.b, lambda g: g * kept.a),
+    )
 
 
 def by_a_method(layer, x):
@@ -67,7 +84,9 @@ def by_a_method(layer, x):
 
 
 def by_itself(layer, x):
-    """Refer to a function that refers to itself, and to a variable that has no value yet."""
+    """Refer to a function that refers to itself, and to a variable that has no value
+    yet.
+    """
     a, b = layer.a.data, layer.b.data
 
     def times(g, factors):
@@ -76,14 +95,20 @@ def by_itself(layer, x):
     def later():
         return never
 
-    product = record(a * b, (layer.a, lambda g: times(g, [b]) if later else g), (layer.b, lambda g: times(g, [a])))
+    product = record(
+        a * b,
+        (layer.a, lambda g: times(g, [b]) if later else g),
+        (layer.b, lambda g: times(g, [a])),
+    )
     if layer is None:
         never = 1
     return x @ product
 
 
 class Scaled(nn.Module):
-    """Has constants of its own, which all of its graphs refer to: a tensor, an array, and one that a function keeps."""
+    """Has constants of its own, which all of its graphs refer to: a tensor, an array,
+    and one that a function keeps.
+    """
 
     def __init__(self):
         self.tensor, self.array = Tensor(np.full(6, 1.5)), np.full(6, 0.5)
@@ -118,11 +143,25 @@ def attention():
 # By name: the layers, and a batch of inputs.
 LAYERS = {
     "linear": (lambda: [linear(), nn.Tanh(), linear(), nn.GELU()], X),
-    "block": (lambda: [linear(), nn.TransformerBlock(6, 2, dtype=np.float64), linear()], SEQUENCES),
-    "attention": (lambda: [linear(), nn.Residual(nn.LayerNorm(6, dtype=np.float64), attention()), linear()], SEQUENCES),
+    "block": (
+        lambda: [linear(), nn.TransformerBlock(6, 2, dtype=np.float64), linear()],
+        SEQUENCES,
+    ),
+    "attention": (
+        lambda: [
+            linear(),
+            nn.Residual(nn.LayerNorm(6, dtype=np.float64), attention()),
+            linear(),
+        ],
+        SEQUENCES,
+    ),
     "tied": (tied, IDS),
     "convolution": (
-        lambda: [nn.Conv2d(2, 3, 3, padding=1, dtype=np.float64), nn.ReLU(), nn.Conv2d(3, 2, 1, dtype=np.float64)],
+        lambda: [
+            nn.Conv2d(2, 3, 3, padding=1, dtype=np.float64),
+            nn.ReLU(),
+            nn.Conv2d(3, 2, 1, dtype=np.float64),
+        ],
         IMAGES,
     ),
     "lstm": (lambda: [linear(), nn.LSTM(6, 5, dtype=np.float64)], SEQUENCES),
@@ -133,6 +172,20 @@ LAYERS = {
     "object": (lambda: [linear(), Of(by_an_object), linear()], X),
     "method": (lambda: [linear(), Of(by_a_method), linear()], X),
     "itself": (lambda: [linear(), Of(by_itself), linear()], X),
-    "constants": (lambda: [linear(), Scaled(), nn.Function(lambda x: scaled_by(x, GLOBAL)), linear()], X),
-    "recomputed": (lambda: [nn.Recompute(nn.Sequential(linear(), nn.Tanh(), linear())), Of(of_views)], X),
+    "constants": (
+        lambda: [
+            linear(),
+            Scaled(),
+            nn.Function(lambda x: scaled_by(x, GLOBAL)),
+            linear(),
+        ],
+        X,
+    ),
+    "recomputed": (
+        lambda: [
+            nn.Recompute(nn.Sequential(linear(), nn.Tanh(), linear())),
+            Of(of_views),
+        ],
+        X,
+    ),
 }

@@ -1,4 +1,6 @@
-"""The executor does what the schedule says: its actions in their order, and what it holds is what was predicted."""
+"""The executor does what the schedule says: its actions in their order, and what it
+holds is what was predicted.
+"""
 
 import gc
 import warnings
@@ -34,7 +36,9 @@ def test_a_schedule_from_a_file_trains_like_one_process(tmp_path, ending):
         assert spawn(run, 2) == [("mine", expected)] * 2
 
 
-def test_an_imported_schedule_in_another_order_runs_as_written_with_one_warning(tmp_path):
+def test_an_imported_schedule_in_another_order_runs_as_written_with_one_warning(
+    tmp_path,
+):
     path = tmp_path / "mine.csv"
     path.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")  # last in, first out
 
@@ -48,22 +52,34 @@ def test_an_imported_schedule_in_another_order_runs_as_written_with_one_warning(
         warnings.simplefilter("always")
         ran = spawn(run, 2)
     assert ran == [[["0F0", "0F1", "0B1", "0B0"], ["1F0", "1F1", "1B1", "1B0"]]] * 2
-    assert [str(warning.message).startswith("mine adds gradients") for warning in caught] == [True]
+    assert [
+        str(warning.message).startswith("mine adds gradients") for warning in caught
+    ] == [True]
 
 
 def test_a_file_that_is_not_there_or_no_schedule_is_refused(tmp_path):
     (tmp_path / "mine.csv").write_text("0F0,0B0,oops")
-    for name, code, words in (("nowhere.csv", "unreadable", "No such file"), ("mine.csv", "syntax", "Line 1, cell 3")):
+    for name, code, words in (
+        ("nowhere.csv", "unreadable", "No such file"),
+        ("mine.csv", "syntax", "Line 1, cell 3"),
+    ):
         with pytest.raises(ScheduleError, match=words) as caught:
-            Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule=str(tmp_path / name))
+            Pipeline(
+                mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule=str(tmp_path / name)
+            )
         assert caught.value.code == code
 
 
-# -- the timeline -------------------------------------------------------------------------------------------
+# -- the timeline ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "num_ranks"), covering([*NAMES, "v-shaped", "split"], [1, 2, 4], strength=1))
-def test_the_executor_does_what_the_simulator_says_in_order_and_in_memory(name, num_ranks):
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    covering([*NAMES, "v-shaped", "split"], [1, 2, 4], strength=1),
+)
+def test_the_executor_does_what_the_simulator_says_in_order_and_in_memory(
+    name, num_ranks
+):
     if name == "v-shaped":
         schedule = v_shaped(num_ranks, 4)
     elif name == "split":
@@ -78,14 +94,20 @@ def test_the_executor_does_what_the_simulator_says_in_order_and_in_memory(name, 
 
     predicted = simulate(schedule)
     for timeline in spawn(run, num_ranks):
-        assert [[span.action for span in row] for row in timeline.spans] == [list(row) for row in schedule.actions]
+        assert [[span.action for span in row] for row in timeline.spans] == [
+            list(row) for row in schedule.actions
+        ]
         assert timeline.peak_activations == predicted.peak_activations
         assert timeline.unit == "s" and "thread ranks" in timeline.note
         assert min(row[0].start for row in timeline.spans) == 0.0
         for row in timeline.spans:
             times = [time for span in row for time in (span.start, span.end)]
             assert times == sorted(times)
-        assert 0 < timeline.bubble_fraction < 1 if num_ranks > 1 else timeline.bubble_fraction >= 0
+        assert (
+            0 < timeline.bubble_fraction < 1
+            if num_ranks > 1
+            else timeline.bubble_fraction >= 0
+        )
 
 
 def test_the_timeline_obeys_the_dependencies():
@@ -103,7 +125,10 @@ def test_the_timeline_obeys_the_dependencies():
 
 
 def test_held_bytes_grow_with_what_is_in_flight_and_end_at_nothing():
-    model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())], nn.Linear(32, 2))
+    model = nn.Sequential(
+        *[layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())],
+        nn.Linear(32, 2),
+    )
     inputs, targets = batch(32, 32)
 
     def peaks(pipeline):
@@ -116,7 +141,9 @@ def test_held_bytes_grow_with_what_is_in_flight_and_end_at_nothing():
     one_f, left = on_ranks(2, peaks, model, schedule="1f1b", num_microbatches=8)[0]
     assert left == [[]]
     assert gpipe[0] == 4 * one_f[0]  # 8 in flight against 2, of equal microbatches
-    assert on_ranks(2, lambda p: (p.step(inputs, targets), p.timeline().peak_memory)[1], model) == [None, None]
+    assert on_ranks(
+        2, lambda p: (p.step(inputs, targets), p.timeline().peak_memory)[1], model
+    ) == [None, None]
 
 
 def test_a_timeline_before_the_first_step_says_what_is_missing():
@@ -125,7 +152,9 @@ def test_a_timeline_before_the_first_step_says_what_is_missing():
 
 
 def test_nothing_of_a_batch_is_kept_after_its_step():
-    """The story: the executor kept its last batch, and every array that it had sent, until the next step."""
+    """The story: the executor kept its last batch, and every array that it had sent,
+    until the next step.
+    """
     pipeline = Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
     inputs, targets = batch(8, 4)
     watched = [weakref.ref(inputs), weakref.ref(targets)]
@@ -138,16 +167,29 @@ def test_nothing_of_a_batch_is_kept_after_its_step():
 
 @pytest.mark.parametrize(
     ("schedule", "options"),
-    covering(["1f1b", "zb-h1", "zb-v", "interleaved-1f1b"], [{}, {"recompute": True}], strength=1),
+    covering(
+        ["1f1b", "zb-h1", "zb-v", "interleaved-1f1b"],
+        [{}, {"recompute": True}],
+        strength=1,
+    ),
 )
 def test_a_pipeline_that_nobody_keeps_gives_its_memory_back_at_once(schedule, options):
-    """The story: an executor and its steps knew each other, and so did parameters and their last optimiser.
+    """The story: an executor and its steps knew each other, and so did parameters and
+    their last optimiser.
 
-    In a notebook that makes one pipeline after another, all of them stayed until Python looked for circles.
+    In a notebook that makes one pipeline after another, all of them stayed until Python
+    looked for circles.
     """
 
     def alive(group):
-        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule=schedule, num_microbatches=4, **options)
+        pipeline = Pipeline(
+            mlp(),
+            group,
+            loss=nn.MSELoss(),
+            schedule=schedule,
+            num_microbatches=4,
+            **options,
+        )
         optimiser = optim.Adam(pipeline.parameters(), 0.1)
         inputs, targets = batch(8, 4)
         for wait in (True, False):
@@ -173,7 +215,9 @@ def test_a_pipeline_that_nobody_keeps_gives_its_memory_back_at_once(schedule, op
 
 
 def test_an_array_that_neighbouring_stages_on_one_rank_hold_counts_for_both():
-    """So that the bytes of each stage add up, whatever schedule runs; the simulator adds them up, too."""
+    """So that the bytes of each stage add up, whatever schedule runs; the simulator
+    adds them up, too.
+    """
     layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)]
 
     def peak(partition_sizes):
@@ -196,25 +240,37 @@ def test_an_array_that_neighbouring_stages_on_one_rank_hold_counts_for_both():
 
 
 def test_a_stage_that_recomputes_holds_its_input_and_nothing_else():
-    """The story: parameters have nbytes like arrays, and were counted as arrays beside their values."""
-    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())])
+    """The story: parameters have nbytes like arrays, and were counted as arrays beside
+    their values.
+    """
+    model = nn.Sequential(
+        *[layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())]
+    )
     inputs, targets = batch(8, 6)[0], np.zeros((8, 6), np.float32)
 
     def measured(group):
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, recompute=True)
+        pipeline = Pipeline(
+            model, group, loss=nn.MSELoss(), num_microbatches=4, recompute=True
+        )
         return pipeline.measure_memory(inputs, targets).activation
 
     received = 2 * 6 * 4  # bytes of two samples
     of_the_loss = received  # the difference from the targets
-    assert spawn(measured, 2) == [(0, received + of_the_loss)] * 2  # the batch itself does not count
+    # the batch itself does not count
+    assert spawn(measured, 2) == [(0, received + of_the_loss)] * 2
 
 
 @needs_mpi
 @pytest.mark.slow
 def test_what_a_rank_holds_does_not_grow_with_the_number_of_microbatches():
-    """The story: every array sent was kept until the end of the step, and 1F1B held as much as GPipe."""
+    """The story: every array sent was kept until the end of the step, and 1F1B held as
+    much as GPipe.
+    """
     done = mpirun(2, "-m", "tests.pipeline.memory_over_mpi", 4, 32)
     assert done.code == 0, done.err
-    few, many = ([float(number) for number in line.split()] for line in done.out.splitlines())
+    few, many = (
+        [float(number) for number in line.split()] for line in done.out.splitlines()
+    )
     for rank in range(2):
-        assert many[rank] < few[rank] + 10, (few, many)  # MiB; it was 28 more, one for each microbatch more
+        # MiB; it was 28 more, one for each microbatch more
+        assert many[rank] < few[rank] + 10, (few, many)

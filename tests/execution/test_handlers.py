@@ -1,4 +1,6 @@
-"""An action that nothing handles is refused before anything runs; it is never skipped."""
+"""An action that nothing handles is refused before anything runs; it is never
+skipped.
+"""
 
 import inspect
 
@@ -28,7 +30,9 @@ ROWS = {
 def executor_of(schedule, handlers):
     model = nn.Sequential(nn.Linear(2, 2))
     plan = Plan(model, schedule)
-    return Executor(lower(schedule), build_stages(plan, 0, 0), OneRankGroup(), np, handlers)
+    return Executor(
+        lower(schedule), build_stages(plan, 0, 0), OneRankGroup(), np, handlers
+    )
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -37,8 +41,12 @@ def test_a_row_is_refused_if_any_of_its_kinds_has_no_handler(name):
     handlers = handlers_of(schedule.numbered[0])
     executor_of(schedule, handlers)
     for kind in schedule.kinds:
-        others = {other: handler for other, handler in handlers.items() if other != kind}
-        with pytest.raises(ScheduleError, match=f"0{kind}[0-9] has no handler here: this run has no ") as caught:
+        others = {
+            other: handler for other, handler in handlers.items() if other != kind
+        }
+        with pytest.raises(
+            ScheduleError, match=f"0{kind}[0-9] has no handler here: this run has no "
+        ) as caught:
             executor_of(schedule, others)
         assert caught.value.code == "name"
 
@@ -51,7 +59,10 @@ def test_only_a_row_with_copies_has_their_handlers():
 def test_the_parameters_of_handlers_are_names_of_values():
     names = {noun.replace(" ", "_") for noun in NOUNS}
     for kind, handler in handlers_of(ROWS["offloaded"]().numbered[0]).items():
-        assert {*inspect.signature(handler).parameters} - {"executor", "action"} <= names, kind
+        assert {*inspect.signature(handler).parameters} - {
+            "executor",
+            "action",
+        } <= names, kind
 
 
 PROGRAMS = {
@@ -69,15 +80,20 @@ PROGRAMS = {
 
 def executor_of_any(program):
     handlers = dict.fromkeys(program.kinds, lambda executor, action: None)
-    return Executor(program, dict.fromkeys(program.stages_of(0)), OneRankGroup(), np, handlers)
+    return Executor(
+        program, dict.fromkeys(program.stages_of(0)), OneRankGroup(), np, handlers
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_without_any_one_of_its_instructions_is_refused_before_anything_runs(name):
+def test_a_program_without_any_one_of_its_instructions_is_refused_before_anything_runs(
+    name,
+):
     program = frame(PROGRAMS[name]())
     executor_of_any(program)
     for at, action in enumerate(row := program.actions[0]):
-        if action.kind in (R, U):  # a graph is kept then; a later update applies its gradients
+        # a graph is kept then; a later update applies its gradients
+        if action.kind in (R, U):
             continue
         rows = [[*row[:at], *row[at + 1 :]], *program.actions[1:]]
         with pytest.raises(ScheduleError) as caught:
@@ -87,6 +103,12 @@ def test_a_program_without_any_one_of_its_instructions_is_refused_before_anythin
 
 def test_gradients_of_replicas_that_nothing_sums_are_refused():
     program = frame(PROGRAMS["replicas"](), update=False)
-    rows = [[action for action in row if action.kind != "REDUCE_GRAD"] for row in program.actions]
-    with pytest.raises(ScheduleError, match="needs the summed gradients of weights of stage 0, which nothing gives"):
+    rows = [
+        [action for action in row if action.kind != "REDUCE_GRAD"]
+        for row in program.actions
+    ]
+    with pytest.raises(
+        ScheduleError,
+        match="needs the summed gradients of weights of stage 0, which nothing gives",
+    ):
         executor_of_any(program.with_rows(type(program), rows))

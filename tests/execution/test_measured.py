@@ -1,4 +1,6 @@
-"""What a step leaves behind: messages as they went, memory after each action, costs that predict."""
+"""What a step leaves behind: messages as they went, memory after each action, costs
+that predict.
+"""
 
 import sys
 
@@ -12,20 +14,29 @@ from minipipe.render import perfetto_trace
 from tests.launch import mpirun, needs_mpi, slowly
 
 WIDTHS = [6, 16, 5, 9, 2, 3, 4, 8, 2]
-CLOCKS_APART = 1e-3  # seconds, at most: clocks of processes are aligned as well as a loaded machine allows
+# seconds, at most: clocks of processes are aligned as well as a loaded machine allows
+CLOCKS_APART = 1e-3
 NAMES = ["1f1b", "gpipe", "interleaved-1f1b", "zb-v", "zb-h1"]
 
 
 def make_pipeline(group, schedule, num_microbatches=4, **options):
     model = nn.Sequential(*(nn.Linear(a, b) for a, b in zip(WIDTHS, WIDTHS[1:])))
     return Pipeline(
-        model, group, loss=nn.MSELoss(), schedule=schedule, num_microbatches=num_microbatches, seed=1, **options
+        model,
+        group,
+        loss=nn.MSELoss(),
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+        seed=1,
+        **options,
     )
 
 
 def batch(num_samples=8):
     generator = np.random.default_rng(0)
-    return generator.standard_normal((num_samples, 6)), generator.standard_normal((num_samples, 2))
+    return generator.standard_normal((num_samples, 6)), generator.standard_normal(
+        (num_samples, 2)
+    )
 
 
 def step(group, name):
@@ -78,7 +89,9 @@ def test_a_rank_alone_sends_nothing():
 
 
 def test_memory_that_one_rank_did_not_measure_is_known_of_none():
-    """The story: with the setting on one rank only, the ranks disagreed, and the drawing of one failed."""
+    """The story: with the setting on one rank only, the ranks disagreed, and the
+    drawing of one failed.
+    """
 
     def train(group):
         pipeline = make_pipeline(group, "1f1b")
@@ -91,7 +104,7 @@ def test_memory_that_one_rank_did_not_measure_is_known_of_none():
     assert "1f1b, measured" in perfetto_trace(first)
 
 
-# -- costs -------------------------------------------------------------------------------------------------------
+# -- costs -----------------------------------------------------------------------------
 
 
 def test_costs_are_measured_in_full():
@@ -102,13 +115,25 @@ def test_costs_are_measured_in_full():
     assert costs == other
     for times in (costs.forward, costs.backward_input, costs.backward_weight):
         assert len(times) == 2 and all(time > 0 for time in times)
-    assert costs.latency > 0 and costs.overhead > 0 and costs.message_size == [2 * 5 * 4, 0]
+    assert (
+        costs.latency > 0
+        and costs.overhead > 0
+        and costs.message_size == [2 * 5 * 4, 0]
+    )
     assert (costs.unit, costs.memory_unit) == ("s", "bytes")
-    # 4 linears: their inputs are held from F until I, and the gradients of their outputs from I until W.
-    assert all(0 < held < 1000 for held in (*costs.activation, *costs.weight_activation))
+    # 4 linears: their inputs are held from F until I, and the gradients of their
+    # outputs from I until W.
+    assert all(
+        0 < held < 1000 for held in (*costs.activation, *costs.weight_activation)
+    )
     predicted = simulate(schedules.zb_h1(2, 4), costs)
-    assert predicted.makespan > sum(costs.forward) and predicted.peak_memory[0] > costs.activation[0]
-    assert costs.gradient_size == [sum(4 * b * (a + 1) for a, b in zip(w, w[1:])) for w in (WIDTHS[:3], WIDTHS[2:])]
+    assert (
+        predicted.makespan > sum(costs.forward)
+        and predicted.peak_memory[0] > costs.activation[0]
+    )
+    assert costs.gradient_size == [
+        sum(4 * b * (a + 1) for a, b in zip(w, w[1:])) for w in (WIDTHS[:3], WIDTHS[2:])
+    ]
 
 
 @pytest.mark.parametrize("name", ["1f1b", slowly("zb-v")])
@@ -121,9 +146,13 @@ def test_costs_of_replicas_say_what_their_sums_take(name):
         return costs, pipeline.timeline(), pipeline.schedule, gradients
 
     costs, timeline, schedule, gradients = spawn(train, num_ranks=4)[0]
-    assert sorted((s.actions[0].stage, s.size) for s in timeline.sums) == [*enumerate(costs.gradient_size)]
+    assert sorted((s.actions[0].stage, s.size) for s in timeline.sums) == [
+        *enumerate(costs.gradient_size)
+    ]
     predicted = simulate(schedule, costs)
-    assert [s.ranks for s in predicted.sums] and all(s.end > s.begin for s in predicted.sums)
+    assert [s.ranks for s in predicted.sums] and all(
+        s.end > s.begin for s in predicted.sums
+    )
     assert gradients and all(gradient is not None for gradient in gradients.values())
 
 
@@ -134,26 +163,44 @@ def test_measuring_costs_changes_neither_training_nor_its_random_numbers():
         first = pipeline.step(*batch())
         if measures:
             pipeline.measure_costs(*batch(), num_steps=1)
-        return first, pipeline.step(*batch()), pipeline.state_dict()["0.weight"].tobytes()
+        return (
+            first,
+            pipeline.step(*batch()),
+            pipeline.state_dict()["0.weight"].tobytes(),
+        )
 
-    assert spawn(lambda group: train(group, True), num_ranks=2) == spawn(lambda group: train(group, False), num_ranks=2)
+    assert spawn(lambda group: train(group, True), num_ranks=2) == spawn(
+        lambda group: train(group, False), num_ranks=2
+    )
 
 
 def test_a_batch_too_small_to_train_with_is_too_small_to_measure_with():
-    """The story: fewer samples than microbatches were cut into fewer, and the schedule asked for one too many."""
-    with pytest.raises(MicrobatchError, match=r"A batch of 3 samples cannot make 4 microbatches"):
+    """The story: fewer samples than microbatches were cut into fewer, and the schedule
+    asked for one too many.
+    """
+    with pytest.raises(
+        MicrobatchError, match=r"A batch of 3 samples cannot make 4 microbatches"
+    ):
         make_pipeline(OneRankGroup(), "1f1b").measure_costs(*batch(3))
 
 
 def test_a_pipeline_that_only_goes_forward_is_measured_so():
-    costs = make_pipeline(OneRankGroup(), "forward-only").measure_costs(*batch(), num_steps=1)
-    assert costs.forward[0] > 0 and costs.backward_input == costs.backward_weight == [0.0]
+    costs = make_pipeline(OneRankGroup(), "forward-only").measure_costs(
+        *batch(), num_steps=1
+    )
+    assert costs.forward[0] > 0 and costs.backward_input == costs.backward_weight == [
+        0.0
+    ]
 
 
 @pytest.mark.parametrize("num_steps", [0, -1, 1.5])
 def test_there_is_at_least_one_step_to_measure(num_steps):
-    with pytest.raises(ValueError, match=r"num_steps is .*; expected a whole number, at least 1"):
-        make_pipeline(OneRankGroup(), "1f1b").measure_costs(*batch(), num_steps=num_steps)
+    with pytest.raises(
+        ValueError, match=r"num_steps is .*; expected a whole number, at least 1"
+    ):
+        make_pipeline(OneRankGroup(), "1f1b").measure_costs(
+            *batch(), num_steps=num_steps
+        )
 
 
 def main():

@@ -1,4 +1,6 @@
-"""Offloading takes activations out of graphs: no parameter, no constant of a layer, and nothing that others look at."""
+"""Offloading takes activations out of graphs: no parameter, no constant of a layer, and
+nothing that others look at.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -14,7 +16,15 @@ from minipipe.execution.meter import persistent_arrays
 from minipipe.execution.offloading import Parked
 from minipipe.tensor import op, record
 from minipipe.testing import same_bits
-from tests.execution.offloaded_layers import LAYERS, SEQUENCES, Of, Scaled, X, linear, of_views
+from tests.execution.offloaded_layers import (
+    LAYERS,
+    SEQUENCES,
+    Of,
+    Scaled,
+    X,
+    linear,
+    of_views,
+)
 from tests.launch import covering, slowly
 
 TABLES = {
@@ -25,8 +35,10 @@ TABLES = {
     "interleaved": schedules.interleaved_1f1b(1, 4, 2),
     "recomputed": schedules.recomputed(schedules.gpipe(1, 4)),
 }
-CUSTOM = {"strided", "defaults", "object", "method", "itself", "constants"}  # layers with custom vjps
-# What the bugs needed: a workspace that another layer overwrites before the arrays are written, and W behind others.
+# layers with custom vjps
+CUSTOM = {"strided", "defaults", "object", "method", "itself", "constants"}
+# What the bugs needed: a workspace that another layer overwrites before the arrays are
+# written, and W behind others.
 QUICK = ("gpipe", "zb-h1")
 
 
@@ -42,17 +54,27 @@ def gradients(name, table_name, is_offloaded, fully_sharded):
     table = schedules.offloaded(kept, 1) if is_offloaded else kept
 
     def step(group):
-        grid = Grid(group, pipeline=table.num_ranks, data=2, fully_sharded=True) if fully_sharded else group
-        pipeline = Pipeline(nn.Sequential(*layers()), grid, loss=squares, schedule=table)
+        grid = (
+            Grid(group, pipeline=table.num_ranks, data=2, fully_sharded=True)
+            if fully_sharded
+            else group
+        )
+        pipeline = Pipeline(
+            nn.Sequential(*layers()), grid, loss=squares, schedule=table
+        )
         loss = float(pipeline.step(inputs, inputs))
         found = {}
         for key, parameter in pipeline.named_parameters():
             gradient = parameter.grad
-            found[key] = None if gradient is None else np.array(parameter.joined(gradient))
+            found[key] = (
+                None if gradient is None else np.array(parameter.joined(gradient))
+            )
         return loss, found
 
     results = spawn(step, table.num_ranks * (2 if fully_sharded else 1))
-    return results[0][0], {key: gradient for _, found in results for key, gradient in found.items()}
+    return results[0][0], {
+        key: gradient for _, found in results for key, gradient in found.items()
+    }
 
 
 PAIRS = [
@@ -63,7 +85,12 @@ PAIRS = [
 ]
 QUICK_PAIRS = [pair for pair in PAIRS if pair[1] in QUICK]
 CELLS = [*covering(QUICK_PAIRS, [False, True], strength=1)]
-CELLS += [slowly(pair, either) for pair in PAIRS if pair not in QUICK_PAIRS for either in (False, True)]
+CELLS += [
+    slowly(pair, either)
+    for pair in PAIRS
+    if pair not in QUICK_PAIRS
+    for either in (False, True)
+]
 
 
 @pytest.mark.parametrize(("pair", "fully_sharded"), CELLS)
@@ -73,29 +100,46 @@ def test_gradients_have_the_bits_of_a_step_that_keeps_everything(pair, fully_sha
     expected, gradient_of = gradients(name, table, False, fully_sharded)
     assert loss == expected
     for key, gradient in gradient_of.items():
-        assert (gradient is None and found[key] is None) or same_bits(found[key], gradient), key
+        assert (gradient is None and found[key] is None) or same_bits(
+            found[key], gradient
+        ), key
 
 
-@pytest.mark.parametrize(("name", "table"), [pair if pair in QUICK_PAIRS[::3] else slowly(*pair) for pair in PAIRS])
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [pair if pair in QUICK_PAIRS[::3] else slowly(*pair) for pair in PAIRS],
+)
 def test_fully_sharded_ones_are_those_of_plain_layers(name, table):
     _, found = gradients(name, table, False, True)
     for key, gradient in gradients(name, table, False, False)[1].items():
-        assert found[key] is gradient is None or np.allclose(found[key], gradient, rtol=1e-12, atol=1e-12), key
+        assert found[key] is gradient is None or np.allclose(
+            found[key], gradient, rtol=1e-12, atol=1e-12
+        ), key
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_w_finds_the_values_of_parameters_with_another_array_module(schedule):
-    """The story: views of the workspace were known among NumPy's arrays alone, and W computed with another layer."""
+    """The story: views of the workspace were known among NumPy's arrays alone, and W
+    computed with another layer.
+    """
 
     def layers():
-        return [linear(), Of(lambda own, x: x @ (own.a * own.b)), Of(lambda own, x: x @ (own.a.T @ own.b)), linear()]
+        return [
+            linear(),
+            Of(lambda own, x: x @ (own.a * own.b)),
+            Of(lambda own, x: x @ (own.a.T @ own.b)),
+            linear(),
+        ]
 
     def step(group, fully_sharded, device):
         grid = Grid(group, data=2, fully_sharded=fully_sharded)
         options = {"schedule": schedule, "num_microbatches": 2, "device": device}
         pipeline = Pipeline(nn.Sequential(*layers()), grid, loss=squares, **options)
         pipeline.step(X, X)
-        return {name: np.asarray(p.joined(p.grad)) for name, p in pipeline.named_parameters()}
+        return {
+            name: np.asarray(p.joined(p.grad))
+            for name, p in pipeline.named_parameters()
+        }
 
     plain = spawn(lambda group: step(group, False, "cpu"), 2)[0]
     for found in spawn(lambda group: step(group, True, array_api_strict), 2):
@@ -103,17 +147,23 @@ def test_w_finds_the_values_of_parameters_with_another_array_module(schedule):
             np.testing.assert_allclose(found[name], gradient, rtol=1e-12)
 
 
-# -- what is taken out ----------------------------------------------------------------------------------------------
+# -- what is taken out -----------------------------------------------------------------
 
 
 def graph_of(layer, inputs):
-    """Return a layer with values, the result for some inputs, and the arrays of the model."""
+    """Return a layer with values, the result for some inputs, and the arrays of the
+    model.
+    """
     model = nn.Sequential(layer).initialise(0)
     x = Tensor(np.array(inputs), requires_grad=True)
     return model, x, model(x)
 
 
-@pytest.mark.parametrize("layer", [Of(of_views), Scaled(), nn.Residual(linear(), nn.Tanh(), linear())], ids=repr)
+@pytest.mark.parametrize(
+    "layer",
+    [Of(of_views), Scaled(), nn.Residual(linear(), nn.Tanh(), linear())],
+    ids=repr,
+)
 def test_a_model_keeps_its_arrays_and_loses_no_memory_to_a_graph_that_is_away(layer):
     model, x, y = graph_of(layer, SEQUENCES[0])
     before = {id(array): array.copy() for array in persistent_arrays(model)}
@@ -124,7 +174,9 @@ def test_a_model_keeps_its_arrays_and_loses_no_memory_to_a_graph_that_is_away(la
         parked.put_back()
     assert same_bits(again.data, y.data)
     assert {id(array) for array in persistent_arrays(model)} == before.keys()
-    assert all(same_bits(array, before[id(array)]) for array in persistent_arrays(model))
+    assert all(
+        same_bits(array, before[id(array)]) for array in persistent_arrays(model)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS.keys() - CUSTOM))
@@ -155,7 +207,11 @@ def test_arrays_that_are_away_are_freed():
     with ThreadPoolExecutor(1) as threads:
         parked = Parked([y.node], persistent_arrays(inner), threads)
         parked._done.result()
-        assert [array() for array in alive] == [None, None] and parked.num_bytes == 2 * 4 * 6 * 8 + 8  # and the factor
+        # and the factor
+        assert [array() for array in alive] == [
+            None,
+            None,
+        ] and parked.num_bytes == 2 * 4 * 6 * 8 + 8
         parked.read()
         parked.put_back()
     y.backward(np.ones((4, 6)))
@@ -191,7 +247,9 @@ def test_arrays_of_custom_vjps_stay_and_those_of_a_custom_operation_are_away():
     with ThreadPoolExecutor(1) as threads:
         parked = Parked([y.node], [], threads)
         assert [array is by_hand for array in arrays_in(saved_by(vjp.node))] == [True]
-        assert not [*arrays_in(saved_by(y.node))] and parked.num_bytes == recorded.nbytes
+        assert (
+            not [*arrays_in(saved_by(y.node))] and parked.num_bytes == recorded.nbytes
+        )
         parked.read()
         parked.put_back()
     y.backward(np.ones(6))

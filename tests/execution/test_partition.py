@@ -14,7 +14,11 @@ from minipipe.execution.partition import (
     smallest_largest_rank,
     smallest_largest_stage,
 )
-from minipipe.schedules.placement import looped_placement, neighbouring_placement, v_placement
+from minipipe.schedules.placement import (
+    looped_placement,
+    neighbouring_placement,
+    v_placement,
+)
 from tests.strategies import examples
 
 
@@ -23,7 +27,8 @@ def sizes(partition):
 
 
 @pytest.mark.parametrize(
-    ("layers", "stages", "expected"), [(12, 4, [3, 3, 3, 3]), (10, 3, [4, 3, 3]), (4, 4, [1] * 4), (5, 1, [5])]
+    ("layers", "stages", "expected"),
+    [(12, 4, [3, 3, 3, 3]), (10, 3, [4, 3, 3]), (4, 4, [1] * 4), (5, 1, [5])],
 )
 def test_the_first_stages_get_one_more(layers, stages, expected):
     partition = partition_evenly(layers, stages)
@@ -65,7 +70,7 @@ def test_no_partition_at_all_beats_partition_by_cost(costs, data):
     assert key([sum(costs[i] for i in part) for part in partition]) == min(everything)
 
 
-# -- several stages on a rank ----------------------------------------------------------------------------------------
+# -- several stages on a rank ----------------------------------------------------------
 
 
 def loads(costs, placement, partition):
@@ -83,7 +88,9 @@ def every_partition(num_layers, num_stages):
 
 @st.composite
 def placed_layers(draw):
-    """Draw a placement of up to 6 stages and, by stage, the costs of up to 12 layers: so many are searched exactly."""
+    """Draw a placement of up to 6 stages and, by stage, the costs of up to 12 layers:
+    so many are searched exactly.
+    """
     placement = draw(
         st.one_of(
             st.integers(1, 3).map(v_placement),
@@ -93,7 +100,9 @@ def placed_layers(draw):
             st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple),
         )
     )
-    num_layers = draw(st.integers(len(placement), 12 if draw(st.booleans()) else len(placement) + 3))
+    num_layers = draw(
+        st.integers(len(placement), 12 if draw(st.booleans()) else len(placement) + 3)
+    )
     row = st.lists(st.integers(0, 9), min_size=num_layers, max_size=num_layers)
     if draw(st.booleans()):
         return [draw(row)] * len(placement), placement
@@ -106,12 +115,18 @@ def test_no_partition_at_all_beats_the_one_whose_largest_rank_is_smallest(placed
     costs, placement = placed
     partition = partition_by_stage_cost(costs, len(placement), placement)
     check_partition(partition, len(costs[0]), len(placement))
-    least = min(max(loads(costs, placement, other)) for other in every_partition(len(costs[0]), len(placement)))
+    least = min(
+        max(loads(costs, placement, other))
+        for other in every_partition(len(costs[0]), len(placement))
+    )
     assert max(loads(costs, placement, partition)) == least
 
 
 @examples(20)
-@given(st.lists(st.floats(0, 1), min_size=24, max_size=40), st.sampled_from([v_placement(6), looped_placement(4, 3)]))
+@given(
+    st.lists(st.floats(0, 1), min_size=24, max_size=40),
+    st.sampled_from([v_placement(6), looped_placement(4, 3)]),
+)
 def test_where_ways_are_dropped_it_is_never_worse_than_stage_by_stage(row, placement):
     costs = [row] * len(placement)
     partition = smallest_largest_rank(costs, placement)
@@ -121,7 +136,9 @@ def test_where_ways_are_dropped_it_is_never_worse_than_stage_by_stage(row, place
 
 
 def test_in_a_v_the_rank_with_a_large_first_stage_gets_a_small_last_one():
-    """The story: stages were balanced one by one, so the rank of the embedding had twice the work of the other."""
+    """The story: stages were balanced one by one, so the rank of the embedding had
+    twice the work of the other.
+    """
     costs, v = [6, 1, 1, 1, 1, 1, 1], v_placement(2)
     assert loads([costs] * 4, v, smallest_largest_stage([costs] * 4)) == [8, 4]
     assert loads([costs] * 4, v, partition_by_cost(costs, 4, v)) == [7, 5]
@@ -145,15 +162,20 @@ def test_a_plan_balances_the_ranks_of_its_schedule():
 
 
 def test_a_placement_has_a_rank_for_each_stage():
-    with pytest.raises(ArgumentError, match="The placement has 2 ranks; expected one for each of 3 stages") as caught:
+    with pytest.raises(
+        ArgumentError,
+        match="The placement has 2 ranks; expected one for each of 3 stages",
+    ) as caught:
         partition_by_cost([1, 2, 3], 3, placement=(0, 1))
     assert caught.value.code == "value"
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- what cannot be --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("divide", [partition_evenly, lambda n, s: partition_by_cost([1] * n, s)])
+@pytest.mark.parametrize(
+    "divide", [partition_evenly, lambda n, s: partition_by_cost([1] * n, s)]
+)
 @pytest.mark.parametrize(
     ("layers", "stages", "code"),
     [(3, 0, "value"), (3, -1, "value"), (3, 4, "too-few"), (0, 1, "too-few")],
@@ -164,7 +186,10 @@ def test_what_cannot_be_divided_says_what_to_do(divide, layers, stages, code):
     assert caught.value.code == code
     assert isinstance(caught.value, ValueError)
     if code == "too-few":
-        assert f"{counted(layers, 'layer')} cannot make {counted(stages, 'stage')}" in str(caught.value)
+        assert (
+            f"{counted(layers, 'layer')} cannot make {counted(stages, 'stage')}"
+            in str(caught.value)
+        )
         assert "deeper model" in str(caught.value)
 
 
@@ -194,16 +219,23 @@ def test_a_partition_by_hand_must_cover_every_layer_once(parts):
 
 @examples(100)
 @given(st.integers(1, 200), st.integers(1, 200))
-def test_microbatches_differ_by_at_most_one_and_drop_nothing(num_samples, num_microbatches):
+def test_microbatches_differ_by_at_most_one_and_drop_nothing(
+    num_samples, num_microbatches
+):
     if num_samples < num_microbatches:
         with pytest.raises(MicrobatchError) as caught:
             split_microbatches(num_samples, num_microbatches)
         assert caught.value.code == "too-few"
         return
-    parts = [range(num_samples)[part] for part in split_microbatches(num_samples, num_microbatches)]
+    parts = [
+        range(num_samples)[part]
+        for part in split_microbatches(num_samples, num_microbatches)
+    ]
     assert len(parts) == num_microbatches
     assert [i for part in parts for i in part] == list(range(num_samples))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1 and min(map(len, parts)) >= 1
+    assert (
+        max(map(len, parts)) - min(map(len, parts)) <= 1 and min(map(len, parts)) >= 1
+    )
 
 
 def test_a_batch_of_4_makes_2_microbatches_of_2():

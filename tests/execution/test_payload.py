@@ -1,4 +1,6 @@
-"""What passes between stages arrives as it was sent: forms, names, dtypes, shapes, bits, and what is wanted back."""
+"""What passes between stages arrives as it was sent: forms, names, dtypes, shapes,
+bits, and what is wanted back.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,21 @@ from tests.launch import mpirun, needs_mpi
 from tests.pipeline.skip_connections import model
 from tests.strategies import batch, build, examples
 
-DTYPES = [np.dtype(name) for name in ("float16", "float32", "float64", "int64", "uint8", "bool")]
+DTYPES = [
+    np.dtype(name)
+    for name in ("float16", "float32", "float64", "int64", "uint8", "bool")
+]
 
 
 def arrays(dtypes=tuple(DTYPES)):
-    """Draw arrays of any bits, NaN among them; empty, without axes, and views in another order."""
+    """Draw arrays of any bits, NaN among them; empty, without axes, and views in
+    another order.
+    """
     shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
     drawn = st.sampled_from(dtypes).flatmap(lambda dtype: hnp.arrays(dtype, shapes))
-    return st.tuples(drawn, st.sampled_from(["as it is", "transposed", "every second", "read-only"])).map(_seen)
+    return st.tuples(
+        drawn, st.sampled_from(["as it is", "transposed", "every second", "read-only"])
+    ).map(_seen)
 
 
 def _seen(drawn):
@@ -59,11 +68,17 @@ bundles = st.one_of(
 
 
 def tensors_of(bundle):
-    return [bundle] if isinstance(bundle, Tensor) else list(bundle.values() if isinstance(bundle, dict) else bundle)
+    return (
+        [bundle]
+        if isinstance(bundle, Tensor)
+        else list(bundle.values() if isinstance(bundle, dict) else bundle)
+    )
 
 
 def sent(payload):
-    """Return what arrives of a payload: a message is copied on the way, and may lie anywhere in memory."""
+    """Return what arrives of a payload: a message is copied on the way, and may lie
+    anywhere in memory.
+    """
     message = payload.to_message()
     assert isinstance(message, np.ndarray) and message.ndim <= 8
     if message.dtype == np.uint8:
@@ -74,16 +89,25 @@ def sent(payload):
     return Payload.from_message(message.copy())
 
 
-# -- there --------------------------------------------------------------------------------------------------------
+# -- there -----------------------------------------------------------------------------
 
 
 @examples(300)
 @given(bundles)
-def test_a_bundle_arrives_in_its_form_with_its_names_and_bits_and_what_is_wanted(bundle):
+def test_a_bundle_arrives_in_its_form_with_its_names_and_bits_and_what_is_wanted(
+    bundle,
+):
     there = Payload.of(bundle)
     received = sent(there)
-    assert received.requires_grad == there.requires_grad == [tensor.requires_grad for tensor in tensors_of(bundle)]
-    assert all(same_bits(a, b.data) for a, b in zip(received.arrays, tensors_of(bundle), strict=True))
+    assert (
+        received.requires_grad
+        == there.requires_grad
+        == [tensor.requires_grad for tensor in tensors_of(bundle)]
+    )
+    assert all(
+        same_bits(a, b.data)
+        for a, b in zip(received.arrays, tensors_of(bundle), strict=True)
+    )
     again = received.rebuilt([Tensor(array) for array in received.arrays])
     assert type(again) is type(bundle)
     if isinstance(bundle, dict):
@@ -95,23 +119,33 @@ def test_a_bundle_arrives_in_its_form_with_its_names_and_bits_and_what_is_wanted
 @given(bundles)
 def test_a_parcel_that_stays_on_its_rank_holds_the_arrays_themselves(bundle):
     there = Payload.of(bundle)
-    assert all(array is tensor.data for array, tensor in zip(there.arrays, tensors_of(bundle)))
+    assert all(
+        array is tensor.data for array, tensor in zip(there.arrays, tensors_of(bundle))
+    )
     assert type(there.rebuilt(tensors_of(bundle))) is type(bundle)
 
 
-# -- and back: gradients, some of which are None ----------------------------------------------------------------------
+# -- and back: gradients, some of which are None ---------------------------------------
 
 
 @examples(200)
-@given(st.lists(st.none() | arrays((np.dtype(np.float32), np.dtype(np.float64))), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.none() | arrays((np.dtype(np.float32), np.dtype(np.float64))),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_gradients_come_back_in_their_order_and_none_as_none(gradients):
-    back = Payload(gradients, [True] * len(gradients), None if len(gradients) == 1 else ())
+    back = Payload(
+        gradients, [True] * len(gradients), None if len(gradients) == 1 else ()
+    )
     received = sent(back)
     assert all(same_bits(a, b) for a, b in zip(received.arrays, gradients, strict=True))
     assert len(received.requires_grad) == len(gradients)
 
 
-# -- what a message looks like ---------------------------------------------------------------------------------------
+# -- what a message looks like ---------------------------------------------------------
 
 
 @examples(100)
@@ -141,7 +175,9 @@ def test_anything_else_is_packed_with_a_description(bundle):
     length = int(message[:8].view("<u8")[0])
     description = json.loads(message[8 : 8 + length].tobytes())
     treedef, requires_grad, parts = description
-    assert len(requires_grad) == len(parts) == 1 and (treedef is None) == isinstance(bundle, Tensor)
+    assert len(requires_grad) == len(parts) == 1 and (treedef is None) == isinstance(
+        bundle, Tensor
+    )
 
 
 def test_nothing_is_packed_on_the_way_through_a_plain_model_there_or_back(monkeypatch):
@@ -153,12 +189,17 @@ def test_nothing_is_packed_on_the_way_through_a_plain_model_there_or_back(monkey
 
     monkeypatch.setattr(Payload, "to_message", noted)
     layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2)]
-    check_same_as_one_process(nn.Sequential(*layers), nn.MSELoss(), *batch(6, 4), build("1f1b", 3, 3))
-    assert [array.dtype for array in sent_arrays] == [np.float32] * 12  # 3 microbatches, 2 cuts, there and back
+    check_same_as_one_process(
+        nn.Sequential(*layers), nn.MSELoss(), *batch(6, 4), build("1f1b", 3, 3)
+    )
+    # 3 microbatches, 2 cuts, there and back
+    assert [array.dtype for array in sent_arrays] == [np.float32] * 12
 
 
 def test_packed_arrays_begin_at_multiples_of_64_bytes_and_are_views_of_the_message():
-    message = Payload.of([Tensor(np.ones(3)), Tensor(np.ones(0)), Tensor(np.ones((5, 5)))]).to_message()
+    message = Payload.of(
+        [Tensor(np.ones(3)), Tensor(np.ones(0)), Tensor(np.ones((5, 5)))]
+    ).to_message()
     received = Payload.from_message(message)
     for array in received.arrays:
         assert (array.ctypes.data - message.ctypes.data) % 64 == 0 or not array.size
@@ -167,7 +208,20 @@ def test_packed_arrays_begin_at_multiples_of_64_bytes_and_are_views_of_the_messa
 
 
 @pytest.mark.parametrize(
-    "value", [1.0, np.ones(2), [], (), {}, [1.0], {1: Tensor([1.0])}, [[1.0]], [[]], (Tensor([1.0]), {}), None]
+    "value",
+    [
+        1.0,
+        np.ones(2),
+        [],
+        (),
+        {},
+        [1.0],
+        {1: Tensor([1.0])},
+        [[1.0]],
+        [[]],
+        (Tensor([1.0]), {}),
+        None,
+    ],
 )
 def test_what_is_no_bundle_is_refused(value):
     with pytest.raises(TensorError) as caught:
@@ -182,7 +236,7 @@ def test_a_subclass_of_tuple_is_no_bundle_because_it_could_not_be_rebuilt():
         Payload.of(namedtuple("Pair", "x y")(Tensor([1.0]), Tensor([2.0])))
 
 
-# -- mutants -----------------------------------------------------------------------------------------------------
+# -- mutants ---------------------------------------------------------------------------
 
 
 def test_bytes_that_travelled_as_they_are_would_be_noticed(monkeypatch):
@@ -195,28 +249,45 @@ def test_bytes_that_travelled_as_they_are_would_be_noticed(monkeypatch):
 
 def test_a_wish_for_gradients_that_was_forgotten_would_be_noticed(monkeypatch):
     there = Payload.of(Tensor(np.ones(3, np.float32)))
-    monkeypatch.setattr(Payload, "_is_plain", lambda self, array: array.dtype != np.uint8)
+    monkeypatch.setattr(
+        Payload, "_is_plain", lambda self, array: array.dtype != np.uint8
+    )
     assert sent(there).requires_grad != there.requires_grad
 
 
 def test_arrays_that_begin_elsewhere_would_be_noticed(monkeypatch):
-    message = Payload.of((Tensor(np.ones(3, np.float32)), Tensor(np.ones(3)))).to_message()
+    message = Payload.of(
+        (Tensor(np.ones(3, np.float32)), Tensor(np.ones(3)))
+    ).to_message()
     monkeypatch.setattr(objects, "_ALIGNMENT", 8)
-    assert not all(same_bits(array, np.ones(3, array.dtype)) for array in Payload.from_message(message).arrays)
+    assert not all(
+        same_bits(array, np.ones(3, array.dtype))
+        for array in Payload.from_message(message).arrays
+    )
 
 
 @pytest.mark.parametrize("form", [tuple, list])
 def test_tensors_of_a_bundle_that_shared_a_node_would_be_noticed(form, monkeypatch):
-    """Fork hands on the same tensor twice; each must have its own gradient where it is cut, and where it is not."""
+    """Fork hands on the same tensor twice; each must have its own gradient where it is
+    cut, and where it is not.
+    """
     inputs, targets = batch(7, 4)
-    arguments = model(form), nn.MSELoss(), inputs, targets, build("1f1b", 3, 3), 0, [range(2), range(2, 4), range(4, 6)]
+    arguments = (
+        model(form),
+        nn.MSELoss(),
+        inputs,
+        targets,
+        build("1f1b", 3, 3),
+        0,
+        [range(2), range(2, 4), range(4, 6)],
+    )
     check_same_as_one_process(*arguments)
     monkeypatch.setattr(functional, "identity", lambda tensor: tensor)
     with pytest.raises(AssertionError, match="differs from one process"):
         check_same_as_one_process(*arguments)
 
 
-# -- across processes --------------------------------------------------------------------------------------------
+# -- across processes ------------------------------------------------------------------
 
 
 @pytest.mark.slow

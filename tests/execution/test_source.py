@@ -1,4 +1,6 @@
-"""The row of a rank as Python: its text runs, and leaves the bits that the executor's loop leaves."""
+"""The row of a rank as Python: its text runs, and leaves the bits that the executor's
+loop leaves.
+"""
 
 import ast
 
@@ -26,7 +28,11 @@ class Tied(nn.Module):
 
 def model(tied=False):
     first = nn.Linear(WIDTH, WIDTH)
-    inner = [layer for _ in range(3) for layer in (nn.Tanh(), nn.Dropout(0.25), nn.Linear(WIDTH, WIDTH))]
+    inner = [
+        layer
+        for _ in range(3)
+        for layer in (nn.Tanh(), nn.Dropout(0.25), nn.Linear(WIDTH, WIDTH))
+    ]
     return nn.Sequential(first, *inner, first if tied else nn.Linear(WIDTH, WIDTH))
 
 
@@ -49,10 +55,15 @@ def run_text(pipeline):
 
 
 def trained(group, as_text, schedule, tied, steps=2, **options):
-    pipeline = Pipeline(model(tied), group, loss=nn.MSELoss(), schedule=schedule, **options)
+    pipeline = Pipeline(
+        model(tied), group, loss=nn.MSELoss(), schedule=schedule, **options
+    )
     if as_text:
         run_text(pipeline)
-    optimiser, random = optim.Adam(pipeline.parameters(), 0.05), np.random.default_rng(0)
+    optimiser, random = (
+        optim.Adam(pipeline.parameters(), 0.05),
+        np.random.default_rng(0),
+    )
     found = []
     for _ in range(steps):
         x = random.normal(size=(16, WIDTH)).astype(np.float32)
@@ -68,7 +79,9 @@ def same(num_ranks, **options):
     assert spawn(lambda group: trained(group, True, **options), num_ranks) == as_loop
 
 
-@pytest.mark.parametrize(("name", "num_ranks", "tied"), covering(NAMES, [1, 2], [False, True], strength=1))
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "tied"), covering(NAMES, [1, 2], [False, True], strength=1)
+)
 def test_a_row_as_text_leaves_the_bits_of_the_executor(name, num_ranks, tied):
     same(num_ranks, schedule=build(name, num_ranks, 4), tied=tied)
 
@@ -76,14 +89,18 @@ def test_a_row_as_text_leaves_the_bits_of_the_executor(name, num_ranks, tied):
 @settings(max_examples=10, deadline=None)
 @given(
     name=st.sampled_from(["gpipe", "1f1b", "zb-h1"]),
-    change=st.sampled_from([schedules.recomputed, lambda table: schedules.offloaded(table, 1)]),
+    change=st.sampled_from(
+        [schedules.recomputed, lambda table: schedules.offloaded(table, 1)]
+    ),
     num_microbatches=st.integers(2, 5),
 )
 def test_also_if_it_recomputes_or_offloads(name, change, num_microbatches):
     same(2, schedule=change(build(name, 2, num_microbatches)), tied=False, steps=1)
 
 
-@pytest.mark.parametrize("options", [{"replicas": 2}, {"replicas": 2, "gradient_blocks": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"replicas": 2}, {"replicas": 2, "gradient_blocks": 4}], ids=str
+)
 def test_also_with_replicas(options):
     same(2, schedule="1f1b", tied=False, num_microbatches=4, **options)
 
@@ -92,7 +109,9 @@ def test_a_mutant_that_changes_one_line_is_noticed():
     """The text is what runs: without the W of a microbatch, gradients differ."""
 
     def texts(group):
-        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), schedule=schedules.zb_h1(1, 2))
+        pipeline = Pipeline(
+            model(), group, loss=nn.MSELoss(), schedule=schedules.zb_h1(1, 2)
+        )
         x = np.ones((4, WIDTH), np.float32)
         pipeline.step(x, x)
         whole = [p.grad.tobytes() for p in pipeline.parameters()]
@@ -102,7 +121,11 @@ def test_a_mutant_that_changes_one_line_is_noticed():
         mutant = "\n".join(lines[:at] + lines[at + 1 :])
         namespace = dict(function_of(trainer).__globals__)
         exec(mutant, namespace)
-        trainer.run = lambda call, **_: (setattr(trainer, "call", call), namespace["step"](trainer), trainer.record)[-1]
+        trainer.run = lambda call, **_: (
+            setattr(trainer, "call", call),
+            namespace["step"](trainer),
+            trainer.record,
+        )[-1]
         pipeline.step(x, x)
         return whole, [p.grad.tobytes() for p in pipeline.parameters()]
 
@@ -113,22 +136,42 @@ def test_a_mutant_that_changes_one_line_is_noticed():
 @pytest.mark.parametrize("name", NAMES)
 def test_each_instruction_is_one_call_and_each_value_is_deleted(name):
     def text(group):
-        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), schedule=build(name, 2, 3))
+        pipeline = Pipeline(
+            model(), group, loss=nn.MSELoss(), schedule=build(name, 2, 3)
+        )
         return pipeline.source(), pipeline.rows.actions[group.rank]
 
     for source, row in spawn(text, 2):
         (function,) = ast.parse(source).body
-        cells = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
+        cells = [
+            node.value for node in ast.walk(function) if isinstance(node, ast.Constant)
+        ]
         after_step = ("NORM", "U")
-        assert sorted(cells) == sorted(str(action) for action in row if action.kind not in after_step)
-        made = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} - {"_"}
-        gone = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)}
+        assert sorted(cells) == sorted(
+            str(action) for action in row if action.kind not in after_step
+        )
+        made = {
+            n.id
+            for n in ast.walk(function)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        } - {"_"}
+        gone = {
+            n.id
+            for n in ast.walk(function)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)
+        }
         assert made == gone
 
 
 def test_the_row_of_a_schedule_with_updates_is_made_for_each_run():
     def show(group):
         with pytest.raises(ScheduleError, match=r"pipeline\.run\(batches, optimiser\)"):
-            Pipeline(model(), group, loss=nn.MSELoss(), schedule="pipedream", num_microbatches=2).source()
+            Pipeline(
+                model(),
+                group,
+                loss=nn.MSELoss(),
+                schedule="pipedream",
+                num_microbatches=2,
+            ).source()
 
     spawn(show, 1)

@@ -17,18 +17,23 @@ def squares(outputs, targets):
 def step(group, name, is_watched, **options):
     layers, inputs = LAYERS[name]
     grid = Grid(group, data=2, fully_sharded=True)
-    pipeline = Pipeline(nn.Sequential(*layers()), grid, loss=squares, num_microbatches=4, **options)
+    pipeline = Pipeline(
+        nn.Sequential(*layers()), grid, loss=squares, num_microbatches=4, **options
+    )
     if is_watched:
         with watch_everything():
             loss = pipeline.step(inputs, inputs)
     else:
         loss = pipeline.step(inputs, inputs)
     gradients = [parameter.grad for parameter in pipeline.parameters()]
-    return loss, [None if gradient is None else gradient.tobytes() for gradient in gradients]
+    return loss, [
+        None if gradient is None else gradient.tobytes() for gradient in gradients
+    ]
 
 
 @pytest.mark.parametrize(
-    ("name", "recompute", "schedule"), covering(LAYERS, [False, True], ["1f1b", "zb-h1"], strength=1)
+    ("name", "recompute", "schedule"),
+    covering(LAYERS, [False, True], ["1f1b", "zb-h1"], strength=1),
 )
 def test_fully_sharded_layers_train_with_the_same_bits(name, recompute, schedule):
     options = {"recompute": recompute, "schedule": schedule}
@@ -53,7 +58,12 @@ class Spoiling(nn.Module):
 def test_a_change_of_an_activation_in_a_fully_sharded_layer_is_found(what):
     def train(group):
         grid = Grid(group, data=2, fully_sharded=True)
-        pipeline = Pipeline(nn.Sequential(linear(), Spoiling(what), linear()), grid, loss=squares, num_microbatches=2)
+        pipeline = Pipeline(
+            nn.Sequential(linear(), Spoiling(what), linear()),
+            grid,
+            loss=squares,
+            num_microbatches=2,
+        )
         with watch_everything():
             pipeline.step(X, X)
 

@@ -1,12 +1,14 @@
 """The fault bench: ``python -m tests.faults [--full] [--only PATTERN] [--repeats N]``.
 
-Injects each fault into jobs of real processes and prints the project's table of faults with measured figures. Without
-``--full`` it takes each fault at one place on one rank; with it, at every place and on every rank, and at every place
-also in a program without a with-block. Exits with 1 if anything falls short.
+Injects each fault into jobs of real processes and prints the project's table of faults
+with measured figures. Without ``--full`` it takes each fault at one place on one rank;
+with it, at every place and on every rank, and at every place also in a program without
+a with-block. Exits with 1 if anything falls short.
 
-T is the time from the fault until no process of the job is left, in seconds: the median and the longest of the runs,
-and what is promised. "named" counts the runs whose last line names the culprit, and none that blames another rank.
-"lines" is the most that was printed, of which in brackets ours; "left" the most processes that had to be killed.
+T is the time from the fault until no process of the job is left, in seconds: the median
+and the longest of the runs, and what is promised. "named" counts the runs whose last
+line names the culprit, and none that blames another rank. "lines" is the most that was
+printed, of which in brackets ours; "left" the most processes that had to be killed.
 """
 
 import argparse
@@ -19,7 +21,20 @@ from statistics import median
 from tests.faults.bench import is_named, run, shortfalls
 from tests.faults.table import FAULTS, Case, cases
 
-HEAD = ("row", "fault", "place", "runs", "T", "longest", "limit", "named", "lines", "left", "code", "falls short")
+HEAD = (
+    "row",
+    "fault",
+    "place",
+    "runs",
+    "T",
+    "longest",
+    "limit",
+    "named",
+    "lines",
+    "left",
+    "code",
+    "falls short",
+)
 FORM = "{:>3}  {:<38} {:<17} {:>4} {:>6} {:>7} {:>6}  {:>6}  {:>8}  {:>4}  {:<8} {}"
 
 
@@ -36,19 +51,41 @@ def selected(full):
     """Return all cases, or one for each fault."""
     if full:
         return [case for fault in FAULTS for case in cases(fault)]
-    return [Case(fault, fault.places[len(fault.places) // 2], fault.ranks[len(fault.ranks) // 2]) for fault in FAULTS]
+    return [
+        Case(
+            fault,
+            fault.places[len(fault.places) // 2],
+            fault.ranks[len(fault.ranks) // 2],
+        )
+        for fault in FAULTS
+    ]
 
 
 def name(fault):
-    return " ".join((fault.name.replace("_", " "), *(f"{k.removeprefix('FAULT_')}={v}" for k, v in fault.variables)))
+    return " ".join(
+        (
+            fault.name.replace("_", " "),
+            *(f"{k.removeprefix('FAULT_')}={v}" for k, v in fault.variables),
+        )
+    )
 
 
 def line(fault, place, results):
-    """Return one line of the table, from (case, outcome, what falls short) of every run at one place."""
+    """Return one line of the table, from (case, outcome, what falls short) of every run
+    at one place.
+    """
     outcomes = [outcome for _, outcome, _ in results]
-    seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None] or [float("nan")]
-    named = [is_named(case, outcome) for case, outcome, _ in results if is_named(case, outcome) is not None]
-    codes = Counter("hangs" if outcome.code is None else str(outcome.code) for outcome in outcomes)
+    seconds = [
+        outcome.seconds for outcome in outcomes if outcome.seconds is not None
+    ] or [float("nan")]
+    named = [
+        is_named(case, outcome)
+        for case, outcome, _ in results
+        if is_named(case, outcome) is not None
+    ]
+    codes = Counter(
+        "hangs" if outcome.code is None else str(outcome.code) for outcome in outcomes
+    )
     short = sum(1 for *_, found in results if found)
     return FORM.format(
         fault.row,
@@ -67,16 +104,27 @@ def line(fault, place, results):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.split("\n")[0])
-    parser.add_argument("--full", action="store_true", help="every place and every rank")
-    parser.add_argument("--only", default="", help="a regular expression: 'row 4 ', 'stops steady rank 2'")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="every place and every rank"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="a regular expression: 'row 4 ', 'stops steady rank 2'",
+    )
     parser.add_argument("--repeats", type=int, default=1)
     options = parser.parse_args()
     by_line = defaultdict(list)
     for case in selected(options.full):
         if re.search(options.only, f"row {case.fault.row} {case}"):
             by_line[case.fault, case.place].append(case)
-    print(f"Load average when it began: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
+    print(
+        f"Load average when it began: {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} cores\n"
+    )
     print(FORM.format(*HEAD))
     num_short = 0
     for (fault, place), chosen in by_line.items():
@@ -87,7 +135,10 @@ def main():
             print("".join(f"       {case}: {reason}\n" for reason in found), end="")
         sys.stdout.flush()
         num_short += len(short)
-    print(f"\n{num_short} runs fall short. Load average when it ended: {os.getloadavg()[0]:.1f}")
+    print(
+        f"\n{num_short} runs fall short. Load average when it ended: "
+        f"{os.getloadavg()[0]:.1f}"
+    )
     sys.exit(num_short > 0)
 
 

@@ -1,7 +1,8 @@
 """Deeds: what a rank does when it fails, at a place of the training in ``training.py``.
 
-Each deed is called with the rank's group (None before there is one) and the array at hand: an activation in forward, a
-gradient in backward. What it returns takes the place of the array. It writes the time just before it acts.
+Each deed is called with the rank's group (None before there is one) and the array at
+hand: an activation in forward, a gradient in backward. What it returns takes the place
+of the array. It writes the time just before it acts.
 
 Nothing of minipipe is imported here: a fault may come before it.
 """
@@ -18,7 +19,8 @@ from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 
-JOB, STAMP = "FAULT_JOB", "FAULT_STAMP"  # variables: marks every process of a job; the file of time stamps
+# variables: marks every process of a job; the file of time stamps
+JOB, STAMP = "FAULT_JOB", "FAULT_STAMP"
 
 
 class Return(BaseException):
@@ -26,24 +28,29 @@ class Return(BaseException):
 
 
 def stamp(peer=""):
-    """Write the time of the fault for the bench, and the other rank that it concerns."""
+    """Write the time of the fault for the bench, and the other rank that it
+    concerns.
+    """
     with open(os.environ[STAMP], "a") as file:
         file.write(f"{time.monotonic()} {peer}\n")
 
 
 def processes_of(job):
-    """Return the numbers of all processes of a job: of the launcher, of ranks and of whatever they started."""
+    """Return the numbers of all processes of a job: of the launcher, of ranks and of
+    whatever they started.
+    """
     mark, found = f"{JOB}={job}\0".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if mark in path.read_bytes():  # of one that has ended, and that nobody has asked for, it is empty
+            # of one that has ended, and that nobody has asked for, it is empty
+            if mark in path.read_bytes():
                 found.append(int(path.parent.name))
         except OSError:  # gone meanwhile, or of another user
             continue
     return found
 
 
-# -- a rank is killed ---------------------------------------------------------------------------------------------
+# -- a rank is killed ------------------------------------------------------------------
 
 
 def _signal_myself(number):
@@ -65,7 +72,9 @@ def leaves_python(group, array):
 
 
 def _start_children():
-    """Start what a data loader may: processes by fork, in a thread, nested, deaf, in a session of their own."""
+    """Start what a data loader may: processes by fork, in a thread, nested, deaf, in a
+    session of their own.
+    """
 
     def fork(*before):
         if os.fork() == 0:
@@ -82,7 +91,9 @@ def _start_children():
     thread.start()
     thread.join()
     for method in ("fork", "forkserver", "spawn"):
-        multiprocessing.get_context(method).Process(target=time.sleep, args=(3600,), daemon=True).start()
+        multiprocessing.get_context(method).Process(
+            target=time.sleep, args=(3600,), daemon=True
+        ).start()
     subprocess.Popen(["sleep", "3600"], start_new_session=True)
     subprocess.Popen(["sleep", "3600"], close_fds=False)
 
@@ -103,7 +114,7 @@ def leaves_a_child_behind(group, array):
         time.sleep(3600)
 
 
-# -- a rank raises or ends ----------------------------------------------------------------------------------------
+# -- a rank raises or ends -------------------------------------------------------------
 
 
 def raises(group, array):
@@ -163,7 +174,7 @@ def does_nothing(group, array):
     stamp()
 
 
-# -- a rank stops answering ---------------------------------------------------------------------------------------
+# -- a rank stops answering ------------------------------------------------------------
 
 
 def stops(group, array):
@@ -194,7 +205,9 @@ def naps(group, array):
 
 def _outside(command):
     """Run a command of the shell that is no part of the job, and do not wait for it."""
-    subprocess.Popen(["sh", "-c", command], env={"PATH": os.environ["PATH"]}, start_new_session=True)
+    subprocess.Popen(
+        ["sh", "-c", command], env={"PATH": os.environ["PATH"]}, start_new_session=True
+    )
 
 
 def stops_for_a_while(group, array):
@@ -215,7 +228,9 @@ def stands_in_a_debugger(group, array):
 
 
 def suspends_the_job(group, array):
-    """Stop every process of the job, the launcher too, for longer than the timeout: as Slurm suspends a job."""
+    """Stop every process of the job, the launcher too, for longer than the timeout: as
+    Slurm suspends a job.
+    """
     everybody = " ".join(map(str, processes_of(os.environ[JOB])))
     seconds = float(os.environ["FAULT_TIMEOUT"]) + 1.5
     stamp()
@@ -223,7 +238,7 @@ def suspends_the_job(group, array):
     time.sleep(0.5)  # be stopped here, not further on
 
 
-# -- the launcher -------------------------------------------------------------------------------------------------
+# -- the launcher ----------------------------------------------------------------------
 
 
 def _parent(process):
@@ -234,7 +249,8 @@ def _parent(process):
 def kills_the_proxy(group, array):
     stamp()
     os.kill(os.getppid(), signal.SIGKILL)
-    if group is not None:  # before, no rank has said that it belongs to a job: each goes on until it does
+    # before, no rank has said that it belongs to a job: each goes on until it does
+    if group is not None:
         time.sleep(60)  # the work goes on: nothing comes to its end by itself
 
 
@@ -252,18 +268,22 @@ def sends_the_launcher_sigquit(group, array):
 
 
 def types_control_c(group, array):
-    """As from a terminal, to the launcher and its process group, while the others wait for this rank."""
+    """As from a terminal, to the launcher and its process group, while the others wait
+    for this rank.
+    """
     time.sleep(0.5)
     stamp()
     os.killpg(os.getpgid(_parent(os.getppid())), signal.SIGINT)
     time.sleep(60)
 
 
-# -- a message or an array is wrong -------------------------------------------------------------------------------
+# -- a message or an array is wrong ----------------------------------------------------
 
 
 def _instead_of_the_next_message(group, act):
-    """Wrap the one function through which every message of this rank passes, for one message."""
+    """Wrap the one function through which every message of this rank passes, for one
+    message.
+    """
     send = group.isend
 
     def once(array, destination, tag=0, *, step=0):
@@ -282,7 +302,10 @@ def loses_a_message(group, array):
 
 def mistags_a_message(group, array):
     _instead_of_the_next_message(
-        group, lambda send, array, destination, tag, step: send(array, destination, abs(tag) + 1000, step=step)
+        group,
+        lambda send, array, destination, tag, step: send(
+            array, destination, abs(tag) + 1000, step=step
+        ),
     )
 
 
@@ -301,9 +324,10 @@ def widens_the_gradient(group, array):
     return array.astype("float64")
 
 
-# -- where and when -----------------------------------------------------------------------------------------------
+# -- where and when --------------------------------------------------------------------
 
-# A place of the training: a step, a direction ("F", "B", or "end" of the step) and a microbatch; or just its name.
+# A place of the training: a step, a direction ("F", "B", or "end" of the step) and a
+# microbatch; or just its name.
 PLACES = {
     "first line": "first line",  # of the script, before minipipe is imported
     "before the group": "before the group",
@@ -322,21 +346,29 @@ class Due:
     group = None
 
     def __init__(self, deed, place, rank):
-        self._deed, self._where, self._is_mine = deed, PLACES.get(place), int(os.environ["PMI_RANK"]) == rank
+        self._deed, self._where, self._is_mine = (
+            deed,
+            PLACES.get(place),
+            int(os.environ["PMI_RANK"]) == rank,
+        )
 
     def reach(self, where, array=None):
-        """Note that the training has come to a place; return the array that it goes on with."""
+        """Note that the training has come to a place; return the array that it goes on
+        with.
+        """
         if not (self._is_mine and where == self._where):
             return array
         changed = self._deed(self.group, array)
         return array if changed is None else changed
 
 
-# -- streams ------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------
 
 
 def _fill_a_pipe_as(number):
-    """Let a descriptor lead into a full pipe that nobody reads: whoever writes there waits for ever."""
+    """Let a descriptor lead into a full pipe that nobody reads: whoever writes there
+    waits for ever.
+    """
     _, end = os.pipe()
     os.set_blocking(end, False)
     with suppress(BlockingIOError):
@@ -347,7 +379,9 @@ def _fill_a_pipe_as(number):
 
 
 def break_stream(name, way):
-    """Break ``stdout`` or ``stderr`` as daemons, notebooks, closed terminals and full disks do."""
+    """Break ``stdout`` or ``stderr`` as daemons, notebooks, closed terminals and full
+    disks do.
+    """
     stream, number = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
     if way == "None":
         setattr(sys, name, None)

@@ -1,6 +1,8 @@
-"""One job with one fault, as a user's script: ``mpirun -n 4 python tests/faults/job.py FAULT PLACE RANK with|without``.
+"""One job with one fault, as a user's script: ``mpirun -n 4 python tests/faults/job.py
+FAULT PLACE RANK with|without``.
 
-FAULT is a deed, which happens at PLACE of the training on RANK, or a scene: a program of its own.
+FAULT is a deed, which happens at PLACE of the training on RANK, or a scene: a program
+of its own.
 """
 
 import os

@@ -1,6 +1,8 @@
-"""Scenes: programs of their own that go wrong, where a deed in the training of ``training.py`` would not say it.
+"""Scenes: programs of their own that go wrong, where a deed in the training of
+``training.py`` would not say it.
 
-Each is called with the group and the rank of the culprit (of no meaning where all ranks do the same).
+Each is called with the group and the rank of the culprit (of no meaning where all ranks
+do the same).
 """
 
 import itertools
@@ -18,7 +20,7 @@ from tests.faults import deeds
 from tests.faults.deeds import stamp
 from tests.faults.training import NUM_MICROBATCHES, train
 
-# -- a rank leaves, or seems to -----------------------------------------------------------------------------------
+# -- a rank leaves, or seems to --------------------------------------------------------
 
 
 def exits_in_a_collective(group, culprit):
@@ -49,7 +51,9 @@ def works_on_alone_after_the_others(group, culprit):
 
 
 def leaves_a_large_send_behind(group, culprit):
-    """The last send of a group that nobody keeps: its bytes must stay until they are taken."""
+    """The last send of a group that nobody keeps: its bytes must stay until they are
+    taken.
+    """
     receiver = (culprit + 1) % group.size
     if group.rank == culprit:
         stamp()
@@ -59,11 +63,13 @@ def leaves_a_large_send_behind(group, culprit):
         assert (group.recv(culprit) == 7.0).all()
 
 
-# -- messages -----------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 
 def stops_in_the_middle_of_a_large_array(group, culprit):
-    """Where ranks cannot read each other's memory, the bytes move only while the sender helps."""
+    """Where ranks cannot read each other's memory, the bytes move only while the sender
+    helps.
+    """
     receiver = (culprit + 1) % group.size
     if group.rank == culprit:
         group.isend(np.zeros(64 << 20, np.uint8), receiver, tag=1)
@@ -75,7 +81,9 @@ def stops_in_the_middle_of_a_large_array(group, culprit):
 
 
 def stops_in_a_subgroup(group, culprit):
-    """A rank is called by its number in the world, whatever its number is in a group that was split off."""
+    """A rank is called by its number in the world, whatever its number is in a group
+    that was split off.
+    """
     half = group.split(group.rank // 2)
     if group.rank == culprit:
         deeds.stops(group, None)
@@ -92,7 +100,9 @@ def sends_a_large_array_that_nobody_takes(group, culprit):
 
 
 def sends_another_tag(group, culprit):
-    """Both wait for a message of the other; only that of the culprit was sent, with another tag."""
+    """Both wait for a message of the other; only that of the culprit was sent, with
+    another tag.
+    """
     receiver = (culprit + 1) % group.size
     if group.rank == culprit:
         stamp(receiver)
@@ -131,20 +141,39 @@ def _sends(group, culprit, array, expected):
     group.barrier()
 
 
-# -- ranks run different programs ---------------------------------------------------------------------------------
+# -- ranks run different programs ------------------------------------------------------
 
 
-def _train(group, *, layer=None, batch=1.0, rate=0.1, kind=optim.SGD, initialise=None, mode="train", **options):
-    """Train one step, each rank with what is given to it; a stage for each rank, Linear and Tanh."""
+def _train(
+    group,
+    *,
+    layer=None,
+    batch=1.0,
+    rate=0.1,
+    kind=optim.SGD,
+    initialise=None,
+    mode="train",
+    **options,
+):
+    """Train one step, each rank with what is given to it; a stage for each rank, Linear
+    and Tanh.
+    """
     layers = [layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.Tanh())]
     model = nn.Sequential(*layers[:-1], layer or nn.Tanh())
     if initialise is not None:
         model.initialise(initialise)
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), **{"num_microbatches": NUM_MICROBATCHES, **options})
+    pipeline = Pipeline(
+        model,
+        group,
+        loss=nn.MSELoss(),
+        **{"num_microbatches": NUM_MICROBATCHES, **options},
+    )
     optimiser = kind(pipeline.parameters(), learning_rate=rate)
     getattr(pipeline, mode)()
     for _ in range(2):
-        pipeline.step(np.full((16, 4), batch, np.float32), np.zeros((16, 4), np.float32))
+        pipeline.step(
+            np.full((16, 4), batch, np.float32), np.zeros((16, 4), np.float32)
+        )
         optimiser.step()
 
 
@@ -168,13 +197,22 @@ class Scale(nn.Module):
 
 differs_in_seed = _differently(dict, lambda: {"seed": 1})
 differs_in_schedule = _differently(dict, lambda: {"schedule": "gpipe"})
-differs_in_width = _differently(lambda: {"layer": nn.Linear(4, 4)}, lambda: {"layer": nn.Linear(4, 5)})
-differs_in_first_values = _differently(lambda: {"initialise": 0}, lambda: {"initialise": 1})
-differs_in_an_initialiser = _differently(
-    lambda: {"layer": nn.Linear(4, 4)}, lambda: {"layer": nn.Linear(4, 4, initialiser=nn.initialisers.normal(0.1))}
+differs_in_width = _differently(
+    lambda: {"layer": nn.Linear(4, 4)}, lambda: {"layer": nn.Linear(4, 5)}
 )
-differs_in_epsilon = _differently(lambda: {"layer": nn.LayerNorm(4)}, lambda: {"layer": nn.LayerNorm(4, epsilon=0.1)})
-differs_in_an_attribute = _differently(lambda: {"layer": Scale(1.0)}, lambda: {"layer": Scale(2.0)})
+differs_in_first_values = _differently(
+    lambda: {"initialise": 0}, lambda: {"initialise": 1}
+)
+differs_in_an_initialiser = _differently(
+    lambda: {"layer": nn.Linear(4, 4)},
+    lambda: {"layer": nn.Linear(4, 4, initialiser=nn.initialisers.normal(0.1))},
+)
+differs_in_epsilon = _differently(
+    lambda: {"layer": nn.LayerNorm(4)}, lambda: {"layer": nn.LayerNorm(4, epsilon=0.1)}
+)
+differs_in_an_attribute = _differently(
+    lambda: {"layer": Scale(1.0)}, lambda: {"layer": Scale(2.0)}
+)
 differs_in_batch = _differently(dict, lambda: {"batch": 2.0})
 differs_in_learning_rate = _differently(dict, lambda: {"rate": 0.2})
 differs_in_optimiser = _differently(dict, lambda: {"kind": optim.Adam})
@@ -184,20 +222,24 @@ differs_in_mode = _differently(dict, lambda: {"mode": "eval"})
 def steps_unequally_often(group, culprit):
     """As if the culprit had skipped a step of the others."""
     stamp()
-    pipeline = Pipeline(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), group, loss=nn.MSELoss())
+    pipeline = Pipeline(
+        nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), group, loss=nn.MSELoss()
+    )
     if group.rank == culprit:
         pipeline._intake.calls.count += 1
     pipeline.step(np.ones((16, 4), np.float32), np.zeros((16, 4), np.float32))
 
 
-# -- replicas: two of two stages ----------------------------------------------------------------------------------
+# -- replicas: two of two stages -------------------------------------------------------
 
 _REPLICAS = {"replicas": 2, "num_microbatches": NUM_MICROBATCHES // 2}
 differs_in_replicas = _differently(lambda: _REPLICAS, dict)
 
 
 def _in_a_sum(deed):
-    """Return a scene in which a deed is done where the culprit would send its parts of a sum of gradients."""
+    """Return a scene in which a deed is done where the culprit would send its parts of
+    a sum of gradients.
+    """
 
     def scene(group, culprit):
         begin, steps = AllReduce.__init__, itertools.count(1)
@@ -220,11 +262,13 @@ sleeps_in_a_sum = _in_a_sum(deeds.sleeps)
 loses_a_part_of_a_sum = _in_a_sum(deeds.loses_a_message)
 
 
-# -- a grid of 2 x 2 x 2, fully sharded ----------------------------------------------------------------------------
+# -- a grid of 2 x 2 x 2, fully sharded ------------------------------------------------
 
 
 def _in_a_layer(deed):
-    """Return a scene in which a deed is done where the culprit would send its part of a sum in a layer."""
+    """Return a scene in which a deed is done where the culprit would send its part of a
+    sum in a layer.
+    """
 
     def scene(group, culprit):
         combined, calls = parallel.combined, itertools.count(1)
@@ -235,7 +279,10 @@ def _in_a_layer(deed):
             return combined(*given)
 
         parallel.combined = reach
-        _train(Grid(group, pipeline=2, data=2, tensor=2, fully_sharded=True), num_microbatches=NUM_MICROBATCHES // 2)
+        _train(
+            Grid(group, pipeline=2, data=2, tensor=2, fully_sharded=True),
+            num_microbatches=NUM_MICROBATCHES // 2,
+        )
 
     return scene
 
@@ -247,15 +294,19 @@ stops_in_a_layer = _in_a_layer(deeds.stops)
 sleeps_in_a_layer = _in_a_layer(deeds.sleeps)
 
 
-# -- channels: every rank passes something on to the next one ------------------------------------------------------
+# -- channels: every rank passes something on to the next one --------------------------
 
 
 def _beside_channels(deed):
-    """Return a scene in which a deed is done by the culprit in a step, while the others wait in a channel."""
+    """Return a scene in which a deed is done by the culprit in a step, while the others
+    wait in a channel.
+    """
 
     def scene(group, culprit):
         sending = group.send_channel((3,), np.float32, (group.rank + 1) % group.size, 4)
-        receiving = group.receive_channel((3,), np.float32, (group.rank - 1) % group.size, 4)
+        receiving = group.receive_channel(
+            (3,), np.float32, (group.rank - 1) % group.size, 4
+        )
         for step in range(100):
             receiving.start(step)
             if group.rank == culprit and step == 50:
@@ -285,7 +336,7 @@ def returns_early_beside_channels(group, culprit):
         _beside_channels(deeds.returns_early)(group, culprit)
 
 
-# -- what cannot work ---------------------------------------------------------------------------------------------
+# -- what cannot work ------------------------------------------------------------------
 
 
 def has_a_schedule_that_deadlocks(group, culprit):
@@ -309,11 +360,13 @@ def has_a_schedule_for_other_ranks(group, culprit):
     _train(group, schedule=schedules.gpipe(2, 4), num_microbatches=4)
 
 
-# -- slow, but well -----------------------------------------------------------------------------------------------
+# -- slow, but well --------------------------------------------------------------------
 
 
 class SlowAtRandom:
-    """In every step some rank is slow somewhere, for up to 2 s. The steps are kept apart, so delays do not add up."""
+    """In every step some rank is slow somewhere, for up to 2 s. The steps are kept
+    apart, so delays do not add up.
+    """
 
     def __init__(self, seed):
         self._seed = seed
@@ -323,7 +376,10 @@ class SlowAtRandom:
             step, direction, _ = where
             draw = random.Random(f"{self._seed} {step}")
             rank, seconds = draw.randrange(4), draw.uniform(0, 2)
-            if (self.group.rank, where) == (rank, (step, draw.choice("FB"), draw.randrange(NUM_MICROBATCHES))):
+            if (self.group.rank, where) == (
+                rank,
+                (step, draw.choice("FB"), draw.randrange(NUM_MICROBATCHES)),
+            ):
                 stamp()
                 time.sleep(seconds)
             if direction == "end":

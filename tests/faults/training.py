@@ -1,7 +1,8 @@
-"""The training that faults happen in: four stages, each of a linear layer and a trap, 1F1B over eight microbatches.
+"""The training that faults happen in: four stages, each of a linear layer and a trap,
+1F1B over eight microbatches.
 
-With four ranks rank r has 3 - r forwards of warm-up. Every rank runs the same script, as a user's, and a layer or the
-script itself misbehaves on one of them.
+With four ranks rank r has 3 - r forwards of warm-up. Every rank runs the same script,
+as a user's, and a layer or the script itself misbehaves on one of them.
 """
 
 import numpy as np
@@ -12,7 +13,9 @@ from minipipe.tensor import record
 from tests.faults.deeds import Return
 
 NUM_MICROBATCHES = 8
-_due = None  # the fault of this process; not an attribute of a layer, since the ranks agree about those
+# the fault of this process; not an attribute of a layer, since the ranks agree about
+# those
+_due = None
 
 
 class Trap(nn.Module):
@@ -22,15 +25,21 @@ class Trap(nn.Module):
         place = current_place()
         step, microbatch = place.step + 1, place.microbatch
         array = _due.reach((step, "F", microbatch), x.data)
-        return record(array, (x, lambda gradient: _due.reach((step, "B", microbatch), gradient)))
+        return record(
+            array, (x, lambda gradient: _due.reach((step, "B", microbatch), gradient))
+        )
 
 
 def model(width=4):
-    return nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(width, width), Trap())])
+    return nn.Sequential(
+        *[layer for _ in range(4) for layer in (nn.Linear(width, width), Trap())]
+    )
 
 
 def train(group, due, num_steps=3):
-    """Train; the fault may be due before the pipeline is made, in a forward or backward, and after a step."""
+    """Train; the fault may be due before the pipeline is made, in a forward or
+    backward, and after a step.
+    """
     global _due
     _due, due.group = due, group
     try:

@@ -9,7 +9,12 @@ import minipipe
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install '.[gpu]'")
 PACKAGE = Path(minipipe.__file__).parent
-FILES = [*PACKAGE.glob("functional/*.py"), *PACKAGE.glob("optim/*.py"), *PACKAGE.glob("nn/*.py"), PACKAGE / "tensor.py"]
+FILES = [
+    *PACKAGE.glob("functional/*.py"),
+    *PACKAGE.glob("optim/*.py"),
+    *PACKAGE.glob("nn/*.py"),
+    PACKAGE / "tensor.py",
+]
 FILES.append(PACKAGE / "autograd/backend.py")
 
 
@@ -18,13 +23,18 @@ def names_asked_of_array_modules(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
             owner = node.value
-            is_call = isinstance(owner, ast.Call) and getattr(owner.func, "id", "") == "array_module"
+            is_call = (
+                isinstance(owner, ast.Call)
+                and getattr(owner.func, "id", "") == "array_module"
+            )
             if is_call or getattr(owner, "id", "") == "xp":
                 yield node.attr
 
 
 def test_cupy_has_every_function_that_is_called():
-    asked = {name for path in FILES for name in names_asked_of_array_modules(path)} - {"__name__"}
+    asked = {name for path in FILES for name in names_asked_of_array_modules(path)} - {
+        "__name__"
+    }
     assert len(asked) > 30
     assert not sorted(name for name in asked if not hasattr(cupy, name))
 
@@ -32,5 +42,10 @@ def test_cupy_has_every_function_that_is_called():
 def test_cupy_has_what_carries_arrays_to_the_host():
     import cupyx
 
-    assert cupyx.empty_pinned and cupy.ndarray.get and cupy.cuda.Stream.synchronize and cupy.cuda.Device.use
+    assert (
+        cupyx.empty_pinned
+        and cupy.ndarray.get
+        and cupy.cuda.Stream.synchronize
+        and cupy.cuda.Device.use
+    )
     assert cupy.cuda.get_current_stream and cupy.cuda.runtime.getDeviceCount

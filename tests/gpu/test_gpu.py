@@ -1,4 +1,6 @@
-"""The engine on a real GPU. Run `pytest -m gpu` on a machine that has one; elsewhere these tests are skipped."""
+"""The engine on a real GPU. Run `pytest -m gpu` on a machine that has one; elsewhere
+these tests are skipped.
+"""
 
 import json
 import sys
@@ -33,25 +35,43 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @named(STRICT_ROWS)
-def test_every_operation_gives_numpys_values_and_gradients_and_stays_on_the_gpu(row, dtype):
+def test_every_operation_gives_numpys_values_and_gradients_and_stays_on_the_gpu(
+    row, dtype
+):
     on_numpy, numpy_gradients = evaluate(row, dtype, np)
     on_gpu, gpu_gradients = evaluate(row, dtype, cupy)
     tolerance = {"float32": 1e-5, "float64": 1e-12}[dtype]
-    for given_, expected in zip([on_gpu.data, *gpu_gradients], [on_numpy.data, *numpy_gradients]):
+    for given_, expected in zip(
+        [on_gpu.data, *gpu_gradients], [on_numpy.data, *numpy_gradients]
+    ):
         assert backend.array_module(given_) is cupy and given_.dtype == dtype
-        np.testing.assert_allclose(given_.get(), expected, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            given_.get(), expected, rtol=tolerance, atol=tolerance
+        )
 
 
 @examples(40)
 @given(steps(), st.booleans())
 def test_pipelined_steps_on_gpus_have_the_bits_of_one_process_on_a_gpu(step, recompute):
     model, inputs, targets, schedule, partition = step
-    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, 3, partition, recompute, device="gpu")
+    check_same_as_one_process(
+        model,
+        nn.MSELoss(),
+        inputs,
+        targets,
+        schedule,
+        3,
+        partition,
+        recompute,
+        device="gpu",
+    )
 
 
 def test_gradients_of_an_embedding_and_of_an_index_repeat_to_the_bit():
     ids = cupy.asarray(np.random.default_rng(0).integers(0, 7, 4096))
-    upstream = cupy.asarray(np.random.default_rng(1).standard_normal((4096, 32)), dtype=np.float32)
+    upstream = cupy.asarray(
+        np.random.default_rng(1).standard_normal((4096, 32)), dtype=np.float32
+    )
     found = set()
     for _ in range(20):
         table = Tensor(cupy.zeros((7, 32), dtype=np.float32), requires_grad=True)
@@ -78,20 +98,47 @@ def test_ids_out_of_range_raise_although_cupy_would_wrap_them():
 def test_parameters_activations_and_gradients_stay_on_the_gpu():
     def modules(group):
         pipeline = Pipeline(
-            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), group, loss=nn.MSELoss(), num_microbatches=2, device="gpu"
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)),
+            group,
+            loss=nn.MSELoss(),
+            num_microbatches=2,
+            device="gpu",
         )
         pipeline.step(np.ones((4, 4), np.float32), np.ones((4, 2), np.float32))
-        held = {backend.array_module(a) for p in pipeline.parameters() for a in (p.data, p.grad)}
-        return held == {cupy}, type(pipeline.predict(np.ones((4, 4), np.float32))) is np.ndarray
+        held = {
+            backend.array_module(a)
+            for p in pipeline.parameters()
+            for a in (p.data, p.grad)
+        }
+        return held == {cupy}, type(
+            pipeline.predict(np.ones((4, 4), np.float32))
+        ) is np.ndarray
 
     assert spawn(modules, 2) == [(True, True)] * 2
 
 
 @needs_mpi
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_the_language_model_has_one_loss_for_any_number_of_ranks_that_share_a_gpu(num_ranks):
-    options = ("--device", "gpu", "--steps", "6", "--width", "16", "--heads", "2", "--context", "12", "--json")
+def test_the_language_model_has_one_loss_for_any_number_of_ranks_that_share_a_gpu(
+    num_ranks,
+):
+    options = (
+        "--device",
+        "gpu",
+        "--steps",
+        "6",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--context",
+        "12",
+        "--json",
+    )
     one = run([sys.executable, "tutorials/train_lm.py", *options], limit=150)
     many = mpirun(num_ranks, "tutorials/train_lm.py", *options, limit=150)
     assert one.code == many.code == 0, one.err + many.err
-    assert json.loads(one.out.splitlines()[-1])["loss"] == json.loads(many.out.splitlines()[-1])["loss"]
+    assert (
+        json.loads(one.out.splitlines()[-1])["loss"]
+        == json.loads(many.out.splitlines()[-1])["loss"]
+    )

@@ -1,7 +1,9 @@
-"""A job that trains until something breaks it: ``mpirun -n 4 python -m tests.hosts.job [RANK]``.
+"""A job that trains until something breaks it: ``mpirun -n 4 python -m tests.hosts.job
+[RANK]``.
 
-A signal USR1 lets a rank raise after its step. RANK raises on the first line, before there is a group. The start has
-the time that MINIPIPE_TIMEOUT allows, and each step TIMEOUT. Eight ranks are a grid.
+A signal USR1 lets a rank raise after its step. RANK raises on the first line, before
+there is a group. The start has the time that MINIPIPE_TIMEOUT allows, and each step
+TIMEOUT. Eight ranks are a grid.
 """
 
 import os
@@ -21,7 +23,9 @@ TIMEOUT = 3.0  # seconds
 
 def train(group, told):
     """Take steps until somebody has told this rank to raise."""
-    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())])
+    model = nn.Sequential(
+        *[layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    )
     where = Grid(group, pipeline=2, data=2, tensor=2) if group.size == 8 else group
     pipeline = Pipeline(model, where, loss=nn.MSELoss(), num_microbatches=8)
     samples = np.ones((256, 64), np.float32)
@@ -32,7 +36,10 @@ def train(group, told):
         if step == 2:
             group.barrier()
             grid = pipeline.grid
-            for each in [group, *([grid.group, grid.pipeline, grid.data, grid.tensor] if grid else [])]:
+            for each in [
+                group,
+                *([grid.group, grid.pipeline, grid.data, grid.tensor] if grid else []),
+            ]:
                 each.timeout = TIMEOUT
             if group.rank == 0:
                 print("training", flush=True)

@@ -10,14 +10,20 @@ from minipipe.comm.job.host import num_cores
 
 
 def facts_of(group):
-    """Return what a rank knows: its number here, whether its waits spin, and how it computes."""
+    """Return what a rank knows: its number here, whether its waits spin, and how it
+    computes.
+    """
     return {
         "rank": group.rank,
         "host": socket.gethostname(),
         "local_rank": group.local_rank,
         "cores": num_cores(),
         "spins": group.job.spins > 0,
-        "blas_threads": max(blas["num_threads"] for blas in threadpool_info() if blas["user_api"] == "blas"),
+        "blas_threads": max(
+            blas["num_threads"]
+            for blas in threadpool_info()
+            if blas["user_api"] == "blas"
+        ),
     }
 
 

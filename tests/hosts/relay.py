@@ -1,7 +1,9 @@
-"""A switch with slow cables: hands each Ethernet frame on after a while. ``python -m tests.hosts.relay SECONDS PORT…``
+"""A switch with slow cables: hands each Ethernet frame on after a while. ``python -m
+tests.hosts.relay SECONDS PORT…``
 
-In place of the kernel's netem, which many kernels lack. A port is a network device whose other end is this program;
-network.py moves each into its host. The frames are as they would be on a wire, and so TCP sees the delay.
+In place of the kernel's netem, which many kernels lack. A port is a network device
+whose other end is this program; network.py moves each into its host. The frames are as
+they would be on a wire, and so TCP sees the delay.
 """
 
 import fcntl
@@ -23,7 +25,9 @@ _EVERYBODY = 1  # the lowest bit of the first byte of an address
 def open_port(name):
     """Make a network device; return the file that reads and writes its frames."""
     port = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(port, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _TAP | _NO_INFORMATION))
+    fcntl.ioctl(
+        port, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _TAP | _NO_INFORMATION)
+    )
     return port
 
 
@@ -39,7 +43,9 @@ def frames_of(port):
 
 
 def relay(ports, delay):
-    """Hand frames on for ever, each to the port where its address was seen, or to all others."""
+    """Hand frames on for ever, each to the port where its address was seen, or to all
+    others.
+    """
     seen, waiting = {}, deque()  # port by address; (when due, frame, from)
     while True:
         left = max(0.0, waiting[0][0] - time.perf_counter()) if waiting else None
@@ -57,7 +63,9 @@ def relay(ports, delay):
 
 
 def write(port, frame):
-    """Send a frame into a port. A device that is not up yet refuses it, as a cable that ends nowhere would lose it."""
+    """Send a frame into a port. A device that is not up yet refuses it, as a cable that
+    ends nowhere would lose it.
+    """
     with suppress(OSError):
         os.write(port, frame)
 

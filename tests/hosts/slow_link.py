@@ -2,8 +2,8 @@
 
     mpirun -n 2 python -m tests.hosts.slow_link LATENCY BANDWIDTH
 
-in seconds and bytes per second. Prints a line of JSON: for each schedule the makespan measured, the one predicted with
-the link, and the one predicted without it, in seconds.
+in seconds and bytes per second. Prints a line of JSON: for each schedule the makespan
+measured, the one predicted with the link, and the one predicted without it, in seconds.
 """
 
 import json
@@ -26,7 +26,9 @@ STEPS = 5
 
 
 class Slow(nn.Module):
-    """Multiplies by a weight, and takes 5 ms for each of F, I and W, whatever else the machine does."""
+    """Multiplies by a weight, and takes 5 ms for each of F, I and W, whatever else the
+    machine does.
+    """
 
     def __init__(self):
         self.weight = nn.Parameter((WIDTH,), nn.initialisers.constant(0.5))
@@ -56,7 +58,9 @@ def pipeline_with(name, group):
 
 
 def makespans(pipeline, batch, expected):
-    """Yield the makespan of each step, after the first one; the link changes none of the bits."""
+    """Yield the makespan of each step, after the first one; the link changes none of
+    the bits.
+    """
     for step in range(STEPS + 1):
         assert pipeline.step(*batch) == expected
         makespan = pipeline.timeline().makespan
@@ -65,20 +69,37 @@ def makespans(pipeline, batch, expected):
 
 
 def main(latency, bandwidth):
-    batch = np.random.default_rng(0).standard_normal((2, ROWS * MICROBATCHES, WIDTH)).astype(np.float32)
+    batch = (
+        np.random.default_rng(0)
+        .standard_normal((2, ROWS * MICROBATCHES, WIDTH))
+        .astype(np.float32)
+    )
     with init_process_group() as group:
-        expected = one_process_step(model().initialise(0), nn.MSELoss(), *batch, MICROBATCHES).loss
+        expected = one_process_step(
+            model().initialise(0), nn.MSELoss(), *batch, MICROBATCHES
+        ).loss
         with catch_warnings():
-            filterwarnings("ignore", "These costs were measured on a busy machine")  # its layers sleep
-            measured = pipeline_with("1f1b", group).measure_costs(*batch, num_steps=STEPS)
+            # its layers sleep
+            filterwarnings("ignore", "These costs were measured on a busy machine")
+            measured = pipeline_with("1f1b", group).measure_costs(
+                *batch, num_steps=STEPS
+            )
         alone = replace(measured, latency=0.0)
         size = ROWS * WIDTH * batch.itemsize
-        linked = replace(measured, latency=latency, bandwidth=bandwidth, message_size=size)
+        linked = replace(
+            measured, latency=latency, bandwidth=bandwidth, message_size=size
+        )
         rows = {}
         for name in SCHEDULES:
             pipeline = pipeline_with(name, group)
             seen = median(makespans(pipeline, batch, expected))
-            rows[name] = [seen, *(simulate(pipeline.schedule, costs).makespan for costs in (linked, alone))]
+            rows[name] = [
+                seen,
+                *(
+                    simulate(pipeline.schedule, costs).makespan
+                    for costs in (linked, alone)
+                ),
+            ]
         if group.rank == 0:
             print(json.dumps(rows))
 

@@ -1,6 +1,8 @@
-"""A grid of 2 x 2 x 2 on four hosts of two ranks: a layer stays on its host, and the losses are those of one process.
+"""A grid of 2 x 2 x 2 on four hosts of two ranks: a layer stays on its host, and the
+losses are those of one process.
 
-mpirun -n 8 python -m tests.hosts.test_grid: for each rank its host and the hosts of its groups, and the losses
+mpirun -n 8 python -m tests.hosts.test_grid: for each rank its host and the hosts of its
+groups, and the losses
 """
 
 import json
@@ -24,11 +26,16 @@ def test_a_layer_stays_on_its_host_however_ranks_are_dealt(four_hosts, ranks_in_
     before = [host.bytes_sent() for host in four_hosts.hosts]
     addresses = ",".join(host.address for host in four_hosts.hosts)
     where = ["-hosts", addresses, "-ppn", str(ranks_in_turn), "-n", "8"]
-    job = four_hosts.start_on_login(*four_hosts.launcher, *where, sys.executable, "-m", "tests.hosts.test_grid")
+    job = four_hosts.start_on_login(
+        *four_hosts.launcher, *where, sys.executable, "-m", "tests.hosts.test_grid"
+    )
     done = four_hosts.finish(job, 60)
     assert (done.code, done.err) == (0, "")
     told = json.loads(done.out)
-    print(f"{done.seconds:.1f} s, bytes: {[host.bytes_sent() - b for host, b in zip(four_hosts.hosts, before)]}")
+    print(
+        f"{done.seconds:.1f} s, bytes: "
+        f"{[host.bytes_sent() - b for host, b in zip(four_hosts.hosts, before)]}"
+    )
     dealt = [f"node{rank // ranks_in_turn % 4}" for rank in range(8)]
     assert [facts["host"] for facts in told] == dealt
     for facts in told:
@@ -42,7 +49,9 @@ if __name__ == "__main__":
         losses, *_ = train(pipeline)
         facts = {"host": socket.gethostname(), "losses": losses}
         for name in ("tensor", "data"):
-            facts[name] = gather(getattr(pipeline.grid, name), facts["host"], "test_grid")
+            facts[name] = gather(
+                getattr(pipeline.grid, name), facts["host"], "test_grid"
+            )
         told = gather(group, facts, "test_grid")
         if group.rank == 0:
             print(json.dumps(told))

@@ -1,4 +1,6 @@
-"""A link of 200 Mbit/s and 5 ms between two hosts: the same bits, the wait in the timeline, and no false alarm."""
+"""A link of 200 Mbit/s and 5 ms between two hosts: the same bits, the wait in the
+timeline, and no false alarm.
+"""
 
 import json
 
@@ -12,20 +14,27 @@ BITS_PER_SECOND, LATENCY = 200_000_000, 0.005
 
 
 def test_a_slow_link_is_predicted_from_its_latency_and_bandwidth():
-    """The program asserts that the loss of every step is that of one process, bit for bit.
+    """The program asserts that the loss of every step is that of one process, bit for
+    bit.
 
-    A layer of it sleeps, so that its times do not depend on what else this machine does; the messages are real.
+    A layer of it sleeps, so that its times do not depend on what else this machine
+    does; the messages are real.
     """
     with Network(2, delay=LATENCY) as network:
         for host in network.hosts:
             host.send_at(BITS_PER_SECOND)
         bandwidth = BITS_PER_SECOND / 8
-        done = network.mpirun(2, "-m", "tests.hosts.slow_link", LATENCY, bandwidth, MINIPIPE_TIMEOUT="2")
-    assert (done.code, done.err) == (0, "")  # no rank complained within its timeout of 2 s
+        done = network.mpirun(
+            2, "-m", "tests.hosts.slow_link", LATENCY, bandwidth, MINIPIPE_TIMEOUT="2"
+        )
+    # no rank complained within its timeout of 2 s
+    assert (done.code, done.err) == (0, "")
     for name, (measured, predicted, alone) in json.loads(done.out).items():
         print(
-            f"{name:6} measured {1000 * measured:.0f} ms, predicted {1000 * predicted:.0f} ms "
+            f"{name:6} measured {1000 * measured:.0f} ms, predicted "
+            f"{1000 * predicted:.0f} ms "
             f"({predicted / measured - 1:+.0%}); without the link {1000 * alone:.0f} ms"
         )
         assert measured > alone  # the timeline shows the wait
-        assert 0.6 < predicted / measured < 1.15  # a busy machine is slower than predicted, and never faster
+        # a busy machine is slower than predicted, and never faster
+        assert 0.6 < predicted / measured < 1.15

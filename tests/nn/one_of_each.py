@@ -39,10 +39,18 @@ from minipipe.nn.fully_sharded import Workspace
 from minipipe.schedules import Action, ActionKind, Costs, IdleCause, Objective
 
 TOP = Path(minipipe.__file__).parent
-STUBS = [".".join(stub.parent.relative_to(TOP.parent).parts) for stub in sorted(TOP.rglob("__init__.pyi"))]
-MODULES_OF_MINIPIPE = [f"minipipe.{name}" for name in minipipe.__all__ if inspect.ismodule(getattr(minipipe, name))]
+STUBS = [
+    ".".join(stub.parent.relative_to(TOP.parent).parts)
+    for stub in sorted(TOP.rglob("__init__.pyi"))
+]
+MODULES_OF_MINIPIPE = [
+    f"minipipe.{name}"
+    for name in minipipe.__all__
+    if inspect.ismodule(getattr(minipipe, name))
+]
 PACKAGES = sorted({*STUBS, *MODULES_OF_MINIPIPE, "minipipe.execution"})
-ABSTRACT = {nn.Module, optim.Optimiser, MinipipeError}  # the classes made of them are there
+# the classes made of them are there
+ABSTRACT = {nn.Module, optim.Optimiser, MinipipeError}
 
 
 def public_classes():
@@ -55,7 +63,7 @@ def public_classes():
     return found
 
 
-# -- one of each ------------------------------------------------------------------------------------------------------
+# -- one of each -----------------------------------------------------------------------
 
 
 @cache
@@ -76,12 +84,19 @@ def measured():
 
 @cache
 def advice():
-    model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), np.ones((8, 2), np.float32)
-    return tuning.advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, messages="assumed", seconds=0)
+    model, x = (
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+        np.ones((8, 2), np.float32),
+    )
+    return tuning.advise(
+        model, x, x, loss=nn.MSELoss(), num_ranks=2, messages="assumed", seconds=0
+    )
 
 
 def small_pipeline():
-    return Pipeline(nn.Sequential(nn.Linear(2, 2)), group(), loss=nn.MSELoss(), num_microbatches=2)
+    return Pipeline(
+        nn.Sequential(nn.Linear(2, 2)), group(), loss=nn.MSELoss(), num_microbatches=2
+    )
 
 
 def pending():
@@ -90,8 +105,13 @@ def pending():
 
 
 def trained(rule):
-    """Return an optimiser after a step, with what it keeps for a parameter in half precision among them."""
-    parameters = [nn.Parameter(np.ones(3, np.float32)), nn.Parameter(np.ones(2, np.float16))]
+    """Return an optimiser after a step, with what it keeps for a parameter in half
+    precision among them.
+    """
+    parameters = [
+        nn.Parameter(np.ones(3, np.float32)),
+        nn.Parameter(np.ones(2, np.float16)),
+    ]
     optimiser = rule(parameters, learning_rate=0.25)
     for parameter in parameters:
         parameter.grad = np.full(parameter.shape, 0.5, np.float32)
@@ -138,14 +158,18 @@ MODULES = {
     nn.GroupNorm: lambda: nn.GroupNorm(2, 4),
     nn.LSTM: lambda: nn.LSTM(3, 2),
     nn.LayerNorm: lambda: nn.LayerNorm(3),
-    nn.Linear: lambda: nn.Linear(3, 2, initialiser=nn.initialisers.truncated_normal(0.1)),
+    nn.Linear: lambda: nn.Linear(
+        3, 2, initialiser=nn.initialisers.truncated_normal(0.1)
+    ),
     nn.PositionalEmbedding: lambda: nn.PositionalEmbedding(4, 3),
     nn.RMSNorm: lambda: nn.RMSNorm(3),
     nn.Residual: lambda: nn.Residual(nn.Linear(3, 3), nn.Tanh()),
     nn.Unembedding: lambda: nn.Unembedding(nn.Embedding(5, 3)),
     nn.CrossEntropyLoss: lambda: nn.CrossEntropyLoss(-1, 0.1, np.ones(4)),
     nn.Recompute: lambda: nn.Recompute(nn.Linear(3, 3)),
-    nn.Sequential: lambda: nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 2).freeze())),
+    nn.Sequential: lambda: nn.Sequential(
+        nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 2).freeze())
+    ),
     nn.AvgPool1d: lambda: nn.AvgPool1d(2),
     nn.AvgPool2d: lambda: nn.AvgPool2d(2),
     nn.Conv1d: lambda: nn.Conv1d(2, 2, 3),
@@ -156,17 +180,40 @@ MODULES = {
     nn.DecoderBlock: lambda: nn.DecoderBlock(4, 2),
     nn.MultiHeadAttention: lambda: nn.MultiHeadAttention(4, 2, is_causal=True),
     nn.TransformerBlock: lambda: nn.TransformerBlock(4, 2),
-    **dict.fromkeys([nn.Flatten, nn.Identity, nn.ReLU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.GlobalAvgPool, nn.MSELoss]),
+    **dict.fromkeys(
+        [
+            nn.Flatten,
+            nn.Identity,
+            nn.ReLU,
+            nn.SiLU,
+            nn.Sigmoid,
+            nn.Tanh,
+            nn.GlobalAvgPool,
+            nn.MSELoss,
+        ]
+    ),
 }
 # A group of ranks is shared by deep copies, and not pickled.
 OVER_RANKS = {
-    nn.ColumnParallelLinear: lambda: nn.ColumnParallelLinear(filled(nn.Linear(3, 2)), group()),
-    nn.RowParallelLinear: lambda: nn.RowParallelLinear(filled(nn.Linear(3, 2)), group()),
-    nn.ParallelAttention: lambda: nn.ParallelAttention(filled(nn.MultiHeadAttention(4, 2)), group()),
-    nn.ParallelEmbedding: lambda: nn.ParallelEmbedding(filled(nn.Embedding(4, 2)), group()),
-    nn.ParallelUnembedding: lambda: nn.ParallelUnembedding(nn.ParallelEmbedding(nn.Embedding(4, 2), group())),
+    nn.ColumnParallelLinear: lambda: nn.ColumnParallelLinear(
+        filled(nn.Linear(3, 2)), group()
+    ),
+    nn.RowParallelLinear: lambda: nn.RowParallelLinear(
+        filled(nn.Linear(3, 2)), group()
+    ),
+    nn.ParallelAttention: lambda: nn.ParallelAttention(
+        filled(nn.MultiHeadAttention(4, 2)), group()
+    ),
+    nn.ParallelEmbedding: lambda: nn.ParallelEmbedding(
+        filled(nn.Embedding(4, 2)), group()
+    ),
+    nn.ParallelUnembedding: lambda: nn.ParallelUnembedding(
+        nn.ParallelEmbedding(nn.Embedding(4, 2), group())
+    ),
     nn.ParallelCrossEntropyLoss: lambda: nn.ParallelCrossEntropyLoss(group()),
-    nn.FullySharded: lambda: nn.FullySharded(filled(nn.Linear(3, 2)), Workspace(group())),
+    nn.FullySharded: lambda: nn.FullySharded(
+        filled(nn.Linear(3, 2)), Workspace(group())
+    ),
     Grid: lambda: Grid(group()),
     ProcessGroup: group,
     comm.ThreadGroup: group,
@@ -184,7 +231,9 @@ VALUES = {
     Replicated: lambda: Replicated(np.ones(2)),
     data.Share: lambda: data.Share(np.ones((4, 2)), slice(4, 8), 8),
     data.Alphabet: lambda: data.Alphabet("banana"),
-    Plan: lambda: Plan(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), schedules.gpipe(2, 2)),
+    Plan: lambda: Plan(
+        nn.Sequential(nn.Linear(2, 2), nn.Tanh()), schedules.gpipe(2, 2)
+    ),
     Unexpected: lambda: Unexpected("f(1)", "2", "3", "a drawing"),
     Report: lambda: Report("mine", (table_reports(),)),
     TaskReport: table_reports,
@@ -216,18 +265,24 @@ VALUES = {
     tuning.MeasuredLayers: measured,
     tuning.LayerCosts: lambda: measured()[0],
     tuning.RankMemory: lambda: tuning.RankMemory(8, 8, 16, 1000, 20),
-    tuning.MemoryPrediction: lambda: tuning.MemoryPrediction([tuning.RankMemory(8, 8, 16, 1000, 20)]),
+    tuning.MemoryPrediction: lambda: tuning.MemoryPrediction(
+        [tuning.RankMemory(8, 8, 16, 1000, 20)]
+    ),
     tuning.Messages: lambda: tuning.Messages(latency=2e-5, bandwidth=1e9),
     tuning.CostModel: lambda: advice().measured,
     tuning.Choice: lambda: advice().best,
     tuning.Candidate: lambda: advice().best.candidate,
     tuning.Advice: advice,
 }
-OPTIMISERS = {rule: partial(trained, rule) for rule in (optim.SGD, optim.Adam, optim.AdamW)}
+OPTIMISERS = {
+    rule: partial(trained, rule) for rule in (optim.SGD, optim.Adam, optim.AdamW)
+}
 REFUSED = {
     Pipeline: small_pipeline,
     pipeline.Stage: lambda: next(iter(small_pipeline()._stages.values())),
-    checkpoint.BackgroundSaver: lambda: checkpoint.BackgroundSaver("runs", small_pipeline()),
+    checkpoint.BackgroundSaver: lambda: checkpoint.BackgroundSaver(
+        "runs", small_pipeline()
+    ),
     comm.Request: lambda: group().irecv(0),
     Task: lambda: Task(print),
     Node: lambda: (leaf() * 2).node,

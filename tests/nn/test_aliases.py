@@ -1,4 +1,6 @@
-"""A parameter that stands in several places: one value, a leaf for each use, one sum in the order of declaration."""
+"""A parameter that stands in several places: one value, a leaf for each use, one sum in
+the order of declaration.
+"""
 
 import copy
 import gc
@@ -24,7 +26,10 @@ def two_layers():
 def test_a_parameter_that_is_assigned_again_is_tied_where_it_is_declared():
     first, second = two_layers()
     assert type(first.weight) is nn.Parameter and isinstance(second.weight, Alias)
-    assert second.weight.owner is first.weight and (first.weight.use, second.weight.use) == (0, 1)
+    assert second.weight.owner is first.weight and (
+        first.weight.use,
+        second.weight.use,
+    ) == (0, 1)
     first.weight = first.weight  # no other place
     assert type(first.weight) is nn.Parameter
 
@@ -34,9 +39,15 @@ def test_an_alias_has_everything_of_its_owner_but_its_leaf():
     assert not second.weight.is_filled and "no values yet" in repr(second.weight)
     nn.Sequential(first, second).initialise(3)
     assert second.weight.is_filled and second.weight.data is first.weight.data
-    assert (second.weight.shape, second.weight.dtype, second.weight.nbytes) == ((4, 4), np.float32, 64)
+    assert (second.weight.shape, second.weight.dtype, second.weight.nbytes) == (
+        (4, 4),
+        np.float32,
+        64,
+    )
     second.weight.load(np.ones((4, 4)), "weight")
-    assert (first.weight.data == 1).all() and second.weight.node is not first.weight.node
+    assert (
+        first.weight.data == 1
+    ).all() and second.weight.node is not first.weight.node
     second.weight.data = np.zeros((4, 4), np.float32)
     assert (first.weight.data == 0).all()
 
@@ -61,7 +72,12 @@ def test_a_module_used_twice_is_a_twin_with_aliases_the_second_time():
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
     assert model[3].weight.data is layer.weight.data
     model(X).sum().backward()
-    assert [layer.weight.grad_of_use(use) is not None for use in range(4)] == [True, True, True, False]
+    assert [layer.weight.grad_of_use(use) is not None for use in range(4)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     optim.SGD(model.parameters(), 0.1).step()
     assert (model[3](Tensor(X)).numpy() == layer(Tensor(X)).numpy()).all()
 
@@ -100,7 +116,11 @@ def test_a_parameter_in_lists_and_dicts_of_several_layers_is_tied_too():
 def test_an_alias_trains_where_its_owner_is_in_no_model():
     embedding = nn.Embedding(5, 4)
     head = nn.Sequential(nn.Linear(4, 4), nn.Unembedding(embedding)).initialise(0)
-    assert [name for name, _ in head.named_parameters()] == ["0.weight", "0.bias", "1.weight"]
+    assert [name for name, _ in head.named_parameters()] == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+    ]
     before = embedding.weight.data.copy()
     head(X).sum().backward()
     optim.SGD(head.parameters(), 0.1).step()
@@ -110,8 +130,11 @@ def test_an_alias_trains_where_its_owner_is_in_no_model():
 def test_a_deep_copy_ties_the_copies_to_each_other():
     model = nn.Sequential(*two_layers()).initialise(0)
     twin = copy.deepcopy(model)
-    assert twin[1].weight.owner is twin[0].weight and twin[0].weight is not model[0].weight
-    alone = copy.deepcopy(model[1])  # its owner comes along, though no module here has it
+    assert (
+        twin[1].weight.owner is twin[0].weight and twin[0].weight is not model[0].weight
+    )
+    # its owner comes along, though no module here has it
+    alone = copy.deepcopy(model[1])
     assert alone.weight.use == 1 and (alone.weight.data == model[0].weight.data).all()
     assert not np.shares_memory(alone.weight.data, model[0].weight.data)
 
@@ -124,7 +147,9 @@ def test_an_optimiser_refuses_a_parameter_beside_its_alias():
 
 def check_on_two_ranks(model):
     inputs, targets = np.tile(X, (4, 1)), np.ones((8, 4), np.float32)
-    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedules.one_f_one_b(2, 4))
+    check_same_as_one_process(
+        model, nn.MSELoss(), inputs, targets, schedules.one_f_one_b(2, 4)
+    )
 
 
 class Holds(nn.Module):
@@ -154,12 +179,21 @@ def share_in_a_list_of_parameters(first, last):
     last.weights.append(first.weight)
 
 
-SHARED_LATER = [share_by_assignment, share_a_module, share_in_a_list_of_modules, share_in_a_list_of_parameters]
+SHARED_LATER = [
+    share_by_assignment,
+    share_a_module,
+    share_in_a_list_of_modules,
+    share_in_a_list_of_parameters,
+]
 
 
 @pytest.mark.parametrize("share", SHARED_LATER)
-def test_whatever_layers_come_to_share_after_the_sequence_was_made_is_tied_in_a_pipeline(share):
-    """The story: a copy forgot that its parameters were placed, no alias was made, and copies on two ranks drifted."""
+def test_whatever_layers_come_to_share_after_the_sequence_was_made_is_tied_in_a_pipeline(
+    share,
+):
+    """The story: a copy forgot that its parameters were placed, no alias was made, and
+    copies on two ranks drifted.
+    """
     model = copy.deepcopy(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Holds()))
     share(model[0], model[2])
     before = list(model[0].weight.leaves)
@@ -175,7 +209,8 @@ def test_leaves_of_aliases_that_are_gone_are_gone():
         nn.Unembedding(embedding)
     gc.collect()
     assert len(embedding.weight.leaves) == 1
-    assert nn.Unembedding(embedding).weight.use == 101  # numbers do not depend on when garbage is collected
+    # numbers do not depend on when garbage is collected
+    assert nn.Unembedding(embedding).weight.use == 101
 
 
 Pair = namedtuple("Pair", "first second")
@@ -197,7 +232,9 @@ def test_a_namedtuple_and_a_dict_of_parts_keep_their_types():
 
 
 def test_parameters_are_told_apart_by_identity_in_lists():
-    """The story: with values compared, `parameter in decayed` was wrong for one element and an error for more."""
+    """The story: with values compared, `parameter in decayed` was wrong for one element
+    and an error for more.
+    """
     a, b = nn.Parameter(np.zeros(1)), nn.Parameter(np.zeros(1))
     assert a in [a] and b not in [a] and a != b and (a == b) is False
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

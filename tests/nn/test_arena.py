@@ -23,37 +23,58 @@ DTYPES = [np.float32, np.float64, np.float16, bfloat16]
 
 def parameters_of(shapes, dtypes=(np.float32,), seed=0):
     generator = np.random.default_rng(seed)
-    return [nn.Parameter(generator.standard_normal(shape).astype(dtype)) for shape in shapes for dtype in dtypes]
+    return [
+        nn.Parameter(generator.standard_normal(shape).astype(dtype))
+        for shape in shapes
+        for dtype in dtypes
+    ]
 
 
 def looks_of(parameter):
     data = parameter.data
-    return data.tobytes(), data.shape, data.strides * (data.size > 0), data.dtype, data.flags.c_contiguous
+    return (
+        data.tobytes(),
+        data.shape,
+        data.strides * (data.size > 0),
+        data.dtype,
+        data.flags.c_contiguous,
+    )
 
 
 def is_moved(parameter):
     return parameter.data.base is not None
 
 
-# -- layout -----------------------------------------------------------------------------------------------------------
+# -- layout ----------------------------------------------------------------------------
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=8),
+    st.lists(
+        st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=8
+    ),
     st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3, unique=True),
 )
-def test_every_parameter_keeps_its_values_shape_strides_dtype_and_alignment(shapes, dtypes):
+def test_every_parameter_keeps_its_values_shape_strides_dtype_and_alignment(
+    shapes, dtypes
+):
     parameters = parameters_of(shapes, dtypes)
     before = list(map(looks_of, parameters))
     arena = Arena(parameters)
     assert before == list(map(looks_of, parameters))
     assert arena.is_intact() and all(map(is_moved, parameters))
     for array in (*arena.gradients, *(p.data for p in parameters)):
-        start = array.__array_interface__["data"][0] - array.base.__array_interface__["data"][0]
+        start = (
+            array.__array_interface__["data"][0]
+            - array.base.__array_interface__["data"][0]
+        )
         assert start % 16 == 0 or array.size == 0
     for parameter, gradient in zip(parameters, arena.gradients):
         expected = np.float32 if is_half(parameter.dtype) else parameter.dtype
-        assert (gradient.shape, gradient.dtype, gradient.flags.c_contiguous) == (parameter.shape, expected, True)
+        assert (gradient.shape, gradient.dtype, gradient.flags.c_contiguous) == (
+            parameter.shape,
+            expected,
+            True,
+        )
     assert len({id(p.data.base) for p in parameters}) == len(dtypes)
 
 
@@ -73,7 +94,11 @@ def test_frozen_parameters_stay_and_have_no_gradient_there():
     frozen.requires_grad = False
     own = id(frozen.data)
     arena = Arena([first, frozen, last])
-    assert id(frozen.data) == own and [g is None for g in arena.gradients] == [False, True, False]
+    assert id(frozen.data) == own and [g is None for g in arena.gradients] == [
+        False,
+        True,
+        False,
+    ]
     assert arena.is_intact()
 
 
@@ -89,7 +114,7 @@ def test_a_parameter_without_values_is_an_error():
     assert caught.value.code == "missing"
 
 
-# -- who else refers to the values ------------------------------------------------------------------------------------
+# -- who else refers to the values -----------------------------------------------------
 
 
 HOLDERS = {
@@ -100,7 +125,9 @@ HOLDERS = {
     "an array over a buffer": lambda p: np.frombuffer(p.data, p.dtype),
     "a tensor": lambda p: Tensor(p.data),
     "a graph": lambda p: Tensor(np.ones((2, 3), np.float32), requires_grad=True) @ p,
-    "a windowed view": lambda p: np.lib.stride_tricks.sliding_window_view(p.data, (2, 2)),
+    "a windowed view": lambda p: np.lib.stride_tricks.sliding_window_view(
+        p.data, (2, 2)
+    ),
 }
 every_holder = pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
 
@@ -112,7 +139,11 @@ def test_values_that_somebody_else_refers_to_are_not_moved(hold):
     kept = hold(held)
     arena = Arena([first, held, last])
     assert [is_moved(first), is_moved(held), is_moved(last)] == [True, False, True]
-    assert id(held.data) == own and arena.is_intact() and arena.gradients[1].shape == (3, 4)
+    assert (
+        id(held.data) == own
+        and arena.is_intact()
+        and arena.gradients[1].shape == (3, 4)
+    )
     del kept
     assert all(map(is_moved, parameters_in_a_new_arena(first, held, last)))
 
@@ -141,10 +172,16 @@ def test_in_a_second_arena_all_others_are_moved(change):
     first = Arena(parameters)
     if change == "frozen":
         parameters[1].requires_grad = False
-    kept = {"two uses": parameters[1].alias, "held": lambda: parameters[1].data}.get(change, list)()
+    kept = {"two uses": parameters[1].alias, "held": lambda: parameters[1].data}.get(
+        change, list
+    )()
     before = [id(p.data) for p in parameters]
     second = Arena(parameters)
-    assert [id(p.data) != own for p, own in zip(parameters, before)] == [True, False, True]
+    assert [id(p.data) != own for p, own in zip(parameters, before)] == [
+        True,
+        False,
+        True,
+    ]
     assert second.is_intact() and not first.is_intact()
     del kept
 
@@ -155,7 +192,9 @@ NOT_FRESH = {
     "read-only": lambda a: read_only(a.copy()),
     "a part of an array": lambda a: np.concatenate([a, a])[: len(a)][...],
     "bytes": lambda a: np.frombuffer(bytearray(a.tobytes()), a.dtype).reshape(a.shape),
-    "strides of an axis of length one": lambda a: np.lib.stride_tricks.as_strided(a[:1].copy(), (1, 4), (4, 4)),
+    "strides of an axis of length one": lambda a: np.lib.stride_tricks.as_strided(
+        a[:1].copy(), (1, 4), (4, 4)
+    ),
 }
 
 
@@ -186,13 +225,17 @@ def test_a_memory_map_is_not_moved(tmp_path):
 
 
 def test_arrays_of_the_array_api_standard_stay_and_have_gradients_of_their_own():
-    parameters = [nn.Parameter(array_api_strict.asarray(np.ones(shape, np.float32))) for shape in [(3,), (2, 2)]]
+    parameters = [
+        nn.Parameter(array_api_strict.asarray(np.ones(shape, np.float32)))
+        for shape in [(3,), (2, 2)]
+    ]
     own = [id(p.data) for p in parameters]
     arena = Arena(parameters)
     assert [id(p.data) for p in parameters] == own and arena.is_intact()
     assert [g.shape for g in arena.gradients] == [(3,), (2, 2)]
     assert all(g.__array_namespace__() is array_api_strict for g in arena.gradients)
-    assert not arena.gradients_are_free()  # no reference shows whether somebody keeps one
+    # no reference shows whether somebody keeps one
+    assert not arena.gradients_are_free()
     arena.assign_gradients()
     assert len(arena.joined_gradients()) == 2
 
@@ -207,7 +250,7 @@ def test_parameters_of_a_custom_class_stay():
     assert id(parameter.data) == own
 
 
-# -- is_intact --------------------------------------------------------------------------------------------------------
+# -- is_intact -------------------------------------------------------------------------
 
 
 REPLACED = {
@@ -256,7 +299,10 @@ def test_a_copy_and_a_pickle_have_memory_and_gradients_of_their_own():
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert twin.weight.arena is None and twin.weight.grad is None
         assert not np.shares_memory(twin.weight.data, layer.weight.data)
-        assert twin.weight.data.flags.owndata and (twin.weight.data == layer.weight.data).all()
+        assert (
+            twin.weight.data.flags.owndata
+            and (twin.weight.data == layer.weight.data).all()
+        )
     assert arena.is_intact()
 
 
@@ -278,7 +324,10 @@ def test_each_array_is_freed_before_the_next_is_moved():
     parameters = parameters_of([(3, 4)] * 3)
     freed = []
     for i, parameter in enumerate(parameters):
-        weakref.finalize(parameter.data, lambda i=i: freed.append((i, list(map(is_moved, parameters[i + 1 :])))))
+        weakref.finalize(
+            parameter.data,
+            lambda i=i: freed.append((i, list(map(is_moved, parameters[i + 1 :])))),
+        )
     Arena(parameters)
     assert freed == [(0, [False, False]), (1, [False]), (2, [])]
 
@@ -287,7 +336,10 @@ def test_a_dropped_arena_frees_its_memory_though_an_optimiser_has_used_it():
     parameters = parameters_of([(3, 4), (4,)])
     optimiser = optim.Adam(parameters)
     arena = Arena(parameters)
-    memory = [weakref.ref(parameters[0].data.base), weakref.ref(arena.gradients[0].base)]
+    memory = [
+        weakref.ref(parameters[0].data.base),
+        weakref.ref(arena.gradients[0].base),
+    ]
     arena.assign_gradients()
     optimiser.step()
     optimiser.zero_grad()
@@ -302,7 +354,7 @@ def test_a_dropped_arena_frees_its_memory_though_an_optimiser_has_used_it():
         gc.enable()
 
 
-# -- gradients --------------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------
 
 
 KEPT = {
@@ -322,7 +374,8 @@ KEPT = {
 def test_a_gradient_that_somebody_keeps_is_noticed_until_it_is_dropped(keep):
     parameters = parameters_of([(3, 4)] * 3)
     arena = Arena(parameters)
-    users = [{"gradient": each} for each in arena.gradients]  # the functions that write into them
+    # the functions that write into them
+    users = [{"gradient": each} for each in arena.gradients]
     arena.count_references()
     for _ in range(2):
         assert arena.gradients_are_free()
@@ -361,6 +414,8 @@ def test_the_joined_gradients_are_all_or_none():
     arena = Arena(parameters)
     assert arena.joined_gradients() is None
     arena.assign_gradients()
-    assert sum(each.size for each in arena.joined_gradients()) >= sum(p.size for p in parameters)
+    assert sum(each.size for each in arena.joined_gradients()) >= sum(
+        p.size for p in parameters
+    )
     parameters[2].grad = np.zeros_like(arena.gradients[2])
     assert arena.joined_gradients() is None

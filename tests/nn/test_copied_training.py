@@ -1,4 +1,6 @@
-"""A copy of a model with its optimiser trains as the original does, bit for bit, and leaves the original as it was."""
+"""A copy of a model with its optimiser trains as the original does, bit for bit, and
+leaves the original as it was.
+"""
 
 import copy
 import pickle
@@ -16,7 +18,10 @@ from tests.half_precision import every_half
 
 IDS = np.arange(5)
 LABELS = IDS[::-1].copy()
-WAYS = {"deepcopy": copy.deepcopy, "pickle": lambda value: pickle.loads(pickle.dumps(value))}
+WAYS = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+}
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
@@ -35,7 +40,9 @@ class Signs(optim.Optimiser):
 
 
 RULES = {
-    "momentum": lambda parameters: optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True),
+    "momentum": lambda parameters: optim.SGD(
+        parameters, 0.1, momentum=0.9, nesterov=True
+    ),
     "Adam": lambda parameters: optim.Adam(parameters, 0.05),
     "AdamW": lambda parameters: optim.AdamW(parameters, 0.05, weight_decay=0.1),
     "own": lambda parameters: Signs(parameters, 0.05),
@@ -45,14 +52,19 @@ RULES = {
 def a_model(dtype=np.float32, is_tied=True):
     embedding = nn.Embedding(5, 4, dtype=dtype)
     last = nn.Unembedding(embedding) if is_tied else nn.Linear(4, 5, dtype=dtype)
-    return nn.Sequential(embedding, nn.Linear(4, 4, dtype=dtype), nn.Tanh(), nn.Dropout(0.0), last).initialise(2)
+    return nn.Sequential(
+        embedding, nn.Linear(4, 4, dtype=dtype), nn.Tanh(), nn.Dropout(0.0), last
+    ).initialise(2)
 
 
 def in_groups(model, num_groups):
     parameters = list(model.parameters())
     if num_groups == 1:
         return parameters
-    return [{"parameters": parameters[:1], "learning_rate": 0.02}, {"parameters": parameters[1:]}]
+    return [
+        {"parameters": parameters[:1], "learning_rate": 0.02},
+        {"parameters": parameters[1:]},
+    ]
 
 
 class Run:
@@ -60,8 +72,13 @@ class Run:
 
     def __init__(self, model, optimiser):
         self.model, self.optimiser = model, optimiser
-        self.rates = optim.LearningRateSchedule(optimiser, optim.cosine(8, warmup_steps=2))
-        self.scale, self.loss = optim.LossScale(8.0, growth_interval=2), nn.CrossEntropyLoss(label_smoothing=0.1)
+        self.rates = optim.LearningRateSchedule(
+            optimiser, optim.cosine(8, warmup_steps=2)
+        )
+        self.scale, self.loss = (
+            optim.LossScale(8.0, growth_interval=2),
+            nn.CrossEntropyLoss(label_smoothing=0.1),
+        )
 
     def train(self, num_steps):
         """Return the losses; gradients stay until the next step."""
@@ -79,9 +96,20 @@ class Run:
     def state(self):
         """Return all numbers, by their bytes."""
         states = self.optimiser.state_dict()["states"]
-        kept = [{name: np.asarray(value).tobytes() for name, value in state.items()} for state in states]
-        values = {name: array.tobytes() for name, array in self.model.state_dict().items()}
-        return values, kept, self.rates.state_dict(), self.scale.state_dict(), self.optimiser.history
+        kept = [
+            {name: np.asarray(value).tobytes() for name, value in state.items()}
+            for state in states
+        ]
+        values = {
+            name: array.tobytes() for name, array in self.model.state_dict().items()
+        }
+        return (
+            values,
+            kept,
+            self.rates.state_dict(),
+            self.scale.state_dict(),
+            self.optimiser.history,
+        )
 
 
 def check_trains_alike(run, way, num_steps):
@@ -110,7 +138,9 @@ def test_a_copied_training_goes_on_with_the_bits_of_the_original(
     model = a_model(dtype, is_tied)
     for layer in model[:num_frozen]:
         layer.freeze()
-    check_trains_alike(Run(model, RULES[rule](in_groups(model, num_groups))), way, num_steps)
+    check_trains_alike(
+        Run(model, RULES[rule](in_groups(model, num_groups))), way, num_steps
+    )
 
 
 @every_half
@@ -126,7 +156,10 @@ def test_an_optimiser_of_ones_own_keeps_its_attributes(way):
     run = Run(model, Signs(model.parameters(), 0.1))
     run.train(2)
     twin = way(run)
-    assert (twin.optimiser.num_changes, twin.optimiser.log) == (run.optimiser.num_changes, run.optimiser.log)
+    assert (twin.optimiser.num_changes, twin.optimiser.log) == (
+        run.optimiser.num_changes,
+        run.optimiser.log,
+    )
     twin.train(1)
     assert twin.optimiser.log != run.optimiser.log
 
@@ -137,7 +170,9 @@ def test_tied_parameters_stay_tied_and_are_updated_once(way):
     twin, optimiser = way((model, optim.SGD(model.parameters(), 0.1)))
     first, last = twin[0].weight, twin[-1].weight
     assert last.owner is first and first is not model[0].weight
-    assert [id(parameter) for parameter in optimiser.parameters] == [id(one) for one in twin.parameters()]
+    assert [id(parameter) for parameter in optimiser.parameters] == [
+        id(one) for one in twin.parameters()
+    ]
     first.data[0, 0] = 7.0
     assert last.data[0, 0] == 7.0 and model[0].weight.data[0, 0] != 7.0
 
@@ -150,30 +185,50 @@ def test_an_optimiser_copied_alone_has_its_own_parameters(way):
     for parameter in twin.parameters:
         parameter.grad = np.ones(parameter.shape, parameter.dtype)
     twin.step()
-    assert all((before[name] == values).all() for name, values in model.state_dict().items())
-    assert all((one.data != other.data).all() for one, other in zip(model.parameters(), twin.parameters))
+    assert all(
+        (before[name] == values).all() for name, values in model.state_dict().items()
+    )
+    assert all(
+        (one.data != other.data).all()
+        for one, other in zip(model.parameters(), twin.parameters)
+    )
 
 
 @every_way
 def test_a_copy_that_was_never_initialised_draws_the_same_first_values(way):
-    model = nn.Sequential(nn.Linear(3, 4), nn.LSTM(4, 2), nn.Linear(2, 2, initialiser=nn.initialisers.he_normal(2)))
+    model = nn.Sequential(
+        nn.Linear(3, 4),
+        nn.LSTM(4, 2),
+        nn.Linear(2, 2, initialiser=nn.initialisers.he_normal(2)),
+    )
     twin = way(model)
     assert not any(parameter.is_filled for parameter in twin.parameters())
     expected = model.initialise(5).state_dict()
-    assert all((values == expected[name]).all() for name, values in twin.initialise(5).state_dict().items())
+    assert all(
+        (values == expected[name]).all()
+        for name, values in twin.initialise(5).state_dict().items()
+    )
     again = way(model).initialise(6).state_dict()
-    assert all((values == again[name]).all() for name, values in model.initialise(6).state_dict().items())
+    assert all(
+        (values == again[name]).all()
+        for name, values in model.initialise(6).state_dict().items()
+    )
 
 
 @every_way
 def test_gradients_are_not_copied_with_a_parameter_and_are_with_a_tensor(way):
-    x, layer = Tensor(np.ones((2, 3)), requires_grad=True, dtype=np.float32), nn.Linear(3, 2).initialise(0)
+    x, layer = (
+        Tensor(np.ones((2, 3)), requires_grad=True, dtype=np.float32),
+        nn.Linear(3, 2).initialise(0),
+    )
     layer(x).sum().backward()
     y, twin = way((x, layer))
     assert (y.grad == x.grad).all() and not np.shares_memory(y.grad, x.grad)
     assert twin.weight.grad is None and layer.weight.grad is not None
     twin(y).sum().backward()
-    assert (y.grad == 2 * x.grad).all() and (twin.weight.grad == layer.weight.grad).all()
+    assert (y.grad == 2 * x.grad).all() and (
+        twin.weight.grad == layer.weight.grad
+    ).all()
 
 
 @every_way
@@ -192,7 +247,11 @@ def test_a_subclass_of_a_parameter_keeps_its_class_and_attributes(way):
     parameter = Named(np.ones(3))
     parameter.label = ["scale"]
     twin = way(parameter)
-    assert type(twin) is Named and twin.label == ["scale"] and twin.label is not parameter.label
+    assert (
+        type(twin) is Named
+        and twin.label == ["scale"]
+        and twin.label is not parameter.label
+    )
 
 
 def test_the_optimiser_of_a_pipeline_is_copied_apart_from_it():
@@ -200,7 +259,9 @@ def test_the_optimiser_of_a_pipeline_is_copied_apart_from_it():
     x = np.ones((8, 2), np.float32)
 
     def train(group):
-        pipeline = Pipeline(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), group, loss=nn.MSELoss())
+        pipeline = Pipeline(
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), group, loss=nn.MSELoss()
+        )
         optimiser = optim.Adam(pipeline.parameters(), 0.1)
         pipeline.step(x, x)
         optimiser.step()
@@ -220,10 +281,15 @@ def test_the_optimiser_of_a_pipeline_is_copied_apart_from_it():
 
 def test_an_optimiser_of_which_ranks_have_shares_is_refused_in_words():
     def refused(group):
-        pipeline = Pipeline(nn.Sequential(nn.Linear(2, 2)), group, loss=nn.MSELoss(), num_microbatches=1)
+        pipeline = Pipeline(
+            nn.Sequential(nn.Linear(2, 2)), group, loss=nn.MSELoss(), num_microbatches=1
+        )
         optimiser = pipeline.sharded(optim.Adam, learning_rate=0.1)
         for way in (copy.copy, *WAYS.values()):
-            with pytest.raises(ModelError, match=r"shard of its state\. state_dict\(\) and load_state_dict"):
+            with pytest.raises(
+                ModelError,
+                match=r"shard of its state\. state_dict\(\) and load_state_dict",
+            ):
                 way(optimiser)
 
     spawn(refused, 1)
@@ -231,7 +297,10 @@ def test_an_optimiser_of_which_ranks_have_shares_is_refused_in_words():
 
 def test_ranks_that_share_layers_train_a_copy_alike():
     def train(group):
-        model = nn.parallelise(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 5)).initialise(0), group)
+        model = nn.parallelise(
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 5)).initialise(0),
+            group,
+        )
         optimiser = optim.Adam(model.parameters(), 0.1)
         x = Tensor(np.ones((3, 4), np.float32))
         results = []
@@ -240,7 +309,9 @@ def test_ranks_that_share_layers_train_a_copy_alike():
                 its.zero_grad()
                 (one(x) ** 2).mean().backward()
                 its.step()
-            results.append({name: values.tobytes() for name, values in one.state_dict().items()})
+            results.append(
+                {name: values.tobytes() for name, values in one.state_dict().items()}
+            )
         return results[0] == results[1]
 
     assert spawn(train, 2) == [True, True]
@@ -260,7 +331,11 @@ def test_a_layer_that_refers_to_a_group_runs_in_a_pipeline_and_is_copied():
     def predict(group):
         model = nn.Sequential(WithGroup(group), nn.Identity())
         assert copy.deepcopy(model)[0].group is group
-        return Pipeline(model, group, num_microbatches=1).predict(np.ones((1, 1), np.float32)).tolist()
+        return (
+            Pipeline(model, group, num_microbatches=1)
+            .predict(np.ones((1, 1), np.float32))
+            .tolist()
+        )
 
     assert spawn(predict, 2) == [[[4.0]], [[4.0]]]
 
@@ -280,9 +355,17 @@ class Keeps(nn.Module):
 def test_a_layer_that_keeps_a_result_is_refused_in_words(way):
     model = nn.Sequential(Keeps())
     model(Tensor(np.ones((1, 2), np.float32)))
-    with pytest.raises(TensorError, match=r"the result of a computation, .* x\.detach\(\)"):
+    with pytest.raises(
+        TensorError, match=r"the result of a computation, .* x\.detach\(\)"
+    ):
         way(model)
-    with pytest.raises(ModelError, match=r"A layer of stage 0 cannot be copied: This tensor is the result .*detach"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"A layer of stage 0 cannot be copied: This tensor is the result "
+            r".*detach"
+        ),
+    ):
         spawn(lambda group: Pipeline(model, group), 1)
     model[0].last = model[0].last.detach()
     assert way(model)[0].last.shape == (1, 2)

@@ -1,4 +1,6 @@
-"""Every public class is copied and pickled with all that it holds, or refuses in words that say what to do instead."""
+"""Every public class is copied and pickled with all that it holds, or refuses in words
+that say what to do instead.
+"""
 
 import copy
 import pickle
@@ -10,7 +12,18 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Tensor, checkpoint, comm, errors, functional, nn, optim, pipeline, schedules
+from minipipe import (
+    Pipeline,
+    Tensor,
+    checkpoint,
+    comm,
+    errors,
+    functional,
+    nn,
+    optim,
+    pipeline,
+    schedules,
+)
 from minipipe.autograd import Leaf, Node, StageInput
 from minipipe.autograd.backend import is_array
 from minipipe.comm import ProcessGroup
@@ -33,20 +46,45 @@ from tests.nn.one_of_each import (
 
 
 def test_every_public_class_is_in_a_table():
-    listed = {*ABSTRACT, *OVER_RANKS, *OPTIMISERS, *REFUSED, *OTHERWISE, *(kind for kind, _ in COPIED)}
-    assert {name for kind, name in public_classes().items() if kind not in listed} == set()
+    listed = {
+        *ABSTRACT,
+        *OVER_RANKS,
+        *OPTIMISERS,
+        *REFUSED,
+        *OTHERWISE,
+        *(kind for kind, _ in COPIED),
+    }
+    assert {
+        name for kind, name in public_classes().items() if kind not in listed
+    } == set()
     assert all(name in globals() for name in OTHERWISE.values())
 
 
-# -- all that something holds, as what can be compared ----------------------------------------------------------------
+# -- all that something holds, as what can be compared ---------------------------------
 
 
-ATOMS = (type(None), bool, int, float, str, bytes, type, ModuleType, PurePath, range, slice, np.dtype, ProcessGroup)
+ATOMS = (
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+    type,
+    ModuleType,
+    PurePath,
+    range,
+    slice,
+    np.dtype,
+    ProcessGroup,
+)
 FROZEN = (tuple, partial, frozenset)  # whether two are one or equal makes no difference
 
 
 def contents(value, seen=None):
-    """Return all that a value holds, arrays by their bytes; a part that is met again, by its number."""
+    """Return all that a value holds, arrays by their bytes; a part that is met again,
+    by its number.
+    """
     seen = {} if seen is None else seen
     if isinstance(value, ATOMS) and not isinstance(value, BatchLoss):
         return repr(value) if isinstance(value, float) else value  # NaN, too
@@ -54,8 +92,11 @@ def contents(value, seen=None):
         return value
     if id(value) in seen:
         return "again", seen[id(value)][0]
-    if not isinstance(value, FROZEN) and not (is_dataclass(value) and type(value).__dataclass_params__.frozen):
-        seen[id(value)] = len(seen), value  # kept, so that no other value gets its identity
+    if not isinstance(value, FROZEN) and not (
+        is_dataclass(value) and type(value).__dataclass_params__.frozen
+    ):
+        # kept, so that no other value gets its identity
+        seen[id(value)] = len(seen), value
     if is_array(value):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, MethodType):
@@ -71,11 +112,17 @@ def parts_of(value):
         for item in value.items():
             yield from item
     elif isinstance(value, tuple | list | set | frozenset):
-        yield from (sorted(value, key=repr) if isinstance(value, set | frozenset) else value)
+        yield from (
+            sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        )
     elif isinstance(value, float | str):
         yield value.hex() if isinstance(value, float) else str(value)
     if isinstance(value, nn.Parameter):
-        yield from (value.use, value.requires_grad, value.owner.__getstate__() if value.owner is value else value.owner)
+        yield from (
+            value.use,
+            value.requires_grad,
+            value.owner.__getstate__() if value.owner is value else value.owner,
+        )
     elif isinstance(value, Tensor):
         yield from (value.data, value.requires_grad, value.grad)
     elif isinstance(value, schedules.Schedule | schedules.Program | optim.Optimiser):
@@ -89,12 +136,17 @@ def parts_of(value):
 
 
 def object_attributes(value):
-    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if name[:2] != "__"]
+    names = [
+        name
+        for kind in type(value).__mro__
+        for name in getattr(kind, "__slots__", ())
+        if name[:2] != "__"
+    ]
     yield from (getattr(value, name, None) for name in names)
     yield from (item for item in getattr(value, "__dict__", {}).items())
 
 
-# -- the laws ---------------------------------------------------------------------------------------------------------
+# -- the laws --------------------------------------------------------------------------
 
 
 def pickled(value):
@@ -102,7 +154,9 @@ def pickled(value):
 
 
 DEEP = {"deepcopy": copy.deepcopy, "pickle": pickled}
-of_values = pytest.mark.parametrize(("kind", "make"), COPIED, ids=lambda value: getattr(value, "__name__", ""))
+of_values = pytest.mark.parametrize(
+    ("kind", "make"), COPIED, ids=lambda value: getattr(value, "__name__", "")
+)
 
 
 @pytest.mark.parametrize("way", DEEP)
@@ -134,9 +188,14 @@ def test_copies_share_a_group_of_ranks_and_a_pickle_of_it_is_refused(kind):
     value = OVER_RANKS[kind]()
     for way in (copy.copy, copy.deepcopy):
         assert contents(way(value)) == contents(value)
-    with pytest.raises(MinipipeError, match=r"OneRankGroup cannot be copied or pickled: it is rank 0 of 1") as caught:
+    with pytest.raises(
+        MinipipeError,
+        match=r"OneRankGroup cannot be copied or pickled: it is rank 0 of 1",
+    ) as caught:
         pickle.dumps(value)
-    assert caught.value.code == "not-copyable" and "init_process_group()" in str(caught.value)
+    assert caught.value.code == "not-copyable" and "init_process_group()" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("way", DEEP)
@@ -152,17 +211,24 @@ def test_a_copy_of_an_optimiser_has_parameters_and_state_of_its_own(kind, way):
         other.grad = np.ones(other.shape, np.float32)
     twin.step()
     assert contents(optimiser.state_dict()) == before
-    assert all((one.data != other.data).all() for one, other in zip(optimiser.parameters, twin.parameters))
+    assert all(
+        (one.data != other.data).all()
+        for one, other in zip(optimiser.parameters, twin.parameters)
+    )
 
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
 def test_a_shallow_copy_of_an_optimiser_is_refused(kind):
-    with pytest.raises(errors.ModelError, match=r"copy\.deepcopy\(\(model, optimiser\)\)"):
+    with pytest.raises(
+        errors.ModelError, match=r"copy\.deepcopy\(\(model, optimiser\)\)"
+    ):
         copy.copy(OPTIMISERS[kind]())
 
 
 WORDS = {
-    Pipeline: "A Pipeline cannot be copied or pickled: .* load_state_dict.* checkpoint.save",
+    Pipeline: (
+        "A Pipeline cannot be copied or pickled: .* load_state_dict.* checkpoint.save"
+    ),
     pipeline.Stage: "A Stage cannot .* copy.deepcopy",
     checkpoint.BackgroundSaver: "A BackgroundSaver cannot be copied or pickled: .* Make a new one",
     comm.Request: "A Receive cannot be copied or pickled: .* wait",

@@ -1,4 +1,6 @@
-"""Attention to a memory, and the block of a decoder: what is seen, who has which parameter, what is refused."""
+"""Attention to a memory, and the block of a decoder: what is seen, who has which
+parameter, what is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,21 @@ def test_the_memory_may_have_another_width_and_fewer_heads():
         "output.weight": (8, 8),
         "output.bias": (8,),
     }
-    assert layer.describe() == "8, num_heads=4, memory_width=6, dropout=0.1, num_key_value_heads=2"
+    assert (
+        layer.describe()
+        == "8, num_heads=4, memory_width=6, dropout=0.1, num_key_value_heads=2"
+    )
     assert nn.CrossAttention(8, 4, memory_width=8).describe() == "8, num_heads=4"
-    assert layer.eval()(Tensor(normal(0, 2, 3, 8, dtype=np.float32)), normal(1, 2, 5, 6)).shape == (2, 3, 8)
+    assert layer.eval()(
+        Tensor(normal(0, 2, 3, 8, dtype=np.float32)), normal(1, 2, 5, 6)
+    ).shape == (2, 3, 8)
 
 
-@pytest.mark.parametrize("mask", [None, [[1, 0, 1], [0, 0, 0]], np.ones((2, 2, 3), bool)], ids=["", "by key", "all"])
+@pytest.mark.parametrize(
+    "mask",
+    [None, [[1, 0, 1], [0, 0, 0]], np.ones((2, 2, 3), bool)],
+    ids=["", "by key", "all"],
+)
 def test_gradients_of_cross_attention_are_those_of_central_differences(mask):
     layer = nn.CrossAttention(4, 2, 6, np.float64, num_key_value_heads=1).initialise(0)
     names_ = ["queries", "projections", "output"]
@@ -44,7 +55,9 @@ def test_gradients_of_cross_attention_are_those_of_central_differences(mask):
             vars(getattr(layer, name))["weight"] = weight
         return layer.forward(x, memory, mask)
 
-    check_gradients(call, normal(0, 2, 2, 4), normal(1, 2, 3, 6), *values, tolerance=1e-7)
+    check_gradients(
+        call, normal(0, 2, 2, 4), normal(1, 2, 3, 6), *values, tolerance=1e-7
+    )
 
 
 def test_a_hidden_part_of_the_memory_has_no_influence_and_the_rest_has():
@@ -57,7 +70,10 @@ def test_a_hidden_part_of_the_memory_has_no_influence_and_the_rest_has():
     np.testing.assert_array_equal(*results)
     assert np.abs(block(Tensor(x), Tensor(memory)).numpy() - results[0]).max() > 1e-3
     other[:, 0] += 1
-    assert np.abs(block(Tensor(x), Tensor(other), None, mask).numpy() - results[0]).max() > 1e-3
+    assert (
+        np.abs(block(Tensor(x), Tensor(other), None, mask).numpy() - results[0]).max()
+        > 1e-3
+    )
 
 
 def test_a_decoder_sees_no_later_position_and_all_of_the_memory():
@@ -65,7 +81,10 @@ def test_a_decoder_sees_no_later_position_and_all_of_the_memory():
     x, memory = normal(0, 1, 4, 8), normal(1, 1, 5, 8)
     later = x.copy()
     later[:, 2:] += 1
-    found, changed = block(Tensor(x), Tensor(memory)).numpy(), block(Tensor(later), Tensor(memory)).numpy()
+    found, changed = (
+        block(Tensor(x), Tensor(memory)).numpy(),
+        block(Tensor(later), Tensor(memory)).numpy(),
+    )
     np.testing.assert_array_equal(found[:, :2], changed[:, :2])
     assert np.abs(found - changed)[:, 2:].max() > 1e-3
     source = Tensor(memory, requires_grad=True)
@@ -76,24 +95,41 @@ def test_a_decoder_sees_no_later_position_and_all_of_the_memory():
 def test_a_query_that_sees_nothing_of_the_memory_gets_the_bias_of_the_output():
     layer = nn.CrossAttention(4, 2, dtype=np.float64).initialise(0)
     layer.output.bias.load(np.arange(4.0), "bias")
-    result = layer(Tensor(normal(0, 2, 3, 4)), Tensor(normal(1, 2, 5, 4)), np.zeros((2, 5), bool))
-    np.testing.assert_array_equal(result.numpy(), np.broadcast_to(np.arange(4.0), (2, 3, 4)))
+    result = layer(
+        Tensor(normal(0, 2, 3, 4)), Tensor(normal(1, 2, 5, 4)), np.zeros((2, 5), bool)
+    )
+    np.testing.assert_array_equal(
+        result.numpy(), np.broadcast_to(np.arange(4.0), (2, 3, 4))
+    )
 
 
 def test_the_block_of_a_decoder_passes_its_options_on():
     block = nn.DecoderBlock(
-        8, 4, dropout=0.2, memory_width=6, attention_dropout=0.1, num_key_value_heads=2, rotary_base=50.0
+        8,
+        4,
+        dropout=0.2,
+        memory_width=6,
+        attention_dropout=0.1,
+        num_key_value_heads=2,
+        rotary_base=50.0,
     )
     assert block.describe() == (
-        "8, num_heads=4, memory_width=6, dropout=0.2, attention_dropout=0.1, num_key_value_heads=2, rotary_base=50.0"
+        "8, num_heads=4, memory_width=6, dropout=0.2, attention_dropout=0.1, "
+        "num_key_value_heads=2, rotary_base=50.0"
     )
     own, other = (
-        next(m for m in block.modules() if type(m) is kind) for kind in (nn.MultiHeadAttention, nn.CrossAttention)
+        next(m for m in block.modules() if type(m) is kind)
+        for kind in (nn.MultiHeadAttention, nn.CrossAttention)
     )
     assert own.is_causal and own.rotary_base == 50.0
-    assert own.dropout == other.dropout == 0.1 and own.num_key_value_heads == other.num_key_value_heads == 2
+    assert (
+        own.dropout == other.dropout == 0.1
+        and own.num_key_value_heads == other.num_key_value_heads == 2
+    )
     assert sum(isinstance(m, nn.Dropout) for m in set(block.modules())) == 1
-    assert names(nn.DecoderBlock(8, 2))["cross_attention.layers.1.projections.weight"] == (8, 16)
+    assert names(nn.DecoderBlock(8, 2))[
+        "cross_attention.layers.1.projections.weight"
+    ] == (8, 16)
 
 
 def test_each_attention_of_a_decoder_drops_weights_of_its_own_and_none_in_evaluation():
@@ -105,23 +141,39 @@ def test_each_attention_of_a_decoder_drops_weights_of_its_own_and_none_in_evalua
             results.append(block(x, memory).numpy().tobytes())
     assert results[0] == results[1] != results[2]
     plain = nn.DecoderBlock(8, 2).initialise(0)
-    np.testing.assert_array_equal(block.eval()(x, memory).numpy(), plain(x, memory).numpy())
+    np.testing.assert_array_equal(
+        block.eval()(x, memory).numpy(), plain(x, memory).numpy()
+    )
 
 
 @pytest.mark.parametrize(
     ("x", "memory"),
-    [((2, 3, 4), (2, 5, 6)), ((2, 3, 8), (2, 5, 8)), ((2, 3, 8), (1, 5, 6)), ((2, 8), (2, 6)), ((2, 3, 8), (2, 0, 6))],
+    [
+        ((2, 3, 4), (2, 5, 6)),
+        ((2, 3, 8), (2, 5, 8)),
+        ((2, 3, 8), (1, 5, 6)),
+        ((2, 8), (2, 6)),
+        ((2, 3, 8), (2, 0, 6)),
+    ],
 )
 def test_arrays_that_do_not_fit_are_refused_with_both_shapes(x, memory):
     layer = nn.CrossAttention(8, 2, memory_width=6)
-    with pytest.raises(TensorError, match=r"^CrossAttention: .* expected \(n, t, 8\) and \(n, s, 6\)") as caught:
+    with pytest.raises(
+        TensorError, match=r"^CrossAttention: .* expected \(n, t, 8\) and \(n, s, 6\)"
+    ) as caught:
         layer(Tensor(np.ones(x, np.float32)), Tensor(np.ones(memory, np.float32)))
     assert caught.value.code == "shape"
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_heads": 3}, {"memory_width": -1}, {"memory_width": 4.0}, {"num_key_value_heads": 3}, {"dropout": 1.0}],
+    [
+        {"num_heads": 3},
+        {"memory_width": -1},
+        {"memory_width": 4.0},
+        {"num_key_value_heads": 3},
+        {"dropout": 1.0},
+    ],
 )
 def test_a_layer_that_cannot_be_is_refused(options):
     with pytest.raises(ArgumentError, match="^CrossAttention: ") as caught:

@@ -1,4 +1,6 @@
-"""Tensor parallelism divides layers whose code is known, and leaves whole what has code of its own."""
+"""Tensor parallelism divides layers whose code is known, and leaves whole what has code
+of its own.
+"""
 
 import copy
 from types import MethodType
@@ -22,9 +24,14 @@ def linear(kind=nn.Linear, outputs=WIDTH):
 
 
 def patched(layer, change):
-    """Return a layer whose instance has another forward: a change of the result of its class's."""
+    """Return a layer whose instance has another forward: a change of the result of its
+    class's.
+    """
     layer.forward = MethodType(
-        lambda own, *inputs, **options: change(type(own).forward(own, *inputs, **options)), layer
+        lambda own, *inputs, **options: change(
+            type(own).forward(own, *inputs, **options)
+        ),
+        layer,
     )
     return layer
 
@@ -66,7 +73,10 @@ class Looking(nn.Module):
     def forward(self, x):
         first, second, third = self.network
         inner = second(first(x))
-        return functional.softmax(inner) @ functional.transpose(third.weight) + (x @ self.table.weight.T) @ third.weight
+        return (
+            functional.softmax(inner) @ functional.transpose(third.weight)
+            + (x @ self.table.weight.T) @ third.weight
+        )
 
 
 class Recurring(nn.Sequential):
@@ -77,7 +87,9 @@ class Recurring(nn.Sequential):
 
 
 def hooked(sequence):
-    sequence.layer_hook = lambda number, x: x - functional.mean(x, axis=-1, keepdims=True)
+    sequence.layer_hook = lambda number, x: (
+        x - functional.mean(x, axis=-1, keepdims=True)
+    )
     return sequence
 
 
@@ -101,7 +113,9 @@ def attention(kind=nn.MultiHeadAttention):
 
 
 def pair(*between):
-    return nn.Sequential(linear(outputs=2 * WIDTH), *between, nn.Linear(2 * WIDTH, WIDTH, **F8))
+    return nn.Sequential(
+        linear(outputs=2 * WIDTH), *between, nn.Linear(2 * WIDTH, WIDTH, **F8)
+    )
 
 
 class Tied(nn.Module):
@@ -115,35 +129,69 @@ class Tied(nn.Module):
 
 
 WHOLE = {  # layers between an embedding and a head
-    "an attention of a subclass": lambda: [attention(subclass_of(nn.MultiHeadAttention))],
-    "an attention of a subclass in a block": lambda: [with_attention(attention(subclass_of(nn.MultiHeadAttention)))],
+    "an attention of a subclass": lambda: [
+        attention(subclass_of(nn.MultiHeadAttention))
+    ],
+    "an attention of a subclass in a block": lambda: [
+        with_attention(attention(subclass_of(nn.MultiHeadAttention)))
+    ],
     "a patched attention": lambda: [patched(attention(), doubled)],
-    "a patched attention in a block": lambda: [with_attention(patched(attention(), doubled))],
+    "a patched attention in a block": lambda: [
+        with_attention(patched(attention(), doubled))
+    ],
     "projections of a subclass": lambda: [
         with_part(attention(), "projections", linear(subclass_of(nn.Linear), 3 * WIDTH))
     ],
-    "a patched output": lambda: [with_part(attention(), "output", patched(linear(), doubled))],
+    "a patched output": lambda: [
+        with_part(attention(), "output", patched(linear(), doubled))
+    ],
     "a first linear of a subclass": lambda: [linear(Scaled), nn.ReLU(), linear()],
-    "a second linear of a subclass": lambda: [nn.Sequential(linear(), nn.ReLU(), linear(Scaled))],
+    "a second linear of a subclass": lambda: [
+        nn.Sequential(linear(), nn.ReLU(), linear(Scaled))
+    ],
     "a patched first linear": lambda: [patched(linear(), doubled), nn.ReLU(), linear()],
-    "a patched second linear": lambda: [linear(), nn.ReLU(), patched(linear(), doubled)],
+    "a patched second linear": lambda: [
+        linear(),
+        nn.ReLU(),
+        patched(linear(), doubled),
+    ],
     "an activation of a subclass": lambda: [pair(subclass_of(nn.Tanh, mixed)())],
     "a patched activation": lambda: [pair(nn.Tanh(), patched(nn.ReLU(), mixed))],
     "a patched dropout": lambda: [pair(nn.Tanh(), patched(nn.Dropout(0.0), mixed))],
     "a function": lambda: [pair(nn.Function(mixed))],
-    "a sequence with a forward of its own": lambda: [Recurring(linear(), nn.Tanh(), linear())],
+    "a sequence with a forward of its own": lambda: [
+        Recurring(linear(), nn.Tanh(), linear())
+    ],
     "it in a residual": lambda: [nn.Residual(Recurring(linear(), nn.Tanh(), linear()))],
-    "a patched sequence": lambda: [patched(nn.Sequential(linear(), nn.Tanh(), linear()), doubled)],
-    "a sequence with a hook": lambda: [hooked(nn.Sequential(linear(), nn.Tanh(), linear()))],
+    "a patched sequence": lambda: [
+        patched(nn.Sequential(linear(), nn.Tanh(), linear()), doubled)
+    ],
+    "a sequence with a hook": lambda: [
+        hooked(nn.Sequential(linear(), nn.Tanh(), linear()))
+    ],
     "a block of a subclass": lambda: [subclass_of(nn.TransformerBlock)(WIDTH, 2, **F8)],
     "a patched block": lambda: [patched(nn.TransformerBlock(WIDTH, 2, **F8), doubled)],
     "a patched network of a block": lambda: [
-        with_part(nn.TransformerBlock(WIDTH, 2, **F8), "network", patched(nn.Residual(linear()), doubled))
+        with_part(
+            nn.TransformerBlock(WIDTH, 2, **F8),
+            "network",
+            patched(nn.Residual(linear()), doubled),
+        )
     ],
-    "a weight that is no parameter": lambda: [with_part(linear(), "weight", constant()), nn.Tanh(), linear()],
-    "it in an attention": lambda: [with_part(attention(), "output", with_part(linear(), "weight", constant()))],
-    "a recomputation of a subclass": lambda: [subclass_of(nn.Recompute)(nn.Sequential(linear(), nn.ReLU(), linear()))],
-    "a patched recomputation": lambda: [patched(nn.Recompute(nn.Sequential(linear(), nn.ReLU(), linear())), doubled)],
+    "a weight that is no parameter": lambda: [
+        with_part(linear(), "weight", constant()),
+        nn.Tanh(),
+        linear(),
+    ],
+    "it in an attention": lambda: [
+        with_part(attention(), "output", with_part(linear(), "weight", constant()))
+    ],
+    "a recomputation of a subclass": lambda: [
+        subclass_of(nn.Recompute)(nn.Sequential(linear(), nn.ReLU(), linear()))
+    ],
+    "a patched recomputation": lambda: [
+        patched(nn.Recompute(nn.Sequential(linear(), nn.ReLU(), linear())), doubled)
+    ],
     "a module that looks inside": lambda: [Looking()],
     "a module that looks inside, in a residual": lambda: [nn.Residual(Looking())],
 }
@@ -158,18 +206,29 @@ def tied(first, last):
 
 
 WHOLE_MODELS = {
-    name: lambda made=made: nn.Sequential(embedding(), *made(), linear()) for name, made in WHOLE.items()
+    name: lambda made=made: nn.Sequential(embedding(), *made(), linear())
+    for name, made in WHOLE.items()
 } | {
-    "an embedding of a subclass": lambda: nn.Sequential(embedding(subclass_of(nn.Embedding)), linear()),
-    "a patched embedding": lambda: nn.Sequential(patched(embedding(), doubled), linear()),
-    "a tied embedding of a subclass": lambda: tied(embedding(subclass_of(nn.Embedding)), nn.Unembedding),
+    "an embedding of a subclass": lambda: nn.Sequential(
+        embedding(subclass_of(nn.Embedding)), linear()
+    ),
+    "a patched embedding": lambda: nn.Sequential(
+        patched(embedding(), doubled), linear()
+    ),
+    "a tied embedding of a subclass": lambda: tied(
+        embedding(subclass_of(nn.Embedding)), nn.Unembedding
+    ),
     "scores of a constant": lambda: nn.Sequential(
         one := embedding(), with_part(nn.Unembedding(one), "weight", constant())
     ),
     "scores of a subclass": lambda: tied(embedding(), subclass_of(nn.Unembedding)),
-    "patched scores": lambda: tied(embedding(), lambda one: patched(nn.Unembedding(one), doubled)),
+    "patched scores": lambda: tied(
+        embedding(), lambda one: patched(nn.Unembedding(one), doubled)
+    ),
     "an embedding whose vectors another layer uses": lambda: tied(embedding(), Tied),
-    "an embedding in a list": lambda: nn.Sequential(InList(first := embedding()), nn.Unembedding(first)),
+    "an embedding in a list": lambda: nn.Sequential(
+        InList(first := embedding()), nn.Unembedding(first)
+    ),
 }
 
 
@@ -210,10 +269,12 @@ def test_a_class_is_the_same_after_a_copy():
     """The copy module leaves a note in a class, which is no code."""
     kind = type("Mine", (nn.TransformerBlock,), {})
     copy.deepcopy([kind(WIDTH, 2), nn.TransformerBlock(WIDTH, 2)])
-    assert "__slotnames__" in vars(kind) and computes_as(kind(WIDTH, 2), nn.TransformerBlock)
+    assert "__slotnames__" in vars(kind) and computes_as(
+        kind(WIDTH, 2), nn.TransformerBlock
+    )
 
 
-# -- what is divided ------------------------------------------------------------------------------------------------
+# -- what is divided -------------------------------------------------------------------
 
 
 class Model(nn.Sequential):
@@ -238,7 +299,10 @@ class Calling(nn.Module):
 
 
 DIVIDED = {  # a model, and names of parameters that are divided
-    "a sequence without a forward of its own": (Model, ["0.weight", "1.0.weight", "1.2.weight"]),
+    "a sequence without a forward of its own": (
+        Model,
+        ["0.weight", "1.0.weight", "1.2.weight"],
+    ),
     "a module that only calls": (
         lambda: nn.Sequential(embedding(), Calling(), linear()),
         ["0.weight", "1.layers.0.output.weight", "1.layers.1.0.weight"],
@@ -248,11 +312,17 @@ DIVIDED = {  # a model, and names of parameters that are divided
         ["0.weight", "1.output.weight"],
     ),
     "a block of a subclass without a forward of its own": (
-        lambda: nn.Sequential(embedding(), type("Mine", (nn.TransformerBlock,), {})(WIDTH, 2, **F8), linear()),
+        lambda: nn.Sequential(
+            embedding(),
+            type("Mine", (nn.TransformerBlock,), {})(WIDTH, 2, **F8),
+            linear(),
+        ),
         ["1.attention.layers.1.output.weight", "1.network.layers.1.weight"],
     ),
     "layers that carry notes": (
-        lambda: nn.Sequential(embedding(), with_part(attention(), "note", "mine"), linear()),
+        lambda: nn.Sequential(
+            embedding(), with_part(attention(), "note", "mine"), linear()
+        ),
         ["1.output.weight"],
     ),
 }
@@ -276,20 +346,26 @@ def test_a_second_name_of_a_layer_stands_for_the_divided_one():
     assert spawn(look, 2) == [True, True]
 
 
-# -- refused --------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------
 
 
 @for_each(
     case={
-        "a linear of a subclass": lambda group: nn.ColumnParallelLinear(linear(Scaled), group),
-        "a patched linear": lambda group: nn.RowParallelLinear(patched(linear(), doubled), group),
+        "a linear of a subclass": lambda group: nn.ColumnParallelLinear(
+            linear(Scaled), group
+        ),
+        "a patched linear": lambda group: nn.RowParallelLinear(
+            patched(linear(), doubled), group
+        ),
         "an attention of a subclass": lambda group: nn.ParallelAttention(
             attention(subclass_of(nn.MultiHeadAttention)), group
         ),
         "an attention with a part of a subclass": lambda group: nn.ParallelAttention(
             with_part(attention(), "output", linear(Scaled)), group
         ),
-        "an embedding of a subclass": lambda group: nn.ParallelEmbedding(embedding(subclass_of(nn.Embedding)), group),
+        "an embedding of a subclass": lambda group: nn.ParallelEmbedding(
+            embedding(subclass_of(nn.Embedding)), group
+        ),
     }
 )
 def test_a_layer_with_code_of_its_own_cannot_be_divided_by_hand(case):
@@ -300,17 +376,26 @@ def test_a_layer_with_code_of_its_own_cannot_be_divided_by_hand(case):
 
 @for_each(
     case={
-        "another layer": (lambda group: nn.ColumnParallelLinear(nn.Tanh(), group), "takes an nn.Linear"),
+        "another layer": (
+            lambda group: nn.ColumnParallelLinear(nn.Tanh(), group),
+            "takes an nn.Linear",
+        ),
         "a divided parameter": (
-            lambda group: nn.ParallelEmbedding(with_part(embedding(), "weight", shared_weight(group)), group),
+            lambda group: nn.ParallelEmbedding(
+                with_part(embedding(), "weight", shared_weight(group)), group
+            ),
             "A ShardedParameter cannot be divided",
         ),
         "a weight that is no parameter": (
-            lambda group: nn.RowParallelLinear(with_part(linear(), "weight", constant()), group),
+            lambda group: nn.RowParallelLinear(
+                with_part(linear(), "weight", constant()), group
+            ),
             "A Tensor cannot be divided; expected a whole nn.Parameter",
         ),
         "a sharded model": (
-            lambda group: nn.parallelise(nn.fully_shard(nn.Sequential(linear()), group), group),
+            lambda group: nn.parallelise(
+                nn.fully_shard(nn.Sequential(linear()), group), group
+            ),
             "Fully sharded layers",
         ),
     }

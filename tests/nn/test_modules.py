@@ -1,4 +1,6 @@
-"""Modules and layers: names, first values, modes, looks, and what each layer computes."""
+"""Modules and layers: names, first values, modes, looks, and what each layer
+computes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from minipipe import Tensor, functional, nn
 from minipipe.errors import TensorError
 from tests.numerics.small_models import Block, Tied, mlp, values
 
-# -- names ---------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------
 
 
 def test_names_are_the_path_through_attributes_lists_and_tuples():
@@ -22,7 +24,9 @@ def test_names_are_the_path_through_attributes_lists_and_tuples():
         "pair.1.weight",
         "pair.1.bias",
     ]
-    assert [name for name, _ in nn.Sequential(nn.ReLU(), Block()).named_parameters()][:2] == [
+    assert [name for name, _ in nn.Sequential(nn.ReLU(), Block()).named_parameters()][
+        :2
+    ] == [
         "1.scale",
         "1.inner.0.weight",
     ]
@@ -42,10 +46,16 @@ def test_modules_are_found_wherever_parameters_are():
 
 def test_a_parameter_under_two_names_comes_once_under_the_first():
     model = Tied()
-    assert [name for name, _ in model.named_parameters()] == ["encoder.weight", "encoder.bias"]
+    assert [name for name, _ in model.named_parameters()] == [
+        "encoder.weight",
+        "encoder.bias",
+    ]
     assert model.num_parameters == 12
     shared = nn.Linear(2, 2)
-    assert [name for name, _ in nn.Sequential(shared, nn.Linear(2, 2), shared).named_parameters()] == [
+    assert [
+        name
+        for name, _ in nn.Sequential(shared, nn.Linear(2, 2), shared).named_parameters()
+    ] == [
         "0.weight",
         "0.bias",
         "1.weight",
@@ -53,7 +63,7 @@ def test_a_parameter_under_two_names_comes_once_under_the_first():
     ]
 
 
-# -- first values --------------------------------------------------------------------------------------------
+# -- first values ----------------------------------------------------------------------
 
 
 def test_building_twice_gives_the_same_model():
@@ -67,7 +77,8 @@ def test_equal_layers_start_different_and_so_do_equal_models_of_other_seeds():
 
 
 def test_first_values_depend_on_the_seed_and_the_qualified_name_alone():
-    # Whatever stands around a layer: its neighbours, the order of filling, the rank that fills it.
+    # Whatever stands around a layer: its neighbours, the order of filling, the rank
+    # that fills it.
     alone = nn.Sequential(nn.Identity(), nn.Identity(), nn.Linear(3, 3)).initialise(5)
     assert values(alone)["2.weight"] == values(mlp().initialise(5))["2.weight"]
     one = mlp()
@@ -79,7 +90,10 @@ def test_first_values_depend_on_the_seed_and_the_qualified_name_alone():
 def test_a_name_is_that_in_the_outermost_module_also_inside_others():
     inner = nn.Sequential(nn.Linear(3, 3))
     outer = nn.Sequential(nn.Identity(), inner).initialise(5)
-    assert values(outer)["1.0.weight"] != values(nn.Sequential(nn.Linear(3, 3)).initialise(5))["0.weight"]
+    assert (
+        values(outer)["1.0.weight"]
+        != values(nn.Sequential(nn.Linear(3, 3)).initialise(5))["0.weight"]
+    )
 
 
 def test_the_first_call_fills_with_seed_0_and_later_calls_leave_the_values():
@@ -110,20 +124,23 @@ def test_a_linear_layer_starts_uniform_within_the_bound_of_he_and_its_bias_at_ze
     layer = nn.Linear(50, 40).initialise(0)
     bound = (6 / 50) ** 0.5
     assert abs(layer.weight.data).max() <= bound
-    assert abs(layer.weight.data).max() > 0.99 * bound  # of 2000 draws; all below has probability 1e-9
+    # of 2000 draws; all below has probability 1e-9
+    assert abs(layer.weight.data).max() > 0.99 * bound
     assert abs(layer.weight.data.std() - bound / 3**0.5) < 0.03 * bound
     assert not layer.bias.data.any()
     assert layer.weight.dtype == layer.bias.dtype == np.float32
 
 
 def test_an_initialiser_and_a_dtype_can_be_given():
-    layer = nn.Linear(2, 3, bias=False, initialiser=nn.initialisers.constant(0.5), dtype=np.float64).initialise()
+    layer = nn.Linear(
+        2, 3, bias=False, initialiser=nn.initialisers.constant(0.5), dtype=np.float64
+    ).initialise()
     assert layer.bias is None
     assert layer.weight.dtype == np.float64 and (layer.weight.data == 0.5).all()
     assert layer(np.ones((1, 2))).dtype == np.float64
 
 
-# -- train, eval, looks --------------------------------------------------------------------------------------
+# -- train, eval, looks ----------------------------------------------------------------
 
 
 def test_train_and_eval_reach_every_module_inside():
@@ -133,7 +150,10 @@ def test_train_and_eval_reach_every_module_inside():
     assert model.eval() is model and not any(module.is_training for module in modules)
     assert model.train() is model and all(module.is_training for module in modules)
     model[1].eval()
-    assert [module.is_training for module in (model, model[0], model[1], model[1][1].encoder)] == [
+    assert [
+        module.is_training
+        for module in (model, model[0], model[1], model[1][1].encoder)
+    ] == [
         True,
         True,
         False,
@@ -180,7 +200,7 @@ Sequential(
     assert repr(nn.CrossEntropyLoss()) == "CrossEntropyLoss()"
 
 
-# -- layers --------------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------
 
 X = np.array([[-1.0, 0.0, 2.0], [0.5, -3.0, 1.0]])
 
@@ -192,7 +212,9 @@ LAYERS = {
     "Sigmoid": (nn.Sigmoid, 1 / (1 + np.exp(-X))),
     "Flatten": (nn.Flatten, X),
     "Linear": (
-        lambda: nn.Linear(3, 2, initialiser=nn.initialisers.constant(2.0), dtype=np.float64),
+        lambda: nn.Linear(
+            3, 2, initialiser=nn.initialisers.constant(2.0), dtype=np.float64
+        ),
         [[2, 2], [-3, -3]],
     ),
 }
@@ -209,7 +231,9 @@ def test_flatten_keeps_the_first_axis():
 
 def test_losses_are_means_over_the_batch():
     scores, labels = Tensor(np.log([[1.0, 3.0], [1.0, 1.0]])), [1, 0]
-    np.testing.assert_allclose(nn.CrossEntropyLoss()(scores, labels).item(), (np.log(4 / 3) + np.log(2)) / 2)
+    np.testing.assert_allclose(
+        nn.CrossEntropyLoss()(scores, labels).item(), (np.log(4 / 3) + np.log(2)) / 2
+    )
     prediction, target = Tensor([[1.0, 2.0], [3.0, 4.0]]), [[1.0, 2.0], [3.0, 0.0]]
     assert nn.MSELoss()(prediction, target).item() == 4.0
     assert list(nn.MSELoss().parameters()) == []
@@ -229,7 +253,12 @@ def test_parameters_in_dicts_and_nested_lists_are_found():
             self.heads = {"left": nn.Linear(2, 2), "right": [nn.Linear(2, 2)]}
 
     names = [name for name, _ in Nested().named_parameters()]
-    assert names == ["heads.left.weight", "heads.left.bias", "heads.right.0.weight", "heads.right.0.bias"]
+    assert names == [
+        "heads.left.weight",
+        "heads.left.bias",
+        "heads.right.0.weight",
+        "heads.right.0.bias",
+    ]
 
 
 def test_a_module_takes_keywords():
@@ -255,12 +284,20 @@ class HandsOnTwo(nn.Module):
         return y, y
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(3, 3), nn.GELU(), nn.LayerNorm(3), nn.Residual(nn.Identity())])
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(3, 3), nn.GELU(), nn.LayerNorm(3), nn.Residual(nn.Identity())]
+)
 def test_a_tuple_of_tensors_where_one_belongs_is_refused(layer):
-    """NumPy stacked the two into one array, the graph behind them was gone, and the first layer never learnt."""
+    """NumPy stacked the two into one array, the graph behind them was gone, and the
+    first layer never learnt.
+    """
     model, x = nn.Sequential(HandsOnTwo(), layer), np.ones((8, 6), np.float32)
-    with pytest.raises(TensorError, match="A tuple of tensors was passed; expected one tensor") as caught:
+    with pytest.raises(
+        TensorError, match="A tuple of tensors was passed; expected one tensor"
+    ) as caught:
         model(x)
     assert caught.value.code == "wrong-number"
-    with pytest.raises(TensorError, match=r"A list of tensors .* nn.Take\('x'\) selects one"):
+    with pytest.raises(
+        TensorError, match=r"A list of tensors .* nn.Take\('x'\) selects one"
+    ):
         functional.add(Tensor(x), [Tensor(x)])

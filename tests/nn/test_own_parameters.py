@@ -1,4 +1,6 @@
-"""Parameters of a subclass of a container: a sequence, a recomputation, a layer around layers."""
+"""Parameters of a subclass of a container: a sequence, a recomputation, a layer around
+layers.
+"""
 
 import copy
 
@@ -92,10 +94,19 @@ LAYERS = {  # a layer, and the names that it adds to those of the layers inside
         ["scales.0", "scales.1.second", "norm.weight", "norm.bias"],
     ),
     "a recomputation": (lambda: ScaledRecompute(linear()), ["scale"]),
-    "a recomputation of a sequence": (lambda: ScaledInside(nn.Sequential(linear(), nn.Tanh())), ["scale"]),
+    "a recomputation of a sequence": (
+        lambda: ScaledInside(nn.Sequential(linear(), nn.Tanh())),
+        ["scale"],
+    ),
     "a residual": (lambda: ScaledResidual(linear()), ["scale"]),
-    "a sequence in a recomputation": (lambda: nn.Recompute(ScaledSequence(linear())), ["scale"]),
-    "a sequence in a sequence": (lambda: ScaledSequence(ScaledSequence(linear()), nn.Tanh()), ["0.scale", "scale"]),
+    "a sequence in a recomputation": (
+        lambda: nn.Recompute(ScaledSequence(linear())),
+        ["scale"],
+    ),
+    "a sequence in a sequence": (
+        lambda: ScaledSequence(ScaledSequence(linear()), nn.Tanh()),
+        ["0.scale", "scale"],
+    ),
     "a sequence that shares": (lambda: Sharing(linear(), nn.Tanh()), []),
 }
 
@@ -111,11 +122,18 @@ def test_they_are_enumerated_saved_loaded_and_copied(case):
     own = [name for name, _ in model.named_parameters()]
     assert set(own) >= {f"1.{name}" for name in names} and len(own) == len(set(own))
     state = {name: values + 1 for name, values in model.state_dict().items()}
-    assert list(state) == own and model.num_parameters == sum(values.size for values in state.values())
+    assert list(state) == own and model.num_parameters == sum(
+        values.size for values in state.values()
+    )
     twin = copy.deepcopy(model)
     twin.load_state_dict(state)
-    assert all(same_bits(value, state[name]) for name, value in twin.state_dict().items())
-    assert not any(parameter.requires_grad for parameter in copy.deepcopy(model).freeze().parameters())
+    assert all(
+        same_bits(value, state[name]) for name, value in twin.state_dict().items()
+    )
+    assert not any(
+        parameter.requires_grad
+        for parameter in copy.deepcopy(model).freeze().parameters()
+    )
 
 
 @for_each(case=LAYERS)
@@ -126,10 +144,14 @@ def test_they_are_trained(case):
     optimiser = optim.SGD(model.parameters(), 0.1)
     ((model(Tensor(X)) - Y) * (model(Tensor(X)) - Y)).mean().backward()
     optimiser.step()
-    assert not any(same_bits(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(
+        same_bits(value, before[name]) for name, value in model.state_dict().items()
+    )
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", *map(slowly, ["gpipe", "interleaved-1f1b"])])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "zb-h1", *map(slowly, ["gpipe", "interleaved-1f1b"])]
+)
 @for_each(case=LAYERS)
 def test_a_pipeline_with_them_has_the_bits_of_one_process(case, schedule):
     make, _ = case
@@ -137,17 +159,26 @@ def test_a_pipeline_with_them_has_the_bits_of_one_process(case, schedule):
     check_same_as_one_process(model, nn.MSELoss(), X, Y, build(schedule, 2, 2))
 
 
-GRIDS = {"replicas": {"data": 2}, "fully sharded": {"data": 2, "fully_sharded": True}, "tensor": {"tensor": 2}}
+GRIDS = {
+    "replicas": {"data": 2},
+    "fully sharded": {"data": 2, "fully_sharded": True},
+    "tensor": {"tensor": 2},
+}
 
 
-@pytest.mark.parametrize("grid_name", ["fully sharded", slowly("replicas"), slowly("tensor")])
+@pytest.mark.parametrize(
+    "grid_name", ["fully sharded", slowly("replicas"), slowly("tensor")]
+)
 @for_each(case=LAYERS)
 def test_they_are_trained_on_every_grid(case, grid_name):
     (make, _), grid = case, GRIDS[grid_name]
 
     def train(where, num_microbatches):
         pipeline = Pipeline(
-            model_with(make()).initialise(1), where, loss=nn.MSELoss(), num_microbatches=num_microbatches
+            model_with(make()).initialise(1),
+            where,
+            loss=nn.MSELoss(),
+            num_microbatches=num_microbatches,
         )
         optimiser = optim.Adam(pipeline.parameters(), 0.1)
         losses = []
@@ -157,9 +188,17 @@ def test_they_are_trained_on_every_grid(case, grid_name):
         return losses, pipeline.state_dict()
 
     ((losses, state),) = spawn(lambda group: train(group, 2), 1)
-    for found, values in spawn(lambda group: train(Grid(group, **grid), 2 // grid.get("data", 1)), 2):
-        assert np.allclose(found, losses, rtol=1e-12, atol=1e-12) and values.keys() == state.keys()
-        assert all(np.allclose(values[name], value, rtol=1e-9, atol=1e-9) for name, value in state.items())
+    for found, values in spawn(
+        lambda group: train(Grid(group, **grid), 2 // grid.get("data", 1)), 2
+    ):
+        assert (
+            np.allclose(found, losses, rtol=1e-12, atol=1e-12)
+            and values.keys() == state.keys()
+        )
+        assert all(
+            np.allclose(values[name], value, rtol=1e-9, atol=1e-9)
+            for name, value in state.items()
+        )
 
 
 @for_each(case={name: case for name, case in LAYERS.items() if case[1]})
@@ -172,7 +211,9 @@ def test_ranks_that_have_other_values_are_refused(case):
         parameter.data = parameter.data + group.rank
         Pipeline(model, group, loss=nn.MSELoss(), replicas=2)
 
-    with pytest.raises(RankError, match=f"The first values of 1.{names[0]} on rank 1 differ"):
+    with pytest.raises(
+        RankError, match=f"The first values of 1.{names[0]} on rank 1 differ"
+    ):
         spawn(start, 2)
 
 
@@ -183,7 +224,7 @@ def test_they_count_where_stages_are_balanced():
     assert plan.partition == (range(2), range(2, 3)) and "200" in str(plan)
 
 
-# -- sequences that a pipeline would take apart ---------------------------------------------------------------------
+# -- sequences that a pipeline would take apart ----------------------------------------
 
 
 class Named(nn.Sequential):
@@ -233,10 +274,16 @@ def replaced(model, **attributes):
 @for_each(
     make={
         "a class with a forward": lambda: ScaledSequence(linear(), linear()),
-        "a class with a call": lambda: type("Calls", (Named,), {"__call__": lambda self, x: x})(),
-        "a class with other layers": lambda: type("Flat", (Named,), {"flat_layers": property(lambda self: [])})(),
+        "a class with a call": lambda: type(
+            "Calls", (Named,), {"__call__": lambda self, x: x}
+        )(),
+        "a class with other layers": lambda: type(
+            "Flat", (Named,), {"flat_layers": property(lambda self: [])}
+        )(),
         "an instance with a forward": lambda: replaced(Named(), forward=lambda x: x),
-        "an instance with a hook": lambda: replaced(Named(), layer_hook=lambda number, x: x),
+        "an instance with a hook": lambda: replaced(
+            Named(), layer_hook=lambda number, x: x
+        ),
     }
 )
 def test_a_sequence_with_code_of_its_own_is_no_model_of_a_pipeline(make):
@@ -247,9 +294,15 @@ def test_a_sequence_with_code_of_its_own_is_no_model_of_a_pipeline(make):
 
 @for_each(
     make={
-        "a sequence with a forward": lambda inner: replaced(inner, forward=lambda x: inner.layers[0](x) * 2.0),
-        "a sequence with a hook": lambda inner: replaced(inner, layer_hook=lambda number, x: x * (number + 2.0)),
-        "a recomputation with a forward": lambda inner: replaced(nn.Recompute(inner), forward=lambda x: x * 2.0),
+        "a sequence with a forward": lambda inner: replaced(
+            inner, forward=lambda x: inner.layers[0](x) * 2.0
+        ),
+        "a sequence with a hook": lambda inner: replaced(
+            inner, layer_hook=lambda number, x: x * (number + 2.0)
+        ),
+        "a recomputation with a forward": lambda inner: replaced(
+            nn.Recompute(inner), forward=lambda x: x * 2.0
+        ),
     }
 )
 def test_code_of_an_instance_inside_is_run(make):
@@ -261,7 +314,9 @@ def test_code_of_an_instance_inside_is_run(make):
     assert same_bits(model(x).numpy(), inner.forward(x).numpy())
 
     def predict(group):
-        return Pipeline(nn.Sequential(nn.Identity(), inner), group, loss=nn.MSELoss()).predict(X)
+        return Pipeline(
+            nn.Sequential(nn.Identity(), inner), group, loss=nn.MSELoss()
+        ).predict(X)
 
     assert same_bits(spawn(predict, 2)[0], model(x).numpy())
 
@@ -269,5 +324,7 @@ def test_code_of_an_instance_inside_is_run(make):
 def test_two_parameters_of_one_name_are_refused():
     layer = nn.Recompute(linear())
     layer.weight = scale()
-    with pytest.raises(ArgumentError, match="Recompute has two parameters named weight"):
+    with pytest.raises(
+        ArgumentError, match="Recompute has two parameters named weight"
+    ):
         list(layer.named_parameters())

@@ -1,4 +1,6 @@
-"""A function that a program assigned to a layer computes, in a copy of the layer, with the copy's parameters."""
+"""A function that a program assigned to a layer computes, in a copy of the layer, with
+the copy's parameters.
+"""
 
 import copy
 import types
@@ -52,11 +54,15 @@ def twice(layer):
 
 
 def bound(layer):
-    layer.forward = types.MethodType(lambda self, x: nn.Linear.forward(self, x) * 2.0, layer)
+    layer.forward = types.MethodType(
+        lambda self, x: nn.Linear.forward(self, x) * 2.0, layer
+    )
 
 
 def partly(layer):
-    layer.forward = partial(lambda x, weight, bias: functional.linear(x, weight, bias) * 2.0, **vars(layer))
+    layer.forward = partial(
+        lambda x, weight, bias: functional.linear(x, weight, bias) * 2.0, **vars(layer)
+    )
 
 
 def recursive(layer):
@@ -68,7 +74,17 @@ def recursive(layer):
     layer.forward = forward
 
 
-PATCHES = [by_method, by_layer, by_parameters, by_default, by_name, twice, bound, partly, recursive]
+PATCHES = [
+    by_method,
+    by_layer,
+    by_parameters,
+    by_default,
+    by_name,
+    twice,
+    bound,
+    partly,
+    recursive,
+]
 
 
 def model_with(middle):
@@ -91,18 +107,31 @@ def trained(make_model, where):
 
 
 @pytest.mark.parametrize(("patch", "num_ranks"), covering(PATCHES, [1, 2], strength=1))
-def test_a_pipeline_trains_a_layer_with_a_forward_that_was_assigned_as_a_subclass(patch, num_ranks):
-    (expected,) = spawn(lambda group: trained(lambda: model_with(Doubled(6, 6, **F8)), group), 1)
+def test_a_pipeline_trains_a_layer_with_a_forward_that_was_assigned_as_a_subclass(
+    patch, num_ranks
+):
+    (expected,) = spawn(
+        lambda group: trained(lambda: model_with(Doubled(6, 6, **F8)), group), 1
+    )
     for state in spawn(lambda group: trained(lambda: patched(patch), group), num_ranks):
-        equal = {name: np.array_equal(state[name], values) for name, values in expected.items()}
+        equal = {
+            name: np.array_equal(state[name], values)
+            for name, values in expected.items()
+        }
         assert equal == dict.fromkeys(expected, True)
 
 
-@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"data": 2, "fully_sharded": True}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"tensor": 2}, {"data": 2, "fully_sharded": True}], ids=str
+)
 @pytest.mark.parametrize("patch", [by_method, by_default])
 def test_so_does_a_grid(patch, sizes):
-    (expected,) = spawn(lambda group: trained(lambda: model_with(Doubled(6, 6, **F8)), group), 1)
-    for state in spawn(lambda group: trained(lambda: patched(patch), Grid(group, **sizes)), 2):
+    (expected,) = spawn(
+        lambda group: trained(lambda: model_with(Doubled(6, 6, **F8)), group), 1
+    )
+    for state in spawn(
+        lambda group: trained(lambda: patched(patch), Grid(group, **sizes)), 2
+    ):
         for name, values in expected.items():
             assert np.allclose(state[name], values, rtol=1e-12, atol=1e-12)
 
@@ -124,8 +153,13 @@ def test_a_function_may_refer_to_a_later_module_of_what_is_copied():
     twin = copy.deepcopy(nn.Sequential(first, later).initialise(0))
     twin(Tensor(np.ones((1, 2)))).sum().backward()
     assert later.weight.grad is None
-    (one, other) = (functional.linear(Tensor(np.eye(2)), layer.weight).numpy() for layer in (twin[1], later))
-    assert np.array_equal(one, other) and np.array_equal(twin[0](Tensor(np.eye(2))).numpy(), one)
+    (one, other) = (
+        functional.linear(Tensor(np.eye(2)), layer.weight).numpy()
+        for layer in (twin[1], later)
+    )
+    assert np.array_equal(one, other) and np.array_equal(
+        twin[0](Tensor(np.eye(2))).numpy(), one
+    )
     twin[1].weight.data[...] = 0
     assert not twin[0](Tensor(np.eye(2))).numpy().any()
 
@@ -166,4 +200,8 @@ class Slotted(nn.Module):
 def test_slots_are_copied_too():
     layer = Slotted()
     twin = copy.deepcopy(layer)
-    assert twin.table == [1, 2] and twin.table is not layer.table and twin.inner is not layer.inner
+    assert (
+        twin.table == [1, 2]
+        and twin.table is not layer.table
+        and twin.inner is not layer.inner
+    )

@@ -1,6 +1,8 @@
-"""Recompute(module) gives the bits of the module: values, every gradient, whole and split, over several microbatches.
+"""Recompute(module) gives the bits of the module: values, every gradient, whole and
+split, over several microbatches.
 
-Bits of the same shapes, that is; for float32 no tolerance would tell another order of summation from the right one.
+Bits of the same shapes, that is; for float32 no tolerance would tell another order of
+summation from the right one.
 """
 
 from __future__ import annotations
@@ -41,14 +43,20 @@ from tests.strategies import examples
 @pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
 @examples(150)
 @given(stages, st.integers(1, 3), st.booleans())
-def test_what_is_computed_again_has_the_bits_of_what_is_kept(is_split, stage, num_microbatches, needs_gradient):
+def test_what_is_computed_again_has_the_bits_of_what_is_kept(
+    is_split, stage, num_microbatches, needs_gradient
+):
     arguments = num_microbatches, is_split, needs_gradient
-    assert everything(stage, nn.Recompute, *arguments) == everything(stage, unchanged, *arguments)
+    assert everything(stage, nn.Recompute, *arguments) == everything(
+        stage, unchanged, *arguments
+    )
 
 
 @examples(40)
 @given(stages, st.integers(1, 3))
-def test_split_or_whole_what_is_computed_again_has_the_same_bits(stage, num_microbatches):
+def test_split_or_whole_what_is_computed_again_has_the_same_bits(
+    stage, num_microbatches
+):
     whole = everything(stage, nn.Recompute, num_microbatches)
     assert everything(stage, nn.Recompute, num_microbatches, is_split=True) == whole
 
@@ -67,12 +75,19 @@ def test_without_a_graph_only_the_values_are_computed(stage):
 
 
 def test_the_random_stages_can_reach_weights_and_inputs():
-    # Guards the tests above: were all gradients zero, they would pass whatever was computed again.
+    # Guards the tests above: were all gradients zero, they would pass whatever was
+    # computed again.
     found = everything(USED_EVERYWHERE, nn.Recompute, 2, is_split=True)
-    arrays = [None if array is None else np.frombuffer(array, np.float32) for array in found]
+    arrays = [
+        None if array is None else np.frombuffer(array, np.float32) for array in found
+    ]
     results, weights, inputs = arrays[:2], arrays[2:-2], arrays[-2:]
-    assert [gradient is not None for gradient in weights] == [False] * (NUM_MATRICES - 1) + [True, False, False]
-    assert all(np.any(array) for array in (*results, weights[NUM_MATRICES - 1], *inputs))
+    assert [gradient is not None for gradient in weights] == [False] * (
+        NUM_MATRICES - 1
+    ) + [True, False, False]
+    assert all(
+        np.any(array) for array in (*results, weights[NUM_MATRICES - 1], *inputs)
+    )
 
 
 def test_every_part_is_computed_once_more_and_a_nested_one_twice():
@@ -93,7 +108,7 @@ def test_every_part_is_computed_once_more_and_a_nested_one_twice():
     assert (outer.num_calls, inner.num_calls) == (2, 3)
 
 
-# -- what cannot be computed again --------------------------------------------------------------------------------
+# -- what cannot be computed again -----------------------------------------------------
 
 
 class Counting(nn.Module):
@@ -113,7 +128,9 @@ def test_a_layer_with_a_counter_is_refused_where_it_is_computed_again():
     """The story: its gradient was that of its second value, without a word."""
     x = Tensor(numbers(ROWS, WIDTH, seed=0), requires_grad=True)
     result = nn.Recompute(Counting())(x)
-    with pytest.raises(TensorError, match=r"Recompute\(Counting\(\)\): computed again .* other values") as caught:
+    with pytest.raises(
+        TensorError, match=r"Recompute\(Counting\(\)\): computed again .* other values"
+    ) as caught:
         result.sum().backward()
     assert caught.value.code == "not-repeatable"
 
@@ -130,7 +147,9 @@ def test_random_numbers_of_its_own_are_found_in_a_sample_of_a_large_result(unwat
     own_dropout = nn.Function(lambda x: x * (generator.random(x.shape) > 0.1))
     x = Tensor(np.ones((512, 512), np.float32), requires_grad=True)
     result = nn.Recompute(own_dropout)(x)
-    with pytest.raises(TensorError, match="random numbers as functional.dropout draws them"):
+    with pytest.raises(
+        TensorError, match="random numbers as functional.dropout draws them"
+    ):
         result.sum().backward()
 
 
@@ -153,11 +172,13 @@ def test_a_sample_meets_every_column(unwatched, column):
         result.sum().backward()
 
 
-# -- bundles, whole numbers --------------------------------------------------------------------------------------
+# -- bundles, whole numbers ------------------------------------------------------------
 
 
 class Mixed(nn.Module):
-    """From (x, skip, rows) to three tensors in the same form: one with all inputs, one of weights alone, numbers."""
+    """From (x, skip, rows) to three tensors in the same form: one with all inputs, one
+    of weights alone, numbers.
+    """
 
     def __init__(self) -> None:
         self.weight = nn.Parameter(numbers(WIDTH, WIDTH, seed=1))
@@ -166,26 +187,40 @@ class Mixed(nn.Module):
         x, skip, rows = bundle.values() if isinstance(bundle, dict) else bundle
         table = self.weight @ self.weight
         items = [F.dropout((x @ table) * skip + x, 0.3), F.embedding(table, rows), rows]
-        return dict(zip("abc", items)) if isinstance(bundle, dict) else type(bundle)(items)
+        return (
+            dict(zip("abc", items)) if isinstance(bundle, dict) else type(bundle)(items)
+        )
 
 
 @pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("with_gradient", ["ab", "a", "b"])
 @pytest.mark.parametrize("form", [tuple, list, dict])
-def test_a_bundle_goes_in_and_comes_out_in_its_form_with_the_same_bits(form, with_gradient, is_split):
+def test_a_bundle_goes_in_and_comes_out_in_its_form_with_the_same_bits(
+    form, with_gradient, is_split
+):
     def found(wrap: Wrap) -> list[bytes | None]:
         module = Mixed()
-        arrays = [numbers(ROWS, WIDTH, seed=2), numbers(ROWS, WIDTH, seed=3), np.array([3, 0, 3])]
+        arrays = [
+            numbers(ROWS, WIDTH, seed=2),
+            numbers(ROWS, WIDTH, seed=3),
+            np.array([3, 0, 3]),
+        ]
         inputs = [Tensor(array) for array in arrays]
         for tensor, needs_gradient in zip(inputs, (True, True, False)):
             tensor.node = StageInput(needs_gradient)
         bundle = dict(zip("xyz", inputs)) if form is dict else form(inputs)
         with random_key(0):
             results = wrap(module)(bundle)
-        assert type(results) is form and (form is not dict or list(results) == ["a", "b", "c"])
+        assert type(results) is form and (
+            form is not dict or list(results) == ["a", "b", "c"]
+        )
         results = list(results.values()) if form is dict else list(results)
         assert results[2].dtype == np.int64 and not results[2].requires_grad
-        roots = {results[i].node: numbers(*results[i].shape, seed=5 + i) for i in range(2) if "ab"[i] in with_gradient}
+        roots = {
+            results[i].node: numbers(*results[i].shape, seed=5 + i)
+            for i in range(2)
+            if "ab"[i] in with_gradient
+        }
         if is_split:
             work = autograd.backward_input(roots)
             assert module.weight.grad is None
@@ -267,7 +302,9 @@ def test_a_tensor_that_was_given_other_values_later_is_computed_again_from_those
 
 
 def test_an_input_that_is_handed_on_gets_its_gradients_in_the_same_order():
-    """The story: it came out as another tensor, whose gradients were added up before those of the input itself."""
+    """The story: it came out as another tensor, whose gradients were added up before
+    those of the input itself.
+    """
 
     def gradient(wrap: Wrap) -> bytes:
         x = Tensor(numbers(50, 50, seed=0), requires_grad=True)
@@ -290,11 +327,13 @@ def test_a_parameter_that_layers_share_adds_up_use_by_use_all_the_same():
     assert [gradient is not None for gradient in found[2:]] == [True, True, True, False]
 
 
-# -- mutants: what the tests above must notice ---------------------------------------------------------------------
+# -- mutants: what the tests above must notice -----------------------------------------
 
 
 def test_a_mask_that_is_not_that_of_the_first_time_is_noticed(monkeypatch):
-    """The mutant goes on from where the place is at backward, instead of from where it was."""
+    """The mutant goes on from where the place is at backward, instead of from where it
+    was.
+    """
     x = Tensor(numbers(ROWS, WIDTH, seed=0), requires_grad=True)
 
     def gradient() -> None:
@@ -308,7 +347,8 @@ def test_a_mask_that_is_not_that_of_the_first_time_is_noticed(monkeypatch):
         gradient()
     assert caught.value.code == "not-repeatable"
     with pytest.raises(TensorError) as caught:
-        everything(USED_EVERYWHERE, nn.Recompute)  # there backward is outside of the key
+        # there backward is outside of the key
+        everything(USED_EVERYWHERE, nn.Recompute)
     assert caught.value.code == "missing"
 
 
@@ -325,14 +365,19 @@ def test_what_is_numbered_as_if_it_were_computed_now_is_noticed(monkeypatch):
     wrong = everything(USED_EVERYWHERE, nn.Recompute, is_split=True)
     assert wrong != right
     where = [a != b for a, b in zip(wrong, right)]
-    assert where == [False, False, False, True, False, False, False]  # the weight that is used before and after
+    # the weight that is used before and after
+    assert where == [False, False, False, True, False, False, False]
     close = [np.frombuffer(found[NUM_MATRICES], np.float32) for found in (wrong, right)]
     np.testing.assert_allclose(*close, rtol=1e-3, atol=1e-4)  # rounding only
 
 
 def test_a_module_that_is_set_to_be_evaluated_meanwhile_is_computed_again_as_it_was():
-    """The story: training was switched off between forward and backward, and the mask was gone the second time."""
-    layer = nn.Recompute(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))).initialise(0)
+    """The story: training was switched off between forward and backward, and the mask
+    was gone the second time.
+    """
+    layer = nn.Recompute(
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+    ).initialise(0)
     gradients = []
     for switches in (False, True):
         x = Tensor(numbers(ROWS, WIDTH, seed=0), requires_grad=True)
@@ -347,7 +392,9 @@ def test_a_module_that_is_set_to_be_evaluated_meanwhile_is_computed_again_as_it_
 
 
 def test_a_module_that_does_more_the_second_time_is_no_error():
-    """The story: its results took the numbers of later ones, and the walk could not tell which of two is the later."""
+    """The story: its results took the numbers of later ones, and the walk could not
+    tell which of two is the later.
+    """
 
     class DoesMoreWhenRecorded(nn.Module):
         def __init__(self) -> None:
@@ -358,7 +405,10 @@ def test_a_module_that_does_more_the_second_time_is_no_error():
                 x = x * 1.0  # more results, of the same values
             return self.layer(x)
 
-    model = nn.Sequential(nn.Recompute(DoesMoreWhenRecorded()), *[nn.Linear(WIDTH, WIDTH) for _ in range(8)])
+    model = nn.Sequential(
+        nn.Recompute(DoesMoreWhenRecorded()),
+        *[nn.Linear(WIDTH, WIDTH) for _ in range(8)],
+    )
     model.initialise(0)
     x = Tensor(numbers(ROWS, WIDTH, seed=0))
     x.node = StageInput(needs_gradient=True)
@@ -368,9 +418,18 @@ def test_a_module_that_does_more_the_second_time_is_no_error():
 
 
 def test_recompute_changes_neither_names_nor_first_values():
-    """Its parameters had another name each, and so other first values: the same program had another loss."""
-    plain, wrapped = nn.Sequential(nn.TransformerBlock(4, 2)), nn.Sequential(nn.Recompute(nn.TransformerBlock(4, 2)))
+    """Its parameters had another name each, and so other first values: the same program
+    had another loss.
+    """
+    plain, wrapped = (
+        nn.Sequential(nn.TransformerBlock(4, 2)),
+        nn.Sequential(nn.Recompute(nn.TransformerBlock(4, 2))),
+    )
     state = plain.initialise(0).state_dict()
     assert state.keys() == wrapped.initialise(0).state_dict().keys()
-    assert all(same_bits(value, wrapped.state_dict()[name]) for name, value in state.items())
-    assert [m.is_training for m in wrapped.eval().modules()] == [False] * (1 + len(list(plain.modules())))
+    assert all(
+        same_bits(value, wrapped.state_dict()[name]) for name, value in state.items()
+    )
+    assert [m.is_training for m in wrapped.eval().modules()] == [False] * (
+        1 + len(list(plain.modules()))
+    )

@@ -1,4 +1,6 @@
-"""A sequence is a list of layers, names the layer of an error, and may be cut anywhere without changing a bit."""
+"""A sequence is a list of layers, names the layer of an error, and may be cut anywhere
+without changing a bit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from minipipe.tensor import record
 from tests.numerics.small_models import mlp
 from tests.strategies import examples
 
-# -- sequences -----------------------------------------------------------------------------------------------
+# -- sequences -------------------------------------------------------------------------
 
 
 def test_a_sequence_is_indexed_sliced_and_walked_like_a_list_and_shares_its_layers():
@@ -24,7 +26,13 @@ def test_a_sequence_is_indexed_sliced_and_walked_like_a_list_and_shares_its_laye
     part = model[1:4]
     assert type(part) is nn.Sequential and list(part) == model.layers[1:4]
     assert list(model[::2]) == [model[0], model[2], model[4]]
-    assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, nn.Linear, nn.Tanh, nn.Linear]
+    assert [type(layer) for layer in model] == [
+        nn.Linear,
+        nn.ReLU,
+        nn.Linear,
+        nn.Tanh,
+        nn.Linear,
+    ]
     with pytest.raises(IndexError):
         model[5]
 
@@ -39,7 +47,9 @@ def test_an_empty_sequence_returns_its_input():
     assert nn.Sequential()(x) is x
 
 
-@pytest.mark.parametrize("arguments", [([nn.ReLU()],), (nn.ReLU(), functional.relu), (nn.ReLU,)])
+@pytest.mark.parametrize(
+    "arguments", [([nn.ReLU()],), (nn.ReLU(), functional.relu), (nn.ReLU,)]
+)
 def test_a_sequence_takes_modules_only(arguments):
     with pytest.raises(TypeError, match="Sequential, as argument [01], takes a module"):
         nn.Sequential(*arguments)
@@ -54,18 +64,29 @@ def notes_of(call) -> tuple[MinipipeError, list[str]]:
 def test_a_shape_error_names_the_layer_where_it_happened():
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(5, 2))
     error, notes = notes_of(lambda: model(np.ones((2, 4), np.float32)))
-    assert error.code == "shape" and "(2, 3)" in error.message and "(5, 2)" in error.message
+    assert (
+        error.code == "shape"
+        and "(2, 3)" in error.message
+        and "(5, 2)" in error.message
+    )
     assert notes == ["in layer 2, Linear(5, 2)"]
 
 
 def test_a_shape_error_inside_nested_sequences_names_the_way_from_the_inside_out():
-    model = nn.Sequential(nn.ReLU(), nn.Residual(nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3))))
+    model = nn.Sequential(
+        nn.ReLU(), nn.Residual(nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3)))
+    )
     _, notes = notes_of(lambda: model(np.ones((2, 4), np.float32)))
     assert notes[0] == "in layer 1, Linear(4, 3)"
-    assert notes[1].startswith("in layer 0, Sequential(") and notes[2].startswith("in layer 1, Residual(")
+    assert notes[1].startswith("in layer 0, Sequential(") and notes[2].startswith(
+        "in layer 1, Residual("
+    )
     assert len(notes) == 3
-    nested = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3)))  # whose layers are layers
-    assert notes_of(lambda: nested(np.ones((2, 4), np.float32)))[1] == ["in layer 2, Linear(4, 3)"]
+    # whose layers are layers
+    nested = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3)))
+    assert notes_of(lambda: nested(np.ones((2, 4), np.float32)))[1] == [
+        "in layer 2, Linear(4, 3)"
+    ]
 
 
 def test_a_dtype_error_names_the_layer_too():
@@ -74,7 +95,7 @@ def test_a_dtype_error_names_the_layer_too():
     assert error.code == "dtype" and notes == ["in layer 1, Linear(3, 3)"]
 
 
-# -- what passes from one layer to the next ------------------------------------------------------------------
+# -- what passes from one layer to the next --------------------------------------------
 
 
 class Transposed(nn.Module):
@@ -85,7 +106,9 @@ class Transposed(nn.Module):
 
 
 class Scattered(nn.Module):
-    """Adds to each number its column's sum, which NumPy computes in an order that depends on the strides."""
+    """Adds to each number its column's sum, which NumPy computes in an order that
+    depends on the strides.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return x + x.sum(axis=0, keepdims=True)
@@ -109,10 +132,14 @@ class Spy(nn.Module):
 
 
 def spied(shape: tuple[int, ...]) -> tuple[list, list]:
-    """Return the strides after, and those of the gradient before, a layer that transposes."""
+    """Return the strides after, and those of the gradient before, a layer that
+    transposes.
+    """
     before, after = Spy(), Spy()
     x = Tensor(np.ones(shape, np.float32), requires_grad=True)
-    nn.Sequential(before, Transposed(), after)(x).backward(np.ones(shape[::-1], np.float32))
+    nn.Sequential(before, Transposed(), after)(x).backward(
+        np.ones(shape[::-1], np.float32)
+    )
     return after.forward_strides, before.backward_strides
 
 
@@ -153,7 +180,9 @@ def test_what_is_contiguous_is_not_copied_between_layers():
     assert nn.Sequential(nn.Identity(), nn.Identity())(x).data is x.data
 
 
-SIDE = 33  # measured: OpenBLAS multiplies a transposed view of 33 x 33 in another order, one of 32 x 32 in the same
+# measured: OpenBLAS multiplies a transposed view of 33 x 33 in another order, one of 32
+# x 32 in the same
+SIDE = 33
 
 
 PIECES = {
@@ -166,8 +195,12 @@ PIECES = {
 
 
 def stepwise_gradients(model: nn.Sequential, cut: int | None) -> list[bytes]:
-    """Return the bits of the result and of every gradient, from one run or from two stages and a message between."""
-    x, upstream = np.random.default_rng(1).normal(size=(2, SIDE, SIDE)).astype(np.float32)
+    """Return the bits of the result and of every gradient, from one run or from two
+    stages and a message between.
+    """
+    x, upstream = (
+        np.random.default_rng(1).normal(size=(2, SIDE, SIDE)).astype(np.float32)
+    )
     source = Tensor(x)
     source.node = StageInput(needs_gradient=True)
     if cut is None:
@@ -194,7 +227,9 @@ def test_no_cut_between_layers_changes_a_bit(names, data):
 
 
 def test_a_sequence_whose_cuts_changed_bits_would_be_noticed(monkeypatch):
-    model = nn.Sequential(*(PIECES[name]() for name in ("linear", "transposed", "scattered"))).initialise(4)
+    model = nn.Sequential(
+        *(PIECES[name]() for name in ("linear", "transposed", "scattered"))
+    ).initialise(4)
     assert stepwise_gradients(model, 2) == stepwise_gradients(model, None)
     monkeypatch.setattr(backend, "contiguous", lambda array: array)
     assert stepwise_gradients(model, 2) != stepwise_gradients(model, None)

@@ -1,4 +1,6 @@
-"""The weights of PyTorch's layers under the names and with the axes that they have here."""
+"""The weights of PyTorch's layers under the names and with the axes that they have
+here.
+"""
 
 import numpy as np
 import pytest
@@ -9,9 +11,14 @@ from minipipe.nn.torch_layout import from_torch, undecided
 from tests.nn.one_of_each import MODULES, OVER_RANKS, filled
 
 SQUARE = np.arange(9, dtype=np.float32).reshape(3, 3)
-# By layer: how it is made, and the shapes of its arrays in PyTorch. tests/numerics/test_weights_against_torch.py has
-# PyTorch's own.
-ATTENTION = {"in_proj_weight": (12, 4), "in_proj_bias": (12,), "out_proj.weight": (4, 4), "out_proj.bias": (4,)}
+# By layer: how it is made, and the shapes of its arrays in PyTorch.
+# tests/numerics/test_weights_against_torch.py has PyTorch's own.
+ATTENTION = {
+    "in_proj_weight": (12, 4),
+    "in_proj_bias": (12,),
+    "out_proj.weight": (4, 4),
+    "out_proj.bias": (4,),
+}
 
 
 def under(prefix, shapes):
@@ -19,26 +26,52 @@ def under(prefix, shapes):
 
 
 NORM = {"weight": (4,), "bias": (4,)}
-NETWORK = {"linear1.weight": (5, 4), "linear1.bias": (5,), "linear2.weight": (4, 5), "linear2.bias": (4,)}
+NETWORK = {
+    "linear1.weight": (5, 4),
+    "linear1.bias": (5,),
+    "linear2.weight": (4, 5),
+    "linear2.bias": (4,),
+}
 SHAPES = {
     "Linear": (lambda: nn.Linear(3, 2), {"weight": (2, 3), "bias": (2,)}),
     "LSTM": (
         lambda: nn.LSTM(3, 2),
-        {"weight_ih_l0": (8, 3), "weight_hh_l0": (8, 2), "bias_ih_l0": (8,), "bias_hh_l0": (8,)},
+        {
+            "weight_ih_l0": (8, 3),
+            "weight_hh_l0": (8, 2),
+            "bias_ih_l0": (8,),
+            "bias_hh_l0": (8,),
+        },
     ),
-    "LSTM without bias": (lambda: nn.LSTM(3, 2, bias=False), {"weight_ih_l0": (8, 3), "weight_hh_l0": (8, 2)}),
+    "LSTM without bias": (
+        lambda: nn.LSTM(3, 2, bias=False),
+        {"weight_ih_l0": (8, 3), "weight_hh_l0": (8, 2)},
+    ),
     "attention": (lambda: nn.MultiHeadAttention(4, 2), ATTENTION),
     "cross-attention": (lambda: nn.CrossAttention(4, 2), ATTENTION),
     "a narrow memory": (
         lambda: nn.CrossAttention(4, 2, memory_width=3),
         {
-            **{name: shape for name, shape in ATTENTION.items() if name != "in_proj_weight"},
-            **{"q_proj_weight": (4, 4), "k_proj_weight": (4, 3), "v_proj_weight": (4, 3)},
+            **{
+                name: shape
+                for name, shape in ATTENTION.items()
+                if name != "in_proj_weight"
+            },
+            **{
+                "q_proj_weight": (4, 4),
+                "k_proj_weight": (4, 3),
+                "v_proj_weight": (4, 3),
+            },
         },
     ),
     "encoder": (
         lambda: nn.TransformerBlock(4, 2, hidden=5),
-        {**under("self_attn", ATTENTION), **under("norm1", NORM), **under("norm2", NORM), **NETWORK},
+        {
+            **under("self_attn", ATTENTION),
+            **under("norm1", NORM),
+            **under("norm2", NORM),
+            **NETWORK,
+        },
     ),
     "decoder": (
         lambda: nn.DecoderBlock(4, 2, hidden=5),
@@ -75,20 +108,28 @@ MADE_OF = {
     },
     "a narrow memory": {
         "queries.weight": lambda theirs: theirs["q_proj_weight"].T,
-        "projections.weight": lambda theirs: np.hstack([theirs["k_proj_weight"].T, theirs["v_proj_weight"].T]),
+        "projections.weight": lambda theirs: np.hstack(
+            [theirs["k_proj_weight"].T, theirs["v_proj_weight"].T]
+        ),
         "projections.bias": lambda theirs: theirs["in_proj_bias"][4:],
     },
     "encoder": {
         "attention.layers.0.weight": lambda theirs: theirs["norm1.weight"],
-        "attention.layers.1.output.weight": lambda theirs: theirs["self_attn.out_proj.weight"].T,
+        "attention.layers.1.output.weight": lambda theirs: (
+            theirs["self_attn.out_proj.weight"].T
+        ),
         "network.layers.0.bias": lambda theirs: theirs["norm2.bias"],
         "network.layers.1.weight": lambda theirs: theirs["linear1.weight"].T,
         "network.layers.3.bias": lambda theirs: theirs["linear2.bias"],
     },
     "decoder": {
-        "attention.layers.1.projections.weight": lambda theirs: theirs["self_attn.in_proj_weight"].T,
+        "attention.layers.1.projections.weight": lambda theirs: (
+            theirs["self_attn.in_proj_weight"].T
+        ),
         "cross_attention.layers.0.weight": lambda theirs: theirs["norm2.weight"],
-        "cross_attention.layers.1.queries.weight": lambda theirs: theirs["multihead_attn.in_proj_weight"][:4].T,
+        "cross_attention.layers.1.queries.weight": lambda theirs: (
+            theirs["multihead_attn.in_proj_weight"][:4].T
+        ),
         "network.layers.0.weight": lambda theirs: theirs["norm3.weight"],
         "network.layers.3.weight": lambda theirs: theirs["linear2.weight"].T,
     },
@@ -96,10 +137,15 @@ MADE_OF = {
 
 
 def in_torch(case):
-    """Return the layer, and a state of it in PyTorch with numbers that are all different."""
+    """Return the layer, and a state of it in PyTorch with numbers that are all
+    different.
+    """
     make, shapes = SHAPES[case]
     generator = np.random.default_rng(0)
-    return make(), {name: generator.random(shape).astype(np.float32) for name, shape in shapes.items()}
+    return make(), {
+        name: generator.random(shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
 
 
 @pytest.mark.parametrize("case", SHAPES)
@@ -112,14 +158,19 @@ def test_every_parameter_of_a_layer_is_found_in_pytorchs_and_nothing_is_left(cas
     layer.load_state_dict(found)
     # A sum of two biases aside, the numbers are the same.
     if not case.startswith("LSTM"):
-        flat = [np.sort(np.concatenate([array.ravel() for array in state.values()])) for state in (found, theirs)]
+        flat = [
+            np.sort(np.concatenate([array.ravel() for array in state.values()]))
+            for state in (found, theirs)
+        ]
         assert (flat[0] == flat[1]).all()
 
 
 @pytest.mark.parametrize("case", MADE_OF)
 def test_a_parameter_is_made_of_pytorchs_arrays(case):
     layer, theirs = in_torch(case)
-    found = from_torch(nn.Sequential(layer), {f"0.{name}": array for name, array in theirs.items()})
+    found = from_torch(
+        nn.Sequential(layer), {f"0.{name}": array for name, array in theirs.items()}
+    )
     for name, make in MADE_OF[case].items():
         assert (found[f"0.{name}"] == make(theirs)).all(), name
 
@@ -131,27 +182,50 @@ def test_each_array_that_is_missing_is_named_and_so_is_each_that_is_too_many(cas
         if "norm1" in name or "in_proj" in name:
             continue  # these tell which names are PyTorch's
         with pytest.raises(ParameterError, match=rf"missing: {name} \(for ") as caught:
-            from_torch(layer, {other: array for other, array in theirs.items() if other != name})
+            from_torch(
+                layer,
+                {other: array for other, array in theirs.items() if other != name},
+            )
         assert caught.value.code == "missing"
-    with pytest.raises(ParameterError, match=r"unexpected: y0, y1, y2, y3, y4, y5, y6, y7\.$") as caught:
-        from_torch(layer, {**theirs, **{f"y{number}": SQUARE for number in reversed(range(8))}})
+    with pytest.raises(
+        ParameterError, match=r"unexpected: y0, y1, y2, y3, y4, y5, y6, y7\.$"
+    ) as caught:
+        from_torch(
+            layer, {**theirs, **{f"y{number}": SQUARE for number in reversed(range(8))}}
+        )
     assert caught.value.code == "unexpected"
 
 
-@pytest.mark.parametrize("make", [lambda: nn.MultiHeadAttention(4, 2), lambda: nn.TransformerBlock(4, 2, hidden=4)])
-def test_a_module_of_pytorchs_that_is_built_like_ours_keeps_our_names_and_has_its_linear_weights_turned(make):
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.MultiHeadAttention(4, 2), lambda: nn.TransformerBlock(4, 2, hidden=4)],
+)
+def test_a_module_of_pytorchs_that_is_built_like_ours_keeps_our_names_and_has_its_linear_weights_turned(
+    make,
+):
     layer = filled(make())
-    turned = {name: array.T if array.ndim == 2 else array for name, array in layer.state_dict().items()}
+    turned = {
+        name: array.T if array.ndim == 2 else array
+        for name, array in layer.state_dict().items()
+    }
     found = from_torch(layer, turned)
-    assert all((found[name] == array).all() for name, array in layer.state_dict().items())
+    assert all(
+        (found[name] == array).all() for name, array in layer.state_dict().items()
+    )
 
 
 def test_wrappers_have_the_names_of_what_is_inside():
-    theirs = {"0.layer.weight": SQUARE, "1.weight": 2 * SQUARE, "2.layers.0.weight": 3 * SQUARE}
+    theirs = {
+        "0.layer.weight": SQUARE,
+        "1.weight": 2 * SQUARE,
+        "2.layers.0.weight": 3 * SQUARE,
+    }
     on, recomputed, inner = (nn.Linear(3, 3, bias=False) for _ in range(3))
     model = nn.Sequential(nn.On("x", on), nn.Recompute(recomputed), nn.Residual(inner))
     found = from_torch(model, theirs)
-    assert {name: (found[name] == values.T).all() for name, values in theirs.items()} == dict.fromkeys(theirs, True)
+    assert {
+        name: (found[name] == values.T).all() for name, values in theirs.items()
+    } == dict.fromkeys(theirs, True)
 
 
 class Scaled(nn.Recompute):
@@ -166,29 +240,50 @@ class Scaled(nn.Recompute):
 
 
 def test_a_wrapper_with_a_parameter_has_it_beside_those_of_what_is_inside():
-    model = nn.Sequential(Scaled(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))))
+    model = nn.Sequential(
+        Scaled(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)))
+    )
     theirs = {"0.0.weight": SQUARE, "0.1.weight": SQUARE, "0.scale": SQUARE[1]}
     found = from_torch(model, theirs)
-    assert (found["0.0.weight"] == SQUARE.T).all() and (found["0.scale"] == SQUARE[1]).all()
+    assert (found["0.0.weight"] == SQUARE.T).all() and (
+        found["0.scale"] == SQUARE[1]
+    ).all()
     assert undecided(model, theirs) == ["0.0.weight", "0.1.weight"]
 
 
 def tied():
     embedding = nn.Embedding(3, 3)
-    return nn.Sequential(embedding, nn.Linear(3, 3, bias=False), nn.Unembedding(embedding))
+    return nn.Sequential(
+        embedding, nn.Linear(3, 3, bias=False), nn.Unembedding(embedding)
+    )
 
 
 def test_a_tied_parameter_is_one_and_two_arrays_for_it_must_be_equal():
     own = {"1.weight": 2 * SQUARE}
     unknown = np.full((3, 3), np.nan, np.float32)
-    assert np.isnan(from_torch(tied(), {**own, "0.weight": unknown, "2.weight": unknown.copy()})["0.weight"]).all()
-    for theirs in ({"0.weight": SQUARE}, {"2.weight": SQUARE}, {"0.weight": SQUARE, "2.weight": SQUARE.copy()}):
+    assert np.isnan(
+        from_torch(tied(), {**own, "0.weight": unknown, "2.weight": unknown.copy()})[
+            "0.weight"
+        ]
+    ).all()
+    for theirs in (
+        {"0.weight": SQUARE},
+        {"2.weight": SQUARE},
+        {"0.weight": SQUARE, "2.weight": SQUARE.copy()},
+    ):
         found = from_torch(tied(), {**own, **theirs})
-        assert found.keys() == {"0.weight", "1.weight"} and (found["0.weight"] == SQUARE).all()
-    with pytest.raises(ParameterError, match=r"0\.weight and 2\.weight are one parameter") as caught:
+        assert (
+            found.keys() == {"0.weight", "1.weight"}
+            and (found["0.weight"] == SQUARE).all()
+        )
+    with pytest.raises(
+        ParameterError, match=r"0\.weight and 2\.weight are one parameter"
+    ) as caught:
         from_torch(tied(), {**own, "0.weight": SQUARE, "2.weight": SQUARE + 1})
     assert caught.value.code == "shape"
-    with pytest.raises(ParameterError, match=r"missing: 0\.weight \(for 0\.weight\)\.$"):
+    with pytest.raises(
+        ParameterError, match=r"missing: 0\.weight \(for 0\.weight\)\.$"
+    ):
         from_torch(tied(), own)
 
 
@@ -201,16 +296,29 @@ class Own(nn.Module):
 
 def test_a_matrix_of_a_module_of_ones_own_is_refused_unless_it_is_to_be_taken_as_it_is():
     assert (from_torch(Own(3), {"table": SQUARE[0]})["table"] == SQUARE[0]).all()
-    with pytest.raises(ArgumentError, match="table belongs to Own, whose counterpart in PyTorch is not known"):
+    with pytest.raises(
+        ArgumentError,
+        match="table belongs to Own, whose counterpart in PyTorch is not known",
+    ):
         from_torch(Own(3, 3), {"table": SQUARE})
     assert from_torch(Own(3, 3), {"table": SQUARE}, is_strict=False)["table"] is SQUARE
 
 
 def test_what_no_shape_decides_is_listed():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Embedding(3, 3), nn.Linear(3, 3, bias=False))
-    state = {"0.weight": SQUARE, "0.bias": SQUARE[0], "1.weight": SQUARE, "2.weight": np.eye(3, dtype=np.float32)}
+    model = nn.Sequential(
+        nn.Linear(3, 3), nn.Embedding(3, 3), nn.Linear(3, 3, bias=False)
+    )
+    state = {
+        "0.weight": SQUARE,
+        "0.bias": SQUARE[0],
+        "1.weight": SQUARE,
+        "2.weight": np.eye(3, dtype=np.float32),
+    }
     assert undecided(model, state) == ["0.weight"]
-    assert undecided(model, {**state, "2.weight": SQUARE + 1}) == ["0.weight", "2.weight"]
+    assert undecided(model, {**state, "2.weight": SQUARE + 1}) == [
+        "0.weight",
+        "2.weight",
+    ]
     told = nn.Sequential(*model, nn.Linear(3, 2, bias=False))
     assert undecided(told, {**state, "3.weight": np.ones((3, 2), np.float32)}) == []
     assert undecided(nn.LSTM(3, 2), nn.LSTM(3, 2).initialise(0).state_dict()) == []
@@ -221,15 +329,24 @@ class Projected(nn.Linear):
 
 
 def test_a_subclass_of_a_layer_has_its_layout():
-    assert (from_torch(Projected(3, 3, bias=False), {"weight": SQUARE})["weight"] == SQUARE.T).all()
+    assert (
+        from_torch(Projected(3, 3, bias=False), {"weight": SQUARE})["weight"]
+        == SQUARE.T
+    ).all()
 
 
-KINDS = {kind: make for kind, make in {**MODULES, **OVER_RANKS}.items() if issubclass(kind, nn.Module)}
+KINDS = {
+    kind: make
+    for kind, make in {**MODULES, **OVER_RANKS}.items()
+    if issubclass(kind, nn.Module)
+}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_layer_has_a_layout_in_pytorch(kind):
-    """A new layer of minipipe's needs a rule: one without is refused as if it were somebody's own."""
+    """A new layer of minipipe's needs a rule: one without is refused as if it were
+    somebody's own.
+    """
     model = filled((KINDS[kind] or kind)())
     if not any(True for _ in model.parameters()):
         assert from_torch(model, {}) == {}

@@ -1,4 +1,6 @@
-"""Attributes that look like weights and are none: one warning, and none for constants."""
+"""Attributes that look like weights and are none: one warning, and none for
+constants.
+"""
 
 import warnings
 from types import SimpleNamespace
@@ -66,12 +68,18 @@ WEIGHTS = {
     "arrays in a list": lambda: Holds([np.arange(3), REAL]),
     "a tensor in a dict in a tuple": lambda: Holds(({"inner": Tensor(REAL)},)),
     "parameters in a set": lambda: Holds({nn.Parameter(REAL)}),
-    "a parameter in an object": lambda: Holds(SimpleNamespace(weight=nn.Parameter(REAL))),
+    "a parameter in an object": lambda: Holds(
+        SimpleNamespace(weight=nn.Parameter(REAL))
+    ),
     "a layer in a set": lambda: Holds({nn.Linear(2, 2)}),
     "layers in an object": lambda: Holds(SimpleNamespace(inside=[nn.Linear(2, 2)])),
     "a parameter in a slot": lambda: Slotted(nn.Parameter(REAL)),
-    "a subclass of a layer": lambda: patched(type("Mine", (nn.Linear,), {})(WIDTH, WIDTH), scale=REAL),
-    "a weight of a layer": lambda: patched(nn.Linear(WIDTH, WIDTH), weight=Tensor(np.eye(WIDTH, dtype=np.float32))),
+    "a subclass of a layer": lambda: patched(
+        type("Mine", (nn.Linear,), {})(WIDTH, WIDTH), scale=REAL
+    ),
+    "a weight of a layer": lambda: patched(
+        nn.Linear(WIDTH, WIDTH), weight=Tensor(np.eye(WIDTH, dtype=np.float32))
+    ),
     "a layer with a forward of its own": lambda: patched(
         nn.Linear(WIDTH, WIDTH), scale=REAL, forward=lambda x: x * REAL
     ),
@@ -95,12 +103,20 @@ CONSTANTS = {
     "a declared constant": lambda: Declared(REAL),
     "a constant declared by one name": lambda: DeclaredByName(Tensor(REAL)),
     "what may differ by rank": lambda: NotCompared(REAL),
-    "a note on a layer of minipipe": lambda: patched(nn.Linear(WIDTH, WIDTH), history=REAL),
+    "a note on a layer of minipipe": lambda: patched(
+        nn.Linear(WIDTH, WIDTH), history=REAL
+    ),
 }
 OWN = {  # minipipe's layers with tables and options of their own
-    "a block": lambda: nn.Sequential(nn.Embedding(4, 8), nn.TransformerBlock(8, 2, True, rotary_base=100.0)),
-    "positions": lambda: nn.Sequential(nn.Embedding(4, 8), nn.PositionalEmbedding(4, 8), nn.LSTM(8, 8)),
-    "an image": lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(1, 2), nn.MaxPool2d(1), nn.Flatten()),
+    "a block": lambda: nn.Sequential(
+        nn.Embedding(4, 8), nn.TransformerBlock(8, 2, True, rotary_base=100.0)
+    ),
+    "positions": lambda: nn.Sequential(
+        nn.Embedding(4, 8), nn.PositionalEmbedding(4, 8), nn.LSTM(8, 8)
+    ),
+    "an image": lambda: nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.GroupNorm(1, 2), nn.MaxPool2d(1), nn.Flatten()
+    ),
     "a function of a constant": lambda: nn.Sequential(nn.Function(lambda x: x * REAL)),
 }
 
@@ -124,23 +140,41 @@ def test_what_looks_like_a_weight_and_is_none_is_told_once(make):
 
     (message,) = told(use)
     name, words = message.split(" holds real numbers that are not trained")
-    assert name.endswith((".scale", ".weight")) and f'not_trained = ("{name.partition(".")[2]}",)' in words
+    assert (
+        name.endswith((".scale", ".weight"))
+        and f'not_trained = ("{name.partition(".")[2]}",)' in words
+    )
 
 
 @for_each(make=CONSTANTS)
 def test_a_constant_is_not_told(make):
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), make())
     assert told(lambda: model(X)) == []
-    assert told(lambda: spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()), 1)) == []
+    assert (
+        told(lambda: spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()), 1))
+        == []
+    )
 
 
 @for_each(make=OWN)
 def test_layers_of_minipipe_are_not_told(make):
-    assert told(lambda: spawn(lambda group: Pipeline(make(), group, loss=nn.CrossEntropyLoss()), 1)) == []
+    assert (
+        told(
+            lambda: spawn(
+                lambda group: Pipeline(make(), group, loss=nn.CrossEntropyLoss()), 1
+            )
+        )
+        == []
+    )
 
 
 def steps(where):
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Holds(REAL), nn.Linear(WIDTH, WIDTH), Holds(Tensor(REAL), "shift"))
+    model = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH),
+        Holds(REAL),
+        nn.Linear(WIDTH, WIDTH),
+        Holds(Tensor(REAL), "shift"),
+    )
     pipeline = Pipeline(model, where, loss=nn.MSELoss(), num_microbatches=2)
     for _ in range(3):
         pipeline.step(X, X)
@@ -152,7 +186,10 @@ def steps(where):
         "two stages": (2, lambda group: group),
         "replicas": (2, lambda group: Grid(group, data=2)),
         "shared layers": (2, lambda group: Grid(group, tensor=2)),
-        "fully sharded": (4, lambda group: Grid(group, pipeline=2, data=2, fully_sharded=True)),
+        "fully sharded": (
+            4,
+            lambda group: Grid(group, pipeline=2, data=2, fully_sharded=True),
+        ),
     }
 )
 def test_a_pipeline_tells_it_once_of_all_layers_and_on_one_rank(where):

@@ -1,4 +1,6 @@
-"""Recompute holds the input alone until backward, and after an error everything is as it was."""
+"""Recompute holds the input alone until backward, and after an error everything is as
+it was.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +73,16 @@ def test_after_i_what_w_needs_is_held_and_after_w_nothing():
     x.node = StageInput(needs_gradient=True)
     parameters, found = [parameter.data for parameter in model.parameters()], []
     for wrap in (unchanged, nn.Recompute):
-        work = autograd.backward_input({wrap(model)(x).node: numbers(ROWS, WIDTH, seed=1)})
+        work = autograd.backward_input(
+            {wrap(model)(x).node: numbers(ROWS, WIDTH, seed=1)}
+        )
         found.append(held_bytes([work], parameters))
         work.run()
         assert held_bytes([work], []) == 0
     assert found[0] == found[1] >= 6 * x.data.nbytes
 
 
-# -- errors ------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("again", ["backward", "backward_input"])
@@ -107,7 +111,9 @@ def test_a_module_that_fails_when_it_is_computed_again_leaves_parameters_and_pla
             return self.linear(x)
 
     module = FailsLater()
-    model = nn.Sequential(nn.Recompute(module), nn.Recompute(nn.Sequential(module.linear))).initialise(0)
+    model = nn.Sequential(
+        nn.Recompute(module), nn.Recompute(nn.Sequential(module.linear))
+    ).initialise(0)
     result = model(Tensor(numbers(ROWS, WIDTH, seed=0)))
     with pytest.raises(ZeroDivisionError):
         result.sum().backward()
@@ -119,7 +125,8 @@ def test_what_is_no_bundle_is_refused_going_in_and_coming_out():
         def forward(self, x: Tensor) -> float:
             return 1.0
 
-    assert nn.Recompute(nn.Tanh())(np.ones(2)).shape == (2,)  # as any other layer takes it
+    # as any other layer takes it
+    assert nn.Recompute(nn.Tanh())(np.ones(2)).shape == (2,)
     for module, x in ((nn.Tanh(), (1.0,)), (ReturnsNumber(), Tensor([1.0]))):
         with pytest.raises(TensorError) as caught:
             nn.Recompute(module)(x)

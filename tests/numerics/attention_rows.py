@@ -1,4 +1,6 @@
-"""Rows for the table of test_operations.py: attention under masks, with dropout, shared keys, rotated vectors."""
+"""Rows for the table of test_operations.py: attention under masks, with dropout, shared
+keys, rotated vectors.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,33 @@ SIX_HEADS, TWO_OF_KEYS, TWO_OF_VALUES = (
 TIMES, TIMES_OF_SAMPLES = np.array([4, 0, 7]), np.array([[0, 1, 5], [2, 2, -3]])
 
 
-def grouped(query: np.ndarray, key: np.ndarray, value: np.ndarray, *options: Any, **others: Any) -> np.ndarray:
-    """Return attention in which heads of queries share keys: each head of keys once for each head of queries."""
-    key, value = (np.repeat(array, query.shape[-3] // array.shape[-3], axis=-3) for array in (key, value))
+def grouped(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, *options: Any, **others: Any
+) -> np.ndarray:
+    """Return attention in which heads of queries share keys: each head of keys once for
+    each head of queries.
+    """
+    key, value = (
+        np.repeat(array, query.shape[-3] // array.shape[-3], axis=-3)
+        for array in (key, value)
+    )
     return attended(query, key, value, *options, **others)
 
 
 def in_heads(
-    projections: np.ndarray, num_heads: int, num_shared: int, *options: Any, base: float | None = None
+    projections: np.ndarray,
+    num_heads: int,
+    num_shared: int,
+    *options: Any,
+    base: float | None = None,
 ) -> np.ndarray:
-    """Return self-attention of grouped queries: (n, t, (num_heads + 2 * num_shared) * d) to (n, t, num_heads * d)."""
+    """Return self-attention of grouped queries: (n, t, (num_heads + 2 * num_shared) *
+    d) to (n, t, num_heads * d).
+    """
     n, t, _ = projections.shape
-    heads = projections.reshape(n, t, num_heads + 2 * num_shared, -1).transpose(0, 2, 1, 3)
+    heads = projections.reshape(n, t, num_heads + 2 * num_shared, -1).transpose(
+        0, 2, 1, 3
+    )
     query, key, value = np.split(heads, [num_heads, num_heads + num_shared], axis=1)
     if base is not None:
         query, key = turned(query, base=base), turned(key, base=base)
@@ -58,7 +75,9 @@ def in_heads(
     return result.transpose(0, 2, 1, 3).reshape(n, t, -1)
 
 
-def with_key(compute: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
+def with_key(
+    compute: Callable[..., Tensor], *tensors: Tensor, **options: Any
+) -> Tensor:
     """Compute where ``dropped_array`` of formulas.py draws."""
     with random_key(3, step=1):
         return compute(*tensors, **options)
@@ -97,14 +116,20 @@ ATTENTION_ROWS = [
     ),
     Row(
         "self_attention",
-        lambda c, x: F.self_attention(x, 1, is_causal=True, mask=c(POSITIONS.astype(np.uint8))),
+        lambda c, x: F.self_attention(
+            x, 1, is_causal=True, mask=c(POSITIONS.astype(np.uint8))
+        ),
         lambda x: attended_by_heads(x, 1, True, POSITIONS),
         (PROJECTIONS,),
     ),
     Row(
         "self_attention",
-        lambda c, x: F.self_attention(x, 2, mask=c(BY_QUERY[..., :4].repeat(2, axis=1)[:, :4])),
-        lambda x: attended_by_heads(x, 2, mask=BY_QUERY[..., :4].repeat(2, axis=1)[:, :4]),
+        lambda c, x: F.self_attention(
+            x, 2, mask=c(BY_QUERY[..., :4].repeat(2, axis=1)[:, :4])
+        ),
+        lambda x: attended_by_heads(
+            x, 2, mask=BY_QUERY[..., :4].repeat(2, axis=1)[:, :4]
+        ),
         (PROJECTIONS,),
     ),
     # -- dropout
@@ -116,18 +141,27 @@ ATTENTION_ROWS = [
     ),
     Row(
         "attention",
-        lambda c, q, k, v: with_key(F.attention, q, k, v, is_causal=True, mask=c(BY_QUERY), dropout=0.5),
+        lambda c, q, k, v: with_key(
+            F.attention, q, k, v, is_causal=True, mask=c(BY_QUERY), dropout=0.5
+        ),
         lambda q, k, v: attended(q, k, v, True, BY_QUERY, dropout=0.5),
         (QUERIES, KEYS, VALUES),
     ),
     Row(
         "self_attention",
-        lambda c, x: with_key(F.self_attention, x, num_heads=1, is_causal=True, dropout=0.3),
+        lambda c, x: with_key(
+            F.self_attention, x, num_heads=1, is_causal=True, dropout=0.3
+        ),
         lambda x: attended(*np.split(x[:, None], 3, axis=-1), True, dropout=0.3)[:, 0],
         (PROJECTIONS,),
     ),
     # -- heads that share keys and values
-    Row("attention", lambda c, q, k, v: F.attention(q, k, v), grouped, (SIX_HEADS, TWO_OF_KEYS, TWO_OF_VALUES)),
+    Row(
+        "attention",
+        lambda c, q, k, v: F.attention(q, k, v),
+        grouped,
+        (SIX_HEADS, TWO_OF_KEYS, TWO_OF_VALUES),
+    ),
     Row(
         "attention",
         lambda c, q, k, v: F.attention(q, k, v, is_causal=True, mask=c(BY_QUERY)),
@@ -138,13 +172,17 @@ ATTENTION_ROWS = [
         "attention",
         lambda c, q, k, v: F.attention(q, k, v, mask=c(BY_KEY)),
         lambda q, k, v: grouped(q, k, v, mask=BY_KEY),
-        (SIX_HEADS, TWO_OF_KEYS[:, :1], TWO_OF_VALUES[:, :1]),  # one head of keys for all
+        # one head of keys for all
+        (SIX_HEADS, TWO_OF_KEYS[:, :1], TWO_OF_VALUES[:, :1]),
     ),
     Row(
         "attention",
         lambda c, q, k, v: with_key(F.attention, q, k, v, dropout=0.4),
-        # Six heads of three queries each, in two groups: the keys of a group are weighed by nine queries.
-        lambda q, k, v: attended(q.reshape(2, 2, 9, 2), k, v, dropout=0.4).reshape(2, 6, 3, 3),
+        # Six heads of three queries each, in two groups: the keys of a group are
+        # weighed by nine queries.
+        lambda q, k, v: attended(q.reshape(2, 2, 9, 2), k, v, dropout=0.4).reshape(
+            2, 6, 3, 3
+        ),
         (SIX_HEADS, TWO_OF_KEYS, TWO_OF_VALUES),
     ),
     Row(
@@ -167,8 +205,18 @@ ATTENTION_ROWS = [
     ),
     # -- rotary position embedding
     Row("rotary", lambda c, x: F.rotary(x), turned, (somewhere(5, 4),)),
-    Row("rotary", lambda c, x: F.rotary(x, base=7), lambda x: turned(x, base=7), (HEADS,)),
-    Row("rotary", lambda c, x: F.rotary(x, c(TIMES)), lambda x: turned(x, TIMES), (QUERIES,)),
+    Row(
+        "rotary",
+        lambda c, x: F.rotary(x, base=7),
+        lambda x: turned(x, base=7),
+        (HEADS,),
+    ),
+    Row(
+        "rotary",
+        lambda c, x: F.rotary(x, c(TIMES)),
+        lambda x: turned(x, TIMES),
+        (QUERIES,),
+    ),
     Row(
         "rotary",
         lambda c, x: F.rotary(x, Tensor(c(TIMES_OF_SAMPLES)), base=50.0),
@@ -183,7 +231,9 @@ ATTENTION_ROWS = [
     ),
     Row(
         "self_attention",
-        lambda c, x: F.self_attention(x, 4, True, c(POSITIONS), num_key_value_heads=2, rotary_base=100),
+        lambda c, x: F.self_attention(
+            x, 4, True, c(POSITIONS), num_key_value_heads=2, rotary_base=100
+        ),
         lambda x: in_heads(x, 4, 2, True, POSITIONS, base=100),
         (somewhere(2, 4, 16, seed=3),),
     ),

@@ -1,4 +1,6 @@
-"""What tests of layers compare: PyTorch's values and gradients, and a backward in two halves with a whole one."""
+"""What tests of layers compare: PyTorch's values and gradients, and a backward in two
+halves with a whole one.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,21 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def values_and_gradients(operation: Any, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+def values_and_gradients(
+    operation: Any, arrays: tuple[np.ndarray, ...]
+) -> list[np.ndarray]:
     tensors = [Tensor(array, requires_grad=True) for array in arrays]
     result = operation(*tensors)
     result.backward(numbers(*result.shape, seed=3))
     return [result.numpy(), *(tensor.grad for tensor in tensors)]
 
 
-def values_and_gradients_of_torch(operation: Any, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install '.[oracle]'")
+def values_and_gradients_of_torch(
+    operation: Any, arrays: tuple[np.ndarray, ...]
+) -> list[np.ndarray]:
+    torch = pytest.importorskip(
+        "torch", reason="needs PyTorch: pip install '.[oracle]'"
+    )
     tensors = [torch.tensor(array, requires_grad=True) for array in arrays]
     result = operation(torch.nn.functional, *tensors)
     result.backward(torch.tensor(numbers(*result.shape, seed=3)))
@@ -32,7 +40,9 @@ def values_and_gradients_of_torch(operation: Any, arrays: tuple[np.ndarray, ...]
 
 
 def check_against_torch(ours: Any, theirs: Any, arrays: tuple[np.ndarray, ...]) -> None:
-    """Compare ``ours(*tensors)`` with ``theirs(torch.nn.functional, *tensors)``, and all gradients."""
+    """Compare ``ours(*tensors)`` with ``theirs(torch.nn.functional, *tensors)``, and
+    all gradients.
+    """
     expected = values_and_gradients_of_torch(theirs, arrays)
     for given, wanted in zip(values_and_gradients(ours, arrays), expected, strict=True):
         assert given.shape == wanted.shape
@@ -40,13 +50,17 @@ def check_against_torch(ours: Any, theirs: Any, arrays: tuple[np.ndarray, ...]) 
 
 
 def check_two_halves(make: Callable[[], nn.Module], *shape: int) -> None:
-    """Compare the bits that I and W leave with those of a whole backward, over two microbatches of a shape."""
+    """Compare the bits that I and W leave with those of a whole backward, over two
+    microbatches of a shape.
+    """
     bits = _bits_of_two_microbatches(make(), shape, split=True)
     assert bits == _bits_of_two_microbatches(make(), shape, split=False)
     assert all(np.frombuffer(each, np.float32).any() for each in bits)
 
 
-def _bits_of_two_microbatches(model: nn.Module, shape: tuple[int, ...], split: bool) -> list[bytes]:
+def _bits_of_two_microbatches(
+    model: nn.Module, shape: tuple[int, ...], split: bool
+) -> list[bytes]:
     inputs, postponed = [], []
     for k in range(2):
         x = Tensor(numbers(*shape, seed=k).astype(np.float32))
@@ -58,7 +72,8 @@ def _bits_of_two_microbatches(model: nn.Module, shape: tuple[int, ...], split: b
         else:
             backward({y.node: upstream})
         inputs.append(x.grad.tobytes())
-    assert not split or all(parameter.grad is None for parameter in model.parameters())  # I has touched no weight
+    # I has touched no weight
+    assert not split or all(parameter.grad is None for parameter in model.parameters())
     for work in postponed:
         work.run()
     return inputs + [parameter.grad.tobytes() for parameter in model.parameters()]

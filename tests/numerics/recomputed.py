@@ -1,4 +1,6 @@
-"""Random stages of which parts are computed again, and the bits that they compute. For the tests of Recompute."""
+"""Random stages of which parts are computed again, and the bits that they compute. For
+the tests of Recompute.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def unchanged(module: nn.Module) -> nn.Module:
     return module
 
 
-# -- random stages: parts one after another, some of which are computed again ----------------------------------------
+# -- random stages: parts one after another, some of which are computed again ----------
 
 
 class Program(nn.Module):
@@ -42,7 +44,8 @@ class Program(nn.Module):
 
 
 class Parts(nn.Module):
-    """Parts one after another; a list of parts is computed again, beside its input (x + f(x)) or not.
+    """Parts one after another; a list of parts is computed again, beside its input (x +
+    f(x)) or not.
 
     A part is a program, a probability (of Dropout), or (whether beside, list of parts).
     """
@@ -53,7 +56,9 @@ class Parts(nn.Module):
             if isinstance(part, float):
                 self.modules_of_parts.append((False, nn.Dropout(part)))
             elif isinstance(part, tuple):
-                self.modules_of_parts.append((part[0], wrap(Parts(part[1], weights, wrap))))
+                self.modules_of_parts.append(
+                    (part[0], wrap(Parts(part[1], weights, wrap)))
+                )
             else:
                 self.modules_of_parts.append((False, Program(part, weights)))
 
@@ -68,18 +73,26 @@ programs_or_dropout = programs | st.sampled_from([0.25, 0.5])
 
 parts = st.recursive(
     st.lists(programs_or_dropout, min_size=1, max_size=2),
-    lambda inner: st.lists(programs_or_dropout | st.tuples(st.booleans(), inner), min_size=1, max_size=3),
+    lambda inner: st.lists(
+        programs_or_dropout | st.tuples(st.booleans(), inner), min_size=1, max_size=3
+    ),
     max_leaves=8,
 )
 
 
-stages = st.lists(programs_or_dropout | st.tuples(st.booleans(), parts), max_size=2).flatmap(
+stages = st.lists(
+    programs_or_dropout | st.tuples(st.booleans(), parts), max_size=2
+).flatmap(
     lambda before: st.tuples(st.booleans(), parts).map(lambda again: [*before, again])
 )
 
 
 def everything(
-    stage: list, wrap: Wrap, num_microbatches: int = 1, is_split: bool = False, needs_gradient: bool = True
+    stage: list,
+    wrap: Wrap,
+    num_microbatches: int = 1,
+    is_split: bool = False,
+    needs_gradient: bool = True,
 ) -> list[bytes | None]:
     """Return the bits of all results, and of the gradients of all weights and inputs.
 
@@ -98,14 +111,18 @@ def everything(
             autograd.backward({y.node: microbatches[-1].upstream})
     if is_split:
         postponed = [first_half(microbatch) for microbatch in microbatches]
-        assert all(weight.grad is None for weight in weights), "I has touched the gradient of a weight"
+        assert all(weight.grad is None for weight in weights), (
+            "I has touched the gradient of a weight"
+        )
     for work in postponed:
         work.run()
-    gradients = bits([weight.grad for weight in weights]) + bits([m.x.grad for m in microbatches])
+    gradients = bits([weight.grad for weight in weights]) + bits(
+        [m.x.grad for m in microbatches]
+    )
     return bits([microbatch.y.data for microbatch in microbatches]) + gradients
 
 
-# -- a stage on which most of it can be seen ---------------------------------------------------------------------
+# -- a stage on which most of it can be seen -------------------------------------------
 
 USED_EVERYWHERE: list = [
     [Step("matmul", (0, 0, 0)), Step("tanh", (0, 0, 0))],
@@ -123,25 +140,41 @@ USED_EVERYWHERE: list = [
 ]
 
 
-# -- parameters that layers share --------------------------------------------------------------------------------
+# -- parameters that layers share ------------------------------------------------------
 
 
 def shared_gradients(wrap: Wrap) -> list[bytes | None]:
-    """Return the gradients of a weight that three layers share, together and use by use, and those of its bias."""
+    """Return the gradients of a weight that three layers share, together and use by
+    use, and those of its bias.
+    """
     tied = nn.Linear(WIDTH, WIDTH)
     model = nn.Sequential(
-        tied, nn.Tanh(), wrap(nn.Sequential(tied, nn.Dropout(0.5), nn.Tanh())), wrap(nn.Residual(tied)), nn.Tanh()
+        tied,
+        nn.Tanh(),
+        wrap(nn.Sequential(tied, nn.Dropout(0.5), nn.Tanh())),
+        wrap(nn.Residual(tied)),
+        nn.Tanh(),
     ).initialise(1)
     for k in range(2):
         with random_key(0, microbatch=k):
             result = model(Tensor(numbers(ROWS, WIDTH, seed=k)))
         result.backward(numbers(ROWS, WIDTH, seed=10 + k))
-    return bits([tied.weight.grad, tied.bias.grad, *(tied.weight.grad_of_use(i) for i in range(4))])
+    return bits(
+        [
+            tied.weight.grad,
+            tied.bias.grad,
+            *(tied.weight.grad_of_use(i) for i in range(4)),
+        ]
+    )
 
 
-# -- memory ------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------
 
 
 def deep(num_layers: int = 6) -> nn.Sequential:
-    layers = [layer for _ in range(num_layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    layers = [
+        layer
+        for _ in range(num_layers)
+        for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    ]
     return nn.Sequential(*layers).initialise(0)

@@ -1,4 +1,6 @@
-"""Random stages as programs, and the gradients of their microbatches: with one backward, and in two halves."""
+"""Random stages as programs, and the gradients of their microbatches: with one
+backward, and in two halves.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,12 @@ def numbers(*shape: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-# -- programs: random stages as data -------------------------------------------------------------------------
+# -- programs: random stages as data ---------------------------------------------------
 #
-# A program computes with activations of shape (ROWS, WIDTH), which come from the stage's input, with matrices
-# (WIDTH, WIDTH) and with vectors (WIDTH,), which come from weights. Every step appends one value to one of the
-# three lists; its operands are picked from what is there already, the newest most often.
+# A program computes with activations of shape (ROWS, WIDTH), which come from the
+# stage's input, with matrices (WIDTH, WIDTH) and with vectors (WIDTH,), which come from
+# weights. Every step appends one value to one of the three lists; its operands are
+# picked from what is there already, the newest most often.
 
 
 class Step(NamedTuple):
@@ -86,8 +89,14 @@ programs = st.lists(steps, min_size=1, max_size=9)
 
 
 def run(program: list[Step], x: Tensor, weights: list[Tensor]) -> Tensor:
-    """Return the newest activation; if no step made one, the stage returns its input."""
-    activations, matrices, vectors = [x], list(weights[:NUM_MATRICES]), list(weights[NUM_MATRICES:])
+    """Return the newest activation; if no step made one, the stage returns its
+    input.
+    """
+    activations, matrices, vectors = (
+        [x],
+        list(weights[:NUM_MATRICES]),
+        list(weights[NUM_MATRICES:]),
+    )
 
     def pick(values: list[Tensor], back: int) -> Tensor:
         return values[-1 - back % len(values)]
@@ -95,7 +104,11 @@ def run(program: list[Step], x: Tensor, weights: list[Tensor]) -> Tensor:
     for name, (i, j, k) in program:
         operands = pick(matrices, i), pick(matrices, j), pick(vectors, k)
         if name in ACTIVATION_STEPS:
-            activations.append(ACTIVATION_STEPS[name](pick(activations, i), pick(activations, j), *operands))
+            activations.append(
+                ACTIVATION_STEPS[name](
+                    pick(activations, i), pick(activations, j), *operands
+                )
+            )
         elif name in MATRIX_STEPS:
             matrices.append(MATRIX_STEPS[name](*operands))
         else:
@@ -120,7 +133,9 @@ class Microbatch(NamedTuple):
     upstream: np.ndarray
 
 
-def forward(stage: Stage, weights: list[Tensor], number: int, needs_gradient: bool = True) -> Microbatch:
+def forward(
+    stage: Stage, weights: list[Tensor], number: int, needs_gradient: bool = True
+) -> Microbatch:
     x = Tensor(numbers(ROWS, WIDTH, seed=100 + number))
     x.node = StageInput(needs_gradient)
     y = stage(x, weights)
@@ -131,11 +146,17 @@ def bits(gradients: list[np.ndarray | None]) -> list[bytes | None]:
     return [None if gradient is None else gradient.tobytes() for gradient in gradients]
 
 
-def gradients_of(weights: list[Tensor], microbatches: list[Microbatch]) -> list[bytes | None]:
-    return bits([weight.grad for weight in weights]) + bits([microbatch.x.grad for microbatch in microbatches])
+def gradients_of(
+    weights: list[Tensor], microbatches: list[Microbatch]
+) -> list[bytes | None]:
+    return bits([weight.grad for weight in weights]) + bits(
+        [microbatch.x.grad for microbatch in microbatches]
+    )
 
 
-def fused(stage: Stage, num_microbatches: int = 1, needs_gradient: bool = True) -> list[bytes | None]:
+def fused(
+    stage: Stage, num_microbatches: int = 1, needs_gradient: bool = True
+) -> list[bytes | None]:
     """F0 B0 F1 B1 …"""
     weights, done = fresh_weights(), []
     for i in range(num_microbatches):
@@ -157,9 +178,13 @@ def in_halves(
 ) -> list[bytes | None]:
     """F0 F1 … I0 I1 … W0 W1 …"""
     weights = fresh_weights()
-    microbatches = [forward(stage, weights, i, needs_gradient) for i in range(num_microbatches)]
+    microbatches = [
+        forward(stage, weights, i, needs_gradient) for i in range(num_microbatches)
+    ]
     postponed = [half(microbatch) for microbatch in microbatches]
-    assert all(weight.grad is None for weight in weights), "I has touched the gradient of a weight"
+    assert all(weight.grad is None for weight in weights), (
+        "I has touched the gradient of a weight"
+    )
     for work in postponed:
         work.run()
     return gradients_of(weights, microbatches)

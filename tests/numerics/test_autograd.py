@@ -1,4 +1,6 @@
-"""The graph: what is recorded, how gradients add, what is refused, and when memory is given back."""
+"""The graph: what is recorded, how gradients add, what is refused, and when memory is
+given back.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ from tests.strategies import examples
 
 
 def leaf(*shape: int, seed: int = 0, dtype: type = np.float64) -> Tensor:
-    return Tensor(np.random.default_rng(seed).uniform(0.5, 2.0, shape).astype(dtype), requires_grad=True)
+    return Tensor(
+        np.random.default_rng(seed).uniform(0.5, 2.0, shape).astype(dtype),
+        requires_grad=True,
+    )
 
 
-# -- gradients add -------------------------------------------------------------------------------------------
+# -- gradients add ---------------------------------------------------------------------
 
 
 def test_the_gradients_of_a_value_that_is_used_twice_add():
@@ -45,7 +50,13 @@ def test_the_gradients_of_a_result_that_is_used_twice_add_before_they_go_on():
 
 
 @examples(30)
-@given(st.lists(st.tuples(st.sampled_from("+*-"), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("+*-"), st.integers(0, 99), st.integers(0, 99)),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_any_graph_of_shared_results_has_the_gradients_of_central_differences(steps):
     def program(a: Tensor, b: Tensor) -> Tensor:
         values = [a, b]
@@ -54,7 +65,9 @@ def test_any_graph_of_shared_results_has_the_gradients_of_central_differences(st
             values.append({"+": x + y, "*": (x * y).tanh(), "-": x - y}[symbol])
         return values[-1]
 
-    check_gradients(program, np.array([0.3, -0.2]), np.array([0.5, 0.9]), tolerance=2e-8)
+    check_gradients(
+        program, np.array([0.3, -0.2]), np.array([0.5, 0.9]), tolerance=2e-8
+    )
 
 
 def test_backward_adds_to_the_gradient_that_is_there_and_zero_grad_forgets_it():
@@ -67,7 +80,8 @@ def test_backward_adds_to_the_gradient_that_is_there_and_zero_grad_forgets_it():
 
 
 def test_contributions_are_added_latest_consumer_first():
-    # Whoever changes this order changes bits: 1 is lost beside 2^53, unless the two large numbers meet first.
+    # Whoever changes this order changes bits: 1 is lost beside 2^53, unless the two
+    # large numbers meet first.
     large = 2.0**53
     w = Tensor(np.array(1.0), requires_grad=True)
     first, second, third = w * 1.0, w * large, w * -large
@@ -107,7 +121,7 @@ def test_a_long_chain_needs_no_deep_stack():
     assert y.item() == 20_000 and x.grad == 1.0
 
 
-# -- the gradient that backward() begins with ----------------------------------------------------------------
+# -- the gradient that backward() begins with ------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
@@ -118,7 +132,14 @@ def test_a_tensor_with_one_element_begins_with_the_gradient_1(shape):
 
 
 @pytest.mark.parametrize(
-    "gradient", [np.array([1.0, 2.0]), np.array([1, 2]), np.array([1.0, 2.0], np.float32), [1, 2], Tensor([1.0, 2.0])]
+    "gradient",
+    [
+        np.array([1.0, 2.0]),
+        np.array([1, 2]),
+        np.array([1.0, 2.0], np.float32),
+        [1, 2],
+        Tensor([1.0, 2.0]),
+    ],
 )
 def test_backward_takes_a_gradient_of_its_shape_in_any_form(gradient):
     x = Tensor(np.ones(2), requires_grad=True)
@@ -158,7 +179,7 @@ def test_a_gradient_can_be_set_on_leaves_only():
         assert caught.value.code == "no-graph"
 
 
-# -- what is refused -----------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------
 
 
 def test_backward_twice_raises_backward_twice_and_changes_nothing():
@@ -193,7 +214,7 @@ def test_backward_without_a_graph_raises_no_graph():
         assert caught.value.code == "no-graph"
 
 
-# -- no_grad -------------------------------------------------------------------------------------------------
+# -- no_grad ---------------------------------------------------------------------------
 
 
 def test_no_grad_records_nothing():
@@ -211,7 +232,8 @@ def test_no_grad_ends_with_its_block_also_by_an_exception_and_nested():
     with pytest.raises(ZeroDivisionError), no_grad():
         with no_grad():
             pass
-        assert not (x * 1).requires_grad  # the inner block's end does not end the outer one
+        # the inner block's end does not end the outer one
+        assert not (x * 1).requires_grad
         raise ZeroDivisionError
     assert (x * 1).requires_grad
 
@@ -248,7 +270,7 @@ def test_no_grad_is_per_thread():
     }
 
 
-# -- memory --------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------
 
 W = np.arange(1.0, 5.0).reshape(2, 2)
 
@@ -293,11 +315,15 @@ NEED_THEIR_INPUT = {
 
 
 def after_the_only_holder_is_gone(operation, h: Tensor) -> tuple[Tensor, weakref.ref]:
-    """Return the result of the operation, and a weak reference to the array of its input."""
+    """Return the result of the operation, and a weak reference to the array of its
+    input.
+    """
     return operation(h), weakref.ref(h.data)
 
 
-@pytest.mark.parametrize("operation", FORGET_THEIR_INPUT.values(), ids=FORGET_THEIR_INPUT)
+@pytest.mark.parametrize(
+    "operation", FORGET_THEIR_INPUT.values(), ids=FORGET_THEIR_INPUT
+)
 def test_an_array_dies_as_soon_as_no_vjp_needs_it(operation):
     result, array = after_the_only_holder_is_gone(operation, leaf(2, 2) + 1)
     assert result.requires_grad and array() is None
@@ -337,7 +363,8 @@ def test_accumulating_into_one_gradient_leaves_the_other_alone():
 
 def test_the_bytes_that_a_graph_holds_are_counted_once_each_and_views_as_their_buffer():
     x, w = Tensor(np.ones((4, 8))), leaf(8, 8)
-    y = functional.linear(x, w).exp()  # its vjps hold x and the result of exp; of w there is no need
+    # its vjps hold x and the result of exp; of w there is no need
+    y = functional.linear(x, w).exp()
     assert held_bytes([y.node], []) == x.data.nbytes + y.data.nbytes
     assert held_bytes([y.node], [x.data]) == y.data.nbytes
     twice = functional.concatenate([y * y.T.T, y * y.T.T])
@@ -345,7 +372,9 @@ def test_the_bytes_that_a_graph_holds_are_counted_once_each_and_views_as_their_b
 
 
 def test_a_vjp_that_forgets_to_return_is_named():
-    """The story: a student forgot `return`, and read that NoneType has no attribute 'shape', in no line of theirs."""
+    """The story: a student forgot `return`, and read that NoneType has no attribute
+    'shape', in no line of theirs.
+    """
 
     def double(a):
         def double_vjp(gradient):
@@ -354,13 +383,17 @@ def test_a_vjp_that_forgets_to_return_is_named():
         return record(a.data * 2, (a, double_vjp))
 
     x = Tensor([1.0], requires_grad=True)
-    with pytest.raises(TensorError, match=r"double_vjp returned None; expected the gradient, an array") as caught:
+    with pytest.raises(
+        TensorError, match=r"double_vjp returned None; expected the gradient, an array"
+    ) as caught:
         double(double(x)).sum().backward()
     assert caught.value.code == "missing"
 
 
 def test_an_error_in_one_walk_leaves_nothing_behind_for_the_next():
-    """The story: a node kept its pending gradient, never entered the next queue, and gradients were lost in silence."""
+    """The story: a node kept its pending gradient, never entered the next queue, and
+    gradients were lost in silence.
+    """
 
     def bad(x):
         def vjp(g):
@@ -380,6 +413,8 @@ def test_an_error_in_one_walk_leaves_nothing_behind_for_the_next():
 
 
 def test_arithmetic_is_there_with_the_tensor_alone():
-    """The story: until something else had imported the operations, Tensor([1.0]) * 3 was a TypeError."""
+    """The story: until something else had imported the operations, Tensor([1.0]) * 3
+    was a TypeError.
+    """
     code = "from minipipe import Tensor; assert (Tensor([1.0]) * 3).item() == 3"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

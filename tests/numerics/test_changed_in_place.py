@@ -1,4 +1,6 @@
-"""An array that is changed between forward and backward would make a gradient wrong; that is an error, and no other."""
+"""An array that is changed between forward and backward would make a gradient wrong;
+that is an error, and no other.
+"""
 
 from __future__ import annotations
 
@@ -34,38 +36,58 @@ def leaf(shape: tuple[int, ...] = SMALL, seed: int = 0) -> Tensor:
     return Tensor(numbers(*shape, seed=seed), requires_grad=True)
 
 
-# -- what is changed ---------------------------------------------------------------------------------------------
+# -- what is changed -------------------------------------------------------------------
 
 
-def change_nothing(leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor) -> None:
+def change_nothing(
+    leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor
+) -> None:
     pass
 
 
-def change_the_leaf(leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor) -> None:
+def change_the_leaf(
+    leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor
+) -> None:
     leaf.data += 1
 
 
-def change_the_constant(leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor) -> None:
+def change_the_constant(
+    leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor
+) -> None:
     constant.data[0, 0] = 7
 
 
-def change_a_result(leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor) -> None:
+def change_a_result(
+    leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor
+) -> None:
     result.data *= 2
 
 
-def change_the_last_result(leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor) -> None:
+def change_the_last_result(
+    leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor
+) -> None:
     last.data[...] = 0
 
 
-def change_through_a_view(leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor) -> None:
+def change_through_a_view(
+    leaf: Tensor, constant: Tensor, result: Tensor, last: Tensor
+) -> None:
     leaf.data.T[1] = 3
 
 
-CHANGES = [change_the_leaf, change_the_constant, change_a_result, change_the_last_result, change_through_a_view]
+CHANGES = [
+    change_the_leaf,
+    change_the_constant,
+    change_a_result,
+    change_the_last_result,
+    change_through_a_view,
+]
 
 
 def change_and_walk_back(
-    change: Callable[[Tensor, Tensor, Tensor, Tensor], None], shape: tuple[int, ...], walk: str = "backward"
+    change: Callable[[Tensor, Tensor, Tensor, Tensor], None],
+    shape: tuple[int, ...],
+    walk: str = "backward",
 ) -> bytes:
     """Compute, change, and walk back; return the gradient of the leaf."""
     x, constant = leaf(shape), Tensor(numbers(*shape, seed=1))
@@ -84,7 +106,9 @@ def change_and_walk_back(
 @pytest.mark.parametrize("walk", ["backward", "backward_input"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
-def test_an_array_that_was_changed_before_backward_raises_changed_in_place(change, walk, shape):
+def test_an_array_that_was_changed_before_backward_raises_changed_in_place(
+    change, walk, shape
+):
     with raises_changed_in_place() as caught:
         change_and_walk_back(change, shape, walk)
     assert caught.value.code == "changed-in-place"
@@ -92,7 +116,9 @@ def test_an_array_that_was_changed_before_backward_raises_changed_in_place(chang
 
 
 def unwatched(function: Callable[[], Any]) -> Any:
-    """Call a function where nothing is watched: in a context of its own, that of a new thread."""
+    """Call a function where nothing is watched: in a context of its own, that of a new
+    thread.
+    """
     return Context().run(function)
 
 
@@ -146,14 +172,20 @@ def test_a_change_raises_before_any_gradient_behind_it():
     assert x.grad is None and y.grad is None
 
 
-# -- optimisers --------------------------------------------------------------------------------------------------
+# -- optimisers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrap", [lambda module: module, nn.Recompute], ids=["", "recompute"])
+@pytest.mark.parametrize(
+    "wrap", [lambda module: module, nn.Recompute], ids=["", "recompute"]
+)
 @pytest.mark.parametrize("width", [3, 40])
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
-def test_an_optimiser_that_steps_between_forward_and_backward_raises_changed_in_place(kind, width, wrap):
-    """For parameters of any size: they know when they were changed, and no bytes are compared."""
+def test_an_optimiser_that_steps_between_forward_and_backward_raises_changed_in_place(
+    kind, width, wrap
+):
+    """For parameters of any size: they know when they were changed, and no bytes are
+    compared.
+    """
     model = nn.Sequential(nn.Linear(width, width, bias=False), nn.Tanh()).initialise(0)
     module, x = wrap(model), Tensor(numbers(10, width, seed=0))
     optimiser = kind(model.parameters(), learning_rate=0.1)
@@ -196,12 +228,14 @@ def test_so_does_a_step_for_a_parameter_that_layers_share():
         late.backward()
 
 
-# -- recomputation -----------------------------------------------------------------------------------------------
+# -- recomputation ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("changed", ["input", "weight"])
 def test_what_will_be_computed_again_is_watched_too(changed):
-    """The story: it was computed again from the changed values, and the gradient was that of another function."""
+    """The story: it was computed again from the changed values, and the gradient was
+    that of another function.
+    """
     x, layer = leaf((2, 3)), nn.Linear(3, 3).initialise(0)
     result = nn.Recompute(nn.Sequential(layer, nn.Tanh()))(x)
     (x if changed == "input" else layer.weight).data[0, 0] += 1
@@ -209,7 +243,7 @@ def test_what_will_be_computed_again_is_watched_too(changed):
         result.sum().backward()
 
 
-# -- no false alarm ----------------------------------------------------------------------------------------------
+# -- no false alarm --------------------------------------------------------------------
 
 
 @examples(100)
@@ -217,12 +251,18 @@ def test_what_will_be_computed_again_is_watched_too(changed):
 def test_no_program_changes_what_it_has_recorded(program):
     weights, x = fresh_weights(), Tensor(numbers(5, 4, seed=100), requires_grad=True)
     gradients = []
-    for is_fresh in (True, False, True):  # the second time there are gradients to add to
+    # the second time there are gradients to add to
+    for is_fresh in (True, False, True):
         for leaf in (x, *weights):
             leaf.grad = None if is_fresh else leaf.grad
         result = run(program, x, weights)
         result.backward(numbers(*result.shape, seed=200))
-        gradients.append([None if leaf.grad is None else leaf.grad.tobytes() for leaf in (x, *weights)])
+        gradients.append(
+            [
+                None if leaf.grad is None else leaf.grad.tobytes()
+                for leaf in (x, *weights)
+            ]
+        )
     assert gradients[0] == gradients[2], "some array was changed"
 
 
@@ -230,7 +270,9 @@ def test_no_program_changes_what_it_has_recorded(program):
 @given(steps())
 def test_no_pipelined_step_raises_a_false_alarm(step):
     model, inputs, targets, schedule, partition = step
-    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, 3, partition)
+    check_same_as_one_process(
+        model, nn.MSELoss(), inputs, targets, schedule, 3, partition
+    )
 
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
@@ -244,7 +286,9 @@ def test_training_as_it_should_be_raises_no_alarm(kind):
         nn.Unembedding(tied),
     ).initialise(0)
     optimiser, loss = kind(model.parameters(), 0.01), nn.CrossEntropyLoss()
-    before = {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
+    before = {
+        name: parameter.numpy().copy() for name, parameter in model.named_parameters()
+    }
     ids = np.random.default_rng(0).integers(0, 11, (4, 5))
     for step in range(4):
         for part in (slice(2), slice(2, 4)):
@@ -253,7 +297,11 @@ def test_training_as_it_should_be_raises_no_alarm(kind):
         optim.clip_grad_norm(model.parameters(), 0.1)
         optimiser.step()
         optimiser.zero_grad()
-    assert not [name for name, parameter in model.named_parameters() if (parameter.numpy() == before[name]).all()]
+    assert not [
+        name
+        for name, parameter in model.named_parameters()
+        if (parameter.numpy() == before[name]).all()
+    ]
 
 
 def test_two_forwards_before_two_backwards_raise_no_alarm():
@@ -279,7 +327,9 @@ def test_a_pipeline_that_trains_raises_no_alarm():
     def losses(group: Any) -> list[float]:
         watch_everything()
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4)
+        pipeline = Pipeline(
+            model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4
+        )
         optimiser = optim.AdamW(pipeline.parameters(), 0.1)
         found = []
         for _ in range(3):
@@ -291,7 +341,7 @@ def test_a_pipeline_that_trains_raises_no_alarm():
     assert first == second and first[0] > first[1] > first[2]
 
 
-# -- what the watch costs ----------------------------------------------------------------------------------------
+# -- what the watch costs --------------------------------------------------------------
 
 
 def test_a_watched_array_dies_as_if_nobody_watched_it():
@@ -309,7 +359,8 @@ def test_an_array_that_is_gone_may_give_its_memory_to_another():
     x = leaf()
     result = (x + 1) + 2
     gc.collect()
-    others = [np.zeros(SMALL, np.float32) for _ in range(50)]  # some of them where the sum was
+    # some of them where the sum was
+    others = [np.zeros(SMALL, np.float32) for _ in range(50)]
     result.backward(np.ones(SMALL, np.float32))
     assert len(others) == 50
 
@@ -318,15 +369,23 @@ def test_the_watch_holds_what_the_operation_saved_and_costs_nothing_where_it_is_
     x = leaf()
     with enable_grad():  # keeps the watch
         watched = (x * x).node
-    assert isinstance(watched.saved, Watched) and all(array is x.data for array in watched.saved.values)
-    assert type(watched) is Node and type(unwatched(lambda: (x * x).node.saved)) is tuple
+    assert isinstance(watched.saved, Watched) and all(
+        array is x.data for array in watched.saved.values
+    )
+    assert (
+        type(watched) is Node and type(unwatched(lambda: (x * x).node.saved)) is tuple
+    )
     assert unwatched(mode).watch is None
 
 
-# -- without it --------------------------------------------------------------------------------------------------
+# -- without it ------------------------------------------------------------------------
 
 
 def test_without_the_watch_a_wrong_gradient_goes_unnoticed():
     right = change_and_walk_back(change_nothing, SMALL)
-    wrong = [unwatched(lambda change=change: change_and_walk_back(change, SMALL)) != right for change in CHANGES]
-    assert wrong == [False, True, True, False, False]  # the product keeps the constant, tanh and the square the result
+    wrong = [
+        unwatched(lambda change=change: change_and_walk_back(change, SMALL)) != right
+        for change in CHANGES
+    ]
+    # the product keeps the constant, tanh and the square the result
+    assert wrong == [False, True, True, False, False]

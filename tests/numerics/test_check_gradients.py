@@ -1,4 +1,6 @@
-"""The gradient checker is itself checked: it must pass what is right, and catch every way of being wrong."""
+"""The gradient checker is itself checked: it must pass what is right, and catch every
+way of being wrong.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ from minipipe.testing import check_gradients
 X, Y = np.array([[0.5, -1.5, 2.0], [1.0, 0.25, -0.75]]), np.array([1.5, -0.5, 2.5])
 
 
-def product(vjp_of_a: Callable, vjp_of_b: Callable) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a * b with gradients of one's own; the right ones are ``g * b`` and ``(g * a).sum(0)``."""
+def product(
+    vjp_of_a: Callable, vjp_of_b: Callable
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a * b with gradients of one's own; the right ones are ``g * b`` and ``(g *
+    a).sum(0)``.
+    """
     return lambda a, b: record(
         a.data * b.data,
         (a, lambda g: vjp_of_a(g, a.data, b.data)),
@@ -46,16 +52,30 @@ def not_a_number(g, a, b):
 
 MUTANTS = {
     "scaled": (product(lambda g, a, b: 2 * g * b, right_of_b), "input 0, element "),
-    "of the other sign": (product(right_of_a, lambda g, a, b: -(g * a).sum(0)), "input 1, element "),
-    "of the other operand": (product(lambda g, a, b: g * a, right_of_b), "input 0, element "),
-    "off by a millionth in one element": (product(right_of_a, wrong_in_one_place), "input 1, element (1,): "),
-    "not a number in one element": (product(not_a_number, right_of_b), "input 0, element (1, 2): the gradient is "),
+    "of the other sign": (
+        product(right_of_a, lambda g, a, b: -(g * a).sum(0)),
+        "input 1, element ",
+    ),
+    "of the other operand": (
+        product(lambda g, a, b: g * a, right_of_b),
+        "input 0, element ",
+    ),
+    "off by a millionth in one element": (
+        product(right_of_a, wrong_in_one_place),
+        "input 1, element (1,): ",
+    ),
+    "not a number in one element": (
+        product(not_a_number, right_of_b),
+        "input 0, element (1, 2): the gradient is ",
+    ),
     "missing": (lambda a, b: a * b.detach(), "input 1, element "),
 }
 
 
 @pytest.mark.parametrize("function, place", MUTANTS.values(), ids=MUTANTS)
-def test_a_right_gradient_passes_and_a_wrong_one_fails_with_input_and_element(function, place):
+def test_a_right_gradient_passes_and_a_wrong_one_fails_with_input_and_element(
+    function, place
+):
     check_gradients(product(right_of_a, right_of_b), X, Y)
     with pytest.raises(AssertionError, match=re.escape(place)):
         check_gradients(function, X, Y)
@@ -63,20 +83,29 @@ def test_a_right_gradient_passes_and_a_wrong_one_fails_with_input_and_element(fu
 
 def test_the_message_gives_both_values():
     with pytest.raises(AssertionError) as caught:
-        check_gradients(lambda a: record(3 * a.data, (a, lambda g: g * np.array([3.0, 4.0]))), np.array([1.0, 2.0]))
+        check_gradients(
+            lambda a: record(3 * a.data, (a, lambda g: g * np.array([3.0, 4.0]))),
+            np.array([1.0, 2.0]),
+        )
     place, values = str(caught.value).split(": ", 1)
     assert place == "input 0, element (1,)"
-    given, expected = (float(number) for number in re.findall(r"-?\d+\.\d+", values)[:2])
+    given, expected = (
+        float(number) for number in re.findall(r"-?\d+\.\d+", values)[:2]
+    )
     assert given / expected == pytest.approx(4 / 3)
 
 
 def test_the_worst_of_several_wrong_elements_is_named():
     with pytest.raises(AssertionError, match=r"element \(2,\)"):
-        check_gradients(lambda a: record(a.data, (a, lambda g: g * np.array([1.0, 1.1, 3.0]))), np.ones(3))
+        check_gradients(
+            lambda a: record(a.data, (a, lambda g: g * np.array([1.0, 1.1, 3.0]))),
+            np.ones(3),
+        )
 
 
 def test_wrong_gradients_that_cancel_in_the_sum_are_caught():
-    # Why the result is weighted at random: in the plain sum, a gradient of another row looks right.
+    # Why the result is weighted at random: in the plain sum, a gradient of another row
+    # looks right.
     def rows_mixed_up(a: Tensor) -> Tensor:
         return record(a.data * 2, (a, lambda g: 2 * g[::-1]))
 
@@ -91,7 +120,9 @@ def test_a_kink_is_not_hidden():
 
 def test_the_tolerance_is_relative_to_the_largest_gradient_or_to_one():
     def slightly_wrong(error: float, scale: float) -> Callable[[Tensor], Tensor]:
-        return lambda a: record(scale * a.data, (a, lambda g: scale * g + np.array([error, 0.0])))
+        return lambda a: record(
+            scale * a.data, (a, lambda g: scale * g + np.array([error, 0.0]))
+        )
 
     point = np.zeros(2)
     check_gradients(slightly_wrong(1e-6, 1e4), point, tolerance=1e-9)
@@ -115,7 +146,12 @@ def test_arrays_of_any_dtype_are_checked_in_float64_and_left_as_they_were(dtype)
 
 
 @pytest.mark.parametrize(
-    "shaped", [lambda x, y: y.sum(), lambda x, y: y.reshape(3, 2), lambda x, y: functional.concatenate([x, y])]
+    "shaped",
+    [
+        lambda x, y: y.sum(),
+        lambda x, y: y.reshape(3, 2),
+        lambda x, y: functional.concatenate([x, y]),
+    ],
 )
 def test_results_of_any_shape_are_checked_beside_inputs_without_elements(shaped):
     nothing = np.zeros((0, 3))

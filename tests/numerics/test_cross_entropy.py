@@ -1,4 +1,6 @@
-"""What cross-entropy can be told: labels that do not count, weights of classes, smoothing, a sum."""
+"""What cross-entropy can be told: labels that do not count, weights of classes,
+smoothing, a sum.
+"""
 
 import array_api_strict
 import numpy as np
@@ -20,7 +22,9 @@ def cases(draw):
     options = {
         "ignore_index": draw(st.sampled_from([None, -100, 0, k + 3])),
         "label_smoothing": draw(st.sampled_from([0.0, 0.1, 1.0])),
-        "class_weights": draw(st.sampled_from([None, generator.uniform(0.1, 2, k).tolist()])),
+        "class_weights": draw(
+            st.sampled_from([None, generator.uniform(0.1, 2, k).tolist()])
+        ),
         "reduction": draw(st.sampled_from(["mean", "sum"])),
     }
     labels = generator.integers(0, k, shape)
@@ -49,12 +53,22 @@ def test_it_is_the_sum_over_the_rows_that_count(case):
     scores, labels, options = case
     expected = by_hand(scores, labels, **options)
     found = functional.cross_entropy(Tensor(scores), labels, **options)
-    assert found.shape == () and found.item() == pytest.approx(expected, rel=1e-12, abs=1e-14)
+    assert found.shape == () and found.item() == pytest.approx(
+        expected, rel=1e-12, abs=1e-14
+    )
     weight = label_weight(labels, options["ignore_index"], options["class_weights"])
-    counted = labels[labels != options["ignore_index"]] if options["ignore_index"] is not None else labels.ravel()
-    assert weight == pytest.approx(sum((options["class_weights"] or [1.0] * 9)[label] for label in counted))
+    counted = (
+        labels[labels != options["ignore_index"]]
+        if options["ignore_index"] is not None
+        else labels.ravel()
+    )
+    assert weight == pytest.approx(
+        sum((options["class_weights"] or [1.0] * 9)[label] for label in counted)
+    )
     strict = array_api_strict.asarray(scores)
-    again = functional.cross_entropy(Tensor(strict), array_api_strict.asarray(labels), **options)
+    again = functional.cross_entropy(
+        Tensor(strict), array_api_strict.asarray(labels), **options
+    )
     assert float(again.data) == pytest.approx(expected, rel=1e-12, abs=1e-14)
 
 
@@ -62,15 +76,22 @@ def test_it_is_the_sum_over_the_rows_that_count(case):
 @given(cases())
 def test_its_gradient_is_that_of_central_differences(case):
     scores, labels, options = case
-    check_gradients(lambda x: functional.cross_entropy(x, labels, **options), scores, tolerance=1e-7)
+    check_gradients(
+        lambda x: functional.cross_entropy(x, labels, **options), scores, tolerance=1e-7
+    )
 
 
 @examples(100)
 @given(cases())
 def test_it_is_pytorchs(case):
-    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install '.[oracle]'")
+    torch = pytest.importorskip(
+        "torch", reason="needs PyTorch: pip install '.[oracle]'"
+    )
     scores, labels, options = case
-    if options["reduction"] == "mean" and label_weight(labels, options["ignore_index"], options["class_weights"]) == 0:
+    if (
+        options["reduction"] == "mean"
+        and label_weight(labels, options["ignore_index"], options["class_weights"]) == 0
+    ):
         return  # PyTorch returns NaN, for 0 / 0
     x = torch.tensor(scores.reshape(-1, scores.shape[-1]), requires_grad=True)
     weights = options["class_weights"]
@@ -78,7 +99,9 @@ def test_it_is_pytorchs(case):
         x,
         torch.tensor(labels.reshape(-1)),
         weight=None if weights is None else torch.tensor(weights, dtype=torch.float64),
-        ignore_index=-12345 if options["ignore_index"] is None else options["ignore_index"],
+        ignore_index=-12345
+        if options["ignore_index"] is None
+        else options["ignore_index"],
         label_smoothing=options["label_smoothing"],
         reduction=options["reduction"],
     )
@@ -87,4 +110,6 @@ def test_it_is_pytorchs(case):
     found = functional.cross_entropy(mine, labels, **options)
     found.backward()
     assert found.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-14)
-    np.testing.assert_allclose(mine.grad.reshape(x.shape), x.grad.numpy(), rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(
+        mine.grad.reshape(x.shape), x.grad.numpy(), rtol=1e-10, atol=1e-14
+    )

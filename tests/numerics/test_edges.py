@@ -1,6 +1,8 @@
-"""Each operation at the edges of its domain has the values and gradients of edges.json, on every array module.
+"""Each operation at the edges of its domain has the values and gradients of edges.json,
+on every array module.
 
-The file is PyTorch's answer (``make_edges.py``), but for what minipipe gives on purpose; the file says why.
+The file is PyTorch's answer (``make_edges.py``), but for what minipipe gives on
+purpose; the file says why.
 """
 
 import array_api_strict
@@ -23,11 +25,17 @@ from tests.numerics.edges import (
     results_in_halves,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities are what is tried here
+# infinities are what is tried here
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 COMPUTED = by_operation([case for case in CASES if "refused" not in case])
-REFUSED = {f"{case['name']}, {case['dtype']}": case for case in CASES if "refused" in case}
-# These compute in place in arrays that NumPy makes of numbers, which a trace does not see.
-NOT_COMPILED = [f"{name} of a number without axes" for name in ("gelu", "gelu with tanh", "erf")]
+REFUSED = {
+    f"{case['name']}, {case['dtype']}": case for case in CASES if "refused" in case
+}
+# These compute in place in arrays that NumPy makes of numbers, which a trace does not
+# see.
+NOT_COMPILED = [
+    f"{name} of a number without axes" for name in ("gelu", "gelu with tanh", "erf")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +66,9 @@ def test_another_array_module_has_the_same(cases):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @for_each(cases=COMPUTED)
 def test_so_have_arrays_that_lie_in_memory_in_another_way(cases, layout):
-    """Neither a value nor a gradient depends on strides, be they negative, or the strides of a part of an array."""
+    """Neither a value nor a gradient depends on strides, be they negative, or the
+    strides of a part of an array.
+    """
     each_of(cases, lambda case: check(case, results(case, LAYOUTS[layout])))
 
 
@@ -67,7 +77,9 @@ def test_i_and_w_have_the_bits_of_one_backward_whichever_input_is_an_activation(
     for case in cases:
         whole = [each.tobytes() for each in results(case)]
         for number in range(len(case["inputs"])):
-            halves = [np.asarray(each).tobytes() for each in results_in_halves(case, number)]
+            halves = [
+                np.asarray(each).tobytes() for each in results_in_halves(case, number)
+            ]
             assert halves == whole, f"{case['name']}, {case['dtype']}, input {number}"
 
 
@@ -79,13 +91,17 @@ def test_what_has_no_answer_is_refused(case):
 
 
 @for_each(cases={name: COMPUTED[name] for name in [*COMPUTED][::3]})
-def test_some_sections_traced_with_ordinary_numbers_have_the_bits_of_eager_code_at_the_edges(cases):
+def test_some_sections_traced_with_ordinary_numbers_have_the_bits_of_eager_code_at_the_edges(
+    cases,
+):
     check_sections(cases)
 
 
 @pytest.mark.slow
 @for_each(cases=COMPUTED)
-def test_sections_traced_with_ordinary_numbers_have_the_bits_of_eager_code_at_the_edges(cases):
+def test_sections_traced_with_ordinary_numbers_have_the_bits_of_eager_code_at_the_edges(
+    cases,
+):
     check_sections(cases)
 
 
@@ -95,7 +111,9 @@ def check_sections(cases):
             with pytest.raises(AssertionError, match="cannot be compiled"):
                 compiled(case)
             continue
-        assert compiled(case) == [each.tobytes() for each in results(case)], case["name"]
+        assert compiled(case) == [each.tobytes() for each in results(case)], case[
+            "name"
+        ]
 
 
 def test_every_public_operation_is_in_the_table():
@@ -136,6 +154,14 @@ def test_the_table_gives_a_reason_exactly_where_it_differs_from_pytorch():
 
 def test_the_table_has_infinities_and_nan_among_inputs_and_results():
     for dtype in ("float32", "float64"):
-        cases = [case for case in CASES if case["dtype"] == dtype and "refused" not in case]
-        seen = np.concatenate([each.ravel() for case in cases for each in expected(case)])
-        assert np.isnan(seen).any() and np.isinf(seen).any() and (seen == np.finfo(dtype).smallest_subnormal).any()
+        cases = [
+            case for case in CASES if case["dtype"] == dtype and "refused" not in case
+        ]
+        seen = np.concatenate(
+            [each.ravel() for case in cases for each in expected(case)]
+        )
+        assert (
+            np.isnan(seen).any()
+            and np.isinf(seen).any()
+            and (seen == np.finfo(dtype).smallest_subnormal).any()
+        )

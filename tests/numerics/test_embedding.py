@@ -1,4 +1,6 @@
-"""An embedding takes ids of its rows only, and adds up the gradients of one row in pairs."""
+"""An embedding takes ids of its rows only, and adds up the gradients of one row in
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from minipipe.autograd import StageInput
 from minipipe.errors import TensorError
 from minipipe.functional.embedding import add_rows
 
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an overflow on the way is a failure, too
+# an overflow on the way is a failure, too
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 WRONG_IDS = {
@@ -54,18 +57,27 @@ def test_ids_mark_the_result_as_an_activation_and_are_refused_only_if_they_need_
     result.backward(np.ones((2, 2)))
     assert weight.grad.tolist() == [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
     ids.node = StageInput(needs_gradient=True)
-    with pytest.raises(TensorError, match=r"^embedding: ids are whole numbers and have no gradient\.$"):
+    with pytest.raises(
+        TensorError, match=r"^embedding: ids are whole numbers and have no gradient\.$"
+    ):
         functional.embedding(weight, ids).backward(np.ones((2, 2)))
 
 
 @given(st.lists(st.integers(0, 4), max_size=40))
 def test_rows_are_added_to_the_rows_that_their_ids_name(ids):
     ids = np.array(ids, np.int64)
-    values = np.random.default_rng(len(ids)).integers(-99, 99, (len(ids), 3)).astype(np.float64)  # sums are exact
+    # sums are exact
+    values = (
+        np.random.default_rng(len(ids))
+        .integers(-99, 99, (len(ids), 3))
+        .astype(np.float64)
+    )
     expected = np.zeros((5, 3))
     np.add.at(expected, ids, values)
     np.testing.assert_array_equal(add_rows((5, 3), ids, values), expected)
-    strict = add_rows((5, 3), array_api_strict.asarray(ids), array_api_strict.asarray(values))
+    strict = add_rows(
+        (5, 3), array_api_strict.asarray(ids), array_api_strict.asarray(values)
+    )
     np.testing.assert_array_equal(np.asarray(strict), expected)
 
 
@@ -90,7 +102,10 @@ def in_pairs(rows: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 64, 1001])
 def test_rows_of_one_id_are_paired_in_the_order_in_which_they_come(count):
     generator = np.random.default_rng(count)
-    ids, values = generator.integers(0, 3, count), generator.standard_normal((count, 2)).astype(np.float32)
+    ids, values = (
+        generator.integers(0, 3, count),
+        generator.standard_normal((count, 2)).astype(np.float32),
+    )
     added = add_rows((3, 2), ids, values)
     for row in set(ids.tolist()):
         np.testing.assert_array_equal(added[row], in_pairs(list(values[ids == row])))

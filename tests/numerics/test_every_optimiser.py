@@ -1,4 +1,6 @@
-"""What holds for every optimiser: its own bits, in place, in the parameter's dtype and array module."""
+"""What holds for every optimiser: its own bits, in place, in the parameter's dtype and
+array module.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,23 @@ START = [1.0, -2.0, 0.5]
 GRADIENT = [0.5, 1.0, -1.0]
 EVERY_KIND = {
     "SGD": lambda parameters: optim.SGD(parameters, 0.1),
-    "SGD with weight decay": lambda parameters: optim.SGD(parameters, 0.1, weight_decay=0.1),
-    "SGD with momentum": lambda parameters: optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.1),
-    "SGD, Nesterov": lambda parameters: optim.SGD(parameters, 0.1, 0.9, weight_decay=0.1, nesterov=True),
+    "SGD with weight decay": lambda parameters: optim.SGD(
+        parameters, 0.1, weight_decay=0.1
+    ),
+    "SGD with momentum": lambda parameters: optim.SGD(
+        parameters, 0.1, momentum=0.9, weight_decay=0.1
+    ),
+    "SGD, Nesterov": lambda parameters: optim.SGD(
+        parameters, 0.1, 0.9, weight_decay=0.1, nesterov=True
+    ),
     "Adam": lambda parameters: optim.Adam(parameters, 0.1),
-    "Adam with weight decay": lambda parameters: optim.Adam(parameters, 0.1, weight_decay=0.1),
+    "Adam with weight decay": lambda parameters: optim.Adam(
+        parameters, 0.1, weight_decay=0.1
+    ),
     "AdamW": lambda parameters: optim.AdamW(parameters, 0.1, weight_decay=0.1),
-    "AdamW, Nesterov": lambda parameters: optim.AdamW(parameters, 0.1, weight_decay=0.1, nesterov=True),
+    "AdamW, Nesterov": lambda parameters: optim.AdamW(
+        parameters, 0.1, weight_decay=0.1, nesterov=True
+    ),
 }
 SHAPES = [(3, 4), (), (7,), (0, 2), (2, 3, 2)]
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND.values(), ids=EVERY_KIND)
@@ -30,22 +42,32 @@ pytestmark = pytest.mark.filterwarnings("ignore:optimiser.step")
 
 
 def trained(kind, dtype=np.float64, xp=np, which=None, num_steps=5):
-    """Return the parameters of SHAPES, those in ``which`` trained together, with gradients that are None at times."""
+    """Return the parameters of SHAPES, those in ``which`` trained together, with
+    gradients that are None at times.
+    """
     which = range(len(SHAPES)) if which is None else which
     generator = np.random.default_rng(0)
-    numbers = [generator.standard_normal((1 + num_steps, *shape)).astype(dtype) for shape in SHAPES]
+    numbers = [
+        generator.standard_normal((1 + num_steps, *shape)).astype(dtype)
+        for shape in SHAPES
+    ]
     parameters = [nn.Parameter(xp.asarray(own[0, ...])) for own in numbers]
     optimiser = kind([parameters[i] for i in which])
     for step in range(num_steps):
         for i in which:
             has_gradient = (i + step) % 4 != 0
-            parameters[i].grad = xp.asarray(numbers[i][1 + step, ...]) if has_gradient else None
+            parameters[i].grad = (
+                xp.asarray(numbers[i][1 + step, ...]) if has_gradient else None
+            )
         optimiser.step()
     return parameters
 
 
 def bits(parameters):
-    return [(np.asarray(p.data).dtype.name, p.shape, np.asarray(p.data).tobytes()) for p in parameters]
+    return [
+        (np.asarray(p.data).dtype.name, p.shape, np.asarray(p.data).tobytes())
+        for p in parameters
+    ]
 
 
 @every_kind
@@ -72,7 +94,12 @@ def test_everything_that_is_kept_has_the_dtype_of_the_parameter(kind):
     optimiser = kind([p])
     optimiser.step()
     optimiser.step()
-    kept = [value for state in optimiser._states.values() for value in state.values() if hasattr(value, "dtype")]
+    kept = [
+        value
+        for state in optimiser._states.values()
+        for value in state.values()
+        if hasattr(value, "dtype")
+    ]
     assert {array.dtype for array in [p.data, *kept]} == {np.dtype(np.float32)}
 
 
@@ -91,13 +118,16 @@ def test_every_optimiser_changes_the_array_in_place_and_leaves_the_gradient_alon
 @every_kind
 def test_the_size_of_the_blocks_changes_no_bit(kind, monkeypatch):
     whole = bits(trained(kind))
-    monkeypatch.setattr("minipipe.optim.rules._BLOCK_SIZE", 5)  # none, one and several blocks, the last one short
+    # none, one and several blocks, the last one short
+    monkeypatch.setattr("minipipe.optim.rules._BLOCK_SIZE", 5)
     assert bits(trained(kind)) == whole
 
 
 @every_kind
 def test_an_array_in_another_order_is_changed_in_place_too(kind, monkeypatch):
-    """The story: in blocks it would be flattened into a copy, and the change would be lost."""
+    """The story: in blocks it would be flattened into a copy, and the change would be
+    lost.
+    """
     monkeypatch.setattr("minipipe.optim.rules._BLOCK_SIZE", 5)
     values, gradient = np.arange(12.0).reshape(3, 4), np.ones((3, 4))
     straight, turned = nn.Parameter(values), nn.Parameter(values)
@@ -134,14 +164,26 @@ def test_the_size_of_its_state_is_known_before_there_are_values(kind):
     assert not any(parameter.is_filled for parameter in declared)
     for parameter in declared:
         parameter.fill(0, "any")
-        parameter.grad = np.ones_like(parameter.data) if parameter.requires_grad else None
+        parameter.grad = (
+            np.ones_like(parameter.data) if parameter.requires_grad else None
+        )
     optimiser = kind(declared)
     optimiser.step()
-    kept = [a for state in optimiser._states.values() for a in state.values() if isinstance(a, np.ndarray)]
+    kept = [
+        a
+        for state in optimiser._states.values()
+        for a in state.values()
+        if isinstance(a, np.ndarray)
+    ]
     assert predicted == sum(array.nbytes for array in kept)
 
 
 def test_what_makes_no_optimiser_has_no_state():
-    with pytest.raises(ArgumentError, match="optimiser is 3; expected a function that makes one") as caught:
+    with pytest.raises(
+        ArgumentError, match="optimiser is 3; expected a function that makes one"
+    ) as caught:
         state_bytes(3, [nn.Parameter([0.0, 0.0])])
-    assert caught.value.code == "type" and state_bytes(None, [nn.Parameter([0.0, 0.0])]) == 0
+    assert (
+        caught.value.code == "type"
+        and state_bytes(None, [nn.Parameter([0.0, 0.0])]) == 0
+    )

@@ -1,4 +1,6 @@
-"""Groups of channels, normalised: what a group is, what it does not see, and why there is no BatchNorm."""
+"""Groups of channels, normalised: what a group is, what it does not see, and why there
+is no BatchNorm.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def ones_and_zeros(channels: int) -> tuple[Tensor, Tensor]:
     n=st.integers(0, 3),
     spatial=st.lists(st.integers(1, 3), max_size=3),
 )
-def test_each_group_of_a_sample_has_mean_0_and_variance_1(groups, per_group, n, spatial):
+def test_each_group_of_a_sample_has_mean_0_and_variance_1(
+    groups, per_group, n, spatial
+):
     x = numbers(n, groups * per_group, *spatial)
     weight, bias = ones_and_zeros(groups * per_group)
     result = F.group_norm(Tensor(x), groups, weight, bias, epsilon=1e-12)
@@ -37,15 +41,23 @@ def test_each_group_of_a_sample_has_mean_0_and_variance_1(groups, per_group, n, 
     if rows.shape[1] > 1:
         np.testing.assert_allclose(rows.var(1), 1, rtol=1e-4)
     if n:
-        ours = [x, numbers(groups * per_group, seed=1), numbers(groups * per_group, seed=2)]
-        check_gradients(lambda x, w, b: F.group_norm(x, groups, w, b, epsilon=0.1), *ours)
+        ours = [
+            x,
+            numbers(groups * per_group, seed=1),
+            numbers(groups * per_group, seed=2),
+        ]
+        check_gradients(
+            lambda x, w, b: F.group_norm(x, groups, w, b, epsilon=0.1), *ours
+        )
 
 
 def test_one_group_of_positions_and_channels_is_a_layer_norm_of_all_of_them():
     x = numbers(3, 4, 5)
     flat = Tensor(x.reshape(3, 20))
     expected = F.layer_norm(flat, Tensor(np.ones(20)), Tensor(np.zeros(20))).numpy()
-    np.testing.assert_array_equal(F.group_norm(x, 1, *ones_and_zeros(4)).numpy().reshape(3, 20), expected)
+    np.testing.assert_array_equal(
+        F.group_norm(x, 1, *ones_and_zeros(4)).numpy().reshape(3, 20), expected
+    )
 
 
 def test_a_sample_has_the_same_values_whatever_stands_beside_it():
@@ -56,16 +68,28 @@ def test_a_sample_has_the_same_values_whatever_stands_beside_it():
 
 
 def test_the_loss_with_group_norm_does_not_depend_on_the_number_of_microbatches():
-    """The promise that BatchNorm would break: see tests/pipeline/test_residual_network.py."""
-    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.GlobalAvgPool(), nn.Linear(4, 2)).initialise(0)
-    inputs, targets = numbers(8, 2, 6).astype(np.float32), numbers(8, 2, seed=1).astype(np.float32)
-    losses = [one_process_step(model, nn.MSELoss(), inputs, targets, m).loss for m in (1, 2, 8)]
+    """The promise that BatchNorm would break: see
+    tests/pipeline/test_residual_network.py.
+    """
+    model = nn.Sequential(
+        nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.GlobalAvgPool(), nn.Linear(4, 2)
+    ).initialise(0)
+    inputs, targets = (
+        numbers(8, 2, 6).astype(np.float32),
+        numbers(8, 2, seed=1).astype(np.float32),
+    )
+    losses = [
+        one_process_step(model, nn.MSELoss(), inputs, targets, m).loss
+        for m in (1, 2, 8)
+    ]
     assert losses == pytest.approx(losses[:1] * 3, rel=1e-6)
 
 
 def test_a_backward_in_two_halves_leaves_the_bits_of_a_whole_one():
     check_two_halves(
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh()).initialise(1),
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh()
+        ).initialise(1),
         *(3, 2, 7),
     )
 
@@ -79,35 +103,59 @@ def test_of_its_input_only_the_normalised_values_are_kept():
 
 
 def test_the_layer_is_its_function_and_says_what_it_is():
-    layer, x = nn.GroupNorm(3, 6, epsilon=0.5, dtype=np.float64).initialise(0), Tensor(numbers(2, 6, 4))
+    layer, x = (
+        nn.GroupNorm(3, 6, epsilon=0.5, dtype=np.float64).initialise(0),
+        Tensor(numbers(2, 6, 4)),
+    )
     layer.bias.data += 1
     expected = F.group_norm(x, 3, layer.weight, layer.bias, 0.5)
     assert layer(x).numpy().tobytes() == expected.numpy().tobytes()
     assert repr(layer) == "GroupNorm(3, 6)"
-    assert [(name, p.shape) for name, p in layer.named_parameters()] == [("weight", (6,)), ("bias", (6,))]
+    assert [(name, p.shape) for name, p in layer.named_parameters()] == [
+        ("weight", (6,)),
+        ("bias", (6,)),
+    ]
 
 
 @pytest.mark.parametrize("groups", [0, 4, 2.0, "3"])
 def test_groups_that_do_not_divide_the_channels_are_refused(groups):
-    with pytest.raises(TensorError, match=r"group_norm: num_groups is .*; expected a divisor of the 6 chan") as caught:
+    with pytest.raises(
+        TensorError,
+        match=r"group_norm: num_groups is .*; expected a divisor of the 6 chan",
+    ) as caught:
         F.group_norm(numbers(2, 6, 3), groups, *ones_and_zeros(6))
     assert caught.value.code == "out-of-range"
-    with pytest.raises(ArgumentError, match=r"GroupNorm: (num_groups is|6 channels cannot be divided into)") as caught:
+    with pytest.raises(
+        ArgumentError,
+        match=r"GroupNorm: (num_groups is|6 channels cannot be divided into)",
+    ) as caught:
         nn.GroupNorm(groups, 6)
     assert caught.value.code == "value"
 
 
-@pytest.mark.parametrize("name", ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LazyBatchNorm2d"])
+@pytest.mark.parametrize(
+    "name",
+    ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LazyBatchNorm2d"],
+)
 def test_who_asks_for_batch_norm_is_told_why_there_is_none_and_what_to_take(name):
     with pytest.raises(AttributeError) as caught:
         getattr(nn, name)
     message = str(caught.value)
     assert f"has no attribute '{name}'" in message
-    for part in ("nn.GroupNorm(num_groups, num_channels)", "nn.LayerNorm", "nn.RMSNorm", "microbatches", "whole batch"):
+    for part in (
+        "nn.GroupNorm(num_groups, num_channels)",
+        "nn.LayerNorm",
+        "nn.RMSNorm",
+        "microbatches",
+        "whole batch",
+    ):
         assert part in message
 
 
 def test_epsilon_may_be_an_array_of_one_number():
     x, one, zero = Tensor([[1.0, 3.0]]), Tensor([1.0, 1.0]), Tensor([0.0, 0.0])
-    found = [F.layer_norm(x, one, zero, epsilon).numpy() for epsilon in (0.5, np.array(0.5, np.float32))]
+    found = [
+        F.layer_norm(x, one, zero, epsilon).numpy()
+        for epsilon in (0.5, np.array(0.5, np.float32))
+    ]
     assert np.array_equal(*found)

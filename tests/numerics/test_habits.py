@@ -1,4 +1,6 @@
-"""What people who know PyTorch write: it works here, or an error names the equivalent."""
+"""What people who know PyTorch write: it works here, or an error names the
+equivalent.
+"""
 
 import doctest
 import inspect
@@ -22,11 +24,18 @@ Y = np.ones((8, 1), dtype=np.float32)
 
 
 def scope():
-    """Return what an idiom finds: a tensor, a model with a gradient, an optimiser, and the packages."""
+    """Return what an idiom finds: a tensor, a model with a gradient, an optimiser, and
+    the packages.
+    """
     x = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)).initialise(0)
     model(X).sum().backward()
-    made = {"x": x, "model": model, "p": model[0].weight, "optimizer": optim.SGD(model.parameters(), 0.1)}
+    made = {
+        "x": x,
+        "model": model,
+        "p": model[0].weight,
+        "optimizer": optim.SGD(model.parameters(), 0.1),
+    }
     made |= {"torch": minipipe, "nn": nn, "optim": optim, "data": data, "F": functional}
     return {**made, "np": np, "X": X, "Y": Y}
 
@@ -243,36 +252,64 @@ def test_an_idiom_of_pytorch_ends_with_an_error_that_names_the_equivalent(case):
     assert message is not None and names in message, message
 
 
-CLASSES = [getattr(package, name) for package in (nn, optim) for name in package.__all__]
-CLASSES = [kind for kind in CLASSES if inspect.isclass(kind) and issubclass(kind, nn.Module | optim.Optimiser)]
+CLASSES = [
+    getattr(package, name) for package in (nn, optim) for name in package.__all__
+]
+CLASSES = [
+    kind
+    for kind in CLASSES
+    if inspect.isclass(kind) and issubclass(kind, nn.Module | optim.Optimiser)
+]
 
 
-@for_each(kind={kind.__name__: kind for kind in CLASSES if not inspect.isabstract(kind)})
+@for_each(
+    kind={kind.__name__: kind for kind in CLASSES if not inspect.isabstract(kind)}
+)
 def test_an_error_about_arguments_names_the_public_class(kind):
     first = next(iter(inspect.signature(kind).parameters), "none")
-    for positional, given in (((), {"strange": 1}), ((1,) * 30, {}), ((1,), {first: 1}), ((), {})):
+    for positional, given in (
+        ((), {"strange": 1}),
+        ((1,) * 30, {}),
+        ((1,), {first: 1}),
+        ((), {}),
+    ):
         try:
             kind(*positional, **given)
         except TypeError as error:
             assert not re.search(r"\b_[A-Z]", str(error)), error
-            assert "strange" not in given or str(error).startswith(f"{kind.__name__} takes no "), error
+            assert "strange" not in given or str(error).startswith(
+                f"{kind.__name__} takes no "
+            ), error
 
 
 def test_a_module_that_nobody_else_has_is_missing_in_the_words_of_python():
-    for statement in ("import minipipe.strange", "from minipipe import strange", "from minipipe.nn import strange"):
-        with pytest.raises(ImportError, match=r"No module named 'minipipe.strange'|cannot import name 'strange'"):
+    for statement in (
+        "import minipipe.strange",
+        "from minipipe import strange",
+        "from minipipe.nn import strange",
+    ):
+        with pytest.raises(
+            ImportError,
+            match=r"No module named 'minipipe.strange'|cannot import name 'strange'",
+        ):
             exec(statement)
 
 
 def test_an_import_of_another_name_loads_no_numpy():
     program = (
-        "import sys\ntry: from minipipe import exp\nexcept ImportError as error: print(error, 'numpy' in sys.modules)"
+        "import sys\ntry: from minipipe import exp\nexcept ImportError as error: "
+        "print(error, 'numpy' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout == "minipipe has no 'exp'; instead: minipipe.functional.exp. False\n"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (
+        found.stdout
+        == "minipipe has no 'exp'; instead: minipipe.functional.exp. False\n"
+    )
 
 
-# -- what carries the hints changes nothing ---------------------------------------------------------------------------
+# -- what carries the hints changes nothing --------------------------------------------
 
 
 def test_an_error_that_comes_from_inside_stays_what_it_is():
@@ -283,13 +320,23 @@ def test_an_error_that_comes_from_inside_stays_what_it_is():
 
 
 def test_a_function_with_hints_shows_its_own_signature_and_its_examples_run():
-    assert list(inspect.signature(functional.mean).parameters) == ["a", "axis", "keepdims"]
+    assert list(inspect.signature(functional.mean).parameters) == [
+        "a",
+        "axis",
+        "keepdims",
+    ]
     assert pickle.loads(pickle.dumps(functional.softmax)) is functional.softmax
-    found = {test.name for test in doctest.DocTestFinder().find(reduction) if test.examples}
-    assert {"minipipe.functional.reduction.total", "minipipe.functional.reduction.mean"} <= found
+    found = {
+        test.name for test in doctest.DocTestFinder().find(reduction) if test.examples
+    }
+    assert {
+        "minipipe.functional.reduction.total",
+        "minipipe.functional.reduction.mean",
+    } <= found
 
 
-# -- what only Python or NumPy can refuse gets a note where it passes a layer or leaves a group -------------------
+# -- what only Python or NumPy can refuse gets a note where it passes a layer or leaves
+# a group -------------------
 
 NOTES = {
     "x.size(0)": "x.shape[0] for one",
@@ -312,7 +359,9 @@ def weight_with_gradient():
 
 
 @for_each(case={idiom: (idiom, names) for idiom, names in NOTES.items()})
-def test_an_error_of_python_that_leaves_a_group_has_a_note_with_the_equivalent(case, tmp_path):
+def test_an_error_of_python_that_leaves_a_group_has_a_note_with_the_equivalent(
+    case, tmp_path
+):
     idiom, names = case
     program = tmp_path / "program.py"  # a traceback shows its lines
     program.write_text(f"def train(group, x, weight):\n    {idiom}\n")
@@ -321,11 +370,21 @@ def test_an_error_of_python_that_leaves_a_group_has_a_note_with_the_equivalent(c
     for run in (
         lambda function: minipipe.spawn(function, 1),
         lambda function: alone(function),
-        lambda function: nn.Function(function)(OneRankGroup()) if "size" in idiom else minipipe.spawn(function, 1),
+        lambda function: (
+            nn.Function(function)(OneRankGroup())
+            if "size" in idiom
+            else minipipe.spawn(function, 1)
+        ),
     ):
         with pytest.raises((AttributeError, TypeError)) as caught:
-            run(lambda group: scope["train"](group, Tensor([1.0]), weight_with_gradient()))
-        (note,) = [note for note in caught.value.__notes__ if note.startswith("Instead: ")]
+            run(
+                lambda group: scope["train"](
+                    group, Tensor([1.0]), weight_with_gradient()
+                )
+            )
+        (note,) = [
+            note for note in caught.value.__notes__ if note.startswith("Instead: ")
+        ]
         assert names in note
 
 
@@ -335,8 +394,17 @@ def alone(function):
 
 
 def test_an_error_that_has_no_equivalent_has_no_note():
-    wrongs = (lambda group: np.ones(1).strange, lambda group: None.strange, lambda group: len()(), lambda group: 1 / 0)
+    wrongs = (
+        lambda group: np.ones(1).strange,
+        lambda group: None.strange,
+        lambda group: len()(),
+        lambda group: 1 / 0,
+    )
     for wrong in wrongs:
         with pytest.raises((AttributeError, TypeError, ZeroDivisionError)) as caught:
             alone(wrong)
-        assert not [note for note in getattr(caught.value, "__notes__", ()) if note.startswith("Instead: ")]
+        assert not [
+            note
+            for note in getattr(caught.value, "__notes__", ())
+            if note.startswith("Instead: ")
+        ]

@@ -1,4 +1,6 @@
-"""The loss scale: it adapts to overflows, and what is divided by it is what would have been without."""
+"""The loss scale: it adapts to overflows, and what is divided by it is what would have
+been without.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,14 @@ from tests.strategies import examples
 
 
 @examples(100)
-@given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.sampled_from([1.5, 2.0, 4.0]))
-def test_it_falls_with_each_overflow_and_grows_after_so_many_good_steps_in_a_row(history, growth_interval, factor):
+@given(
+    st.lists(st.booleans(), max_size=40),
+    st.integers(1, 5),
+    st.sampled_from([1.5, 2.0, 4.0]),
+)
+def test_it_falls_with_each_overflow_and_grows_after_so_many_good_steps_in_a_row(
+    history, growth_interval, factor
+):
     scale = optim.LossScale(2.0**60, factor, growth_interval, minimum=1e-30)
     exponent, in_a_row = 0, 0
     for is_good in history:
@@ -47,7 +55,9 @@ def test_unscaling_divides_in_place_without_rounding_by_a_power_of_two(seed, exp
 
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
 def test_one_element_that_is_not_finite_leaves_every_gradient_as_it_was(wrong):
-    parameters = with_gradients(np.array([4.0]), np.array([[1.0, wrong]], np.float32), None)
+    parameters = with_gradients(
+        np.array([4.0]), np.array([[1.0, wrong]], np.float32), None
+    )
     scale = optim.LossScale(2.0)
     assert not optim.gradients_are_finite(parameters) and not scale.unscale(parameters)
     assert parameters[0].grad.tolist() == [4.0] and scale.value == 1.0
@@ -62,7 +72,10 @@ def test_what_other_ranks_have_found_counts_instead():
 
 
 def test_a_plain_loop_leaves_out_updates_until_the_scale_fits_without_a_warning():
-    model, scale = nn.Linear(2, 1, dtype=np.float16).initialise(0), optim.LossScale(2.0**20)
+    model, scale = (
+        nn.Linear(2, 1, dtype=np.float16).initialise(0),
+        optim.LossScale(2.0**20),
+    )
     optimiser, taken = optim.SGD(model.parameters(), 0.01), []
     x, y = Tensor(np.ones((4, 2), np.float16)), np.full((4, 1), 4, np.float16)
     with warnings.catch_warnings():
@@ -75,15 +88,24 @@ def test_a_plain_loop_leaves_out_updates_until_the_scale_fits_without_a_warning(
             taken.append(scale.unscale(model.parameters()))
             if taken[-1]:
                 optimiser.step()
-            assert (model.weight.data != before).any() or not taken[-1] or loss.item() < 0.5
-    assert taken == sorted(taken) and taken.count(False) == 20 - math.log2(scale.value) > 3
+            assert (
+                (model.weight.data != before).any()
+                or not taken[-1]
+                or loss.item() < 0.5
+            )
+    assert (
+        taken == sorted(taken) and taken.count(False) == 20 - math.log2(scale.value) > 3
+    )
     assert loss.item() < 0.5 and loss.dtype == np.float32
 
 
 def test_infinities_that_meet_in_a_shared_parameter_are_an_overflow_without_a_warning():
     weight = nn.Parameter(np.ones(1, np.float16))
     alias = weight.alias()
-    weight.node.grad, alias.node.grad = np.array([np.inf], np.float32), np.array([-np.inf], np.float32)
+    weight.node.grad, alias.node.grad = (
+        np.array([np.inf], np.float32),
+        np.array([-np.inf], np.float32),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not optim.LossScale(2.0).unscale([weight])
@@ -92,7 +114,10 @@ def test_infinities_that_meet_in_a_shared_parameter_are_an_overflow_without_a_wa
 def test_the_gradient_of_a_shared_parameter_is_divided_once():
     weight = nn.Parameter(np.ones(1, np.float32))
     alias = weight.alias()
-    weight.node.grad, alias.node.grad = np.array([2.0], np.float32), np.array([4.0], np.float32)
+    weight.node.grad, alias.node.grad = (
+        np.array([2.0], np.float32),
+        np.array([4.0], np.float32),
+    )
     assert optim.LossScale(4.0).unscale([weight])
     assert weight.grad.tolist() == [1.5]
 
@@ -100,7 +125,9 @@ def test_the_gradient_of_a_shared_parameter_is_divided_once():
 def test_a_scale_below_the_minimum_is_an_error_that_says_where_to_look():
     scale = optim.LossScale(4.0, minimum=2.0)
     assert not scale.unscale([], are_finite=False)
-    with pytest.raises(ParameterError, match="^The gradients are not finite, even at a loss scale of 2") as caught:
+    with pytest.raises(
+        ParameterError, match="^The gradients are not finite, even at a loss scale of 2"
+    ) as caught:
         scale.unscale([], are_finite=False)
     assert caught.value.code == "not-finite"
 

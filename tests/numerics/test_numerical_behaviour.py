@@ -11,11 +11,14 @@ import pytest
 from minipipe import Tensor, functional
 from minipipe.errors import TensorError
 
-LARGE = np.array([[1000.0, -1000.0, 0.0], [-1000.0, -1000.0, -1000.0], [1000.0, 1000.0, 999.0]])
+LARGE = np.array(
+    [[1000.0, -1000.0, 0.0], [-1000.0, -1000.0, -1000.0], [1000.0, 1000.0, 999.0]]
+)
 LABELS = [1, 2, 0]
 
 
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an overflow on the way is a failure, too
+# an overflow on the way is a failure, too
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 FINITE = {
@@ -27,7 +30,9 @@ FINITE = {
     "erf": functional.erf,
     "logsumexp": functional.logsumexp,
     "logsumexp, axis": lambda x: functional.logsumexp(x, axis=1),
-    "layer_norm": lambda x: functional.layer_norm(x, Tensor(np.ones(3, x.dtype)), Tensor(np.ones(3, x.dtype))),
+    "layer_norm": lambda x: functional.layer_norm(
+        x, Tensor(np.ones(3, x.dtype)), Tensor(np.ones(3, x.dtype))
+    ),
     "rms_norm": lambda x: functional.rms_norm(x, Tensor(np.ones(3, x.dtype))),
     "softmax": functional.softmax,
     "log_softmax": functional.log_softmax,
@@ -45,7 +50,11 @@ def test_values_and_gradients_of_scores_of_a_thousand_are_finite(function, dtype
 
 
 def test_sigmoid_of_large_numbers_is_0_and_1():
-    assert functional.sigmoid(Tensor([-1000.0, 0.0, 1000.0])).numpy().tolist() == [0.0, 0.5, 1.0]
+    assert functional.sigmoid(Tensor([-1000.0, 0.0, 1000.0])).numpy().tolist() == [
+        0.0,
+        0.5,
+        1.0,
+    ]
 
 
 def test_softmax_of_large_scores_sums_to_one_and_shares_ties():
@@ -56,9 +65,12 @@ def test_softmax_of_large_scores_sums_to_one_and_shares_ties():
 
 
 def test_softmax_does_not_change_when_a_number_is_added_to_all_scores():
-    x = np.random.default_rng(0).integers(-8, 8, (4, 5)).astype(np.float64)  # whole numbers: adding 2^20 is exact
+    # whole numbers: adding 2^20 is exact
+    x = np.random.default_rng(0).integers(-8, 8, (4, 5)).astype(np.float64)
     for function in (functional.softmax, functional.log_softmax):
-        np.testing.assert_array_equal(function(Tensor(x + 2.0**20)).numpy(), function(Tensor(x)).numpy())
+        np.testing.assert_array_equal(
+            function(Tensor(x + 2.0**20)).numpy(), function(Tensor(x)).numpy()
+        )
 
 
 def test_log_softmax_is_exact_where_the_logarithm_of_softmax_has_lost_everything():
@@ -77,7 +89,7 @@ def test_cross_entropy_pulls_the_right_score_up_and_pushes_the_others_down_by_th
     np.testing.assert_allclose(x.grad, np.array([[0.25 - 1, 0.75], [0.5, 0.5 - 1]]) / 2)
 
 
-# -- what cross_entropy refuses ------------------------------------------------------------------------------
+# -- what cross_entropy refuses --------------------------------------------------------
 
 SCORES = Tensor(np.zeros((2, 3), np.float32))
 
@@ -112,14 +124,16 @@ def test_the_first_and_the_last_class_are_allowed():
     assert functional.cross_entropy(SCORES, [0, 2]).item() == pytest.approx(np.log(3))
 
 
-@pytest.mark.parametrize("scores, labels", [(np.zeros((0, 3)), np.zeros(0, np.int64)), (np.float64(1.0), 0)])
+@pytest.mark.parametrize(
+    "scores, labels", [(np.zeros((0, 3)), np.zeros(0, np.int64)), (np.float64(1.0), 0)]
+)
 def test_scores_without_rows_or_without_classes_are_refused(scores, labels):
     with pytest.raises(TensorError) as caught:
         functional.cross_entropy(Tensor(scores), labels)
     assert caught.value.code == "shape"
 
 
-# -- kinks ---------------------------------------------------------------------------------------------------
+# -- kinks -----------------------------------------------------------------------------
 
 
 def test_relu_has_the_gradient_0_at_0():
@@ -166,13 +180,17 @@ def test_negative_bases_have_gradients_under_whole_exponents():
     ],
 )
 def test_whole_numbers_become_float32_and_not_float64(compute):
-    """The story: `Tensor(pixels) / 255` was float64 and could not meet a float32 layer."""
+    """The story: `Tensor(pixels) / 255` was float64 and could not meet a float32
+    layer.
+    """
     for dtype in (np.uint8, np.int64):
         assert compute(Tensor(np.array([1, 2, 3], dtype=dtype))).dtype == np.float32
 
 
 def test_small_sigmoids_are_exact():
-    """The story: computed from tanh, sigmoid(-20) was 0 in float32, and its logarithm minus infinity."""
+    """The story: computed from tanh, sigmoid(-20) was 0 in float32, and its logarithm
+    minus infinity.
+    """
     x = np.array([-80.0, -20.0, -10.0, 0.0, 10.0], dtype=np.float32)
     expected = 1 / (1 + np.exp(-x.astype(np.float64)))
     np.testing.assert_allclose(Tensor(x).sigmoid().numpy(), expected, rtol=3e-7)
@@ -188,7 +206,7 @@ def test_a_tensor_with_one_element_is_a_number_where_python_wants_one():
         bool(Tensor([1.0, 2.0]))
 
 
-# -- the error function and what is made of it -----------------------------------------------------------------
+# -- the error function and what is made of it -----------------------------------------
 
 TEN = np.linspace(-10, 10, 100_001)
 ERF = np.array([math.erf(x) for x in TEN])
@@ -211,23 +229,33 @@ def test_erf_is_exact_to_float32_in_float32():
 
 def test_erf_of_infinity_is_one_and_of_no_number_none():
     for dtype in (np.float32, np.float64):
-        result = functional.erf(Tensor(np.array([-np.inf, np.inf, np.nan, 0.0], dtype))).numpy()
+        result = functional.erf(
+            Tensor(np.array([-np.inf, np.inf, np.nan, 0.0], dtype))
+        ).numpy()
         np.testing.assert_allclose(result, [-1, 1, np.nan, 0], atol=1e-7)
 
 
 def test_activations_of_large_numbers_are_the_numbers_themselves_or_nothing():
     x = np.array([-1000.0, -50.0, 0.0, 50.0, 1000.0], np.float32)
-    for function in (functional.gelu, functional.silu, lambda a: functional.gelu(a, approximate=True)):
-        np.testing.assert_allclose(function(Tensor(x)).numpy(), [0, 0, 0, 50, 1000], atol=1e-12)
+    for function in (
+        functional.gelu,
+        functional.silu,
+        lambda a: functional.gelu(a, approximate=True),
+    ):
+        np.testing.assert_allclose(
+            function(Tensor(x)).numpy(), [0, 0, 0, 50, 1000], atol=1e-12
+        )
 
 
 def test_gelu_with_tanh_is_near_the_exact_one_and_yet_another_function():
     x = Tensor(np.linspace(-6, 6, 1001))
-    difference = np.abs(functional.gelu(x).numpy() - functional.gelu(x, approximate=True).numpy()).max()
+    difference = np.abs(
+        functional.gelu(x).numpy() - functional.gelu(x, approximate=True).numpy()
+    ).max()
     assert 1e-4 < difference < 5e-4
 
 
-# -- choosing, clipping, masks -----------------------------------------------------------------------------------
+# -- choosing, clipping, masks ---------------------------------------------------------
 
 
 def test_clip_passes_the_gradient_at_its_bounds_and_not_beyond():
@@ -236,7 +264,10 @@ def test_clip_passes_the_gradient_at_its_bounds_and_not_beyond():
     assert x.grad.tolist() == [0.0, 1.0, 1.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("bounds, message", [((None, None), "neither"), ((1, 0), "low is 1, which lies above high, 0")])
+@pytest.mark.parametrize(
+    "bounds, message",
+    [((None, None), "neither"), ((1, 0), "low is 1, which lies above high, 0")],
+)
 def test_bounds_that_make_no_interval_are_refused(bounds, message):
     with pytest.raises(TensorError, match=f"^clip: {message}") as caught:
         functional.clip(Tensor([1.0]), *bounds)
@@ -248,17 +279,28 @@ def test_masked_scores_of_minus_infinity_get_no_probability_and_no_gradient():
     hidden = functional.masked_fill(x, np.array([False, True, False]), -math.inf)
     probabilities = functional.softmax(hidden)
     probabilities.backward(np.array([[1.0, 5.0, 2.0]]))
-    assert probabilities.numpy()[0, 1] == 0.0 and x.grad[0, 1] == 0.0 and x.grad[0, 0] != 0.0
+    assert (
+        probabilities.numpy()[0, 1] == 0.0
+        and x.grad[0, 1] == 0.0
+        and x.grad[0, 0] != 0.0
+    )
     assert probabilities.dtype == np.float32
 
 
-MASKS = {"whole numbers": [1, 0, 1], "real numbers": [1.0, 0.0, 1.0], "a tensor of them": Tensor([1.0, 0.0, 1.0])}
+MASKS = {
+    "whole numbers": [1, 0, 1],
+    "real numbers": [1.0, 0.0, 1.0],
+    "a tensor of them": Tensor([1.0, 0.0, 1.0]),
+}
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_a_mask_holds_truth_values(mask):
     x = Tensor([1.0, 2.0, 3.0])
-    for call in (lambda: functional.where(mask, x, 0.0), lambda: functional.masked_fill(x, mask, 0.0)):
+    for call in (
+        lambda: functional.where(mask, x, 0.0),
+        lambda: functional.masked_fill(x, mask, 0.0),
+    ):
         with pytest.raises(TensorError, match="truth values") as caught:
             call()
         assert caught.value.code == "dtype"
@@ -277,12 +319,14 @@ def test_masked_fill_refuses_a_tensor_whose_gradient_it_would_lose():
     assert caught.value.code == "dtype"
 
 
-# -- reductions ----------------------------------------------------------------------------------------------------
+# -- reductions ------------------------------------------------------------------------
 
 
 def test_logsumexp_does_not_overflow_and_takes_minus_infinity():
     inf = np.inf
-    x = Tensor(np.array([[1000.0, 1000.0], [-inf, 3.0], [-inf, -inf]]), requires_grad=True)
+    x = Tensor(
+        np.array([[1000.0, 1000.0], [-inf, 3.0], [-inf, -inf]]), requires_grad=True
+    )
     result = functional.logsumexp(x, axis=1)
     result.backward(np.ones(3))
     np.testing.assert_array_equal(result.numpy(), [1000 + math.log(2), 3.0, -inf])
@@ -311,24 +355,34 @@ def test_variance_does_not_lose_its_digits_to_a_large_mean():
 
 @pytest.mark.parametrize("shape, correction", [((1, 3), 1), ((0, 3), 0), ((2, 3), 3)])
 def test_a_variance_of_too_few_elements_is_refused(shape, correction):
-    with pytest.raises(TensorError, match=rf"correction is {correction}; .* elements, {shape[0]}\.") as caught:
+    with pytest.raises(
+        TensorError, match=rf"correction is {correction}; .* elements, {shape[0]}\."
+    ) as caught:
         Tensor(np.ones(shape)).var(axis=0, correction=correction)
     assert caught.value.code == "out-of-range"
 
 
-# -- normalisation -------------------------------------------------------------------------------------------------
+# -- normalisation ---------------------------------------------------------------------
 
 
 def test_a_constant_row_is_normalised_to_the_bias_and_not_to_noise():
     x = Tensor(np.full((2, 8), 1000.0, np.float32))
-    weight, bias = Tensor(np.ones(8, np.float32)), Tensor(np.arange(8, dtype=np.float32))
-    np.testing.assert_array_equal(functional.layer_norm(x, weight, bias).numpy(), [range(8)] * 2)
+    weight, bias = (
+        Tensor(np.ones(8, np.float32)),
+        Tensor(np.arange(8, dtype=np.float32)),
+    )
+    np.testing.assert_array_equal(
+        functional.layer_norm(x, weight, bias).numpy(), [range(8)] * 2
+    )
 
 
 def test_normalised_rows_have_the_moments_that_they_should():
     x = Tensor(np.random.default_rng(0).normal(100.0, 5.0, (6, 512)).astype(np.float32))
     ones, zeros = Tensor(np.ones(512, np.float32)), Tensor(np.zeros(512, np.float32))
-    by_layer, by_square = functional.layer_norm(x, ones, zeros).numpy(), functional.rms_norm(x, ones).numpy()
+    by_layer, by_square = (
+        functional.layer_norm(x, ones, zeros).numpy(),
+        functional.rms_norm(x, ones).numpy(),
+    )
     np.testing.assert_allclose(by_layer.mean(1), 0, atol=1e-5)
     np.testing.assert_allclose(by_layer.var(1), 1, rtol=1e-4)
     np.testing.assert_allclose((by_square**2).mean(1), 1, rtol=1e-4)
@@ -336,7 +390,11 @@ def test_normalised_rows_have_the_moments_that_they_should():
 
 @pytest.mark.parametrize("value", [1.0, 10.3, 1000.3, -3e6])
 def test_rows_of_one_value_are_normalised_to_nothing(value):
-    """The mean was off by its last bit, and what was left was a thousandth of epsilon and more."""
+    """The mean was off by its last bit, and what was left was a thousandth of epsilon
+    and more.
+    """
     rows = np.full((4, 7), value, np.float32)
-    result = functional.layer_norm(Tensor(rows), np.ones(7, np.float32), np.zeros(7, np.float32))
+    result = functional.layer_norm(
+        Tensor(rows), np.ones(7, np.float32), np.zeros(7, np.float32)
+    )
     assert np.abs(result.numpy()).max() < 1e-6 * max(1, abs(value))

@@ -1,4 +1,6 @@
-"""The state of an optimiser: steps, state_dict, load_state_dict and more steps are the steps of one that went on."""
+"""The state of an optimiser: steps, state_dict, load_state_dict and more steps are the
+steps of one that went on.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +13,9 @@ from minipipe.errors import ArgumentError
 
 KINDS = {
     "SGD": lambda groups: optim.SGD(groups, 0.1),
-    "SGD with momentum": lambda groups: optim.SGD(groups, 0.1, momentum=0.9, weight_decay=0.1),
+    "SGD with momentum": lambda groups: optim.SGD(
+        groups, 0.1, momentum=0.9, weight_decay=0.1
+    ),
     "Adam": lambda groups: optim.Adam(groups, 0.1, weight_decay=0.1),
     "AdamW": lambda groups: optim.AdamW(groups, 0.1),
 }
@@ -22,7 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:optimiser.step")
 
 def made(kind, dtype, values):
     parameters = [nn.Parameter(np.array(own, dtype)) for own in values]
-    groups = [{"parameters": parameters[:1], "learning_rate": 0.05}, {"parameters": parameters[1:]}]
+    groups = [
+        {"parameters": parameters[:1], "learning_rate": 0.05},
+        {"parameters": parameters[1:]},
+    ]
     return parameters, kind(groups)
 
 
@@ -30,7 +37,8 @@ def step(parameters, optimiser, number):
     generator = np.random.default_rng(number)
     for i, parameter in enumerate(parameters):
         gradient = generator.standard_normal(parameter.shape).astype(np.float32)
-        # In the parameter's dtype, or float32 for halves; None now and then, so that their counts of steps differ.
+        # In the parameter's dtype, or float32 for halves; None now and then, so that
+        # their counts of steps differ.
         wide = parameter.dtype if parameter.dtype.itemsize > 2 else np.float32
         parameter.grad = None if (i + number) % 4 == 0 else np.asarray(gradient, wide)
     optimiser.groups[0].learning_rate *= 0.9
@@ -43,7 +51,9 @@ def step(parameters, optimiser, number):
     before=st.integers(0, 3),
     after=st.integers(1, 3),
 )
-def test_steps_through_a_state_are_the_steps_of_one_that_went_on(kind, dtype, before, after):
+def test_steps_through_a_state_are_the_steps_of_one_that_went_on(
+    kind, dtype, before, after
+):
     first = [np.random.default_rng(99).standard_normal(shape) for shape in SHAPES]
     whole, one = made(kind, dtype, first)
     for number in range(before):
@@ -59,7 +69,9 @@ def test_steps_through_a_state_are_the_steps_of_one_that_went_on(kind, dtype, be
 
 
 def test_a_state_is_a_copy_and_stays_as_it_was():
-    parameters, optimiser = made(KINDS["Adam"], np.float32, [np.ones(shape) for shape in SHAPES])
+    parameters, optimiser = made(
+        KINDS["Adam"], np.float32, [np.ones(shape) for shape in SHAPES]
+    )
     step(parameters, optimiser, 1)
     state = optimiser.state_dict()
     before = str(state)
@@ -75,9 +87,15 @@ def test_a_state_is_a_copy_and_stays_as_it_was():
     [
         (None, "the state is a NoneType; expected the result of state_dict"),
         ({}, "the state is empty; expected"),
-        ({"groups": [], "states": []}, "the state's groups have [], and this optimiser's [['learning_rate'"),
+        (
+            {"groups": [], "states": []},
+            "the state's groups have [], and this optimiser's [['learning_rate'",
+        ),
         ({"groups": [{"beta": 1}], "states": []}, "the state's groups have [['beta']]"),
-        (optim.SGD([], 0.1).state_dict(), "the state is of 0 parameters; this optimiser has 1."),
+        (
+            optim.SGD([], 0.1).state_dict(),
+            "the state is of 0 parameters; this optimiser has 1.",
+        ),
     ],
 )
 def test_a_state_of_another_optimiser_is_refused(state, words):
@@ -90,7 +108,9 @@ def test_a_state_of_another_optimiser_is_refused(state, words):
 def test_a_learning_rate_schedule_goes_on_where_it_stood():
     def schedule(rate):
         optimiser = optim.SGD([], rate)
-        return optimiser, optim.LearningRateSchedule(optimiser, optim.cosine(20, warmup_steps=3))
+        return optimiser, optim.LearningRateSchedule(
+            optimiser, optim.cosine(20, warmup_steps=3)
+        )
 
     (one, its), (other, others) = schedule(0.3), schedule(0.7)
     for _ in range(5):
@@ -101,7 +121,15 @@ def test_a_learning_rate_schedule_goes_on_where_it_stood():
         its.step()
         others.step()
     before = its.state_dict()
-    for step, rates in ((1, [0.1, 0.2]), (1, [True]), (1, [-0.1]), (1, None), (-1, [0.1]), (2.5, [0.1]), (True, [0.1])):
+    for step, rates in (
+        (1, [0.1, 0.2]),
+        (1, [True]),
+        (1, [-0.1]),
+        (1, None),
+        (-1, [0.1]),
+        (2.5, [0.1]),
+        (True, [0.1]),
+    ):
         with pytest.raises(ArgumentError):
             its.load_state_dict({"last_step": step, "first_rates": rates})
         assert its.state_dict() == before
@@ -111,7 +139,9 @@ def test_a_learning_rate_schedule_goes_on_where_it_stood():
 
 
 def test_a_loss_scale_goes_on_where_it_stood():
-    one, other = (optim.LossScale(initial, growth_interval=3) for initial in (64.0, 2.0))
+    one, other = (
+        optim.LossScale(initial, growth_interval=3) for initial in (64.0, 2.0)
+    )
     weight = nn.Parameter(np.zeros(1, np.float16))
     for number in range(8):
         if number == 4:
@@ -127,19 +157,35 @@ def test_a_loss_scale_goes_on_where_it_stood():
 
 @pytest.mark.parametrize(
     ("value", "steps"),
-    [(np.inf, 0), (np.nan, 0), (0.0, 0), (-1.0, 0), (True, 0), ("1", 0), (2.0, -1), (2.0, 2.5), (2.0, True)],
+    [
+        (np.inf, 0),
+        (np.nan, 0),
+        (0.0, 0),
+        (-1.0, 0),
+        (True, 0),
+        ("1", 0),
+        (2.0, -1),
+        (2.0, 2.5),
+        (2.0, True),
+    ],
 )
 def test_a_loss_scale_takes_no_state_that_it_could_not_have_had(value, steps):
     """The story: inf, 0 and below were taken, and 2.5 updates became 2."""
     scale = optim.LossScale(64.0)
-    with pytest.raises(ArgumentError, match="^LossScale: (value|num_good_steps) is .*; expected a"):
+    with pytest.raises(
+        ArgumentError, match="^LossScale: (value|num_good_steps) is .*; expected a"
+    ):
         scale.load_state_dict({"value": value, "num_good_steps": steps})
     assert scale.state_dict() == {"value": 64.0, "num_good_steps": 0}
 
 
 def test_a_state_that_cannot_be_taken_changes_nothing():
-    """The story: the first group had its new learning rate when that of the second was refused."""
-    parameters, optimiser = made(KINDS["Adam"], np.float32, [np.ones(shape) for shape in SHAPES])
+    """The story: the first group had its new learning rate when that of the second was
+    refused.
+    """
+    parameters, optimiser = made(
+        KINDS["Adam"], np.float32, [np.ones(shape) for shape in SHAPES]
+    )
     before = str(optimiser.state_dict())
     state = optimiser.state_dict()
     state["groups"][0]["learning_rate"], state["groups"][1]["learning_rate"] = 0.7, -1.0

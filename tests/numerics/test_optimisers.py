@@ -22,18 +22,25 @@ def parameter(values: list[float], dtype: type = np.float64) -> nn.Parameter:
     return nn.Parameter(np.array(values, dtype))
 
 
-def after_steps(optimiser: optim.Optimiser, p: nn.Parameter, gradients: list[list[float]] = GRADIENTS) -> list[float]:
+def after_steps(
+    optimiser: optim.Optimiser,
+    p: nn.Parameter,
+    gradients: list[list[float]] = GRADIENTS,
+) -> list[float]:
     for gradient in gradients:
         p.grad = np.array(gradient, p.dtype)
         optimiser.step()
     return p.data.tolist()
 
 
-def by_hand(learning_rate: float, momentum: float, weight_decay: float, nesterov: bool = False) -> list[float]:
+def by_hand(
+    learning_rate: float, momentum: float, weight_decay: float, nesterov: bool = False
+) -> list[float]:
     #   v <- momentum v + (gradient + weight_decay p)        v = 0 before the first step
     #   p <- p - learning_rate v
     #
-    # With Nesterov's momentum, after Sutskever et al. 2013, equations 3 and 4; theta + momentum v is what we call p:
+    # With Nesterov's momentum, after Sutskever et al. 2013, equations 3 and 4; theta +
+    # momentum v is what we call p:
     #   v <- momentum v - learning_rate gradient(theta + momentum v)
     #   theta <- theta + v
     finished = []
@@ -64,15 +71,19 @@ def test_one_plain_step_goes_down_the_gradient():
     st.sampled_from([0.0, 1e-4, 0.1, 2.0]),
     st.booleans(),
 )
-def test_momentum_and_weight_decay_follow_the_formulas(learning_rate, momentum, weight_decay, nesterov):
+def test_momentum_and_weight_decay_follow_the_formulas(
+    learning_rate, momentum, weight_decay, nesterov
+):
     p, numbers = parameter(START), (learning_rate, momentum, weight_decay, nesterov)
     given_ = after_steps(optim.SGD([p], *numbers), p)
     np.testing.assert_allclose(given_, by_hand(*numbers), rtol=1e-12, atol=1e-13)
 
 
-def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0, nesterov=False) -> list[float]:
-    # Kingma & Ba 2015, algorithm 1, with the weight decay of Loshchilov & Hutter 2019, algorithm 2: coupled, decoupled;
-    # and with the momentum of Dozat 2016, algorithm 2.
+def adam_by_hand(
+    learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0, nesterov=False
+) -> list[float]:
+    # Kingma & Ba 2015, algorithm 1, with the weight decay of Loshchilov & Hutter 2019,
+    # algorithm 2: coupled, decoupled; and with the momentum of Dozat 2016, algorithm 2.
     beta1, beta2 = betas
     finished = []
     for p, gradients in zip(START, zip(*GRADIENTS)):
@@ -83,8 +94,12 @@ def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0,
             v = beta2 * v + (1 - beta2) * g**2
             corrected_m, corrected_v = m / (1 - beta1**t), v / (1 - beta2**t)
             if nesterov:
-                corrected_m = beta1 * m / (1 - beta1 ** (t + 1)) + (1 - beta1) * g / (1 - beta1**t)
-            p = p - learning_rate * (corrected_m / (sqrt(corrected_v) + epsilon) + decoupled * p)
+                corrected_m = beta1 * m / (1 - beta1 ** (t + 1)) + (1 - beta1) * g / (
+                    1 - beta1**t
+                )
+            p = p - learning_rate * (
+                corrected_m / (sqrt(corrected_v) + epsilon) + decoupled * p
+            )
         finished.append(p)
     return finished
 
@@ -97,7 +112,9 @@ def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0,
     st.sampled_from([0.0, 1e-4, 0.1]),
     st.booleans(),
 )
-def test_adam_and_adamw_follow_the_formulas(learning_rate, betas, epsilon, weight_decay, nesterov):
+def test_adam_and_adamw_follow_the_formulas(
+    learning_rate, betas, epsilon, weight_decay, nesterov
+):
     numbers = (learning_rate, betas, epsilon)
     p, q = parameter(START), parameter(START)
     np.testing.assert_allclose(
@@ -146,7 +163,9 @@ def test_a_parameter_without_a_gradient_stays_as_it_is_even_with_weight_decay():
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_step_leaves_the_gradient_alone_and_changes_the_array_in_place(momentum, weight_decay):
+def test_a_step_leaves_the_gradient_alone_and_changes_the_array_in_place(
+    momentum, weight_decay
+):
     p = parameter(START)
     array, gradient = p.data, np.array(GRADIENTS[0])
     p.grad = gradient
@@ -161,7 +180,9 @@ def test_a_step_leaves_the_gradient_alone_and_changes_the_array_in_place(momentu
 def test_float32_parameters_stay_float32_whatever_type_the_numbers_have(number):
     p = parameter(START, np.float32)
     optimiser = optim.SGD([p], number, momentum=number, weight_decay=number)
-    np.testing.assert_allclose(after_steps(optimiser, p), by_hand(0.25, 0.25, 0.25), rtol=1e-6)
+    np.testing.assert_allclose(
+        after_steps(optimiser, p), by_hand(0.25, 0.25, 0.25), rtol=1e-6
+    )
     assert p.data.dtype == np.float32
 
 
@@ -223,11 +244,14 @@ def test_gradient_descent_solves_a_least_squares_problem():
         optimiser.zero_grad()
         loss(model(Tensor(x)), y).backward()
         optimiser.step()
-    np.testing.assert_allclose(model.weight.data, np.linalg.lstsq(x, y, rcond=None)[0], atol=1e-10)
+    np.testing.assert_allclose(
+        model.weight.data, np.linalg.lstsq(x, y, rcond=None)[0], atol=1e-10
+    )
 
 
 def test_adam_solves_a_badly_scaled_problem_that_stops_gradient_descent():
-    # The loss is sum(scale * p^2) / 2; gradient descent diverges at learning rates above 2 / 1e4.
+    # The loss is sum(scale * p^2) / 2; gradient descent diverges at learning rates
+    # above 2 / 1e4.
     scale = np.array([1e4, 1.0, 1e-4])
     p = parameter([1.0, 1.0, 1.0])
     optimiser = optim.Adam([p], 0.1)
@@ -239,16 +263,22 @@ def test_adam_solves_a_badly_scaled_problem_that_stops_gradient_descent():
     np.testing.assert_allclose(p.data, 0, atol=1e-2)
 
 
-@pytest.mark.parametrize("parameters", [nn.Linear(2, 2).initialise().weight, nn.Sequential(nn.Linear(2, 2))])
+@pytest.mark.parametrize(
+    "parameters", [nn.Linear(2, 2).initialise().weight, nn.Sequential(nn.Linear(2, 2))]
+)
 def test_what_is_no_list_of_parameters_is_refused(parameters):
-    """The story: SGD(model.weight, …) took the rows of the weight, and trained nothing."""
+    """The story: SGD(model.weight, …) took the rows of the weight, and trained
+    nothing.
+    """
     with pytest.raises(TypeError, match=r"Give model\.parameters\(\)"):
         optim.SGD(parameters, 0.1)
 
 
 @pytest.mark.filterwarnings("ignore:optimiser.step")
 def test_parameters_without_values_are_refused_at_the_first_step():
-    """The story: SGD(model.parameters()) beside a pipeline, which trains copies; the loss never fell."""
+    """The story: SGD(model.parameters()) beside a pipeline, which trains copies; the
+    loss never fell.
+    """
     model = nn.Sequential(nn.Linear(2, 2))
     optimiser = optim.SGD(model.parameters(), 0.1)
     with pytest.raises(ParameterError, match=r"pipeline\.parameters\(\)"):
@@ -258,10 +288,15 @@ def test_parameters_without_values_are_refused_at_the_first_step():
 
 
 def test_an_optimiser_that_finds_no_gradient_at_all_says_so():
-    """It was given model.parameters() beside a pipeline; the model had values, and the loss never fell."""
+    """It was given model.parameters() beside a pipeline; the model had values, and the
+    loss never fell.
+    """
     model = nn.Sequential(nn.Linear(6, 3)).initialise(0)
     optimiser = optim.SGD(model.parameters(), 0.1)
     with pytest.warns(UserWarning) as caught:
         optimiser.step()
     assert len(caught) == 1
-    assert re.search("none of its 2 parameters has a gradient.*pipeline.parameters", str(caught[0].message))
+    assert re.search(
+        "none of its 2 parameters has a gradient.*pipeline.parameters",
+        str(caught[0].message),
+    )

@@ -1,4 +1,6 @@
-"""Random numbers depend on where the computation stands, (seed, layer, step, microbatch, draw), and on nothing else."""
+"""Random numbers depend on where the computation stands, (seed, layer, step,
+microbatch, draw), and on nothing else.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,12 @@ class Fails(nn.Module):
 X = Tensor(np.ones(1, np.float32))
 
 
-# -- the key -----------------------------------------------------------------------------------------------------
+# -- the key ---------------------------------------------------------------------------
 
 numbers = st.integers(0, 5) | st.integers(0, 2**40)
-places = st.tuples(numbers, st.none() | st.integers(0, 6), numbers, numbers, st.integers(1, 4))
+places = st.tuples(
+    numbers, st.none() | st.integers(0, 6), numbers, numbers, st.integers(1, 4)
+)
 
 
 def mask_at(place: tuple[int, int | None, int, int, int]) -> bytes:
@@ -64,7 +68,9 @@ def test_two_masks_are_equal_if_and_only_if_all_five_numbers_are(one, other):
     assert (mask_at(one) == mask_at(other)) == (one == other)
 
 
-each_number = pytest.mark.parametrize("number", range(5), ids=["seed", "layer", "step", "microbatch", "draw"])
+each_number = pytest.mark.parametrize(
+    "number", range(5), ids=["seed", "layer", "step", "microbatch", "draw"]
+)
 
 
 def num_masks(number: int) -> int:
@@ -87,7 +93,9 @@ def test_a_key_without_one_of_the_numbers_would_be_noticed(number, monkeypatch):
     def without() -> tuple[int, ...]:
         return tuple(0 if i == number else part for i, part in enumerate(next_key()))
 
-    monkeypatch.setattr(sys.modules["minipipe.functional.elementwise"], "next_key", without)
+    monkeypatch.setattr(
+        sys.modules["minipipe.functional.elementwise"], "next_key", without
+    )
     assert num_masks(number) == 1
 
 
@@ -99,7 +107,8 @@ def test_the_key_is_the_five_numbers_and_a_layer_counts_from_one():
 
 
 def test_seeds_of_any_size_will_do():
-    assert mask_at((2**64 + 5, None, 0, 0, 1)) == mask_at((5, None, 0, 0, 1))  # the generator takes 64 bits
+    # the generator takes 64 bits
+    assert mask_at((2**64 + 5, None, 0, 0, 1)) == mask_at((5, None, 0, 0, 1))
     assert mask_at((2**63, None, 0, 0, 1)) != mask_at((0, None, 0, 0, 1))
 
 
@@ -109,7 +118,7 @@ def test_a_negative_number_is_refused_by_its_name(name):
         random_key(**{"seed": 0, name: -1})
 
 
-# -- layers ------------------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------
 
 
 def test_each_layer_of_a_sequence_draws_its_own_and_a_layer_twice_draws_twice():
@@ -117,7 +126,15 @@ def test_each_layer_of_a_sequence_draws_its_own_and_a_layer_twice_draws_twice():
     with random_key(0):
         nn.Sequential(Draws(masks), Draws(masks, 2), Draws(masks))(X)
     assert len(set(masks)) == 4
-    assert masks == [mask_at(place) for place in [(0, 0, 0, 0, 1), (0, 1, 0, 0, 1), (0, 1, 0, 0, 2), (0, 2, 0, 0, 1)]]
+    assert masks == [
+        mask_at(place)
+        for place in [
+            (0, 0, 0, 0, 1),
+            (0, 1, 0, 0, 1),
+            (0, 1, 0, 0, 2),
+            (0, 2, 0, 0, 1),
+        ]
+    ]
 
 
 def test_the_same_dropout_used_twice_in_a_layer_drops_other_elements_the_second_time():
@@ -141,11 +158,19 @@ def test_the_same_layer_in_two_places_of_a_sequence_draws_two_masks():
     assert masks == [mask_at((0, 0, 0, 0, 1)), mask_at((0, 2, 0, 0, 1))]
 
 
-@pytest.mark.parametrize("wrap", [lambda sequence: sequence, nn.Recompute], ids=["", "recompute"])
-def test_the_layers_of_a_nested_sequence_have_numbers_of_their_own_recomputed_or_not(wrap):
+@pytest.mark.parametrize(
+    "wrap", [lambda sequence: sequence, nn.Recompute], ids=["", "recompute"]
+)
+def test_the_layers_of_a_nested_sequence_have_numbers_of_their_own_recomputed_or_not(
+    wrap,
+):
     """A pipeline may cut between them."""
     masks: list[bytes] = []
-    inner = wrap(nn.Sequential(Draws(masks), nn.Sequential(Draws(masks)), nn.Residual(Draws(masks))))
+    inner = wrap(
+        nn.Sequential(
+            Draws(masks), nn.Sequential(Draws(masks)), nn.Residual(Draws(masks))
+        )
+    )
     with random_key(0):
         nn.Sequential(nn.Identity(), inner, Draws(masks))(X)
     assert masks == [mask_at((0, layer, 0, 0, 1)) for layer in (1, 2, 3, 4)]
@@ -154,10 +179,16 @@ def test_the_layers_of_a_nested_sequence_have_numbers_of_their_own_recomputed_or
 def test_a_sequence_inside_a_layer_counts_on_in_that_layer():
     """No cut divides it, so its layers have no numbers."""
     masks: list[bytes] = []
-    inner = nn.Residual(nn.Sequential(Draws(masks), nn.Sequential(Draws(masks)), nn.Residual(Draws(masks))))
+    inner = nn.Residual(
+        nn.Sequential(
+            Draws(masks), nn.Sequential(Draws(masks)), nn.Residual(Draws(masks))
+        )
+    )
     with random_key(0):
         nn.Sequential(nn.Identity(), inner, Draws(masks))(X)
-    assert masks == [mask_at((0, 1, 0, 0, draw)) for draw in (1, 2, 3)] + [mask_at((0, 2, 0, 0, 1))]
+    assert masks == [mask_at((0, 1, 0, 0, draw)) for draw in (1, 2, 3)] + [
+        mask_at((0, 2, 0, 0, 1))
+    ]
 
 
 @pytest.mark.parametrize("cut", range(4))
@@ -175,15 +206,18 @@ def test_a_sequence_that_was_cut_draws_what_the_whole_would(cut):
         second.first_place = cut
         return [first, second]
 
-    assert drawn(parts) == drawn(lambda masks: [nn.Sequential(*(Draws(masks) for _ in range(3)))])
+    assert drawn(parts) == drawn(
+        lambda masks: [nn.Sequential(*(Draws(masks) for _ in range(3)))]
+    )
 
 
-# -- within one key everything draws its own -----------------------------------------------------------------------
+# -- within one key everything draws its own -------------------------------------------
 
 
 def test_two_sequences_under_one_key_draw_different_masks():
-    """The story: each entered its layer 0 and began to count there anew, so an encoder and a decoder, or the same
-    model called for two halves of a batch, dropped the very same elements."""
+    """The story: each entered its layer 0 and began to count there anew, so an encoder
+    and a decoder, or the same model called for two halves of a batch, dropped the very
+    same elements."""
     masks: list[bytes] = []
     with random_key(0):
         nn.Sequential(Draws(masks))(X)
@@ -210,10 +244,14 @@ def test_an_inner_key_holds_inside_its_block_only():
     assert [first, second] == [mask_at((1, None, 0, 0, 1)), mask_at((1, None, 0, 0, 2))]
 
 
-# -- without a key -----------------------------------------------------------------------------------------------
+# -- without a key ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [nn.Dropout(0.5), nn.Sequential(nn.Identity(), nn.Dropout(0.5))], ids=["", "layers"])
+@pytest.mark.parametrize(
+    "module",
+    [nn.Dropout(0.5), nn.Sequential(nn.Identity(), nn.Dropout(0.5))],
+    ids=["", "layers"],
+)
 def test_dropout_without_a_key_raises_no_random_key_and_says_what_to_do(module):
     with pytest.raises(TensorError, match=r"random_key\(seed, step\)") as caught:
         module(X)
@@ -228,7 +266,8 @@ def test_in_evaluation_nothing_is_drawn_and_no_key_is_needed():
     with random_key(0):
         nn.Sequential(dropout, nn.Residual(dropout)).eval()(X)
         masks.append(mask())
-    assert masks == [mask_at((0, 2**32 - 1, 0, 0, 1))]  # outside of layers, after one sequence
+    # outside of layers, after one sequence
+    assert masks == [mask_at((0, 2**32 - 1, 0, 0, 1))]
 
 
 def test_probability_zero_draws_nothing():
@@ -243,13 +282,15 @@ def test_no_grad_draws_the_same_masks():
         assert mask() == mask_at((0, None, 0, 0, 1))
 
 
-# -- the place is left as it was found -----------------------------------------------------------------------------
+# -- the place is left as it was found -------------------------------------------------
 
 
 @pytest.mark.parametrize("has_key", [False, True])
 def test_a_layer_that_raises_leaves_the_place_clean(has_key):
     shared = nn.Linear(1, 1)
-    model = nn.Sequential(nn.Identity(), shared, nn.Sequential(Fails()), shared).initialise(0)
+    model = nn.Sequential(
+        nn.Identity(), shared, nn.Sequential(Fails()), shared
+    ).initialise(0)
     with at(RandomKey(seed=0) if has_key else RandomKey()):
         with pytest.raises(TensorError):
             model(Tensor(np.ones((1, 1), np.float32)))
@@ -257,7 +298,10 @@ def test_a_layer_that_raises_leaves_the_place_clean(has_key):
         assert place.layer is None
         shared.weight.note_change()
         F.total(shared(Tensor(np.ones((1, 1), np.float32)))).backward()
-        assert shared.weight.grad_of_use(0) is not None and shared.weight.grad_of_use(1) is None
+        assert (
+            shared.weight.grad_of_use(0) is not None
+            and shared.weight.grad_of_use(1) is None
+        )
     assert (current_place().seed, current_place().layer) == (None, None)
 
 
@@ -279,13 +323,17 @@ def test_threads_that_draw_at_the_same_time_do_not_disturb_each_other():
                 barrier.wait()
                 model(X)
 
-    threads = [threading.Thread(target=draw, args=[seed]) for seed in range(num_threads)]
+    threads = [
+        threading.Thread(target=draw, args=[seed]) for seed in range(num_threads)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for seed, masks in enumerate(drawn):
-        assert masks == [mask_at((seed, (call << 32) + 1, 1, 0, 1)) for call in range(num_draws)]
+        assert masks == [
+            mask_at((seed, (call << 32) + 1, 1, 0, 1)) for call in range(num_draws)
+        ]
 
 
 def test_a_thread_starts_outside_the_key_of_the_one_that_started_it():
@@ -297,7 +345,7 @@ def test_a_thread_starts_outside_the_key_of_the_one_that_started_it():
     assert found[-1] is None
 
 
-# -- what a mask looks like --------------------------------------------------------------------------------------
+# -- what a mask looks like ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -309,17 +357,28 @@ def test_a_mask_drops_its_share_and_keeps_the_mean_and_the_dtype(probability, dt
         y = F.dropout(x, probability)
     y.sum().backward()
     assert y.dtype == x.grad.dtype == dtype
-    np.testing.assert_array_equal(x.grad, y.numpy())  # the gradient of 1 goes through the same mask
+    # the gradient of 1 goes through the same mask
+    np.testing.assert_array_equal(x.grad, y.numpy())
     assert set(np.unique(y.numpy())) == {dtype(0), dtype(1 / (1 - probability))}
     deviation = np.sqrt(n * probability * (1 - probability))
     assert abs((y.numpy() == 0).sum() - n * probability) < 5 * deviation
-    assert y.numpy().mean() == pytest.approx(1, abs=5 * deviation / n / (1 - probability))
+    assert y.numpy().mean() == pytest.approx(
+        1, abs=5 * deviation / n / (1 - probability)
+    )
 
 
 def test_masks_of_neighbouring_places_agree_in_half_of_the_elements():
-    # Were the counter of one the start of the other, one mask would be the other, shifted.
+    # Were the counter of one the start of the other, one mask would be the other,
+    # shifted.
     n = 20_000
-    around = [(5, 1, 3, 1, 1), (6, 1, 3, 1, 1), (5, 2, 3, 1, 1), (5, 1, 4, 1, 1), (5, 1, 3, 2, 1), (5, 1, 3, 1, 2)]
+    around = [
+        (5, 1, 3, 1, 1),
+        (6, 1, 3, 1, 1),
+        (5, 2, 3, 1, 1),
+        (5, 1, 4, 1, 1),
+        (5, 1, 3, 2, 1),
+        (5, 1, 3, 1, 2),
+    ]
     masks = []
     for seed, layer, step, microbatch, draw in around:
         with at(RandomKey(seed, step, microbatch, layer)):
@@ -327,7 +386,9 @@ def test_masks_of_neighbouring_places_agree_in_half_of_the_elements():
     for i, one in enumerate(masks):
         for other in masks[:i]:
             for shift in (0, 1, 4):
-                assert abs((one == np.roll(other, shift)).mean() - 0.5) < 5 * 0.5 / np.sqrt(n)
+                assert abs(
+                    (one == np.roll(other, shift)).mean() - 0.5
+                ) < 5 * 0.5 / np.sqrt(n)
     assert abs(np.mean(masks[0][1:] == masks[0][:-1]) - 0.5) < 5 * 0.5 / np.sqrt(n)
 
 
@@ -347,17 +408,39 @@ class NoisyLoss:
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])
 def test_dropout_in_a_loss_draws_the_same_wherever_the_model_is_cut(name):
-    """It went on counting where the model's layers had stopped, and those were on other ranks."""
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 4), nn.Linear(4, 3))
+    """It went on counting where the model's layers had stopped, and those were on other
+    ranks.
+    """
+    model = nn.Sequential(
+        nn.Dropout(0.5),
+        nn.Linear(6, 5),
+        nn.Dropout(0.5),
+        nn.Linear(5, 4),
+        nn.Linear(4, 3),
+    )
     for ranks in (1, 2):
-        check_same_as_one_process(model, NoisyLoss(), INPUTS, TARGETS, build(name, ranks, 4))
+        check_same_as_one_process(
+            model, NoisyLoss(), INPUTS, TARGETS, build(name, ranks, 4)
+        )
 
 
 def test_a_part_of_a_model_draws_as_that_part_does_in_one_process():
     """The pipeline counted the layers of a slice from 0."""
-    whole = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6), nn.Linear(6, 3))
-    check_same_as_one_process(whole[1:], nn.MSELoss(), INPUTS, TARGETS, build("1f1b", 2, 4))
-    assert [whole[1:][1:].first_layer, whole[::-1].first_layer, whole[2:4].first_layer] == [2, 0, 2]
+    whole = nn.Sequential(
+        nn.Linear(6, 6),
+        nn.Linear(6, 6),
+        nn.Dropout(0.5),
+        nn.Linear(6, 6),
+        nn.Linear(6, 3),
+    )
+    check_same_as_one_process(
+        whole[1:], nn.MSELoss(), INPUTS, TARGETS, build("1f1b", 2, 4)
+    )
+    assert [
+        whole[1:][1:].first_layer,
+        whole[::-1].first_layer,
+        whole[2:4].first_layer,
+    ] == [2, 0, 2]
     with random_key(0):
         parts = whole[3:](whole[:3].initialise(0)(INPUTS)).numpy()
     assert parts.shape == (8, 3)

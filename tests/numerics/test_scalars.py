@@ -1,4 +1,6 @@
-"""Numbers that are converted once give the bits of Python's numbers, and so do the operations that use them."""
+"""Numbers that are converted once give the bits of Python's numbers, and so do the
+operations that use them.
+"""
 
 import math
 
@@ -15,7 +17,10 @@ from minipipe.autograd import backend
 from tests.strategies import examples
 
 # Not -0.0, which Python takes for 0.0.
-NUMBERS = st.one_of(st.integers(-(2**60), 2**60), st.floats(width=64).filter(lambda x: x or math.copysign(1, x) > 0))
+NUMBERS = st.one_of(
+    st.integers(-(2**60), 2**60),
+    st.floats(width=64).filter(lambda x: x or math.copysign(1, x) > 0),
+)
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
@@ -30,7 +35,11 @@ def test_a_converted_number_gives_the_bits_of_the_number(dtype, data, number):
     x = data.draw(values_of(dtype))
     (converted,) = backend.scalars(x, number)
     with np.errstate(all="ignore"):
-        for one, other in ((x * converted, x * number), (converted - x, number - x), (x / converted, x / number)):
+        for one, other in (
+            (x * converted, x * number),
+            (converted - x, number - x),
+            (x / converted, x / number),
+        ):
             assert (one.dtype, one.tobytes()) == (other.dtype, other.tobytes())
 
 
@@ -44,7 +53,9 @@ def test_numbers_of_numpy_and_for_other_modules_stay_as_they_are():
 
 
 def gelu_with_numbers(x):
-    """Return GELU with tanh and its slope, in the order of operations of its formula, with Python's numbers."""
+    """Return GELU with tanh and its slope, in the order of operations of its formula,
+    with Python's numbers.
+    """
     scale = math.sqrt(2 / math.pi)
     square = x * x
     probability = (np.tanh((square * (0.044715 * scale) + scale) * x) + 1) * 0.5
@@ -62,4 +73,6 @@ def test_gelu_has_the_bits_of_its_formula(dtype, data):
         expected = gelu_with_numbers(x)
         result = F.gelu(leaf, approximate=True)
         result.backward(np.ones_like(x))
-    assert [result.data.tobytes(), leaf.grad.tobytes()] == [each.tobytes() for each in expected]
+    assert [result.data.tobytes(), leaf.grad.tobytes()] == [
+        each.tobytes() for each in expected
+    ]

@@ -1,4 +1,5 @@
-"""What a mask, a weight of 0 or a one-hot leaves out adds nothing, also where it is infinite or NaN.
+"""What a mask, a weight of 0 or a one-hot leaves out adds nothing, also where it is
+infinite or NaN.
 
 A product would: 0 * inf is NaN. The operations alone are in test_edges.py.
 """
@@ -27,7 +28,7 @@ EDGES = [INF, -INF, NAN, 0.0, -0.0, 1.5, -2.0]
 PACKAGE = Path(minipipe.__file__).parent
 
 
-# -- the kernel -------------------------------------------------------------------------------------------------------
+# -- the kernel ------------------------------------------------------------------------
 
 
 def reference(array, mask):
@@ -55,7 +56,10 @@ def test_masked_has_the_bits_of_a_selection(dtype, layout):
     x = np.array([EDGES, EDGES[::-1]], dtype)
     array, mask = layout(x, np.arange(x.size).reshape(x.shape) % 3 > 0)
     found, expected = backend.masked(array, mask), reference(array, mask)
-    assert found.dtype.newbyteorder("=") == expected.dtype and found.shape == expected.shape
+    assert (
+        found.dtype.newbyteorder("=") == expected.dtype
+        and found.shape == expected.shape
+    )
     assert np.array_equal(found, expected, equal_nan=True)
     assert np.array_equal(np.signbit(found), np.signbit(expected))
 
@@ -70,7 +74,7 @@ def test_masks_of_halves_select(half):
     assert np.asarray(x.grad, float).tolist() == [0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-# -- dropout ----------------------------------------------------------------------------------------------------------
+# -- dropout ---------------------------------------------------------------------------
 
 
 def test_dropout_drops_what_is_infinite_too():
@@ -99,14 +103,23 @@ def test_so_does_a_compiled_section():
     assert spawn(is_same, 1) == [True]  # not watched there
 
 
-# -- what several ranks share -----------------------------------------------------------------------------------------
+# -- what several ranks share ----------------------------------------------------------
 
 SCORES = {
     "a masked class": ([[1.0, -INF, 2.0, 0.5], [0.0, 1.0, -INF, 2.0]], [0, 1]),
-    "a rank that has masked classes alone": ([[-INF, -INF, 2.0, 0.5], [0.0, 1.0, -INF, -INF]], [2, 0]),
+    "a rank that has masked classes alone": (
+        [[-INF, -INF, 2.0, 0.5], [0.0, 1.0, -INF, -INF]],
+        [2, 0],
+    ),
     "a masked label": ([[1.0, -INF, 2.0, 0.5], [0.0, 1.0, 1.0, 2.0]], [1, 1]),
-    "a masked class, a row ignored": ([[1.0, -INF, 2.0, 0.5], [0.0, 1.0, -INF, 2.0]], [-1, 3]),
-    "NaN in a row that is ignored": ([[1.0, NAN, 2.0, 0.5], [0.0, 1.0, 1.0, 2.0]], [-1, 3]),
+    "a masked class, a row ignored": (
+        [[1.0, -INF, 2.0, 0.5], [0.0, 1.0, -INF, 2.0]],
+        [-1, 3],
+    ),
+    "NaN in a row that is ignored": (
+        [[1.0, NAN, 2.0, 0.5], [0.0, 1.0, 1.0, 2.0]],
+        [-1, 3],
+    ),
     "everything ignored": ([[1.0, NAN, 2.0, 0.5], [0.0, -INF, 1.0, 2.0]], [-1, -1]),
 }
 
@@ -126,14 +139,21 @@ def test_a_loss_of_divided_scores_selects_as_that_of_whole_ones(case):
 
     found = spawn(compute, 2)
     np.testing.assert_allclose([loss for loss, _ in found], expected.item(), rtol=1e-12)
-    np.testing.assert_allclose(np.concatenate([grad for _, grad in found], axis=1), whole.grad, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        np.concatenate([grad for _, grad in found], axis=1),
+        whole.grad,
+        rtol=1e-12,
+        atol=1e-15,
+    )
 
 
 def test_a_divided_embedding_takes_nothing_from_the_vectors_of_other_symbols():
     """A rank looks up its first vector in place of a symbol that it does not have."""
 
     def compute(group):
-        table = nn.Embedding(4, 2, initialiser=nn.initialisers.constant(1.0)).initialise(0)
+        table = nn.Embedding(
+            4, 2, initialiser=nn.initialisers.constant(1.0)
+        ).initialise(0)
         table.weight.data[2] = INF
         layer = nn.ParallelEmbedding(table, group)
         vectors = layer([0, 3])
@@ -146,7 +166,7 @@ def test_a_divided_embedding_takes_nothing_from_the_vectors_of_other_symbols():
     np.testing.assert_array_equal(of_second, [[0.0, 0.0], [NAN, 2.0]])
 
 
-# -- weights of 0 -----------------------------------------------------------------------------------------------------
+# -- weights of 0 ----------------------------------------------------------------------
 
 
 def test_a_microbatch_that_does_not_count_adds_nothing_to_the_loss_of_the_batch():
@@ -168,8 +188,12 @@ def test_an_auxiliary_loss_of_weight_0_adds_nothing_and_has_no_gradient():
 
 def test_a_class_weight_that_is_not_finite_is_refused():
     for weight in (INF, NAN):
-        with pytest.raises(ArgumentError, match="is (inf|nan); expected a finite number") as caught:
-            functional.cross_entropy(Tensor([[1.0, 2.0]]), [0], class_weights=[1.0, weight])
+        with pytest.raises(
+            ArgumentError, match="is (inf|nan); expected a finite number"
+        ) as caught:
+            functional.cross_entropy(
+                Tensor([[1.0, 2.0]]), [0], class_weights=[1.0, weight]
+            )
         assert caught.value.code == "value"
 
 
@@ -181,11 +205,13 @@ def test_a_loss_scale_stays_finite():
     assert not scale.unscale([], are_finite=False) and scale.value == 5e307
 
 
-# -- mutants ----------------------------------------------------------------------------------------------------------
+# -- mutants ---------------------------------------------------------------------------
 
 
 def selections():
-    """Return where the package calls ``backend.masked``: file and line, by a name for people."""
+    """Return where the package calls ``backend.masked``: file and line, by a name for
+    people.
+    """
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -195,8 +221,13 @@ def selections():
 
 
 def is_noticed(cases):
-    """Return whether some case of the table, or a test above of what is not in the table, fails."""
-    tests = (test_dropout_drops_what_is_infinite_too, test_a_loss_of_divided_scores_selects_as_that_of_whole_ones)
+    """Return whether some case of the table, or a test above of what is not in the
+    table, fails.
+    """
+    tests = (
+        test_dropout_drops_what_is_infinite_too,
+        test_a_loss_of_divided_scores_selects_as_that_of_whole_ones,
+    )
     if next(failing(cases), None):
         return True
     for test in tests:
@@ -209,7 +240,9 @@ def is_noticed(cases):
 
 def test_a_product_in_place_of_any_selection_is_noticed(monkeypatch):
     select, places = backend.masked, selections()
-    cases = [case for case in CASES if "refused" not in case and case["dtype"] == "float32"]
+    cases = [
+        case for case in CASES if "refused" not in case and case["dtype"] == "float32"
+    ]
     with np.errstate(all="ignore"):
         assert places and not is_noticed(cases)
         monkeypatch.setattr(backend, "masked", lambda array, mask: array * mask)

@@ -1,4 +1,6 @@
-"""An optimiser changes parameters that lie side by side as one array, and nobody can tell."""
+"""An optimiser changes parameters that lie side by side as one array, and nobody can
+tell.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +14,15 @@ from minipipe.nn.arena import Arena, Block
 from minipipe.optim import runs
 from minipipe.optim.runs import Run, Walk, side_by_side
 from tests.launch import covering
-from tests.numerics.two_layouts import CHANGES, DTYPES, RULES, STEPS, Inherited, Training, compare
+from tests.numerics.two_layouts import (
+    CHANGES,
+    DTYPES,
+    RULES,
+    STEPS,
+    Inherited,
+    Training,
+    compare,
+)
 
 # Now and then no parameter at all has a gradient, on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:optimiser.step")
@@ -30,14 +40,16 @@ def test_every_rule_leaves_the_bits_of_an_update_one_by_one(rule, dtype):
 @given(
     st.sampled_from(sorted(RULES)),
     some_dtypes,
-    st.lists(st.sampled_from(STEPS) | st.sampled_from(CHANGES), min_size=2, max_size=12),
+    st.lists(
+        st.sampled_from(STEPS) | st.sampled_from(CHANGES), min_size=2, max_size=12
+    ),
     st.integers(0, 2**32 - 1),
 )
 def test_nobody_can_tell_who_has_an_arena(rule, dtypes, acts, seed):
     compare(rule, dtypes, acts, seed)
 
 
-# -- that it is done, and how often -----------------------------------------------------------------------------------
+# -- that it is done, and how often ----------------------------------------------------
 
 
 def updates_of(training, monkeypatch, act):
@@ -90,7 +102,9 @@ def test_an_arena_that_is_made_between_steps_is_noticed(is_frozen, monkeypatch):
     assert len(updates_of(training, monkeypatch, FULL)) == 1
 
 
-def test_a_step_in_which_some_have_none_goes_one_by_one_and_the_next_does_not(monkeypatch):
+def test_a_step_in_which_some_have_none_goes_one_by_one_and_the_next_does_not(
+    monkeypatch,
+):
     training = Training("SGD, momentum", ["float32"], has_arena=True)
     acts = [FULL, "the_same_have_none", FULL, FULL]
     assert [len(updates_of(training, monkeypatch, act)) for act in acts] == [1, 5, 1, 1]
@@ -99,7 +113,8 @@ def test_a_step_in_which_some_have_none_goes_one_by_one_and_the_next_does_not(mo
 def test_those_that_missed_a_step_count_their_own_from_then_on(monkeypatch):
     training = Training("Adam", ["float32"], has_arena=True)
     acts = [FULL, "the_same_have_none", FULL, FULL]
-    assert [len(updates_of(training, monkeypatch, act)) for act in acts] == [1, 5, 5, 5]  # A | b | C D | e | F G
+    # A | b | C D | e | F G
+    assert [len(updates_of(training, monkeypatch, act)) for act in acts] == [1, 5, 5, 5]
 
 
 def test_runs_that_never_have_gradients_together_are_separate(monkeypatch):
@@ -111,22 +126,37 @@ def test_runs_that_never_have_gradients_together_are_separate(monkeypatch):
 def test_steps_with_other_gradients_do_not_copy_the_state(monkeypatch):
     training = Training("Adam", ["float32"], has_arena=True)
     getattr(training, FULL)(np.random.default_rng(0))
-    training.arena, arena = None, training.arena  # still alive, but the gradients are others
+    # still alive, but the gradients are others
+    training.arena, arena = None, training.arena
     getattr(training, FULL)(np.random.default_rng(0))
-    kept = [id(array) for state in training.optimiser._states.values() for array in state.values() if np.ndim(array)]
+    kept = [
+        id(array)
+        for state in training.optimiser._states.values()
+        for array in state.values()
+        if np.ndim(array)
+    ]
     planned = []
     monkeypatch.setattr(runs, "_kind", lambda *given: planned.append(given))
     for _ in range(3):
         getattr(training, FULL)(np.random.default_rng(0))
     assert not planned and arena.is_intact()
-    now = [id(array) for state in training.optimiser._states.values() for array in state.values() if np.ndim(array)]
+    now = [
+        id(array)
+        for state in training.optimiser._states.values()
+        for array in state.values()
+        if np.ndim(array)
+    ]
     assert now == kept
 
 
 def test_the_state_of_each_parameter_is_a_view_of_one_array():
     training = Training("AdamW", ["float32"], has_arena=True)
     getattr(training, FULL)(np.random.default_rng(0))
-    bases = {id(state[name].base) for state in training.optimiser._states.values() for name in ("mean", "mean_square")}
+    bases = {
+        id(state[name].base)
+        for state in training.optimiser._states.values()
+        for name in ("mean", "mean_square")
+    }
     assert len(bases) == 2
 
 
@@ -142,7 +172,8 @@ def test_tied_parameters_may_have_their_sum_in_an_arena(monkeypatch):
     optimiser.step()
     assert (weight.data == 0.5).all() and (bias.data == 0.5).all()
     weight.grad_of_use(0)[...] = 2
-    other_use.node.grad = np.ones((4, 4))  # another use has a gradient of its own: the sum is another array
+    # another use has a gradient of its own: the sum is another array
+    other_use.node.grad = np.ones((4, 4))
     optimiser.step()
     assert (weight.data == -1).all() and (bias.data == 0).all()
     assert weight.node.changed == other_use.node.changed > 0
@@ -151,9 +182,13 @@ def test_tied_parameters_may_have_their_sum_in_an_arena(monkeypatch):
 def test_runs_are_parameters_that_follow_each_other_and_have_a_kind_in_common():
     a, b, c, d, e = [nn.Parameter(np.ones(4)) for _ in range(5)]
     kept = c.data
-    arena = Arena([a, b, c, d, e])  # c stays where it is, so that b and d follow each other
+    # c stays where it is, so that b and d follow each other
+    arena = Arena([a, b, c, d, e])
     states = {id(p): {"count": int(p is e)} for p in (a, b, c, d, e)}
-    lists = [[p for p in (a, b, c, d, e) if p in run] for run in side_by_side([d, a, b, c, e], states)]
+    lists = [
+        [p for p in (a, b, c, d, e) if p in run]
+        for run in side_by_side([d, a, b, c, e], states)
+    ]
     assert sorted(map(len, lists)) == [1, 1, 3] and [a, b, d] in lists
     states[id(e)]["count"] = 0
     assert sorted(map(len, side_by_side([a, d, e], states))) == [1, 2]
@@ -178,11 +213,13 @@ def test_a_gap_repeats_the_element_before_it():
     assert run.data.tolist() == [9] * 4 + [1] * 10
 
 
-# -- mutants: each of these must be noticed ---------------------------------------------------------------------------
+# -- mutants: each of these must be noticed --------------------------------------------
 
 
 def remade_as_a_whole(self, one, gradient, state, group):
-    """Make the master values of all neighbours again if those of one parameter were changed by hand."""
+    """Make the master values of all neighbours again if those of one parameter were
+    changed by hand.
+    """
     data, master = one.data, state.pop("master", None)
     if master is None or not (master.astype(data.dtype) == data).all():
         master = data.astype(np.float32)
@@ -205,11 +242,41 @@ def walks_of_all_groups(self, parameters):
 
 VALUES = ("has_values", "has_all")  # both look
 MUTANTS = {
-    "a gap has any element": (Run, "_filled", lambda self, array: array, "sign", [FULL]),
-    "numbers stay in the run": (Run, "_hand_out", lambda self, name, value: None, "Adam", [FULL]),
-    "a change is not noted": (Run, "note_change", lambda self, order: None, "SGD", [FULL]),
-    "gradients are not looked at": (Block, "has_all", Block.has_values, "SGD", [FULL, "the_same_have_none"]),
-    "values are not looked at": (Block, VALUES, (lambda *_: True, Block.has_gradients), "SGD", [FULL, "replace", FULL]),
+    "a gap has any element": (
+        Run,
+        "_filled",
+        lambda self, array: array,
+        "sign",
+        [FULL],
+    ),
+    "numbers stay in the run": (
+        Run,
+        "_hand_out",
+        lambda self, name, value: None,
+        "Adam",
+        [FULL],
+    ),
+    "a change is not noted": (
+        Run,
+        "note_change",
+        lambda self, order: None,
+        "SGD",
+        [FULL],
+    ),
+    "gradients are not looked at": (
+        Block,
+        "has_all",
+        Block.has_values,
+        "SGD",
+        [FULL, "the_same_have_none"],
+    ),
+    "values are not looked at": (
+        Block,
+        VALUES,
+        (lambda *_: True, Block.has_gradients),
+        "SGD",
+        [FULL, "replace", FULL],
+    ),
     "a divided run goes on": (
         Run,
         "is_divided",
@@ -217,13 +284,34 @@ MUTANTS = {
         "Adam",
         [FULL, "the_same_have_none", FULL],
     ),
-    "all are of one kind": (runs, "_kind", lambda *_: 0, "Adam", [FULL, "the_same_have_none", FULL]),
+    "all are of one kind": (
+        runs,
+        "_kind",
+        lambda *_: 0,
+        "Adam",
+        [FULL, "the_same_have_none", FULL],
+    ),
     "all values are moved": (
         *(arenas, "_references", lambda p: arenas._references_of_one()[0]),
-        *("SGD", ["close", "load_values", "load_values", "keep_values", "make_arena", FULL]),
+        *(
+            "SGD",
+            ["close", "load_values", "load_values", "keep_values", "make_arena", FULL],
+        ),
     ),
-    "kept gradients are written": (Arena, "gradients_are_free", lambda self: True, "SGD", [FULL] * 20),
-    "an alias is overlooked": (Arena, "close", lambda self: None, "SGD", ["alias", FULL]),
+    "kept gradients are written": (
+        Arena,
+        "gradients_are_free",
+        lambda self: True,
+        "SGD",
+        [FULL] * 20,
+    ),
+    "an alias is overlooked": (
+        Arena,
+        "close",
+        lambda self: None,
+        "SGD",
+        ["alias", FULL],
+    ),
     "masters are made again for all": (
         *(optim.Optimiser, "_update_half", remade_as_a_whole),
         *("SGD", [FULL, FULL, "change_in_place", FULL, FULL]),
@@ -243,7 +331,13 @@ MUTANTS = {
         *(optim.Optimiser, "_new_units", walks_of_all_groups),
         *("SGD, momentum", [FULL, "regroup", FULL, "regroup", FULL]),
     ),
-    "a rule inherits that it is elementwise": (Inherited, "is_elementwise", True, "inherited", [FULL]),
+    "a rule inherits that it is elementwise": (
+        Inherited,
+        "is_elementwise",
+        True,
+        "inherited",
+        [FULL],
+    ),
 }
 
 
@@ -255,6 +349,7 @@ def test_a_mutant_is_noticed(name, monkeypatch):
     if isinstance(attribute, str):
         attribute, mutated = [attribute], [mutated]
     for each in zip(attribute, mutated):
-        monkeypatch.setattr(owner, *each, raising=False)  # an attribute of objects has none of its class
+        # an attribute of objects has none of its class
+        monkeypatch.setattr(owner, *each, raising=False)
     with pytest.raises((AssertionError, FloatingPointError)):
         compare(rule, [dtype], acts)

@@ -1,4 +1,6 @@
-"""The two halves of backward: I, the gradients of activations, and W, those of weights. Any graph, the same bits."""
+"""The two halves of backward: I, the gradients of activations, and W, those of weights.
+Any graph, the same bits.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, nn
 from minipipe import functional as F
-from minipipe.autograd import Leaf, Node, StageInput, WeightWork, backward, backward_input
+from minipipe.autograd import (
+    Leaf,
+    Node,
+    StageInput,
+    WeightWork,
+    backward,
+    backward_input,
+)
 from minipipe.autograd.memory import held_bytes
 from minipipe.errors import TensorError
 from minipipe.tensor import record
@@ -36,7 +45,7 @@ from tests.numerics.stages import (
 )
 from tests.strategies import examples
 
-# -- the same bits -------------------------------------------------------------------------------------------
+# -- the same bits ---------------------------------------------------------------------
 
 
 @examples(250)
@@ -50,7 +59,9 @@ def test_i_then_w_gives_the_bits_of_the_fused_backward_and_i_touches_no_weight(p
 
 @examples(100)
 @given(programs, st.integers(2, 4))
-def test_every_w_postponed_to_the_end_gives_the_bits_of_one_microbatch_after_another(program, num_microbatches):
+def test_every_w_postponed_to_the_end_gives_the_bits_of_one_microbatch_after_another(
+    program, num_microbatches
+):
     def stage(x, weights):
         return run(program, x, weights)
 
@@ -59,13 +70,19 @@ def test_every_w_postponed_to_the_end_gives_the_bits_of_one_microbatch_after_ano
 
 @examples(100)
 @given(programs)
-def test_a_first_stage_gives_no_gradient_of_its_input_and_the_same_bits_of_its_weights(program):
+def test_a_first_stage_gives_no_gradient_of_its_input_and_the_same_bits_of_its_weights(
+    program,
+):
     def stage(x, weights):
         return run([Step("linear", (0, 0, 0)), *program], x, weights)
 
     first = in_halves(stage, needs_gradient=False)
     assert first[-1] is None
-    assert first[:-1] == fused(stage, needs_gradient=False)[:-1] == in_halves(stage, needs_gradient=True)[:-1]
+    assert (
+        first[:-1]
+        == fused(stage, needs_gradient=False)[:-1]
+        == in_halves(stage, needs_gradient=True)[:-1]
+    )
 
 
 @examples(50)
@@ -81,7 +98,9 @@ def test_the_gradient_of_the_input_is_there_after_i_already(program):
 
 
 class Tied(nn.Module):
-    """One matrix three times: as it stands, transposed, and combined with another before it is used."""
+    """One matrix three times: as it stands, transposed, and combined with another
+    before it is used.
+    """
 
     def __init__(self) -> None:
         self.first = nn.Linear(WIDTH, WIDTH)
@@ -105,7 +124,11 @@ LAYERS = {
 
 
 @examples(60)
-@given(st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=6), st.integers(1, 3), st.booleans())
+@given(
+    st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.booleans(),
+)
 def test_modules_split_like_any_other_graph(names, num_microbatches, same_layer_again):
     def gradients(in_two_halves: bool) -> list[bytes | None]:
         layers = [LAYERS[name]() for name in names]
@@ -126,23 +149,37 @@ def test_modules_split_like_any_other_graph(names, num_microbatches, same_layer_
 
 
 def test_the_programs_really_reach_weights_and_inputs():
-    # Guards the tests above: were all gradients None or zero, they would pass whatever the walk did.
+    # Guards the tests above: were all gradients None or zero, they would pass whatever
+    # the walk did.
     program = [
         Step("w1 * w2 + w1", (0, 1, 0)),
         Step("one weight twice", (0, 0, 0)),
         Step("scale by a vector", (0, 0, 1)),
     ]
     given_ = fused(lambda x, weights: run(program, x, weights))
-    assert [gradient is not None for gradient in given_] == [False, True, True, True, False, True]
-    assert all(np.any(np.frombuffer(gradient, np.float32)) for gradient in given_ if gradient is not None)
+    assert [gradient is not None for gradient in given_] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert all(
+        np.any(np.frombuffer(gradient, np.float32))
+        for gradient in given_
+        if gradient is not None
+    )
 
 
-# -- mutants: what the tests above must notice ---------------------------------------------------------------
+# -- mutants: what the tests above must notice -----------------------------------------
 
 
 @contextmanager
 def earliest_consumer_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let W add the contributions in the order of the forward pass, and not latest first."""
+    """Let W add the contributions in the order of the forward pass, and not latest
+    first.
+    """
 
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -155,14 +192,22 @@ def earliest_consumer_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def pieces_straight_to_the_leaves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let W run one postponed edge after another, each down to the leaves, instead of one walk through all."""
+    """Let W run one postponed edge after another, each down to the leaves, instead of
+    one walk through all.
+    """
 
     def run_each(self: WeightWork) -> None:
         for node, gradient in self.postponed.items():
             inputs, plan, saved = node.release(gradient)
             for number in range(len(inputs)):
                 only, _ = plan.halves(tuple(i == number for i in range(len(inputs))))
-                backward({Node(only, inputs[number : number + 1], saved, node.order): gradient})
+                backward(
+                    {
+                        Node(
+                            only, inputs[number : number + 1], saved, node.order
+                        ): gradient
+                    }
+                )
 
     with monkeypatch.context() as patched:
         patched.setattr(WeightWork, "run", run_each)
@@ -174,7 +219,9 @@ def three_consumers_of_one_weight(x: Tensor, weights: list[Tensor]) -> Tensor:
     return ((x @ w).tanh() @ w).tanh() @ w
 
 
-def test_another_order_of_three_consumers_of_one_weight_changes_bits_and_is_noticed(monkeypatch):
+def test_another_order_of_three_consumers_of_one_weight_changes_bits_and_is_noticed(
+    monkeypatch,
+):
     right = fused(three_consumers_of_one_weight)
     assert in_halves(three_consumers_of_one_weight) == right
     with earliest_consumer_first(monkeypatch):
@@ -182,11 +229,15 @@ def test_another_order_of_three_consumers_of_one_weight_changes_bits_and_is_noti
     assert wrong[0] != right[0]
     assert wrong[-1] == right[-1]  # the gradient of the input does not come from W
     close = [np.frombuffer(gradients[0], np.float32) for gradients in (wrong, right)]
-    np.testing.assert_allclose(*close, rtol=1e-4, atol=1e-5)  # rounding only: no looser test would do
+    # rounding only: no looser test would do
+    np.testing.assert_allclose(*close, rtol=1e-4, atol=1e-5)
 
 
-def test_a_second_half_that_is_not_one_walk_is_noticed_when_microbatches_share_a_weight(monkeypatch):
-    # w gets what comes through `square`, the later one, before what comes through `small`, whoever used them first.
+def test_a_second_half_that_is_not_one_walk_is_noticed_when_microbatches_share_a_weight(
+    monkeypatch,
+):
+    # w gets what comes through `square`, the later one, before what comes through
+    # `small`, whoever used them first.
     def stage(x: Tensor, weights: list[Tensor]) -> Tensor:
         w = weights[0]
         small, square = w * 0.1, w * w
@@ -208,7 +259,7 @@ def test_a_first_half_that_postpones_nothing_is_noticed():
         in_halves(three_consumers_of_one_weight, half=everything_at_once)
 
 
-# -- the edges of what a stage can be ------------------------------------------------------------------------
+# -- the edges of what a stage can be --------------------------------------------------
 
 
 def test_a_stage_that_returns_its_input_passes_the_gradient_on():
@@ -219,16 +270,22 @@ def test_a_stage_that_returns_its_input_passes_the_gradient_on():
 
 def test_a_stage_that_ignores_its_input_leaves_everything_to_w():
     weights = fresh_weights()
-    microbatch = forward(lambda x, weights: weights[0] * weights[1] + weights[0], weights, 0)
+    microbatch = forward(
+        lambda x, weights: weights[0] * weights[1] + weights[0], weights, 0
+    )
     work = first_half(microbatch)
     assert weights[0].grad is None and microbatch.x.grad is None
     work.run()
-    np.testing.assert_array_equal(weights[1].grad, microbatch.upstream * weights[0].data)
+    np.testing.assert_array_equal(
+        weights[1].grad, microbatch.upstream * weights[0].data
+    )
     assert microbatch.x.grad is None
 
 
 def test_a_first_stage_without_weights_has_nothing_to_do():
-    microbatch = forward(lambda x, weights: x.reshape(-1).tanh(), [], 0, needs_gradient=False)
+    microbatch = forward(
+        lambda x, weights: x.reshape(-1).tanh(), [], 0, needs_gradient=False
+    )
     work = first_half(microbatch)
     assert held_bytes([work], []) == 0
     work.run()
@@ -246,7 +303,11 @@ def test_every_vjp_runs_once_those_to_activations_in_i_and_those_to_weights_in_w
     x = Tensor(numbers(WIDTH, WIDTH, seed=0))
     x.node = StageInput(needs_gradient=True)
     w = record(weights[0].data, (weights[0], lambda g: called("behind the weight", g)))
-    y = record(x.data + w.data, (x, lambda g: called("to x", g)), (w, lambda g: called("to w", g)))
+    y = record(
+        x.data + w.data,
+        (x, lambda g: called("to x", g)),
+        (w, lambda g: called("to w", g)),
+    )
     z = record(y.data + 0, (y, lambda g: called("to y", g)))
     work = backward_input({z.node: numbers(WIDTH, WIDTH, seed=1)})
     assert calls == ["to y", "to x"]
@@ -289,7 +350,7 @@ def test_a_stage_input_keeps_its_gradient_contiguous_and_does_not_copy_one_that_
     assert leaf.grad is not gradient  # a parameter's gradient is its own
 
 
-# -- memory --------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------
 
 
 def test_what_only_i_needed_is_freed_after_i_and_what_w_needs_after_w():
@@ -300,10 +361,16 @@ def test_what_only_i_needed_is_freed_after_i_and_what_w_needs_after_w():
     h = F.linear(x, weight)
     y = h.tanh()
     root, upstream = y.node, numbers(ROWS, WIDTH, seed=3)
-    array_of_x, array_of_h, array_of_y = weakref.ref(x.data), weakref.ref(h.data), weakref.ref(y.data)
+    array_of_x, array_of_h, array_of_y = (
+        weakref.ref(x.data),
+        weakref.ref(h.data),
+        weakref.ref(y.data),
+    )
     array_of_upstream = weakref.ref(upstream)
     del x, h, y
-    assert array_of_x() is not None and array_of_h() is None and array_of_y() is not None
+    assert (
+        array_of_x() is not None and array_of_h() is None and array_of_y() is not None
+    )
 
     work = backward_input({root: upstream})
     del upstream
@@ -336,8 +403,9 @@ def test_activations_between_layers_that_no_weight_needs_are_freed_after_i():
 
 
 def test_eight_linears_hold_8_arrays_after_f_and_15_after_i_and_none_after_w():
-    # After F the input of each layer. After I besides the gradient of each layer's result; the last of those eight
-    # is the one that came from outside, and the caller holds it anyway.
+    # After F the input of each layer. After I besides the gradient of each layer's
+    # result; the last of those eight is the one that came from outside, and the caller
+    # holds it anyway.
     layers = [nn.Linear(WIDTH, WIDTH, bias=False).initialise(i) for i in range(8)]
     weights = [layer.weight.data for layer in layers]
     x = Tensor(numbers(ROWS, WIDTH, seed=0))

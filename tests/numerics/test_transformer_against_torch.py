@@ -1,4 +1,6 @@
-"""A whole language model, trained as such models are, against the same in PyTorch: the same losses, in float64."""
+"""A whole language model, trained as such models are, against the same in PyTorch: the
+same losses, in float64.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,28 @@ TOLERANCE = 1e-9
 
 
 def text(step: int, num_sequences: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """Return symbols of shape (n, t), and the symbol after each: mostly the sum of the two before, modulo 11."""
+    """Return symbols of shape (n, t), and the symbol after each: mostly the sum of the
+    two before, modulo 11.
+    """
     generator = np.random.default_rng(step)
     symbols = generator.integers(0, SYMBOLS, (num_sequences, LENGTH + 1))
     for i in range(2, LENGTH + 1):
         is_regular = generator.random(num_sequences) < 0.9
-        symbols[:, i] = np.where(is_regular, (symbols[:, i - 1] + symbols[:, i - 2]) % SYMBOLS, symbols[:, i])
+        symbols[:, i] = np.where(
+            is_regular, (symbols[:, i - 1] + symbols[:, i - 2]) % SYMBOLS, symbols[:, i]
+        )
     return symbols[:, :-1], symbols[:, 1:]
 
 
-# -- ours --------------------------------------------------------------------------------------------------------
+# -- ours ------------------------------------------------------------------------------
 
 
 def our_model(num_blocks: int, is_tied: bool, is_causal: bool = True) -> nn.Sequential:
     embedding = nn.Embedding(SYMBOLS, WIDTH, dtype=np.float64)
     blocks = [
-        nn.TransformerBlock(WIDTH, HEADS, is_causal, approximate_gelu=False, dtype=np.float64)
+        nn.TransformerBlock(
+            WIDTH, HEADS, is_causal, approximate_gelu=False, dtype=np.float64
+        )
         for _ in range(num_blocks)
     ]
     return nn.Sequential(
@@ -45,11 +53,15 @@ def our_model(num_blocks: int, is_tied: bool, is_causal: bool = True) -> nn.Sequ
         nn.PositionalEmbedding(LENGTH, WIDTH, dtype=np.float64),
         *blocks,
         nn.LayerNorm(WIDTH, dtype=np.float64),
-        nn.Unembedding(embedding) if is_tied else nn.Linear(WIDTH, SYMBOLS, dtype=np.float64),
+        nn.Unembedding(embedding)
+        if is_tied
+        else nn.Linear(WIDTH, SYMBOLS, dtype=np.float64),
     )
 
 
-def with_and_without_decay(parameters: list[Any], key: str = "parameters", decay: float = 0.1) -> list[dict[str, Any]]:
+def with_and_without_decay(
+    parameters: list[Any], key: str = "parameters", decay: float = 0.1
+) -> list[dict[str, Any]]:
     """Return two groups: matrices shrink, biases and norms do not."""
     return [
         {key: [p for p in parameters if len(p.shape) > 1], "weight_decay": decay},
@@ -58,10 +70,16 @@ def with_and_without_decay(parameters: list[Any], key: str = "parameters", decay
 
 
 def our_losses(
-    model: nn.Sequential, num_steps: int, decay: float = 0.1, warmup: int = WARMUP, max_norm: float = MAX_NORM
+    model: nn.Sequential,
+    num_steps: int,
+    decay: float = 0.1,
+    warmup: int = WARMUP,
+    max_norm: float = MAX_NORM,
 ) -> Iterator[float]:
     parameters, loss = list(model.parameters()), nn.CrossEntropyLoss()
-    optimiser = optim.AdamW(with_and_without_decay(parameters, decay=decay), 0.02, BETAS, EPSILON)
+    optimiser = optim.AdamW(
+        with_and_without_decay(parameters, decay=decay), 0.02, BETAS, EPSILON
+    )
     schedule = optim.LearningRateSchedule(optimiser, optim.cosine(num_steps, warmup))
     for step in range(num_steps):
         symbols, following = text(step)
@@ -74,7 +92,7 @@ def our_losses(
         yield value.item()
 
 
-# -- theirs ------------------------------------------------------------------------------------------------------
+# -- theirs ----------------------------------------------------------------------------
 
 
 class TheirModel(torch.nn.Module):
@@ -85,7 +103,14 @@ class TheirModel(torch.nn.Module):
         self.positions = torch.nn.Parameter(torch.zeros(LENGTH, WIDTH, **float64))
         self.blocks = torch.nn.ModuleList(
             torch.nn.TransformerEncoderLayer(
-                WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True, **float64
+                WIDTH,
+                HEADS,
+                4 * WIDTH,
+                0.0,
+                "gelu",
+                batch_first=True,
+                norm_first=True,
+                **float64,
             )
             for _ in range(num_blocks)
         )
@@ -103,27 +128,36 @@ class TheirModel(torch.nn.Module):
 
 def their_losses(model: Any, num_steps: int) -> Iterator[float]:
     parameters = list(model.parameters())
-    optimiser = torch.optim.AdamW(with_and_without_decay(parameters, "params"), lr=0.02, betas=BETAS, eps=EPSILON)
-    rise = torch.optim.lr_scheduler.LinearLR(optimiser, 1 / WARMUP, total_iters=WARMUP - 1)
+    optimiser = torch.optim.AdamW(
+        with_and_without_decay(parameters, "params"), lr=0.02, betas=BETAS, eps=EPSILON
+    )
+    rise = torch.optim.lr_scheduler.LinearLR(
+        optimiser, 1 / WARMUP, total_iters=WARMUP - 1
+    )
     fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, num_steps - WARMUP)
     schedule = torch.optim.lr_scheduler.SequentialLR(optimiser, [rise, fall], [WARMUP])
     for step in range(num_steps):
         symbols, following = map(torch.tensor, text(step))
-        value = torch.nn.functional.cross_entropy(model(symbols).flatten(0, 1), following.flatten())
+        value = torch.nn.functional.cross_entropy(
+            model(symbols).flatten(0, 1), following.flatten()
+        )
         optimiser.zero_grad()
         value.backward()
         # Not clip_grad_norm_, which divides by the norm + 1e-6.
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        norm = torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in parameters]
+        )
         for parameter in parameters:
             parameter.grad *= min(1.0, MAX_NORM / norm)
         optimiser.step()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SequentialLR calls its own parts in a way that they deprecate
+            # SequentialLR calls its own parts in a way that they deprecate
+            warnings.simplefilter("ignore")
             schedule.step()
         yield value.item()
 
 
-# -- both --------------------------------------------------------------------------------------------------------
+# -- both ------------------------------------------------------------------------------
 
 
 def pairs_of(ours: nn.Sequential, theirs: TheirModel) -> Iterator[Pair]:
@@ -137,8 +171,13 @@ def pairs_of(ours: nn.Sequential, theirs: TheirModel) -> Iterator[Pair]:
         yield from torch_twins.of_linear(scores, theirs.scores)
 
 
-def twins(num_blocks: int, is_tied: bool, is_causal: bool = True) -> tuple[nn.Sequential, TheirModel, list[Pair]]:
-    ours, theirs = our_model(num_blocks, is_tied, is_causal), TheirModel(num_blocks, is_tied)
+def twins(
+    num_blocks: int, is_tied: bool, is_causal: bool = True
+) -> tuple[nn.Sequential, TheirModel, list[Pair]]:
+    ours, theirs = (
+        our_model(num_blocks, is_tied, is_causal),
+        TheirModel(num_blocks, is_tied),
+    )
     pairs = list(pairs_of(ours, theirs))
     torch_twins.fill(pairs, np.random.default_rng(num_blocks))
     assert len(pairs) == len(list(ours.parameters())) == len(list(theirs.parameters()))
@@ -146,15 +185,25 @@ def twins(num_blocks: int, is_tied: bool, is_causal: bool = True) -> tuple[nn.Se
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "is_tied", "num_steps"), [(2, False, 50), (3, False, 50), (2, True, 20)], ids=["2", "3", "tied"]
+    ("num_blocks", "is_tied", "num_steps"),
+    [(2, False, 50), (3, False, 50), (2, True, 20)],
+    ids=["2", "3", "tied"],
 )
-def test_a_language_model_in_training_has_the_losses_of_pytorch(num_blocks, is_tied, num_steps):
+def test_a_language_model_in_training_has_the_losses_of_pytorch(
+    num_blocks, is_tied, num_steps
+):
     ours, theirs, pairs = twins(num_blocks, is_tied)
-    losses, their = list(our_losses(ours, num_steps)), list(their_losses(theirs, num_steps))
+    losses, their = (
+        list(our_losses(ours, num_steps)),
+        list(their_losses(theirs, num_steps)),
+    )
     np.testing.assert_allclose(losses, their, rtol=0, atol=TOLERANCE)
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])  # it learns: what is compared is no standstill
+    # it learns: what is compared is no standstill
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     for pair in pairs:
-        np.testing.assert_allclose(pair.ours.numpy(), pair.our_way(pair.theirs), rtol=0, atol=1e-7)
+        np.testing.assert_allclose(
+            pair.ours.numpy(), pair.our_way(pair.theirs), rtol=0, atol=1e-7
+        )
 
 
 def test_a_tied_model_has_one_matrix_less_and_its_gradient_from_both_ends():
@@ -162,22 +211,33 @@ def test_a_tied_model_has_one_matrix_less_and_its_gradient_from_both_ends():
     symbols, following = text(0)
     nn.CrossEntropyLoss()(ours(symbols), following).backward()
     their_scores = theirs(torch.tensor(symbols)).flatten(0, 1)
-    torch.nn.functional.cross_entropy(their_scores, torch.tensor(following).flatten()).backward()
+    torch.nn.functional.cross_entropy(
+        their_scores, torch.tensor(following).flatten()
+    ).backward()
     for pair in pairs:
-        np.testing.assert_allclose(pair.ours.grad, pair.our_way(pair.theirs.grad), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            pair.ours.grad, pair.our_way(pair.theirs.grad), rtol=0, atol=1e-12
+        )
     ends = ours.layers[0].weight.grad_of_use(0), ours.layers[0].weight.grad_of_use(1)
     assert all(np.abs(gradient).max() > 1e-3 for gradient in ends)
 
 
 @pytest.mark.parametrize(
-    "change", [{"decay": 0.11}, {"warmup": WARMUP - 1}, {"max_norm": 0.6}], ids=["decay", "warm-up", "clipping"]
+    "change",
+    [{"decay": 0.11}, {"warmup": WARMUP - 1}, {"max_norm": 0.6}],
+    ids=["decay", "warm-up", "clipping"],
 )
 def test_training_in_another_way_would_be_noticed(change):
     ours, theirs, _ = twins(1, is_tied=False)
-    difference = np.subtract(list(our_losses(ours, 10, **change)), list(their_losses(theirs, 10)))
+    difference = np.subtract(
+        list(our_losses(ours, 10, **change)), list(their_losses(theirs, 10))
+    )
     assert np.abs(difference).max() > 1000 * TOLERANCE
 
 
 def test_a_model_that_sees_the_future_would_be_noticed():
     ours, theirs, _ = twins(1, is_tied=False, is_causal=False)
-    assert abs(next(our_losses(ours, 10)) - next(their_losses(theirs, 10))) > 1000 * TOLERANCE
+    assert (
+        abs(next(our_losses(ours, 10)) - next(their_losses(theirs, 10)))
+        > 1000 * TOLERANCE
+    )

@@ -1,4 +1,6 @@
-"""Weights go to PyTorch and back through one safetensors file, and the same model computes the same."""
+"""Weights go to PyTorch and back through one safetensors file, and the same model
+computes the same.
+"""
 
 import numpy as np
 import pytest
@@ -13,12 +15,32 @@ IMAGES = np.random.default_rng(1).standard_normal((5, 2, 8, 8)).astype(np.float3
 
 
 def language(nn):
-    return [nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3), nn.Flatten()]
+    return [
+        nn.Embedding(7, 4),
+        nn.LayerNorm(4),
+        nn.Linear(4, 5),
+        nn.GELU(),
+        nn.Linear(5, 3),
+        nn.Flatten(),
+    ]
 
 
 def images(nn):
-    layers = [nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 3, 2), nn.Tanh(), nn.Flatten()]
-    return [*layers, nn.RMSNorm(75, 1e-5), nn.Linear(75, 6), nn.Sigmoid(), nn.Linear(6, 2)]
+    layers = [
+        nn.Conv2d(2, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2),
+        nn.Tanh(),
+        nn.Flatten(),
+    ]
+    return [
+        *layers,
+        nn.RMSNorm(75, 1e-5),
+        nn.Linear(75, 6),
+        nn.Sigmoid(),
+        nn.Linear(6, 2),
+    ]
 
 
 CASES = [(language, TOKENS), (images, IMAGES)]
@@ -33,9 +55,18 @@ def theirs(layers):
 
 
 def turned(model, state):
-    """Return a state with the weight of each Linear transposed: (inputs, outputs) here, (outputs, inputs) there."""
-    linear = {f"{i}.weight" for i, layer in enumerate(model) if isinstance(layer, nn.Linear | torch.nn.Linear)}
-    return {name: value.T.contiguous() if name in linear else value for name, value in state.items()}
+    """Return a state with the weight of each Linear transposed: (inputs, outputs) here,
+    (outputs, inputs) there.
+    """
+    linear = {
+        f"{i}.weight"
+        for i, layer in enumerate(model)
+        if isinstance(layer, nn.Linear | torch.nn.Linear)
+    }
+    return {
+        name: value.T.contiguous() if name in linear else value
+        for name, value in state.items()
+    }
 
 
 def check_same(outputs, model, inputs):
@@ -56,7 +87,8 @@ def test_pytorch_computes_the_same_with_our_weights(tmp_path, layers, inputs):
 
     outputs = spawn(predicted, 2)[0]
     model = theirs(layers)
-    model.load_state_dict(turned(model, load_file(path)))  # strict: the names are the same
+    # strict: the names are the same
+    model.load_state_dict(turned(model, load_file(path)))
     check_same(outputs, model, inputs)
 
 
@@ -77,14 +109,27 @@ def test_a_file_of_pytorch_is_taken_as_it_is_with_its_layout(tmp_path, layers, i
 
 
 def decoder(layer):
-    return lambda x: layer(x, x, tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
+    return lambda x: layer(
+        x, x, tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+    )
 
 
-# Every matrix that can be is square: only its place tells which way round it is. Attention has biases that are not 0.
+# Every matrix that can be is square: only its place tells which way round it is.
+# Attention has biases that are not 0.
 SEQUENCES = IMAGES[:, 0, :, :4].copy()
-OPTIONS = {"dim_feedforward": 4, "activation": "gelu", "batch_first": True, "norm_first": True, "dropout": 0.0}
+OPTIONS = {
+    "dim_feedforward": 4,
+    "activation": "gelu",
+    "batch_first": True,
+    "norm_first": True,
+    "dropout": 0.0,
+}
 LAYERS = {
-    "Linear": (lambda: nn.Linear(4, 4), lambda: torch.nn.Linear(4, 4), lambda layer: layer),
+    "Linear": (
+        lambda: nn.Linear(4, 4),
+        lambda: torch.nn.Linear(4, 4),
+        lambda layer: layer,
+    ),
     "LSTM": (
         lambda: nn.LSTM(4, 4),
         lambda: torch.nn.LSTM(4, 4, batch_first=True),
@@ -133,14 +178,26 @@ def test_each_layer_takes_the_weights_of_its_counterpart_in_pytorch(tmp_path, ca
     save_file(its.state_dict(), path)
     checkpoint.load_weights(path, model, layout="torch")
     x = Tensor(SEQUENCES)
-    check_same(model(x, *MEMORIES.get(case, lambda x: [])(x)).numpy(), call(its), SEQUENCES)
+    check_same(
+        model(x, *MEMORIES.get(case, lambda x: [])(x)).numpy(), call(its), SEQUENCES
+    )
 
 
-def test_a_square_linear_without_a_layout_computes_something_else_and_there_is_a_warning(tmp_path):
-    path, model, its = tmp_path / "model.safetensors", nn.Sequential(nn.Linear(4, 4)), torch.nn.Linear(4, 4)
+def test_a_square_linear_without_a_layout_computes_something_else_and_there_is_a_warning(
+    tmp_path,
+):
+    path, model, its = (
+        tmp_path / "model.safetensors",
+        nn.Sequential(nn.Linear(4, 4)),
+        torch.nn.Linear(4, 4),
+    )
     its = torch.nn.Sequential(its)
     save_file(its.state_dict(), path)
-    with pytest.warns(UserWarning, match=r"0\.weight is square: .* pass layout='torch'"):
+    with pytest.warns(
+        UserWarning, match=r"0\.weight is square: .* pass layout='torch'"
+    ):
         checkpoint.load_weights(path, model)
     with pytest.raises(AssertionError, match="Not equal"):
-        check_same(model(Tensor(IMAGES[0, 0, :, :4])).numpy(), its, IMAGES[0, 0, :, :4].copy())
+        check_same(
+            model(Tensor(IMAGES[0, 0, :, :4])).numpy(), its, IMAGES[0, 0, :, :4].copy()
+        )

@@ -1,4 +1,6 @@
-"""Two ranks, of which one gives another argument, named on the command line: test_arguments_of_one_rank.py runs it."""
+"""Two ranks, of which one gives another argument, named on the command line:
+test_arguments_of_one_rank.py runs it.
+"""
 
 import sys
 
@@ -11,7 +13,13 @@ X = np.ones((8, 4), np.float32)
 
 
 def made(grid, **options):
-    return Pipeline(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), grid, loss=nn.MSELoss(), num_microbatches=4, **options)
+    return Pipeline(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+        grid,
+        loss=nn.MSELoss(),
+        num_microbatches=4,
+        **options,
+    )
 
 
 def frozen(group):
@@ -22,9 +30,15 @@ def frozen(group):
 
 
 CASES = {
-    "fully_sharded": lambda group: made(Grid(group, data=group.size, fully_sharded=group.rank == 0)).step(X, X),
-    "axes": lambda group: made(Grid(group, **{"pipeline" if group.rank else "tensor": group.size})).step(X, X),
-    "recompute": lambda group: made(Grid(group, tensor=group.size), recompute=group.rank == 1).step(X, X),
+    "fully_sharded": lambda group: made(
+        Grid(group, data=group.size, fully_sharded=group.rank == 0)
+    ).step(X, X),
+    "axes": lambda group: made(
+        Grid(group, **{"pipeline" if group.rank else "tensor": group.size})
+    ).step(X, X),
+    "recompute": lambda group: made(
+        Grid(group, tensor=group.size), recompute=group.rank == 1
+    ).step(X, X),
     "frozen": frozen,
 }
 

@@ -1,4 +1,6 @@
-"""Every rank prints what it got of a step: run by test_everything_out.py through mpirun."""
+"""Every rank prints what it got of a step: run by test_everything_out.py through
+mpirun.
+"""
 
 import numpy as np
 
@@ -9,7 +11,17 @@ with init_process_group() as group:
     pipeline = made(group, "zb-h1", 4, inputs_require_grad=True)
     x, y = batch(8)
     pipeline.step(x, y)
-    loss = pipeline.step(x, y, accumulate=True, scale=0.5, outputs="everywhere", metrics={"accuracy": accuracy})
+    loss = pipeline.step(
+        x,
+        y,
+        accumulate=True,
+        scale=0.5,
+        outputs="everywhere",
+        metrics={"accuracy": accuracy},
+    )
     outputs = pipeline.forward_backward(x, np.ones((8, 3)), outputs="everywhere")
     gradients = group.broadcast(pipeline.input_gradients, 0)
-    print(f"loss {loss!r} {loss.losses} {loss.metrics} {loss.outputs.sum()!r} {outputs.sum()!r} {gradients.sum()!r}")
+    print(
+        f"loss {loss!r} {loss.losses} {loss.metrics} {loss.outputs.sum()!r} "
+        f"{outputs.sum()!r} {gradients.sum()!r}"
+    )

@@ -1,6 +1,8 @@
-"""Training without flushes in one process, from the formulas of the papers: no table, and nothing of the pipeline.
+"""Training without flushes in one process, from the formulas of the papers: no table,
+and nothing of the pipeline.
 
-By stage s of p and microbatch k, which version of the weights does the forward find, and which the backward?
+By stage s of p and microbatch k, which version of the weights does the forward find,
+and which the backward?
 """
 
 import copy
@@ -13,28 +15,40 @@ from minipipe.comm.job.host import limit_blas_threads
 
 
 def pipedream(p, s, k):
-    """Narayanan et al. 2019, section 3.3: when F of k runs, its p - 1 - s predecessors have not come back yet."""
+    """Narayanan et al. 2019, section 3.3: when F of k runs, its p - 1 - s predecessors
+    have not come back yet.
+    """
     return max(0, k - (p - 1 - s))
 
 
 def vertical_sync(p, s, k):
-    """Narayanan et al. 2019, section 3.3: the version that the first stage has when k enters."""
+    """Narayanan et al. 2019, section 3.3: the version that the first stage has when k
+    enters.
+    """
     return max(0, k - (p - 1))
 
 
 def paci(p, s, k, a):
-    """Elam et al. 2026: in place, after every a backwards; forward and backward see what is there."""
+    """Elam et al. 2026: in place, after every a backwards; forward and backward see
+    what is there.
+    """
     return max(0, k - (p - 1 - s)) // a, k // a
 
 
 class DelayedNesterov:
     """Ajanthan et al. 2025, equation 10: w(t+1) = w(t) + d(t) - rate (1 - momentum) f'.
 
-    There d(t) = momentum (w(t) - w(t-1)). The gradient f' is of w + d some updates ago: what a forward finds is w + d.
+    There d(t) = momentum (w(t) - w(t-1)). The gradient f' is of w + d some updates ago:
+    what a forward finds is w + d.
     """
 
     def __init__(self, parameters, rate, momentum):
-        self.parameters, self.rate, self.momentum, self.w = parameters, rate, momentum, {}
+        self.parameters, self.rate, self.momentum, self.w = (
+            parameters,
+            rate,
+            momentum,
+            {},
+        )
 
     def step(self):
         for p in self.parameters:
@@ -46,47 +60,69 @@ class DelayedNesterov:
 def trained(name, model, parts, microbatches, rule, loss, a=1, seed=0, replicas=1):
     """Train; return the losses and the last values.
 
-    2BW is Narayanan et al. 2021, equation of section 3.1: W(t+1) = W(t) - f(W(t-1)), with f over a microbatches. Of
-    several replicas each has a part of the microbatches, one after the other; an update takes a of each, and adds the
-    sums of the replicas in pairs.
+    2BW is Narayanan et al. 2021, equation of section 3.1: W(t+1) = W(t) - f(W(t-1)),
+    with f over a microbatches. Of several replicas each has a part of the microbatches,
+    one after the other; an update takes a of each, and adds the sums of the replicas in
+    pairs.
     """
     twin = copy.deepcopy(model).initialise(seed)
     layers = twin.tied().flat_layers
-    stages = [list({p.owner: 0 for i in part for p in layers[i].parameters()}) for part in parts]
+    stages = [
+        list({p.owner: 0 for i in part for p in layers[i].parameters()})
+        for part in parts
+    ]
     versions = [[[parameter.data.copy() for parameter in stage]] for stage in stages]
     optimiser = rule(list(twin.parameters()))
     losses, count = {}, len(microbatches) // replicas
     gradients = [{} for _ in range(replicas)]
-    with limit_blas_threads(1), setting(current_mode, mode()._replace(watch=None)):  # PACI changes in place
+    with (
+        limit_blas_threads(1),
+        setting(current_mode, mode()._replace(watch=None)),
+    ):  # PACI changes in place
         for k, d in ((k, d) for k in range(count) for d in range(replicas)):
             x, y = microbatches[d * count + k]
             update = range(k // a * a, min(count, (k // a + 1) * a))
-            size = sum(len(microbatches[e * count + other][0]) for other in update for e in range(replicas))
+            size = sum(
+                len(microbatches[e * count + other][0])
+                for other in update
+                for e in range(replicas)
+            )
             for s, stage in enumerate(stages):
-                for parameter, array in zip(stage, versions[s][_forward(name, len(parts), s, k, a)]):
+                for parameter, array in zip(
+                    stage, versions[s][_forward(name, len(parts), s, k, a)]
+                ):
                     parameter.data = array.copy()
             for parameter in twin.parameters() if replicas > 1 else ():
                 parameter.grad = gradients[d].get(id(parameter))
             with random_key(seed, 0, d * count + k):
                 value = loss(twin(x), y)
             for s, stage in enumerate(stages if name == "paci" else ()):
-                for parameter, array in zip(stage, versions[s][paci(len(parts), s, k, a)[1]]):
-                    parameter.data[...] = array  # in place: a backward that multiplies by weights finds these
+                for parameter, array in zip(
+                    stage, versions[s][paci(len(parts), s, k, a)[1]]
+                ):
+                    # in place: a backward that multiplies by weights finds these
+                    parameter.data[...] = array
             value.backward(len(x) / size)
             losses[d * count + k] = float(value.data)
-            gradients[d] = {id(parameter): parameter.grad for parameter in twin.parameters()}
+            gradients[d] = {
+                id(parameter): parameter.grad for parameter in twin.parameters()
+            }
             if k == update[-1] and d == replicas - 1:
                 for s, stage in enumerate(stages):
                     for parameter, array in zip(stage, versions[s][-1]):
                         parameter.data = array.copy()
                 for parameter in twin.parameters() if replicas > 1 else ():
-                    parameter.grad = sum_in_pairs([of_replica[id(parameter)] for of_replica in gradients])
+                    parameter.grad = sum_in_pairs(
+                        [of_replica[id(parameter)] for of_replica in gradients]
+                    )
                 optimiser.step()
                 for s, stage in enumerate(stages):
                     versions[s].append([parameter.data.copy() for parameter in stage])
                 twin.zero_grad()
                 gradients = [{} for _ in range(replicas)]
-    values = {name: np.array(parameter.data) for name, parameter in twin.named_parameters()}
+    values = {
+        name: np.array(parameter.data) for name, parameter in twin.named_parameters()
+    }
     return [losses[k] for k in sorted(losses)], values
 
 

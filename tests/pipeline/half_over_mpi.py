@@ -1,4 +1,5 @@
-"""Trains in half precision with a loss scale, and prints what must not depend on the number of ranks.
+"""Trains in half precision with a loss scale, and prints what must not depend on the
+number of ranks.
 
 mpirun -n 2 python -m tests.pipeline.half_over_mpi float16
 """
@@ -16,4 +17,8 @@ if __name__ == "__main__":
         if group.rank == 0:
             for scale, is_taken, loss in zip(scales, taken, losses):
                 print(f"scale {scale} {is_taken} {loss!r}")
-            print(blake2b(b"".join(value.tobytes() for value in state.values())).hexdigest())
+            print(
+                blake2b(
+                    b"".join(value.tobytes() for value in state.values())
+                ).hexdigest()
+            )

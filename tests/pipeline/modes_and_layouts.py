@@ -1,4 +1,6 @@
-"""Layouts of a training over ranks, modes of a step, and which of them exclude each other: the tables of a matrix."""
+"""Layouts of a training over ranks, modes of a step, and which of them exclude each
+other: the tables of a matrix.
+"""
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -14,11 +16,13 @@ X = np.random.default_rng(0).standard_normal((NUM_STEPS, NUM_SAMPLES, LENGTH, WI
 Y = np.random.default_rng(1).integers(0, CLASSES, (NUM_STEPS, NUM_SAMPLES, LENGTH))
 
 
-# -- layouts --------------------------------------------------------------------------------------------------------
+# -- layouts ---------------------------------------------------------------------------
 
 
 class Layout(NamedTuple):
-    """How many ranks, the schedule, their grid if they have one, options of the pipeline, ``stash`` of its runs."""
+    """How many ranks, the schedule, their grid if they have one, options of the
+    pipeline, ``stash`` of its runs.
+    """
 
     num_ranks: int
     schedule: Any
@@ -42,39 +46,66 @@ LAYOUTS = {
     "data": Layout(2, HALF_OF_THE_MICROBATCHES, {"data": 2}),
     "pipeline and data": Layout(4, schedules.zb_h1(2, 2), {"pipeline": 2, "data": 2}),
     "tensor": Layout(2, schedules.zb_h1(1, 4), {"tensor": 2}),
-    "fully sharded": Layout(2, HALF_OF_THE_MICROBATCHES, {"data": 2, "fully_sharded": True}),
-    "fully sharded stages": Layout(4, schedules.zb_h1(2, 2), {"pipeline": 2, "data": 2, "fully_sharded": True}),
-    "fully sharded parts": Layout(4, HALF_OF_THE_MICROBATCHES, {"data": 2, "tensor": 2, "fully_sharded": True}),
+    "fully sharded": Layout(
+        2, HALF_OF_THE_MICROBATCHES, {"data": 2, "fully_sharded": True}
+    ),
+    "fully sharded stages": Layout(
+        4, schedules.zb_h1(2, 2), {"pipeline": 2, "data": 2, "fully_sharded": True}
+    ),
+    "fully sharded parts": Layout(
+        4, HALF_OF_THE_MICROBATCHES, {"data": 2, "tensor": 2, "fully_sharded": True}
+    ),
     "slices": Layout(2, schedules.seq1f1b(2, 4, num_slices=2)),
-    "slices of replicas": Layout(2, schedules.seq1f1b(1, 2, num_slices=2), options={"replicas": 2}),
+    "slices of replicas": Layout(
+        2, schedules.seq1f1b(1, 2, num_slices=2), options={"replicas": 2}
+    ),
     "pipedream": Layout(2, schedules.pipedream(2, 12)),
     "two-buffered": Layout(2, schedules.two_buffered(2, 12, 4)),
     "paci": Layout(2, schedules.paci(2, 12), stash=False),
-    "two-buffered replicas": Layout(4, schedules.two_buffered(2, 6, 2), options={"replicas": 2}),
-    "two-buffered parts": Layout(4, schedules.two_buffered(2, 12, 4), {"pipeline": 2, "tensor": 2}),
+    "two-buffered replicas": Layout(
+        4, schedules.two_buffered(2, 6, 2), options={"replicas": 2}
+    ),
+    "two-buffered parts": Layout(
+        4, schedules.two_buffered(2, 12, 4), {"pipeline": 2, "tensor": 2}
+    ),
 }
 # Layouts that are none, and what their error says.
 NO_LAYOUTS = {
     "slices of fully sharded": (
         Layout(2, SLICED, {"data": 2, "fully_sharded": True}),
-        r"Grid\(fully_sharded=True\), is not supported by a schedule that divides sequences into slices",
+        (
+            r"Grid\(fully_sharded=True\), is not supported by a schedule that "
+            r"divides sequences into slices"
+        ),
     ),
     "slices of parts": (
         Layout(2, SLICED, {"tensor": 2}),
-        r"Grid\(tensor=…\), is not supported by a schedule that divides sequences into slices",
+        (
+            r"Grid\(tensor=…\), is not supported by a schedule that divides "
+            r"sequences into slices"
+        ),
     ),
     "versions of fully sharded": (
-        Layout(4, schedules.two_buffered(2, 6, 2), {"pipeline": 2, "data": 2, "fully_sharded": True}),
-        "2bw, 2 replicas keeps versions of weights, but a fully sharded replica keeps a shard",
+        Layout(
+            4,
+            schedules.two_buffered(2, 6, 2),
+            {"pipeline": 2, "data": 2, "fully_sharded": True},
+        ),
+        (
+            "2bw, 2 replicas keeps versions of weights, but a fully sharded replica "
+            "keeps a shard"
+        ),
     ),
 }
 
 
-# -- modes ----------------------------------------------------------------------------------------------------------
+# -- modes -----------------------------------------------------------------------------
 
 
 class Mode(NamedTuple):
-    """What one mode changes, and whether it adds numbers, or changes those of the training."""
+    """What one mode changes, and whether it adds numbers, or changes those of the
+    training.
+    """
 
     options: dict[str, Any] = {}
     schedule: Callable[[Any], Any] = lambda schedule: schedule
@@ -139,22 +170,31 @@ MODES = {
     "accumulate": Mode(after=add_another, adds=True),
     "clip": Mode(after=clip, adds=True),
     "evaluate": Mode(before=evaluate, adds=True),
-    "inputs_require_grad": Mode(options={"inputs_require_grad": True}, after=take_input_gradients, adds=True),
+    "inputs_require_grad": Mode(
+        options={"inputs_require_grad": True}, after=take_input_gradients, adds=True
+    ),
 }
 OF_STEPS = ("wait", "outputs", "everywhere", "metrics", "scale", "accumulate", "clip")
 RECOMPUTING = ("recompute", "nn.Recompute", "R")
 
 
 def exclusion(layout, mode):
-    """Return what the error says if a mode does not go with a layout; empty if it does."""
+    """Return what the error says if a mode does not go with a layout; empty if it
+    does.
+    """
     schedule = LAYOUTS[layout].schedule
     if schedule.num_slices > 1:
         words = {
-            "recompute": "recompute=True is not supported by a schedule that divides sequences",
+            "recompute": (
+                "recompute=True is not supported by a schedule that divides sequences"
+            ),
             "nn.Recompute": "nn.Recompute is not supported by a schedule that divides sequences",
             "R": "An R is not supported by a schedule that divides sequences",
             "offload": "has slices, whose keys and values later slices need",
-            "inputs_require_grad": "inputs_require_grad=True is not supported by a schedule that divides sequences",
+            "inputs_require_grad": (
+                "inputs_require_grad=True is not supported by a schedule that "
+                "divides sequences"
+            ),
         }
         return words.get(mode, "")
     if LAYOUTS[layout].is_asynchronous and mode in OF_STEPS:
@@ -162,11 +202,14 @@ def exclusion(layout, mode):
     if LAYOUTS[layout].is_asynchronous and mode == "inputs_require_grad":
         return "inputs_require_grad=True does not work with"
     if layout == "paci" and mode in RECOMPUTING:
-        return "Recomputation with newer weights than the forward gives different activations"
+        return (
+            "Recomputation with newer weights than the forward gives different "
+            "activations"
+        )
     return ""
 
 
-# -- a training -----------------------------------------------------------------------------------------------------
+# -- a training ------------------------------------------------------------------------
 
 
 def layers(modes):
@@ -182,7 +225,9 @@ def layers(modes):
 
 
 def trained(group, layout, names):
-    """Return the numbers of a training by name: losses, values, and what the modes add."""
+    """Return the numbers of a training by name: losses, values, and what the modes
+    add.
+    """
     modes, schedule = [MODES[name] for name in names], layout.schedule
     options = dict(layout.options)
     for mode in modes:
@@ -190,7 +235,9 @@ def trained(group, layout, names):
         options |= mode.options
     if layout.grid is not None:
         group = Grid(group, **layout.grid)
-    pipeline = Pipeline(layers(modes), group, loss=nn.CrossEntropyLoss(), schedule=schedule, **options)
+    pipeline = Pipeline(
+        layers(modes), group, loss=nn.CrossEntropyLoss(), schedule=schedule, **options
+    )
     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1, momentum=0.9)
     with ExitStack() as stack:
         for mode in modes:
@@ -200,7 +247,9 @@ def trained(group, layout, names):
         else:
             found = take_steps(pipeline, optimiser, modes)
     pipeline.timeline()
-    return found | {f"value of {name}": value for name, value in pipeline.state_dict().items()}
+    return found | {
+        f"value of {name}": value for name, value in pipeline.state_dict().items()
+    }
 
 
 def run(pipeline, optimiser, modes, stash):

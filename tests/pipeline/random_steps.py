@@ -1,10 +1,12 @@
-"""Random pipelined steps over the ranks of mpirun, each compared with one process. For test_same_bits.py.
+"""Random pipelined steps over the ranks of mpirun, each compared with one process. For
+test_same_bits.py.
 
-The arguments are how many steps, and perhaps ``strict``: then they compute with array-api-strict, whose arrays MPI
-cannot send; they go through the host, as those of a GPU do where MPI is not CUDA-aware.
+The arguments are how many steps, and perhaps ``strict``: then they compute with
+array-api-strict, whose arrays MPI cannot send; they go through the host, as those of a
+GPU do where MPI is not CUDA-aware.
 
-Every rank draws the same examples. Gradients are compared where they are; then all ranks agree on the answer, so that
-all go on, or all fail, together.
+Every rank draws the same examples. Gradients are compared where they are; then all
+ranks agree on the answer, so that all go on, or all fail, together.
 """
 
 import copy
@@ -21,17 +23,38 @@ from tests.strategies import steps
 
 
 def differences(group, model, inputs, targets, schedule, partition):
-    """Return how many of this rank's parameters, and losses, differ from one process."""
+    """Return how many of this rank's parameters, and losses, differ from one
+    process.
+    """
     xp = array_api_strict if "strict" in sys.argv else np
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, seed=3, partition=partition, device=xp)
+    pipeline = Pipeline(
+        model,
+        group,
+        loss=nn.MSELoss(),
+        schedule=schedule,
+        seed=3,
+        partition=partition,
+        device=xp,
+    )
     loss = pipeline.step(inputs, targets)
     twin = copy.deepcopy(model).to(xp).initialise(3)
     batch = xp.asarray(inputs), xp.asarray(targets)
     expected = one_process_step(
-        twin, nn.MSELoss(), *batch, schedule.num_microbatches, seed=3, blocks=blocks_of(schedule)
+        twin,
+        nn.MSELoss(),
+        *batch,
+        schedule.num_microbatches,
+        seed=3,
+        blocks=blocks_of(schedule),
     )
-    gradients = {name: None if p.grad is None else to_numpy(p.grad) for name, p in pipeline.named_parameters()}
-    wrong = sum(not same_bits(gradient, expected.gradients[name]) for name, gradient in gradients.items())
+    gradients = {
+        name: None if p.grad is None else to_numpy(p.grad)
+        for name, p in pipeline.named_parameters()
+    }
+    wrong = sum(
+        not same_bits(gradient, expected.gradients[name])
+        for name, gradient in gradients.items()
+    )
     return wrong + (loss != expected.loss)
 
 

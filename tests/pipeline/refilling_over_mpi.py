@@ -1,4 +1,6 @@
-"""Each rank trains twice, undisturbed and overwriting its batches at once: test_arrays_of_the_caller.py runs it."""
+"""Each rank trains twice, undisturbed and overwriting its batches at once:
+test_arrays_of_the_caller.py runs it.
+"""
 
 import numpy as np
 
@@ -19,7 +21,9 @@ def refilled(disturbs):
 def made(group, schedule):
     # The first stage hands its inputs on as they are.
     model = nn.Sequential(nn.Identity(), nn.Linear(WIDTH, WIDTH))
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), seed=1, num_microbatches=4, schedule=schedule)
+    pipeline = Pipeline(
+        model, group, loss=nn.MSELoss(), seed=1, num_microbatches=4, schedule=schedule
+    )
     return pipeline, optim.SGD(pipeline.parameters(), learning_rate=0.1)
 
 
@@ -29,7 +33,10 @@ def stepped(group, disturbs):
     for x, y in refilled(disturbs):
         losses.append(pipeline.step(x, y, wait=False))
         optimiser.step()
-    return [*map(float, losses), pipeline.predict(Microbatches(np.split(DATA[0], 4)))[0].sum()]
+    return [
+        *map(float, losses),
+        pipeline.predict(Microbatches(np.split(DATA[0], 4)))[0].sum(),
+    ]
 
 
 def run(group, disturbs):
@@ -44,9 +51,14 @@ def exchanged(group, disturbs):
     request.wait()  # until then the array is borrowed
     if disturbs:
         array[...] = np.nan
-    return [float(received.sum()), *(float(part.sum()) for part in group.all_gather(DATA[1]))]
+    return [
+        float(received.sum()),
+        *(float(part.sum()) for part in group.all_gather(DATA[1])),
+    ]
 
 
 with init_process_group() as group:
-    is_alike = all(act(group, False) == act(group, True) for act in (stepped, run, exchanged))
+    is_alike = all(
+        act(group, False) == act(group, True) for act in (stepped, run, exchanged)
+    )
     print(f"rank {group.rank}: {'alike' if is_alike else 'different'}")

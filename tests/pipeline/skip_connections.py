@@ -1,4 +1,6 @@
-"""A model with skip connections, cut in every way over the ranks of mpirun. For test_parcel.py."""
+"""A model with skip connections, cut in every way over the ranks of mpirun. For
+test_parcel.py.
+"""
 
 import itertools
 
@@ -10,9 +12,16 @@ from tests.strategies import Beside, Fork, Join, batch, build
 
 
 def model(form):
-    """Return six layers; between the second and the fifth pass three tensors, one of them of bytes."""
+    """Return six layers; between the second and the fifth pass three tensors, one of
+    them of bytes.
+    """
     return nn.Sequential(
-        nn.Linear(4, 4), Fork(form), Beside(nn.Linear(4, 4)), Beside(nn.Dropout(0.3)), Join(), nn.Linear(4, 2)
+        nn.Linear(4, 4),
+        Fork(form),
+        Beside(nn.Linear(4, 4)),
+        Beside(nn.Dropout(0.3)),
+        Join(),
+        nn.Linear(4, 2),
     )
 
 
@@ -21,11 +30,20 @@ def main():
     with init_process_group(timeout=30) as group:
         num_steps = wrong = 0
         for form, cuts, name in itertools.product(
-            (tuple, list, dict), itertools.combinations(range(1, 6), group.size - 1), ("1f1b", "zb-h1")
+            (tuple, list, dict),
+            itertools.combinations(range(1, 6), group.size - 1),
+            ("1f1b", "zb-h1"),
         ):
             ends = [0, *cuts, 6]
             partition = [range(a, b) for a, b in itertools.pairwise(ends)]
-            wrong += differences(group, model(form), inputs, targets, build(name, group.size, 3), partition)
+            wrong += differences(
+                group,
+                model(form),
+                inputs,
+                targets,
+                build(name, group.size, 3),
+                partition,
+            )
             num_steps += 1
         wrong = int(group.all_reduce(np.array(wrong)))
         assert not wrong, f"{wrong} values differ from one process"

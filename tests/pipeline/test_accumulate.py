@@ -19,13 +19,23 @@ def tied_model():
 
 
 @examples(30)
-@given(st.sampled_from(NAMES), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1.0, 0.5, 1 / 3]))
-def test_gradients_of_several_steps_add_up_to_the_bits_of_one_process(name, num_ranks, m, scale):
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([1.0, 0.5, 1 / 3]),
+)
+def test_gradients_of_several_steps_add_up_to_the_bits_of_one_process(
+    name, num_ranks, m, scale
+):
     batches = [batch(6, seed) for seed in range(3)]
 
     def train(group):
         pipeline = made(group, name, m)
-        losses = [pipeline.step(x, y, accumulate=i > 0, scale=scale) for i, (x, y) in enumerate(batches)]
+        losses = [
+            pipeline.step(x, y, accumulate=i > 0, scale=scale)
+            for i, (x, y) in enumerate(batches)
+        ]
         return losses, {name: p.grad for name, p in pipeline.named_parameters()}
 
     twin, expected = model().tied().initialise(0), []
@@ -49,7 +59,9 @@ def test_a_parameter_that_ranks_share_adds_the_sums_of_the_steps():
     ids, labels = np.arange(6).reshape(6, 1), np.ones((6, 1), int)
 
     def train(group, clips):
-        pipeline = Pipeline(tied_model(), group, loss=nn.CrossEntropyLoss(), num_microbatches=2)
+        pipeline = Pipeline(
+            tied_model(), group, loss=nn.CrossEntropyLoss(), num_microbatches=2
+        )
         pipeline.step(ids, labels)
         if clips:
             pipeline.clip_grad_norm(1e-3)
@@ -61,7 +73,9 @@ def test_a_parameter_that_ranks_share_adds_the_sums_of_the_steps():
             pipeline.clip_grad_norm(1e-3)
         pipeline.step(ids[::-1], labels, accumulate=True)
         return [
-            (first["0.weight"] + second["0.weight"], p.grad) for n, p in pipeline.named_parameters() if n[:3] == "0.w"
+            (first["0.weight"] + second["0.weight"], p.grad)
+            for n, p in pipeline.named_parameters()
+            if n[:3] == "0.w"
         ]
 
     for clips in (False, True):
@@ -73,7 +87,10 @@ def test_ranks_that_do_not_accumulate_alike_are_told_so():
     def train(group):
         pipeline = made(group)
         pipeline.step(*batch())
-        words = r"Rank 1 is in step\(\), call 2 of pipeline 1, but rank 0 in step\(accumulate=True\), call 2"
+        words = (
+            r"Rank 1 is in step\(\), call 2 of pipeline 1, but rank 0 in "
+            r"step\(accumulate=True\), call 2"
+        )
         if group.rank == 1:
             with pytest.raises(MessageError, match=words):
                 pipeline.step(*batch())

@@ -1,6 +1,8 @@
-"""An argument that one rank gives otherwise: every rank says which, with both values and both ranks, at once.
+"""An argument that one rank gives otherwise: every rank says which, with both values
+and both ranks, at once.
 
-The table has an entry for each parameter in the signatures, so a new one without an entry fails.
+The table has an entry for each parameter in the signatures, so a new one without an
+entry fails.
 """
 
 import inspect
@@ -9,7 +11,17 @@ import re
 import numpy as np
 import pytest
 
-from minipipe import Grid, Pipeline, Plan, checkpoint, elastic, nn, optim, schedules, spawn
+from minipipe import (
+    Grid,
+    Pipeline,
+    Plan,
+    checkpoint,
+    elastic,
+    nn,
+    optim,
+    schedules,
+    spawn,
+)
 from minipipe.errors import MinipipeError, RankError
 from tests.launch import for_each, mpirun, needs_mpi, slowly
 
@@ -29,8 +41,8 @@ def squares(outputs, targets):
     return ((outputs - targets) ** 2).mean()
 
 
-# By parameter: what one rank gives, what the others give, and the name in the message if it is not that of the
-# parameter. Or a reason why it may differ.
+# By parameter: what one rank gives, what the others give, and the name in the message
+# if it is not that of the parameter. Or a reason why it may differ.
 GRID = {
     "group": "is the rank itself",
     "pipeline": [(2, 1), (0, 2), ("two", 2), (None, 2)],
@@ -80,20 +92,52 @@ PIPELINE = {
     "sample": "is needed by one rank",
     "memory_limit": [("1 GB", "2 GB"), ("much", None)],
     "optimiser": [(optim.Adam, optim.SGD), (3, None)],
-    "progress": [(True, None)],  # but False on one rank and True on another is no difference
+    # but False on one rank and True on another is no difference
+    "progress": [(True, None)],
 }
 # Messages speak of what these decide about.
-SAID = {"num_microbatches": "schedule", "chunks_per_rank": "schedule", "layer_costs": "partition"}
+SAID = {
+    "num_microbatches": "schedule",
+    "chunks_per_rank": "schedule",
+    "layer_costs": "partition",
+}
 FROM_MODULES = {
-    **{name: PIPELINE[name] for name in (*("loss", "seed", "dropout_seed", "recompute"), "check_agreement")},
-    **{name: PIPELINE[name] for name in ("stack_weight_gradients", "loss_weight", "device", "check_finite", "compile")},
-    **{name: PIPELINE[name] for name in ("group", "num_microbatches", "inputs_require_grad", "replicas", "schedule")},
-    "modules": [(modules_of(3), modules_of()), ([nn.Linear(4, 4)], modules_of(), "model"), ([], modules_of())],
+    **{
+        name: PIPELINE[name]
+        for name in (*("loss", "seed", "dropout_seed", "recompute"), "check_agreement")
+    },
+    **{
+        name: PIPELINE[name]
+        for name in (
+            "stack_weight_gradients",
+            "loss_weight",
+            "device",
+            "check_finite",
+            "compile",
+        )
+    },
+    **{
+        name: PIPELINE[name]
+        for name in (
+            "group",
+            "num_microbatches",
+            "inputs_require_grad",
+            "replicas",
+            "schedule",
+        )
+    },
+    "modules": [
+        (modules_of(3), modules_of()),
+        ([nn.Linear(4, 4)], modules_of(), "model"),
+        ([], modules_of()),
+    ],
 }
 
 
 def made(group, **options):
-    return Pipeline(model_of(), group, **{"loss": nn.MSELoss(), "num_microbatches": 4, **options})
+    return Pipeline(
+        model_of(), group, **{"loss": nn.MSELoss(), "num_microbatches": 4, **options}
+    )
 
 
 def messages_where_one_differs(call, rank, own, others, num_ranks=2):
@@ -115,9 +159,18 @@ def assert_named(call, name, entries, num_ranks=2):
         for rank in range(num_ranks):
             found = messages_where_one_differs(call, rank, own, others, num_ranks)
             usual, other = (0, 1) if num_ranks == 2 else (int(rank == 0), rank)
-            words = rf"RankError disagreement: The {said} of rank {other} differs from that of rank {usual}: there it"
-            words += rf" is .+, on rank {usual} .+\. Every rank must run the same program\."
-            assert len(set(found)) == 1 and re.match(words, found[0]), (own, others, found)
+            words = (
+                rf"RankError disagreement: The {said} of rank {other} differs from "
+                rf"that of rank {usual}: there it"
+            )
+            words += (
+                rf" is .+, on rank {usual} .+\. Every rank must run the same program\."
+            )
+            assert len(set(found)) == 1 and re.match(words, found[0]), (
+                own,
+                others,
+                found,
+            )
 
 
 def assert_each_has_an_entry(function, table):
@@ -126,7 +179,9 @@ def assert_each_has_an_entry(function, table):
 
 
 def compared(table):
-    return {name: name for name, entries in table.items() if not isinstance(entries, str)}
+    return {
+        name: name for name, entries in table.items() if not isinstance(entries, str)
+    }
 
 
 def test_each_parameter_of_a_grid_and_of_a_pipeline_is_in_the_table():
@@ -138,22 +193,44 @@ def test_each_parameter_of_a_grid_and_of_a_pipeline_is_in_the_table():
 @pytest.mark.parametrize("num_ranks", [2, slowly(3)])
 @for_each(name=compared(GRID))
 def test_an_argument_of_a_grid_is_named(name, num_ranks):
-    assert_named(lambda group, value: Grid(group, **{"pipeline": num_ranks, name: value}), name, GRID[name], num_ranks)
+    assert_named(
+        lambda group, value: Grid(group, **{"pipeline": num_ranks, name: value}),
+        name,
+        GRID[name],
+        num_ranks,
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, slowly(3)])
-@for_each(name=compared({name: entries for name, entries in PIPELINE.items() if name != "model"}))
+@for_each(
+    name=compared(
+        {name: entries for name, entries in PIPELINE.items() if name != "model"}
+    )
+)
 def test_an_argument_of_a_pipeline_is_named(name, num_ranks):
-    assert_named(lambda group, value: made(group, **{name: value}), name, PIPELINE[name], num_ranks)
+    assert_named(
+        lambda group, value: made(group, **{name: value}),
+        name,
+        PIPELINE[name],
+        num_ranks,
+    )
 
 
 def test_the_model_of_a_pipeline_is_named():
-    assert_named(lambda group, value: Pipeline(value, group, loss=nn.MSELoss()), "model", PIPELINE["model"])
+    assert_named(
+        lambda group, value: Pipeline(value, group, loss=nn.MSELoss()),
+        "model",
+        PIPELINE["model"],
+    )
 
 
 @for_each(name=compared(FROM_MODULES))
 def test_an_argument_of_from_modules_is_named(name):
-    entries = [entry for entry in FROM_MODULES[name] if entry[:2] != (schedules.gpipe(2, 4), "1f1b")]
+    entries = [
+        entry
+        for entry in FROM_MODULES[name]
+        if entry[:2] != (schedules.gpipe(2, 4), "1f1b")
+    ]
     if name == "modules":
         entries = [(*entry[:2], "model") for entry in entries]
 
@@ -164,22 +241,45 @@ def test_an_argument_of_from_modules_is_named(name):
     assert_named(make, name, entries)
 
 
-@for_each(sizes={"tensor": {"tensor": 2}, "data": {"data": 2}, "shards": {"data": 2, "fully_sharded": True}})
+@for_each(
+    sizes={
+        "tensor": {"tensor": 2},
+        "data": {"data": 2},
+        "shards": {"data": 2, "fully_sharded": True},
+    }
+)
 def test_arguments_are_compared_before_layers_are_divided(sizes):
-    """On these grids the first values of the model are compared before there is a plan."""
+    """On these grids the first values of the model are compared before there is a
+    plan.
+    """
 
     def make(group, given):
-        Pipeline(given.pop("model", model_of()), Grid(group, **sizes), loss=nn.MSELoss(), **given)
+        Pipeline(
+            given.pop("model", model_of()),
+            Grid(group, **sizes),
+            loss=nn.MSELoss(),
+            **given,
+        )
 
     for name in ("recompute", "schedule", "seed", "compile"):
         own, others = PIPELINE[name][0]
-        assert_named(lambda group, value, name=name: make(group, {name: value}), name, [(own, others)])
-    assert_named(lambda group, model: make(group, {"model": model}), "model", [(model_of(3), model_of())])
+        assert_named(
+            lambda group, value, name=name: make(group, {name: value}),
+            name,
+            [(own, others)],
+        )
+    assert_named(
+        lambda group, model: make(group, {"model": model}),
+        "model",
+        [(model_of(3), model_of())],
+    )
 
 
 def test_a_recomputation_on_one_rank_is_named_where_layers_have_collectives():
     def make(group, recompute):
-        Pipeline(model_of(), Grid(group, tensor=2), loss=nn.MSELoss(), recompute=recompute).step(X, X)
+        Pipeline(
+            model_of(), Grid(group, tensor=2), loss=nn.MSELoss(), recompute=recompute
+        ).step(X, X)
 
     assert_named(make, "recompute", [(True, False)])
 
@@ -196,21 +296,42 @@ def test_what_decides_about_messages_is_compared_although_no_check_was_asked_for
     def make(group, value, name):
         made(group, check_agreement=False, **{name: value})
 
-    for name in ("schedule", "recompute", "check_finite", "compile", "partition", "inputs_require_grad"):
+    for name in (
+        "schedule",
+        "recompute",
+        "check_finite",
+        "compile",
+        "partition",
+        "inputs_require_grad",
+    ):
         own, others = PIPELINE[name][0]
-        assert_named(lambda group, value, name=name: make(group, value, name), name, [(own, others)])
+        assert_named(
+            lambda group, value, name=name: make(group, value, name),
+            name,
+            [(own, others)],
+        )
 
 
 def test_a_plan_of_another_schedule_is_named_although_no_check_was_asked_for():
     def make(group, schedule):
-        Pipeline(Plan(model_of(), schedule, num_ranks=2), group, loss=nn.MSELoss(), check_agreement=False)
+        Pipeline(
+            Plan(model_of(), schedule, num_ranks=2),
+            group,
+            loss=nn.MSELoss(),
+            check_agreement=False,
+        )
 
     assert_named(make, "schedule", [("gpipe", "1f1b")])
 
 
 def test_an_unknown_option_of_one_rank_is_shown():
-    found = messages_where_one_differs(lambda group, given: made(group, **given), 1, {"colour": "red"}, {})
-    assert "there it is \"colour: 'red'\", on rank 0 nothing" in found[0] and len(set(found)) == 1
+    found = messages_where_one_differs(
+        lambda group, given: made(group, **given), 1, {"colour": "red"}, {}
+    )
+    assert (
+        "there it is \"colour: 'red'\", on rank 0 nothing" in found[0]
+        and len(set(found)) == 1
+    )
 
 
 def test_a_sample_on_one_rank_is_no_difference():
@@ -237,13 +358,15 @@ EQUAL = {
 @for_each(name={name: name for name in EQUAL})
 def test_equal_arguments_of_other_types_are_no_difference(name):
     def act(group):
-        return made(group, **{"num_microbatches": 2, name: EQUAL[name][group.rank]}).step(X, X)
+        return made(
+            group, **{"num_microbatches": 2, name: EQUAL[name][group.rank]}
+        ).step(X, X)
 
     first, second = spawn(act, 2, timeout=10)
     assert first == second
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------
 
 
 def after_a_step(act, **options):
@@ -270,19 +393,33 @@ def trained(group, value):
         return pipeline, optim.SGD(pipeline.parameters(), learning_rate=0.1)
 
     given = {"num_steps": 1, "copies": 0, "every": 1, **value}
-    elastic.train(make, lambda k, pipeline, optimiser: pipeline.step(X, X), group, **given)
+    elastic.train(
+        make, lambda k, pipeline, optimiser: pipeline.step(X, X), group, **given
+    )
 
 
-@for_each(entry={"keep": ({"keep": 3}, {}), "no keep": ({"keep": 0}, {}), "optimiser": ({"optimiser": None}, {})})
+@for_each(
+    entry={
+        "keep": ({"keep": 3}, {}),
+        "no keep": ({"keep": 0}, {}),
+        "optimiser": ({"optimiser": None}, {}),
+    }
+)
 def test_an_argument_of_save_is_named_on_every_rank(entry):
     own, others = entry
     assert_named(after_a_step(saved("/nonexistent")), next(iter(own)), [(own, others)])
 
 
 def test_an_argument_of_restore_is_named_on_every_rank(tmp_path):
-    call = after_a_step(lambda pipeline, value: checkpoint.restore(tmp_path, pipeline, required=value))
+    call = after_a_step(
+        lambda pipeline, value: checkpoint.restore(tmp_path, pipeline, required=value)
+    )
     assert_named(call, "required", [(True, False)])
-    call = after_a_step(lambda pipeline, rule: checkpoint.restore(tmp_path, pipeline, rule(pipeline.parameters())))
+    call = after_a_step(
+        lambda pipeline, rule: checkpoint.restore(
+            tmp_path, pipeline, rule(pipeline.parameters())
+        )
+    )
     assert_named(call, "optimiser", [(optim.Adam, optim.AdamW)])
 
 
@@ -291,7 +428,7 @@ def test_an_argument_of_elastic_training_is_named_on_every_rank(name):
     assert_named(trained, name, [({name: 2}, {}), ({name: -1}, {})])
 
 
-# -- frozen parameters ------------------------------------------------------------------------------------------------
+# -- frozen parameters -----------------------------------------------------------------
 
 
 def tied():
@@ -305,7 +442,9 @@ TOGETHER = {
     "replicas of a grid": lambda group: made(Grid(group, data=2)),
     "shares of replicas": lambda group: made(Grid(group, data=2, fully_sharded=True)),
     "parts of layers": lambda group: made(Grid(group, tensor=2)),
-    "tied layers": lambda group: Pipeline(tied(), group, loss=nn.MSELoss(), num_microbatches=4),
+    "tied layers": lambda group: Pipeline(
+        tied(), group, loss=nn.MSELoss(), num_microbatches=4
+    ),
 }
 
 
@@ -320,8 +459,13 @@ def test_a_parameter_that_ranks_train_together_is_not_frozen_on_one_of_them(name
 
     for rank in range(2):
         found = messages_where_one_differs(train, rank, True, False)
-        words = f"RankError disagreement: The requires_grad of 0.weight on rank {rank} (False) differs from that on "
-        assert set(found) == {found[0]} and found[0].startswith(f"{words}rank {1 - rank} (True)."), found
+        words = (
+            f"RankError disagreement: The requires_grad of 0.weight on rank {rank} "
+            "(False) differs from that on "
+        )
+        assert set(found) == {found[0]} and found[0].startswith(
+            f"{words}rank {1 - rank} (True)."
+        ), found
     assert messages_where_one_differs(train, 0, True, True) == ["no error"] * 2
 
 
@@ -332,24 +476,41 @@ def test_replicas_of_one_stage_among_several_are_compared():
             next(pipeline.parameters()).requires_grad = False
         pipeline.forward_backward(X, X)
 
-    with pytest.raises(RankError, match=r"on rank 2 \(False\) differs from that on rank 0 \(True\)"):
+    with pytest.raises(
+        RankError, match=r"on rank 2 \(False\) differs from that on rank 0 \(True\)"
+    ):
         spawn(train, 4, timeout=10)
 
 
-# -- processes --------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------
 
 
 @needs_mpi
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fully_sharded", "The fully_sharded of rank 1 differs from that of rank 0: there it is"),
-        slowly("axes", "The pipeline of rank 1 differs from that of rank 0: there it is"),
-        slowly("recompute", "The recompute of rank 1 differs from that of rank 0: there it is"),
-        slowly("frozen", "The requires_grad of 0.weight on rank 1 (False) differs from that on rank 0 (True)"),
+        (
+            "fully_sharded",
+            "The fully_sharded of rank 1 differs from that of rank 0: there it is",
+        ),
+        slowly(
+            "axes", "The pipeline of rank 1 differs from that of rank 0: there it is"
+        ),
+        slowly(
+            "recompute",
+            "The recompute of rank 1 differs from that of rank 0: there it is",
+        ),
+        slowly(
+            "frozen",
+            "The requires_grad of 0.weight on rank 1 (False) differs from that "
+            "on rank 0 (True)",
+        ),
     ],
 )
 def test_processes_are_told_at_once(name, words):
     done = mpirun(2, PROGRAM, name, limit=60)
     assert done.code != 0 and done.seconds < 30, done
-    assert sorted(line.partition(words)[1:2] for line in done.out.splitlines()) == [(words,), (words,)], done
+    assert sorted(line.partition(words)[1:2] for line in done.out.splitlines()) == [
+        (words,),
+        (words,),
+    ], done

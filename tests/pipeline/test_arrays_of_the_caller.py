@@ -1,6 +1,8 @@
-"""Arrays that a caller fills again right after a call, and results that a caller overwrites: neither changes a number.
+"""Arrays that a caller fills again right after a call, and results that a caller
+overwrites: neither changes a number.
 
-Each case trains twice, undisturbed and with such changes (``disturbs``), and returns what it found.
+Each case trains twice, undisturbed and with such changes (``disturbs``), and returns
+what it found.
 """
 
 import warnings
@@ -9,7 +11,16 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from minipipe import Microbatches, Pipeline, Replicated, checkpoint, data, nn, optim, spawn
+from minipipe import (
+    Microbatches,
+    Pipeline,
+    Replicated,
+    checkpoint,
+    data,
+    nn,
+    optim,
+    spawn,
+)
 from tests.launch import for_each, mpirun, needs_mpi, slowly
 
 NUM_BATCHES = 6  # so many that compiled steps are among them
@@ -37,7 +48,9 @@ def overwrite(given):
 
 
 def refilled(parts, disturbs, given=lambda *arrays: arrays):
-    """Yield ``given`` of the arrays of each part: new arrays, or one that is filled again and again."""
+    """Yield ``given`` of the arrays of each part: new arrays, or one that is filled
+    again and again.
+    """
     buffers = [np.empty_like(array) for array in parts[0]]
     for part in parts:
         for buffer, array in zip(buffers, part):
@@ -56,7 +69,7 @@ class Refilling(list):
         return refilled(*self._given)
 
 
-# -- what a call is given ---------------------------------------------------------------------------------------------
+# -- what a call is given --------------------------------------------------------------
 
 
 def steps(group, disturbs, wait=True, schedule="1f1b"):
@@ -70,7 +83,9 @@ def steps(group, disturbs, wait=True, schedule="1f1b"):
     return list(map(float, losses)), pipeline.state_dict()
 
 
-def runs(group, disturbs, schedule="pipedream", given=lambda *arrays: arrays, read=refilled):
+def runs(
+    group, disturbs, schedule="pipedream", given=lambda *arrays: arrays, read=refilled
+):
     pipeline = made(group, schedule=schedule)
     batches = read(list(zip(X, Y)), disturbs, given)
     losses = pipeline.run(batches, optim.SGD(pipeline.parameters(), learning_rate=0.1))
@@ -88,9 +103,13 @@ class Sum(nn.Module):
 
 def runs_of_bundles(group, disturbs):
     model = nn.Sequential(Sum(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, schedule="2bw")
+    pipeline = Pipeline(
+        model, group, loss=nn.MSELoss(), num_microbatches=4, schedule="2bw"
+    )
     parts = [(x, y, x[0]) for x, y in zip(X, Y)]
-    batches = refilled(parts, disturbs, lambda x, y, shift: ({"x": x, "shift": Replicated(shift)}, y))
+    batches = refilled(
+        parts, disturbs, lambda x, y, shift: ({"x": x, "shift": Replicated(shift)}, y)
+    )
     losses = pipeline.run(batches, optim.SGD(pipeline.parameters(), learning_rate=0.1))
     return list(losses), pipeline.state_dict()
 
@@ -98,13 +117,21 @@ def runs_of_bundles(group, disturbs):
 def microbatches_of_a_generator(group, disturbs):
     pipeline, losses = made(group), []
     for x, y in zip(X, Y):
-        given = (refilled([(part,) for part in np.split(whole, 4)], disturbs, lambda part: part) for whole in (x, y))
+        given = (
+            refilled(
+                [(part,) for part in np.split(whole, 4)], disturbs, lambda part: part
+            )
+            for whole in (x, y)
+        )
         losses.append(pipeline.step(*map(Microbatches, given)))
     return losses, [parameter.grad for parameter in pipeline.parameters()]
 
 
 def gradient_of_a_function(group, disturbs):
-    pipeline, buffer = made(group, schedule="gpipe", loss=None), np.empty((2, 2), np.float32)
+    pipeline, buffer = (
+        made(group, schedule="gpipe", loss=None),
+        np.empty((2, 2), np.float32),
+    )
 
     def gradient(outputs):
         buffer[...] = 0.5 * outputs
@@ -127,7 +154,9 @@ def gradient_as_an_array(group, disturbs):
 
 def loaded_values(group, disturbs):
     pipeline = made(group)
-    state = {name: np.full_like(value, 0.5) for name, value in pipeline.state_dict().items()}
+    state = {
+        name: np.full_like(value, 0.5) for name, value in pipeline.state_dict().items()
+    }
     pipeline.load_state_dict(state)
     if disturbs:
         overwrite(state)
@@ -135,7 +164,10 @@ def loaded_values(group, disturbs):
 
 
 def values_of_the_model(group, disturbs):
-    values, model = np.full((4, 2), 0.5, np.float32), nn.Sequential(nn.Linear(4, 2), nn.Identity())
+    values, model = (
+        np.full((4, 2), 0.5, np.float32),
+        nn.Sequential(nn.Linear(4, 2), nn.Identity()),
+    )
     model[0].weight = nn.Parameter(values)
     if disturbs:
         overwrite(values)
@@ -171,7 +203,9 @@ def weights_of_classes(group, disturbs):
 def assigned_gradients(group, disturbs):
     """One array as the gradient of two parameters, to which a step adds."""
     layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
-    pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), schedule="gpipe")
+    pipeline = Pipeline(
+        nn.Sequential(*layers), group, loss=nn.MSELoss(), schedule="gpipe"
+    )
     array = np.full((4, 4), 0.5, np.float32)
     for parameter in pipeline.parameters():
         if parameter.shape == array.shape:
@@ -181,7 +215,9 @@ def assigned_gradients(group, disturbs):
 
 
 def kept_by_a_metric(group, disturbs):
-    """Return the outputs that a metric saw: copies, or the arrays themselves after later steps."""
+    """Return the outputs that a metric saw: copies, or the arrays themselves after
+    later steps.
+    """
     pipeline, seen = made(group), []
 
     def keep(outputs, targets):
@@ -211,16 +247,27 @@ def saved_in_the_background(group, disturbs, folder):
     optimiser = optim.Adam(pipeline.parameters())
     pipeline.step(X[0], Y[0])
     optimiser.step()
-    with checkpoint.BackgroundSaver(folder / f"{group.size} {disturbs}", pipeline, optimiser) as saver:
+    with checkpoint.BackgroundSaver(
+        folder / f"{group.size} {disturbs}", pipeline, optimiser
+    ) as saver:
         saver.save(1, extra)
         if disturbs:
-            overwrite([extra["numbers"], *(parameter.data for parameter in pipeline.parameters())])
+            overwrite(
+                [
+                    extra["numbers"],
+                    *(parameter.data for parameter in pipeline.parameters()),
+                ]
+            )
             extra["list"].append(2)
             overwrite(optimiser.state_dict())
             optimiser.learning_rate = 7.0
             optimiser.step()
     again = made(group)
-    restored = checkpoint.restore(folder / f"{group.size} {disturbs}", again, other := optim.Adam(again.parameters()))
+    restored = checkpoint.restore(
+        folder / f"{group.size} {disturbs}",
+        again,
+        other := optim.Adam(again.parameters()),
+    )
     return restored.extra, again.state_dict(), other.state_dict()
 
 
@@ -243,8 +290,16 @@ def messages(group, disturbs):
 
 GIVEN = {
     "step": steps,
-    **{f"step without waiting, {name}": lambda g, d, name=name: steps(g, d, False, name) for name in ("1f1b", "zb-h1")},
-    **{f"run of {name}": lambda g, d, name=name: runs(g, d, name) for name in ("1f1b", *WITHOUT_FLUSHES)},
+    **{
+        f"step without waiting, {name}": lambda g, d, name=name: steps(
+            g, d, False, name
+        )
+        for name in ("1f1b", "zb-h1")
+    },
+    **{
+        f"run of {name}": lambda g, d, name=name: runs(g, d, name)
+        for name in ("1f1b", *WITHOUT_FLUSHES)
+    },
     "run of microbatches": lambda g, d: runs(g, d, given=in_microbatches),
     "run of a subclass of list": lambda g, d: runs(g, d, read=Refilling),
     "run of bundles": runs_of_bundles,
@@ -262,7 +317,7 @@ GIVEN = {
 }
 
 
-# -- what a call returns ----------------------------------------------------------------------------------------------
+# -- what a call returns ---------------------------------------------------------------
 
 
 def results(group, disturbs, call):
@@ -275,7 +330,9 @@ def results(group, disturbs, call):
             overwrite(result)
         pipeline.step(x, y)
         optimiser.step()
-    return [list(one) if isinstance(one, Microbatches) else one for one in found], pipeline.state_dict()
+    return [
+        list(one) if isinstance(one, Microbatches) else one for one in found
+    ], pipeline.state_dict()
 
 
 def kept_results(group, disturbs, call):
@@ -307,8 +364,12 @@ def input_gradients_of_microbatches(pipeline, x, y):
 
 CALLS = {
     "outputs": lambda pipeline, x, y: pipeline.step(x, y, outputs=True).outputs,
-    "outputs everywhere": lambda pipeline, x, y: pipeline.evaluate(x, y, outputs="everywhere").outputs,
-    "outputs of microbatches": lambda pipeline, x, y: pipeline.step(*in_microbatches(x, y), outputs=True).outputs,
+    "outputs everywhere": lambda pipeline, x, y: (
+        pipeline.evaluate(x, y, outputs="everywhere").outputs
+    ),
+    "outputs of microbatches": lambda pipeline, x, y: (
+        pipeline.step(*in_microbatches(x, y), outputs=True).outputs
+    ),
     "predict": lambda pipeline, x, y: pipeline.predict(x),
     "forward_backward": lambda pipeline, x, y: pipeline.forward_backward(x, y),
     "state_dict": lambda pipeline, x, y: pipeline.state_dict(),
@@ -318,13 +379,16 @@ CALLS = {
 }
 
 
-# -- the theorems -----------------------------------------------------------------------------------------------------
+# -- the theorems ----------------------------------------------------------------------
 
 
 def assert_undisturbed(case, num_ranks):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PACI, which has other last bits than one process
-        expected, found = (spawn(lambda group, d=d: case(group, d), num_ranks) for d in (False, True))
+        # of PACI, which has other last bits than one process
+        warnings.simplefilter("ignore")
+        expected, found = (
+            spawn(lambda group, d=d: case(group, d), num_ranks) for d in (False, True)
+        )
     np.testing.assert_equal(found, expected)
 
 
@@ -335,20 +399,29 @@ def test_an_array_may_be_filled_again_once_the_call_has_returned(name, num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_checkpoint_in_the_background_is_that_of_the_moment_of_the_call(num_ranks, tmp_path):
-    assert_undisturbed(lambda group, disturbs: saved_in_the_background(group, disturbs, tmp_path), num_ranks)
+def test_a_checkpoint_in_the_background_is_that_of_the_moment_of_the_call(
+    num_ranks, tmp_path
+):
+    assert_undisturbed(
+        lambda group, disturbs: saved_in_the_background(group, disturbs, tmp_path),
+        num_ranks,
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [slowly(1), 2])
 @for_each(name={name: name for name in CALLS})
 def test_a_result_that_is_overwritten_changes_no_later_call(name, num_ranks):
-    assert_undisturbed(lambda group, disturbs: results(group, disturbs, CALLS[name]), num_ranks)
+    assert_undisturbed(
+        lambda group, disturbs: results(group, disturbs, CALLS[name]), num_ranks
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [slowly(1), 2])
 @for_each(name={name: name for name in CALLS})
 def test_a_result_is_not_changed_by_later_calls(name, num_ranks):
-    assert_undisturbed(lambda group, disturbs: kept_results(group, disturbs, CALLS[name]), num_ranks)
+    assert_undisturbed(
+        lambda group, disturbs: kept_results(group, disturbs, CALLS[name]), num_ranks
+    )
 
 
 def test_the_arrays_of_a_list_of_batches_are_not_copied():
@@ -361,7 +434,12 @@ def test_the_arrays_of_a_list_of_batches_are_not_copied():
             return x
 
     def act(group):
-        pipeline = Pipeline(nn.Sequential(Look(), nn.Linear(4, 2)), group, loss=nn.MSELoss(), schedule="pipedream")
+        pipeline = Pipeline(
+            nn.Sequential(Look(), nn.Linear(4, 2)),
+            group,
+            loss=nn.MSELoss(),
+            schedule="pipedream",
+        )
         pipeline.run(batches, optim.SGD(pipeline.parameters(), learning_rate=0.1))
 
     spawn(act, 1)
@@ -371,12 +449,20 @@ def test_the_arrays_of_a_list_of_batches_are_not_copied():
 def test_two_inputs_that_were_added_have_gradients_of_their_own():
     def act(group):
         model = nn.Sequential(Sum(), nn.Linear(4, 2))
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1, inputs_require_grad=True)
+        pipeline = Pipeline(
+            model,
+            group,
+            loss=nn.MSELoss(),
+            num_microbatches=1,
+            inputs_require_grad=True,
+        )
         pipeline.step(Microbatches([{"x": X[0], "shift": X[1]}]), Microbatches([Y[0]]))
         return pipeline.input_gradients
 
     ((found,),) = spawn(act, 1)
-    assert np.array_equal(found["x"], found["shift"]) and not np.shares_memory(found["x"], found["shift"])
+    assert np.array_equal(found["x"], found["shift"]) and not np.shares_memory(
+        found["x"], found["shift"]
+    )
 
 
 @needs_mpi

@@ -1,4 +1,6 @@
-"""Calls of a pipeline inside its own calls, by a metric: on one rank, where no other rank has to make them."""
+"""Calls of a pipeline inside its own calls, by a metric: on one rank, where no other
+rank has to make them.
+"""
 
 import numpy as np
 import pytest
@@ -13,10 +15,14 @@ X = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 def made(**options):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    return Pipeline(model, OneRankGroup(), loss=nn.MSELoss(), num_microbatches=4, **options)
+    return Pipeline(
+        model, OneRankGroup(), loss=nn.MSELoss(), num_microbatches=4, **options
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"schedule": "interleaved-1f1b", "chunks_per_rank": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "interleaved-1f1b", "chunks_per_rank": 2}]
+)
 def test_a_metric_of_evaluate_and_of_step_may_evaluate_and_predict(options):
     pipeline = made(**options)
     loss, outputs = pipeline.evaluate(X, X), pipeline.predict(X)
@@ -32,7 +38,9 @@ def test_a_metric_of_evaluate_and_of_step_may_evaluate_and_predict(options):
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 def test_a_step_inside_a_step_is_refused_and_the_next_one_is_whole(schedule):
     pipeline, twin = made(schedule=schedule), made(schedule=schedule)
-    with pytest.raises(ArgumentError, match="during another training step of this pipeline") as caught:
+    with pytest.raises(
+        ArgumentError, match="during another training step of this pipeline"
+    ) as caught:
         pipeline.step(X, X, metrics={"loss": lambda *_: pipeline.step(X, X)})
     assert caught.value.code == "unsupported"
     assert all(parameter.grad is None for parameter in pipeline.parameters())

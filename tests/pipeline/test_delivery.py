@@ -1,4 +1,6 @@
-"""Losses on their way: over channels if a rank waits for them, behind others that are under way if it does not."""
+"""Losses on their way: over channels if a rank waits for them, behind others that are
+under way if it does not.
+"""
 
 import random
 import sys
@@ -16,15 +18,23 @@ WIDTH = 4
 
 def made(group, **options):
     layers = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    return Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=4, **options)
+    return Pipeline(
+        nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=4, **options
+    )
 
 
 def batch(number, rows=8):
-    return np.random.default_rng(number).standard_normal((2, rows, WIDTH)).astype(np.float32)
+    return (
+        np.random.default_rng(number)
+        .standard_normal((2, rows, WIDTH))
+        .astype(np.float32)
+    )
 
 
 def losses(group, choose, **options):
-    """Return the losses of some calls; ``choose`` says whether a step waits, and a broadcast is left under way."""
+    """Return the losses of some calls; ``choose`` says whether a step waits, and a
+    broadcast is left under way.
+    """
     pipeline, found, left = made(group, **options), [], []
     optimiser = optim.SGD(pipeline.parameters(), 0.1)
     for number in range(12):
@@ -33,7 +43,8 @@ def losses(group, choose, **options):
                 (
                     number,
                     group.ibroadcast(
-                        np.array(number) if group.rank == number % group.size else None, number % group.size
+                        np.array(number) if group.rank == number % group.size else None,
+                        number % group.size,
                     ),
                 )
             )
@@ -41,7 +52,9 @@ def losses(group, choose, **options):
         optimiser.step()
         if number % 4 == 3:
             found.append(
-                pipeline.evaluate(*batch(number, rows=number), metrics={"largest": largest}).metrics["largest"]
+                pipeline.evaluate(
+                    *batch(number, rows=number), metrics={"largest": largest}
+                ).metrics["largest"]
             )
         if left and choose("asks"):
             expected, request = left.pop()
@@ -81,8 +94,12 @@ def test_ranks_exchange_numbers_of_their_own_length(num_ranks):
         lengths = {rank: rank + 1 for rank in range(group.size) if rank != 1}
         channel = ExchangeChannel(group, lengths, tag=3)
         for step in range(3):
-            found = channel.exchange([10.0 * step + group.rank] * (group.rank + 1), step)
-            assert found == {rank: [10.0 * step + rank] * length for rank, length in lengths.items()}
+            found = channel.exchange(
+                [10.0 * step + group.rank] * (group.rank + 1), step
+            )
+            assert found == {
+                rank: [10.0 * step + rank] * length for rank, length in lengths.items()
+            }
 
     spawn(run, num_ranks)
 
@@ -116,7 +133,10 @@ def test_another_number_of_losses_is_an_error_and_no_wrong_loss():
         channel = ExchangeChannel(group, {0: 4 if group.rank else 3}, tag=3)
         channel.exchange([0.0] * 3, 1)
 
-    with pytest.raises(MessageError, match=r"Rank 0 sent float64 \(3,\) to rank 1, which expects float64 \(4,\)"):
+    with pytest.raises(
+        MessageError,
+        match=r"Rank 0 sent float64 \(3,\) to rank 1, which expects float64 \(4,\)",
+    ):
         spawn(run, 2)
 
 

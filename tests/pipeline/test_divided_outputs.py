@@ -1,4 +1,6 @@
-"""A head that ranks share, and its loss: a pair gives the numbers of the plain model, or an error of a known kind."""
+"""A head that ranks share, and its loss: a pair gives the numbers of the plain model,
+or an error of a known kind.
+"""
 
 import numpy as np
 import pytest
@@ -20,8 +22,14 @@ def linear(**options):
 
 
 def column(group, gather=False, **options):
-    """Return a layer that the ranks of a group share; without a group, the plain one."""
-    return nn.ColumnParallelLinear(linear(**options), group, gather=gather) if group else linear(**options)
+    """Return a layer that the ranks of a group share; without a group, the plain
+    one.
+    """
+    return (
+        nn.ColumnParallelLinear(linear(**options), group, gather=gather)
+        if group
+        else linear(**options)
+    )
 
 
 class Own(nn.Module):
@@ -47,58 +55,98 @@ HEADS = {  # of layers behind the embedding; those with a group have it divided
     "gathered in a layer of one's own": lambda group: [Own(column(group, gather=True))],
     "divided": lambda group: [column(group)],
     "divided before an activation": lambda group: [column(group), nn.Tanh()],
-    "divided and recomputed": lambda group: [nn.Recompute(nn.Sequential(column(group), nn.Identity()))],
+    "divided and recomputed": lambda group: [
+        nn.Recompute(nn.Sequential(column(group), nn.Identity()))
+    ],
     "divided in a layer of one's own": lambda group: [Own(column(group))],
-    "divided and scaled in a layer of one's own": lambda group: [Own(column(group), doubled)],
+    "divided and scaled in a layer of one's own": lambda group: [
+        Own(column(group), doubled)
+    ],
     "divided before a function": lambda group: [column(group), nn.Function(doubled)],
 }
 WHOLE, DIVIDED = list(HEADS)[:5], list(HEADS)[5:]
 LOSSES = {  # from the group, or None for the plain loss
     "CrossEntropyLoss": lambda group: nn.CrossEntropyLoss(),
-    "ParallelCrossEntropyLoss": lambda group: nn.ParallelCrossEntropyLoss(group) if group else nn.CrossEntropyLoss(),
+    "ParallelCrossEntropyLoss": lambda group: (
+        nn.ParallelCrossEntropyLoss(group) if group else nn.CrossEntropyLoss()
+    ),
     "MSELoss": lambda group: nn.MSELoss(),
-    "a function": lambda group: lambda scores, labels: functional.cross_entropy(scores, labels),
+    "a function": lambda group: (
+        lambda scores, labels: functional.cross_entropy(scores, labels)
+    ),
     "a function for parts": lambda group: (
         lambda scores, labels: (
-            parallel_cross_entropy(scores, labels, group) if group else functional.cross_entropy(scores, labels)
+            parallel_cross_entropy(scores, labels, group)
+            if group
+            else functional.cross_entropy(scores, labels)
         )
     ),
     "a function that gathers": lambda group: (
-        lambda scores, labels: functional.cross_entropy(gather_from(scores, group) if group else scores, labels)
+        lambda scores, labels: functional.cross_entropy(
+            gather_from(scores, group) if group else scores, labels
+        )
     ),
-    "a function of the scores alone": lambda group: lambda scores, labels: functional.mean(scores * scores),
+    "a function of the scores alone": lambda group: (
+        lambda scores, labels: functional.mean(scores * scores)
+    ),
 }
-FOR_WHOLE = ["CrossEntropyLoss", "MSELoss", "a function", "a function of the scores alone"]
-FOR_PARTS = ["ParallelCrossEntropyLoss", "a function for parts", "a function that gathers"]
+FOR_WHOLE = [
+    "CrossEntropyLoss",
+    "MSELoss",
+    "a function",
+    "a function of the scores alone",
+]
+FOR_PARTS = [
+    "ParallelCrossEntropyLoss",
+    "a function for parts",
+    "a function that gathers",
+]
 RIGHT = {(head, loss) for head in WHOLE for loss in FOR_WHOLE} | {
     (head, loss) for head in DIVIDED for loss in FOR_PARTS
 }
 
 
-# Of a function of one's own and a layer of one's own, metrics and outputs cannot know what to gather: they are refused.
+# Of a function of one's own and a layer of one's own, metrics and outputs cannot know
+# what to gather: they are refused.
 ALONE = {
     (head, loss)
-    for head in ("divided and scaled in a layer of one's own", "divided before a function")
+    for head in (
+        "divided and scaled in a layer of one's own",
+        "divided before a function",
+    )
     for loss in ("a function for parts", "a function that gathers")
 }
 
 
 def accuracy(outputs, targets):
-    return float((outputs.argmax(axis=-1) == targets).mean()) if targets.ndim == 2 else float(outputs[..., -1].mean())
+    return (
+        float((outputs.argmax(axis=-1) == targets).mean())
+        if targets.ndim == 2
+        else float(outputs[..., -1].mean())
+    )
 
 
 def everything(where, make_head, make_loss, is_alone=False):
     group = where.tensor if isinstance(where, Grid) else None
-    model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), nn.LayerNorm(WIDTH, **F8), *make_head(group))
+    model = nn.Sequential(
+        nn.Embedding(SYMBOLS, WIDTH, **F8), nn.LayerNorm(WIDTH, **F8), *make_head(group)
+    )
     loss = make_loss(group)
     targets = REAL if isinstance(loss, nn.MSELoss) else NEXT
     pipeline = Pipeline(model, where, loss=loss, num_microbatches=2)
     optimiser = optim.SGD(pipeline.parameters(), 0.5)
     if is_alone:
-        return [float(pipeline.step(IDS, targets)), pipeline.clip_grad_norm(1.0), pipeline.evaluate(IDS, targets)]
+        return [
+            float(pipeline.step(IDS, targets)),
+            pipeline.clip_grad_norm(1.0),
+            pipeline.evaluate(IDS, targets),
+        ]
     asked = {"outputs": "everywhere", "metrics": {"accuracy": accuracy}}
     numbers = []
-    for found in (pipeline.step(IDS, targets, **asked), pipeline.evaluate(IDS, targets, **asked)):
+    for found in (
+        pipeline.step(IDS, targets, **asked),
+        pipeline.evaluate(IDS, targets, **asked),
+    ):
         numbers += [float(found), found.metrics["accuracy"], found.outputs]
     numbers += [pipeline.clip_grad_norm(float("inf")), pipeline.predict(IDS)]
     optimiser.step()
@@ -111,11 +159,14 @@ def plain(*made):
 
 def assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
-        assert np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-12, atol=1e-12)
+        assert np.shape(one) == np.shape(other) and np.allclose(
+            one, other, rtol=1e-12, atol=1e-12
+        )
 
 
 PAIRS = {f"{head}, {loss}": (head, loss) for head in HEADS for loss in LOSSES}
-SOME_PAIRS = {name: PAIRS[name] for name in [*PAIRS][::3]}  # in 3 of 5 columns of each row
+# in 3 of 5 columns of each row
+SOME_PAIRS = {name: PAIRS[name] for name in [*PAIRS][::3]}
 
 
 @for_each(pair=SOME_PAIRS)
@@ -124,7 +175,9 @@ def test_some_heads_and_losses_belong_together_or_are_refused(pair):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"pipeline": 2, "tensor": 2}, {"tensor": 3}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"tensor": 2}, {"pipeline": 2, "tensor": 2}, {"tensor": 3}], ids=str
+)
 @for_each(pair=PAIRS)
 def test_a_head_and_a_loss_belong_together_or_are_refused(pair, sizes):
     check_pair(pair, sizes)
@@ -141,20 +194,31 @@ def check_pair(pair, sizes):
     if pair not in RIGHT:
         return
     expected = plain(head, loss, is_alone)
-    for found in spawn(lambda group: everything(Grid(group, **sizes), head, loss, is_alone), num_ranks):
+    for found in spawn(
+        lambda group: everything(Grid(group, **sizes), head, loss, is_alone), num_ranks
+    ):
         assert_same(found, expected)
 
 
 @pytest.mark.parametrize("head", ["divided", slowly("divided in a layer of one's own")])
-@pytest.mark.parametrize("grid", [{"data": 2}, {"data": 2, "fully_sharded": True}], ids=str)
+@pytest.mark.parametrize(
+    "grid", [{"data": 2}, {"data": 2, "fully_sharded": True}], ids=str
+)
 def test_so_it_is_with_replicas(grid, head):
     def run(where, count):
         group = where.tensor if isinstance(where, Grid) else None
         model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS[head](group))
         loss = LOSSES["ParallelCrossEntropyLoss"](group)
         pipeline = Pipeline(model, where, loss=loss, num_microbatches=count, seed=2)
-        found = pipeline.step(IDS, NEXT, outputs="everywhere", metrics={"accuracy": accuracy})
-        return [float(found), found.metrics["accuracy"], found.outputs, pipeline.predict(IDS)]
+        found = pipeline.step(
+            IDS, NEXT, outputs="everywhere", metrics={"accuracy": accuracy}
+        )
+        return [
+            float(found),
+            found.metrics["accuracy"],
+            found.outputs,
+            pipeline.predict(IDS),
+        ]
 
     (expected,) = spawn(lambda group: run(group, 4), 1)
     for found in spawn(lambda group: run(Grid(group, tensor=2, **grid), 2), 4):
@@ -164,17 +228,28 @@ def test_so_it_is_with_replicas(grid, head):
 def test_a_tied_head_gathers_and_takes_a_whole_loss():
     def model():
         embedding = nn.Embedding(SYMBOLS, WIDTH, **F8)
-        return nn.Sequential(embedding, nn.LayerNorm(WIDTH, **F8), nn.Unembedding(embedding))
+        return nn.Sequential(
+            embedding, nn.LayerNorm(WIDTH, **F8), nn.Unembedding(embedding)
+        )
 
     def run(where, make_loss):
         loss = make_loss(where.tensor if isinstance(where, Grid) else None)
         pipeline = Pipeline(model(), where, loss=loss, num_microbatches=2)
-        found = pipeline.step(IDS, NEXT, outputs="everywhere", metrics={"accuracy": accuracy})
-        return [float(found), found.metrics["accuracy"], found.outputs, pipeline.predict(IDS)]
+        found = pipeline.step(
+            IDS, NEXT, outputs="everywhere", metrics={"accuracy": accuracy}
+        )
+        return [
+            float(found),
+            found.metrics["accuracy"],
+            found.outputs,
+            pipeline.predict(IDS),
+        ]
 
     expected = spawn(lambda group: run(group, LOSSES["CrossEntropyLoss"]), 1)[0]
     for name in ("CrossEntropyLoss", "a function"):
-        for found in spawn(lambda group, name=name: run(Grid(group, tensor=2), LOSSES[name]), 2):
+        for found in spawn(
+            lambda group, name=name: run(Grid(group, tensor=2), LOSSES[name]), 2
+        ):
             assert_same(found, expected)
     for name in ("ParallelCrossEntropyLoss", "a function for parts"):
         with pytest.raises(MinipipeError) as caught:
@@ -185,10 +260,18 @@ def test_a_tied_head_gathers_and_takes_a_whole_loss():
 def test_first_scores_of_zero_are_no_reason_to_refuse():
     def loss(where):
         group = where.tensor if isinstance(where, Grid) else None
-        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), Own(column(group, **ZERO), doubled))
-        return float(Pipeline(model, where, loss=LOSSES["ParallelCrossEntropyLoss"](group)).step(IDS, NEXT))
+        model = nn.Sequential(
+            nn.Embedding(SYMBOLS, WIDTH, **F8), Own(column(group, **ZERO), doubled)
+        )
+        return float(
+            Pipeline(model, where, loss=LOSSES["ParallelCrossEntropyLoss"](group)).step(
+                IDS, NEXT
+            )
+        )
 
-    assert spawn(lambda group: loss(Grid(group, tensor=2)), 2) == pytest.approx([np.log(SYMBOLS)] * 2)
+    assert spawn(lambda group: loss(Grid(group, tensor=2)), 2) == pytest.approx(
+        [np.log(SYMBOLS)] * 2
+    )
 
 
 @for_each(
@@ -203,7 +286,11 @@ def test_first_scores_of_zero_are_no_reason_to_refuse():
             LOSSES["ParallelCrossEntropyLoss"],
             "Take CrossEntropyLoss",
         ),
-        "a divided head": (lambda g: HEADS["divided"](g), LOSSES["CrossEntropyLoss"], "has a part of them"),
+        "a divided head": (
+            lambda g: HEADS["divided"](g),
+            LOSSES["CrossEntropyLoss"],
+            "has a part of them",
+        ),
         "other ranks": (
             lambda g: HEADS["divided"](g),
             lambda g: nn.ParallelCrossEntropyLoss(Elsewhere()),
@@ -216,7 +303,11 @@ def test_a_pair_is_refused_when_the_pipeline_is_made(case):
 
     def make(group):
         grid = Grid(group, tensor=2)
-        Pipeline(nn.Sequential(nn.Embedding(SYMBOLS, WIDTH), *head(grid.tensor)), grid, loss=loss(grid.tensor))
+        Pipeline(
+            nn.Sequential(nn.Embedding(SYMBOLS, WIDTH), *head(grid.tensor)),
+            grid,
+            loss=loss(grid.tensor),
+        )
 
     with pytest.raises(ModelError, match=words) as caught:
         spawn(make, 2)
@@ -233,7 +324,10 @@ def test_a_plan_is_looked_at_too_and_a_pipeline_that_only_predicts_gathers():
     def run(group):
         grid = Grid(group, tensor=2)
         model = nn.parallelise(
-            nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS["divided"](grid.tensor)), grid.tensor
+            nn.Sequential(
+                nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS["divided"](grid.tensor)
+            ),
+            grid.tensor,
         )
         plan = Plan(model, num_ranks=1)
         with pytest.raises(ModelError, match="has a part of them"):
@@ -248,12 +342,19 @@ def test_a_plan_is_looked_at_too_and_a_pipeline_that_only_predicts_gathers():
 
 @pytest.mark.parametrize("change", [lambda x: x, doubled], ids=["marked", "not marked"])
 def test_scores_that_a_layer_of_ones_own_gathered_are_not_joined_once_more(change):
-    """The pipeline cannot know before a call, and a prediction would have each class twice."""
+    """The pipeline cannot know before a call, and a prediction would have each class
+    twice.
+    """
 
     def predict(group):
         grid = Grid(group, tensor=2)
-        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), Own(column(grid.tensor, gather=True), change))
-        Pipeline(model, grid, loss=nn.ParallelCrossEntropyLoss(grid.tensor)).predict(IDS)
+        model = nn.Sequential(
+            nn.Embedding(SYMBOLS, WIDTH, **F8),
+            Own(column(grid.tensor, gather=True), change),
+        )
+        Pipeline(model, grid, loss=nn.ParallelCrossEntropyLoss(grid.tensor)).predict(
+            IDS
+        )
 
     with pytest.raises(TensorError, match="every rank has all scores") as caught:
         spawn(predict, 2)
@@ -263,9 +364,14 @@ def test_scores_that_a_layer_of_ones_own_gathered_are_not_joined_once_more(chang
 def test_a_gradient_of_whole_outputs_is_taken():
     def run(where):
         group = where.tensor if isinstance(where, Grid) else None
-        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS["gathered"](group))
+        model = nn.Sequential(
+            nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS["gathered"](group)
+        )
         pipeline = Pipeline(model, where, num_microbatches=2)
-        return [pipeline.forward_backward(IDS, REAL, outputs="everywhere"), pipeline.clip_grad_norm(float("inf"))]
+        return [
+            pipeline.forward_backward(IDS, REAL, outputs="everywhere"),
+            pipeline.clip_grad_norm(float("inf")),
+        ]
 
     (expected,) = spawn(run, 1)
     for found in spawn(lambda group: run(Grid(group, tensor=2)), 2):
@@ -275,7 +381,9 @@ def test_a_gradient_of_whole_outputs_is_taken():
 def test_outputs_asked_for_by_some_ranks_alone_are_refused_where_ranks_exchange_them():
     def run(group):
         grid = Grid(group, tensor=2)
-        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH), *HEADS["divided"](grid.tensor))
+        model = nn.Sequential(
+            nn.Embedding(SYMBOLS, WIDTH), *HEADS["divided"](grid.tensor)
+        )
         pipeline = Pipeline(model, grid, loss=nn.ParallelCrossEntropyLoss(grid.tensor))
         pipeline.step(IDS, NEXT, outputs=group.rank == 0)
 
@@ -286,8 +394,17 @@ def test_outputs_asked_for_by_some_ranks_alone_are_refused_where_ranks_exchange_
 def test_outputs_that_differ_by_rank_and_are_no_single_tensor_are_refused():
     def run(group):
         grid = Grid(group, tensor=2)
-        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), Own(column(grid.tensor), lambda x: (x, x * 2.0)))
-        pipeline = Pipeline(model, grid, loss=lambda pair, labels: parallel_cross_entropy(pair[0], labels, grid.tensor))
+        model = nn.Sequential(
+            nn.Embedding(SYMBOLS, WIDTH, **F8),
+            Own(column(grid.tensor), lambda x: (x, x * 2.0)),
+        )
+        pipeline = Pipeline(
+            model,
+            grid,
+            loss=lambda pair, labels: parallel_cross_entropy(
+                pair[0], labels, grid.tensor
+            ),
+        )
         pipeline.step(IDS, NEXT)
         pipeline.predict(IDS)
 
@@ -299,30 +416,66 @@ def test_outputs_that_differ_by_rank_and_are_no_single_tensor_are_refused():
 def test_a_run_without_flushes_compares_too(schedule):
     def run(group, head, loss):
         grid = Grid(group, pipeline=2, tensor=2)
-        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS[head](grid.tensor))
-        pipeline = Pipeline(model, grid, loss=LOSSES[loss](grid.tensor), schedule=schedule, num_microbatches=2)
+        model = nn.Sequential(
+            nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS[head](grid.tensor)
+        )
+        pipeline = Pipeline(
+            model,
+            grid,
+            loss=LOSSES[loss](grid.tensor),
+            schedule=schedule,
+            num_microbatches=2,
+        )
         return pipeline.run([(IDS, NEXT)] * 2, optim.SGD(pipeline.parameters(), 0.1))
 
-    assert spawn(lambda group: run(group, "divided", "ParallelCrossEntropyLoss"), 4)[0][0] > 0
+    assert (
+        spawn(lambda group: run(group, "divided", "ParallelCrossEntropyLoss"), 4)[0][0]
+        > 0
+    )
     with pytest.raises(TensorError, match="The outputs differ"):
-        spawn(lambda group: run(group, "divided and scaled in a layer of one's own", "CrossEntropyLoss"), 4)
+        spawn(
+            lambda group: run(
+                group, "divided and scaled in a layer of one's own", "CrossEntropyLoss"
+            ),
+            4,
+        )
 
 
-# -- without a pipeline ---------------------------------------------------------------------------------------------
+# -- without a pipeline ----------------------------------------------------------------
 
 
 @for_each(
     case={
-        "cross-entropy of a part": (False, lambda group, scores: nn.CrossEntropyLoss()(scores, NEXT)),
-        "its function": (False, lambda group, scores: functional.cross_entropy(scores, NEXT)),
-        "squared error of a part": (False, lambda group, scores: nn.MSELoss()(scores, scores.numpy())),
-        "loss for parts of a whole": (True, lambda group, scores: nn.ParallelCrossEntropyLoss(group)(scores, NEXT)),
+        "cross-entropy of a part": (
+            False,
+            lambda group, scores: nn.CrossEntropyLoss()(scores, NEXT),
+        ),
+        "its function": (
+            False,
+            lambda group, scores: functional.cross_entropy(scores, NEXT),
+        ),
+        "squared error of a part": (
+            False,
+            lambda group, scores: nn.MSELoss()(scores, scores.numpy()),
+        ),
+        "loss for parts of a whole": (
+            True,
+            lambda group, scores: nn.ParallelCrossEntropyLoss(group)(scores, NEXT),
+        ),
         "loss for parts of a plain layer's result": (
             None,
             lambda group, scores: nn.ParallelCrossEntropyLoss(group)(scores, NEXT),
         ),
-        "its function, too": (True, lambda group, scores: parallel_cross_entropy(scores, NEXT, group)),
-        "parts of other ranks": (False, lambda group, scores: nn.ParallelCrossEntropyLoss(Elsewhere())(scores, NEXT)),
+        "its function, too": (
+            True,
+            lambda group, scores: parallel_cross_entropy(scores, NEXT, group),
+        ),
+        "parts of other ranks": (
+            False,
+            lambda group, scores: nn.ParallelCrossEntropyLoss(Elsewhere())(
+                scores, NEXT
+            ),
+        ),
     }
 )
 def test_a_loss_refuses_what_is_not_for_it(case):
@@ -343,7 +496,9 @@ def test_parts_that_do_not_depend_on_the_class_are_taken():
 
     def run(group):
         x = np.arange(8.0)[:, None] + np.zeros((8, SYMBOLS // 2))
-        return round(nn.ParallelCrossEntropyLoss(group)(Tensor(x), IDS[:, 0]).item(), 12)
+        return round(
+            nn.ParallelCrossEntropyLoss(group)(Tensor(x), IDS[:, 0]).item(), 12
+        )
 
     assert spawn(run, 2) == [round(np.log(SYMBOLS), 12)] * 2
 
@@ -363,7 +518,11 @@ def test_a_stage_with_all_outputs_is_compiled_with_the_same_bits():
 
     def run(group, how):
         grid = Grid(group, pipeline=2, tensor=2)
-        layers = [nn.Embedding(SYMBOLS, WIDTH, **F8), nn.LayerNorm(WIDTH, **F8), nn.Linear(WIDTH, SYMBOLS, **F8)]
+        layers = [
+            nn.Embedding(SYMBOLS, WIDTH, **F8),
+            nn.LayerNorm(WIDTH, **F8),
+            nn.Linear(WIDTH, SYMBOLS, **F8),
+        ]
         options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2, "compile": how}
         pipeline = Pipeline(nn.Sequential(*layers), grid, **options)
         optimiser = optim.SGD(pipeline.parameters(), 0.1)
@@ -373,6 +532,9 @@ def test_a_stage_with_all_outputs_is_compiled_with_the_same_bits():
             optimiser.step()
         return losses, pipeline.compile_report()
 
-    found, expected = (spawn(lambda group, on=on: run(group, on), 4) for on in ("where-possible", False))
+    found, expected = (
+        spawn(lambda group, on=on: run(group, on), 4)
+        for on in ("where-possible", False)
+    )
     assert [losses for losses, _ in found] == [losses for losses, _ in expected]
     assert found[2][1] == "step: stage 1 is compiled"

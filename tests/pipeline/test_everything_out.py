@@ -1,4 +1,6 @@
-"""A step gives more than a loss: losses of microbatches, metrics, outputs, gradients of inputs and of several steps."""
+"""A step gives more than a loss: losses of microbatches, metrics, outputs, gradients of
+inputs and of several steps.
+"""
 
 import json
 import pickle
@@ -9,9 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import BatchLoss, Microbatches, Pipeline, Replicated, Tensor, functional, nn, random_key, schedules, spawn
+from minipipe import (
+    BatchLoss,
+    Microbatches,
+    Pipeline,
+    Replicated,
+    Tensor,
+    functional,
+    nn,
+    random_key,
+    schedules,
+    spawn,
+)
 from minipipe.comm import OneRankGroup
-from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, TensorError
+from minipipe.errors import (
+    ArgumentError,
+    MicrobatchError,
+    ModelError,
+    RankError,
+    TensorError,
+)
 from minipipe.testing import one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi, of_each_kind, slowly
 from tests.strategies import NAMES, build, examples
@@ -20,13 +39,19 @@ WIDTH = 4
 
 
 def model():
-    layers = [layer for _ in range(7) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.1))]
+    layers = [
+        layer
+        for _ in range(7)
+        for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.1))
+    ]
     return nn.Sequential(*layers, nn.Linear(WIDTH, 3))
 
 
 def batch(samples=10, seed=0):
     generator = np.random.default_rng(seed)
-    return generator.standard_normal((samples, WIDTH)).astype(np.float32), generator.integers(-1, 3, samples)
+    return generator.standard_normal((samples, WIDTH)).astype(
+        np.float32
+    ), generator.integers(-1, 3, samples)
 
 
 def accuracy(scores, labels):
@@ -42,22 +67,44 @@ def made(group, name="1f1b", m=4, **options):
     return Pipeline(model(), group, schedule=build(name, group.size, m), **options)
 
 
-# -- numbers and outputs ----------------------------------------------------------------------------------------
+# -- numbers and outputs ---------------------------------------------------------------
 
 
 @examples(40)
-@given(st.sampled_from(NAMES), st.integers(1, 3), st.integers(1, 5), st.integers(0, 99), st.sampled_from([4, 7, 10]))
-def test_losses_metrics_and_outputs_are_those_of_one_process(name, num_ranks, m, seed, samples):
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(0, 99),
+    st.sampled_from([4, 7, 10]),
+)
+def test_losses_metrics_and_outputs_are_those_of_one_process(
+    name, num_ranks, m, seed, samples
+):
     x, y = batch(max(samples, m), seed)
     y[0] = 1  # at least one that counts
 
     def train(group):
         pipeline = made(group, name, m).eval()
         plain = pipeline.step(x, y)
-        loss = pipeline.step(x, y, outputs="everywhere", metrics={"accuracy": accuracy, "one": lambda *_: 1})
-        assert (plain, plain.losses, plain.metrics, plain.outputs) == (loss, loss.losses, {}, None)
+        loss = pipeline.step(
+            x,
+            y,
+            outputs="everywhere",
+            metrics={"accuracy": accuracy, "one": lambda *_: 1},
+        )
+        assert (plain, plain.losses, plain.metrics, plain.outputs) == (
+            loss,
+            loss.losses,
+            {},
+            None,
+        )
         checked = pipeline.evaluate(x, y, outputs=True, metrics={"accuracy": accuracy})
-        assert (checked, checked.losses, checked.metrics) == (loss, loss.losses, {"accuracy": loss.metrics["accuracy"]})
+        assert (checked, checked.losses, checked.metrics) == (
+            loss,
+            loss.losses,
+            {"accuracy": loss.metrics["accuracy"]},
+        )
         is_last = pipeline.num_stages - 1 in pipeline.local_stages
         assert (checked.outputs is not None) == is_last
         assert not is_last or same_bits(checked.outputs, loss.outputs)
@@ -66,13 +113,19 @@ def test_losses_metrics_and_outputs_are_those_of_one_process(name, num_ranks, m,
 
     twin = model().initialise(0).eval()
     parts = np.array_split(np.arange(len(y)), m)
-    expected = [LOSS(twin(Tensor(x[part])), y[part]).item() if (y[part] >= 0).any() else 0.0 for part in parts]
+    expected = [
+        LOSS(twin(Tensor(x[part])), y[part]).item() if (y[part] >= 0).any() else 0.0
+        for part in parts
+    ]
     whole = one_process_step(twin, LOSS, x, y, m)
     for loss in spawn(train, num_ranks):
         assert isinstance(loss, BatchLoss) and loss == whole.loss
         assert loss.losses == tuple(expected)
         assert loss.outputs.shape == (len(y), 3)
-        assert loss.metrics == {"accuracy": pytest.approx(accuracy(loss.outputs, y)), "one": pytest.approx(1)}
+        assert loss.metrics == {
+            "accuracy": pytest.approx(accuracy(loss.outputs, y)),
+            "one": pytest.approx(1),
+        }
 
 
 def test_an_accuracy_costs_no_second_forward_and_counts_what_the_loss_counts():
@@ -85,12 +138,19 @@ def test_an_accuracy_costs_no_second_forward_and_counts_what_the_loss_counts():
             forwards.append(len(x))
             return x
 
-    pipeline = Pipeline(nn.Sequential(Counted(), nn.Linear(WIDTH, 3)), OneRankGroup(), loss=LOSS, num_microbatches=4)
+    pipeline = Pipeline(
+        nn.Sequential(Counted(), nn.Linear(WIDTH, 3)),
+        OneRankGroup(),
+        loss=LOSS,
+        num_microbatches=4,
+    )
     metrics = {"accuracy": accuracy, "first": lambda scores, labels: float(labels[0])}
     loss = pipeline.step(x, np.where(y < 0, -1, 2), metrics=metrics)
     assert forwards == [2] * 4
     weights = [(part >= 0).sum() / (y >= 0).sum() for part in y.reshape(4, 2)]
-    assert loss.metrics["first"] == pytest.approx(sum(w * (-1 if i < 2 else 2) for i, w in enumerate(weights)))
+    assert loss.metrics["first"] == pytest.approx(
+        sum(w * (-1 if i < 2 else 2) for i, w in enumerate(weights))
+    )
 
 
 def test_the_loss_of_a_batch_is_a_float_that_can_be_kept():
@@ -106,15 +166,25 @@ def test_the_loss_of_a_batch_is_a_float_that_can_be_kept():
 def test_without_waiting_a_rank_asks_for_all_of_it_later():
     def train(group):
         pipeline = made(group)
-        pending = [pipeline.step(*batch(8, i), wait=False, outputs=True, metrics={"a": accuracy}) for i in range(3)]
+        pending = [
+            pipeline.step(
+                *batch(8, i), wait=False, outputs=True, metrics={"a": accuracy}
+            )
+            for i in range(3)
+        ]
         again = made(group)
         return [pending[i].wait() for i in (2, 0, 1)], [
-            again.step(*batch(8, i), outputs=True, metrics={"a": accuracy}) for i in (0, 1, 2)
+            again.step(*batch(8, i), outputs=True, metrics={"a": accuracy})
+            for i in (0, 1, 2)
         ]
 
     for (third, first, second), expected in spawn(train, 3):
         for mine, other in zip((first, second, third), expected):
-            assert (mine, mine.losses, mine.metrics) == (other, other.losses, other.metrics)
+            assert (mine, mine.losses, mine.metrics) == (
+                other,
+                other.losses,
+                other.metrics,
+            )
             assert (mine.outputs is None) == (other.outputs is None)
             assert mine.outputs is None or same_bits(mine.outputs, other.outputs)
 
@@ -128,18 +198,24 @@ def test_a_metric_cannot_change_what_the_backward_needs():
 
 
 @pytest.mark.parametrize(
-    ("metric", "found"), [(lambda y, t: y, r"an array of shape \(3, 3\)"), (lambda y, t: None, "NoneType")]
+    ("metric", "found"),
+    [(lambda y, t: y, r"an array of shape \(3, 3\)"), (lambda y, t: None, "NoneType")],
 )
 def test_a_metric_that_is_no_number_is_named(metric, found):
     with pytest.raises(
-        TensorError, match=f"The metric 'share' must be a number; for a microbatch it is {found}"
+        TensorError,
+        match=f"The metric 'share' must be a number; for a microbatch it is {found}",
     ) as caught:
-        made(OneRankGroup()).step(*batch(), metrics={"accuracy": accuracy, "share": metric})
+        made(OneRankGroup()).step(
+            *batch(), metrics={"accuracy": accuracy, "share": metric}
+        )
     assert caught.value.code == "shape"
 
 
 def test_a_metric_may_have_weights_of_its_own():
-    """The story: the share of sentences that are right, beside a loss over tokens, counted by tokens."""
+    """The story: the share of sentences that are right, beside a loss over tokens,
+    counted by tokens.
+    """
     x = np.ones((6, 3, WIDTH), np.float32)
     y = np.full((6, 3), -1)
     y[0], y[1:, 0] = 1, 2  # three tokens, and one in each of five others
@@ -153,23 +229,37 @@ def test_a_metric_may_have_weights_of_its_own():
     def none(scores, labels):
         return 5.0, 0
 
-    pipeline = Pipeline(nn.Sequential(nn.Linear(WIDTH, 3)), OneRankGroup(), loss=LOSS, num_microbatches=3)
-    metrics = pipeline.step(x, y, metrics={"sentences": sentences, "tokens": tokens, "none": none}).metrics
-    assert metrics["sentences"] == pytest.approx(5 / 6) and metrics["tokens"] == pytest.approx(5 / 8)
+    pipeline = Pipeline(
+        nn.Sequential(nn.Linear(WIDTH, 3)),
+        OneRankGroup(),
+        loss=LOSS,
+        num_microbatches=3,
+    )
+    metrics = pipeline.step(
+        x, y, metrics={"sentences": sentences, "tokens": tokens, "none": none}
+    ).metrics
+    assert metrics["sentences"] == pytest.approx(5 / 6) and metrics[
+        "tokens"
+    ] == pytest.approx(5 / 8)
     assert np.isnan(metrics["none"])
 
 
 def test_a_microbatch_that_does_not_count_does_not_spoil_a_metric():
     x, y = batch(8)
     y[:] = [1, 1, -1, -1, 2, 2, -1, -1]
-    loss = made(OneRankGroup()).step(x, y, metrics={"of nothing": lambda _, y: np.nan if (y < 0).all() else 1.0})
+    loss = made(OneRankGroup()).step(
+        x, y, metrics={"of nothing": lambda _, y: np.nan if (y < 0).all() else 1.0}
+    )
     assert loss.metrics["of nothing"] == 1.0
 
 
 def test_gradients_of_inputs_that_nobody_asked_for_are_refused():
     pipeline = made(OneRankGroup())
     pipeline.step(*batch())
-    with pytest.raises(ArgumentError, match=r"Only Pipeline\(…, inputs_require_grad=True\) keeps gradients"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"Only Pipeline\(…, inputs_require_grad=True\) keeps gradients",
+    ):
         _ = pipeline.input_gradients
 
 
@@ -178,19 +268,33 @@ def test_every_rank_must_name_the_same_metrics():
         return made(group).step(*batch(), **asked[group.rank])
 
     one, two = {"a": accuracy, "b": accuracy}, {"b": accuracy, "a": accuracy}
-    for asked in (({"metrics": one}, {}), ({"metrics": one}, {"metrics": two}), ({}, {"outputs": "everywhere"})):
-        with pytest.raises(RankError, match="The request for metrics and outputs of rank 1 differs from that of"):
+    for asked in (
+        ({"metrics": one}, {}),
+        ({"metrics": one}, {"metrics": two}),
+        ({}, {"outputs": "everywhere"}),
+    ):
+        with pytest.raises(
+            RankError,
+            match="The request for metrics and outputs of rank 1 differs from that of",
+        ):
             spawn(lambda group, asked=asked: train(group, asked), 2)
 
 
 def test_where_outputs_go_must_be_a_place_that_there_is():
-    with pytest.raises(ArgumentError, match="outputs is 'all'; expected True, False or 'everywhere'"):
+    with pytest.raises(
+        ArgumentError, match="outputs is 'all'; expected True, False or 'everywhere'"
+    ):
         made(OneRankGroup()).step(*batch(), outputs="all")
 
 
 def test_outputs_that_make_no_array_of_samples_say_what_to_do():
-    pipeline = Pipeline(nn.Sequential(OverTheBatch()), OneRankGroup(), num_microbatches=2)
-    with pytest.raises(TensorError, match="do not form one array .* pass the batch as minipipe.Microbatches"):
+    pipeline = Pipeline(
+        nn.Sequential(OverTheBatch()), OneRankGroup(), num_microbatches=2
+    )
+    with pytest.raises(
+        TensorError,
+        match="do not form one array .* pass the batch as minipipe.Microbatches",
+    ):
         pipeline.predict(batch()[0])
 
 
@@ -204,9 +308,16 @@ def test_microbatches_of_several_lengths_come_out_as_they_went_in():
 
     def run(group):
         pipeline = Pipeline(
-            nn.Sequential(nn.Identity(), nn.Linear(WIDTH, 2)), group, loss=nn.MSELoss(), num_microbatches=2
+            nn.Sequential(nn.Identity(), nn.Linear(WIDTH, 2)),
+            group,
+            loss=nn.MSELoss(),
+            num_microbatches=2,
         )
-        loss = pipeline.step(Microbatches(x), Microbatches([np.ones((2, 5, 2)), np.ones((1, 7, 2))]), outputs=True)
+        loss = pipeline.step(
+            Microbatches(x),
+            Microbatches([np.ones((2, 5, 2)), np.ones((1, 7, 2))]),
+            outputs=True,
+        )
         return pipeline.predict(Microbatches(x)), loss.outputs
 
     (everywhere, none), (again, mine) = spawn(run, 2)
@@ -215,29 +326,41 @@ def test_microbatches_of_several_lengths_come_out_as_they_went_in():
         assert [part.shape for part in found.parts] == [(2, 5, 2), (1, 7, 2)]
 
 
-# -- no loss, gradients from outside, gradients of inputs --------------------------------------------------------
+# -- no loss, gradients from outside, gradients of inputs ------------------------------
 
 
 def test_predict_needs_no_loss_and_whatever_does_says_so():
     pipeline = made(OneRankGroup(), loss=None)
     assert pipeline.predict(batch()[0]).shape == (10, 3)
     for call in ("step", "evaluate", "measure_memory", "measure_costs"):
-        with pytest.raises(ModelError, match=rf"{call}\(\) needs a loss, but this pipeline has none"):
+        with pytest.raises(
+            ModelError, match=rf"{call}\(\) needs a loss, but this pipeline has none"
+        ):
             getattr(pipeline, call)(*batch())
 
 
 @examples(40)
 @given(st.sampled_from(NAMES), st.integers(1, 3), st.integers(1, 4), st.booleans())
-def test_a_gradient_from_outside_leaves_the_gradients_of_one_process(name, num_ranks, m, is_function):
+def test_a_gradient_from_outside_leaves_the_gradients_of_one_process(
+    name, num_ranks, m, is_function
+):
     x, _ = batch(6)
     gradient = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
     parts = np.array_split(np.arange(6), m)
 
     def train(group):
         pipeline = made(group, name, m, loss=None, inputs_require_grad=True)
-        given = gradient if not is_function else lambda outputs: gradient[: len(outputs)] * outputs
+        given = (
+            gradient
+            if not is_function
+            else lambda outputs: gradient[: len(outputs)] * outputs
+        )
         outputs = pipeline.forward_backward(x, given)
-        return outputs, pipeline.input_gradients, {name: p.grad for name, p in pipeline.named_parameters()}
+        return (
+            outputs,
+            pipeline.input_gradients,
+            {name: p.grad for name, p in pipeline.named_parameters()},
+        )
 
     twin = model().tied().initialise(0)
     input_gradients, outputs = [], []
@@ -245,18 +368,32 @@ def test_a_gradient_from_outside_leaves_the_gradients_of_one_process(name, num_r
         own = Tensor(x[part], requires_grad=True)
         with random_key(0, 0, k):
             result = twin(own)
-        result.backward(gradient[part] if not is_function else gradient[: len(part)] * result.numpy())
+        result.backward(
+            gradient[part]
+            if not is_function
+            else gradient[: len(part)] * result.numpy()
+        )
         input_gradients.append(own.grad)
         outputs.append(result.numpy())
     results = spawn(train, num_ranks)
     found = {name: grad for _, _, grads in results for name, grad in grads.items()}
     assert all(same_bits(found[name], p.grad) for name, p in twin.named_parameters())
-    assert [same_bits(own, np.concatenate(input_gradients)) for _, own, _ in results if own is not None] == [True]
-    assert [same_bits(own, np.concatenate(outputs)) for own, _, _ in results if own is not None] == [True]
+    assert [
+        same_bits(own, np.concatenate(input_gradients))
+        for _, own, _ in results
+        if own is not None
+    ] == [True]
+    assert [
+        same_bits(own, np.concatenate(outputs))
+        for own, _, _ in results
+        if own is not None
+    ] == [True]
 
 
 @pytest.mark.parametrize("name", of_each_kind(NAMES))
-def test_the_gradients_of_the_inputs_are_there_for_every_schedule_frozen_stages_or_not(name):
+def test_the_gradients_of_the_inputs_are_there_for_every_schedule_frozen_stages_or_not(
+    name,
+):
     x, y = batch(6)
 
     def attack(group, is_frozen):
@@ -264,14 +401,18 @@ def test_the_gradients_of_the_inputs_are_there_for_every_schedule_frozen_stages_
         if is_frozen:
             layers.freeze()
         schedule = build(name, group.size, 3)
-        pipeline = Pipeline(layers, group, loss=LOSS, schedule=schedule, inputs_require_grad=True).eval()
+        pipeline = Pipeline(
+            layers, group, loss=LOSS, schedule=schedule, inputs_require_grad=True
+        ).eval()
         pipeline.step(x, y)
         return pipeline.input_gradients
 
     twin, own = model().initialise(0).eval(), Tensor(x, requires_grad=True)
     LOSS(twin(own), y).backward()
     for is_frozen in (False, True):
-        mine, *others = spawn(lambda group, is_frozen=is_frozen: attack(group, is_frozen), 2)
+        mine, *others = spawn(
+            lambda group, is_frozen=is_frozen: attack(group, is_frozen), 2
+        )
         np.testing.assert_allclose(mine, own.grad, rtol=1e-4, atol=1e-6)
         assert others == [None]
 
@@ -284,8 +425,17 @@ def test_gradients_of_inputs_have_the_form_of_the_inputs():
         def forward(self, batch):
             return (self.embedding(batch["ids"]) + batch["x"]) * batch["scale"]
 
-    x = {"ids": np.arange(5), "x": np.ones((5, WIDTH)), "scale": Replicated(2.0), "unused": np.ones((5, 1))}
-    options = {"loss": nn.MSELoss(reduction="sum"), "num_microbatches": 2, "inputs_require_grad": True}
+    x = {
+        "ids": np.arange(5),
+        "x": np.ones((5, WIDTH)),
+        "scale": Replicated(2.0),
+        "unused": np.ones((5, 1)),
+    }
+    options = {
+        "loss": nn.MSELoss(reduction="sum"),
+        "num_microbatches": 2,
+        "inputs_require_grad": True,
+    }
     pipeline = Pipeline(nn.Sequential(Scaled()), OneRankGroup(), **options)
     pipeline.step(x, np.zeros((5, WIDTH)))
     found = pipeline.input_gradients
@@ -294,22 +444,45 @@ def test_gradients_of_inputs_have_the_form_of_the_inputs():
     np.testing.assert_allclose(found["x"], 4 * values, rtol=1e-5)
     np.testing.assert_allclose(found["scale"], (values**2).sum(), rtol=1e-5)
     assert found["unused"].tolist() == [[0.0]] * 5
-    pipeline.step(Microbatches([{**x, "ids": np.arange(5)}] * 2), Microbatches([np.zeros((5, WIDTH))] * 2))
-    assert [part["x"].shape for part in pipeline.input_gradients.parts] == [(5, WIDTH)] * 2
+    pipeline.step(
+        Microbatches([{**x, "ids": np.arange(5)}] * 2),
+        Microbatches([np.zeros((5, WIDTH))] * 2),
+    )
+    assert [part["x"].shape for part in pipeline.input_gradients.parts] == [
+        (5, WIDTH)
+    ] * 2
 
 
 def test_a_schedule_whose_first_stages_are_frozen_has_no_gradient_of_inputs():
     schedule = schedules.freeze_stages(build("1f1b", 1, 2), [0])
-    with pytest.raises(ModelError, match="inputs_require_grad=True needs a backward on every stage"):
-        Pipeline(model().freeze(), OneRankGroup(), schedule=schedule, inputs_require_grad=True)
+    with pytest.raises(
+        ModelError, match="inputs_require_grad=True needs a backward on every stage"
+    ):
+        Pipeline(
+            model().freeze(),
+            OneRankGroup(),
+            schedule=schedule,
+            inputs_require_grad=True,
+        )
 
 
 @pytest.mark.parametrize(
     ("gradient", "error", "words"),
     [
-        (np.ones((10, 2)), TensorError, r"outputs of a microbatch have shapes \[\(3, 3\)\]; the gradients .*\(3, 2\)"),
+        (
+            np.ones((10, 2)),
+            TensorError,
+            (
+                r"outputs of a microbatch have shapes \[\(3, 3\)\]; the gradients "
+                r".*\(3, 2\)"
+            ),
+        ),
         (lambda outputs: None, TensorError, "No gradient was given for any output"),
-        (lambda outputs: (outputs, outputs), TensorError, "Expected one for each, of the same shape"),
+        (
+            lambda outputs: (outputs, outputs),
+            TensorError,
+            "Expected one for each, of the same shape",
+        ),
         (None, ArgumentError, "needs the gradients, but got None"),
         (np.ones((4, 3)), MicrobatchError, "There are 10 inputs .* but 4 gradients"),
     ],
@@ -328,7 +501,7 @@ def test_so_it_is_across_processes(num_ranks):
     assert len(set(done.out.splitlines())) == 1 and done.out.count("loss") == num_ranks
 
 
-# -- arrays that are not divided --------------------------------------------------------------------------------
+# -- arrays that are not divided -------------------------------------------------------
 
 
 @examples(20)
@@ -347,18 +520,32 @@ def test_a_replicated_array_reaches_every_microbatch_whole(name, num_ranks, m):
         return functional.mean_squared_error(outputs, targets[0]) * targets[1]
 
     def train(group):
-        pipeline = Pipeline(layers, group, loss=loss, schedule=build(name, group.size, m)).eval()
-        return pipeline.step({"x": x, "table": Replicated(table), "scale": Replicated(3.0)}, y)
+        pipeline = Pipeline(
+            layers, group, loss=loss, schedule=build(name, group.size, m)
+        ).eval()
+        return pipeline.step(
+            {"x": x, "table": Replicated(table), "scale": Replicated(3.0)}, y
+        )
 
     twin = nn.Sequential(Attend(), *model()).initialise(0).eval()
-    expected = loss(twin({"x": Tensor(x), "table": Tensor(table), "scale": Tensor(3.0)}), (y[0], 2.0)).item()
-    assert all(found == pytest.approx(expected, rel=1e-5) for found in spawn(train, num_ranks))
+    expected = loss(
+        twin({"x": Tensor(x), "table": Tensor(table), "scale": Tensor(3.0)}),
+        (y[0], 2.0),
+    ).item()
+    assert all(
+        found == pytest.approx(expected, rel=1e-5) for found in spawn(train, num_ranks)
+    )
 
 
 def test_a_batch_of_nothing_but_replicated_arrays_is_refused():
-    with pytest.raises(TensorError, match="The inputs are replicated; expected arrays of shape"):
+    with pytest.raises(
+        TensorError, match="The inputs are replicated; expected arrays of shape"
+    ):
         made(OneRankGroup()).predict(Replicated(np.ones((4, WIDTH))))
-    with pytest.raises(TensorError, match=r"contain a single number; .* write minipipe.Replicated\(number\)"):
+    with pytest.raises(
+        TensorError,
+        match=r"contain a single number; .* write minipipe.Replicated\(number\)",
+    ):
         made(OneRankGroup()).predict({"x": np.ones((4, WIDTH)), "scale": 2.0})
 
 
@@ -370,16 +557,33 @@ def test_so_it_is_with_another_array_module():
     for device in ("cpu", array_api_strict):
 
         def train(group, device=device):
-            options = {"loss": LOSS, "num_microbatches": 4, "inputs_require_grad": True, "device": device}
+            options = {
+                "loss": LOSS,
+                "num_microbatches": 4,
+                "inputs_require_grad": True,
+                "device": device,
+            }
             pipeline = Pipeline(layers, group, **options)
-            loss = pipeline.step(x, y, outputs="everywhere", metrics={"accuracy": accuracy})
+            loss = pipeline.step(
+                x, y, outputs="everywhere", metrics={"accuracy": accuracy}
+            )
             again = pipeline.step(x, y, accumulate=True, scale=0.5, outputs=True)
             outputs = pipeline.forward_backward(x, lambda outputs: outputs)
             gradients = pipeline.input_gradients
             assert all(
-                type(a) is np.ndarray for a in (loss.outputs, outputs, again.outputs, gradients) if a is not None
+                type(a) is np.ndarray
+                for a in (loss.outputs, outputs, again.outputs, gradients)
+                if a is not None
             )
-            return float(loss), loss.losses, loss.metrics, loss.outputs, float(again), outputs, gradients
+            return (
+                float(loss),
+                loss.losses,
+                loss.metrics,
+                loss.outputs,
+                float(again),
+                outputs,
+                gradients,
+            )
 
         results[device] = spawn(train, 2)
     for mine, expected in zip(*results.values()):

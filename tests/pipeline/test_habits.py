@@ -1,4 +1,6 @@
-"""What people who know PyTorch's distributed packages write: an error names the equivalent."""
+"""What people who know PyTorch's distributed packages write: an error names the
+equivalent.
+"""
 
 import linecache
 import warnings
@@ -24,7 +26,10 @@ INSTEAD = {
     "pipeline.module": "pipeline.model",
     "pipeline.num_microbatches": "pipeline.schedule.num_microbatches",
     "pipeline.load_state_dict(pipeline.state_dict(), strict=False)": "every parameter must be there",
-    "Pipeline(model)": "Pipeline: missing a required argument: 'group'. Expected Pipeline(model, group, *, loss=",
+    "Pipeline(model)": (
+        "Pipeline: missing a required argument: 'group'. Expected Pipeline(model, "
+        "group, *, loss="
+    ),
     "Pipeline(model, group, nn.MSELoss())": "Expected Pipeline(model, group, *, loss=",
     "Pipeline(model, 4, loss=nn.MSELoss())": "the group that init_process_group() returns",
     "Pipeline(model, group, loss_fn=nn.MSELoss())": "did you mean loss=?",
@@ -64,8 +69,22 @@ def test_an_idiom_of_pytorch_ends_with_an_error_that_names_the_equivalent(case):
     idiom, names = case
     model, group = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), OneRankGroup()
     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
-    scope = {"torch": minipipe, "Pipeline": Pipeline, "nn": nn, "np": np, "schedules": schedules, "spawn": spawn}
-    scope |= {"checkpoint": checkpoint, "model": model, "group": group, "pipeline": pipeline, "X": X, "Y": Y}
+    scope = {
+        "torch": minipipe,
+        "Pipeline": Pipeline,
+        "nn": nn,
+        "np": np,
+        "schedules": schedules,
+        "spawn": spawn,
+    }
+    scope |= {
+        "checkpoint": checkpoint,
+        "model": model,
+        "group": group,
+        "pipeline": pipeline,
+        "X": X,
+        "Y": Y,
+    }
     message = None
     try:
         exec(idiom, {**scope, "loss": pipeline.step(X, Y)})
@@ -85,7 +104,8 @@ def test_warnings_of_functions_with_hints_name_the_line_of_the_program():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = nn.Sequential(Unused(), nn.Linear(4, 1))
-        schedule = minipipe.Schedule.from_text("F0 F1 B1 B0")  # adds gradients in another order
+        # adds gradients in another order
+        schedule = minipipe.Schedule.from_text("F0 F1 B1 B0")
         Pipeline(model, OneRankGroup(), loss=nn.MSELoss(), schedule=schedule).step(X, Y)
         optim.SGD(model.initialise(0).parameters(), 0.1).step()
     assert [warning.filename for warning in caught] == [__file__] * 3
@@ -102,7 +122,11 @@ def lines_warned_of(program):
 def test_warnings_of_steps_point_to_the_call():
     class Unused(nn.Module):
         def __init__(self):
-            self.used, self.unused, self.constant = nn.Parameter([1.0]), nn.Parameter([1.0]), np.ones(2)
+            self.used, self.unused, self.constant = (
+                nn.Parameter([1.0]),
+                nn.Parameter([1.0]),
+                np.ones(2),
+            )
 
         def forward(self, x):
             return x * self.used
@@ -110,7 +134,9 @@ def test_warnings_of_steps_point_to_the_call():
     bad = np.full_like(X, np.nan)
 
     def program(group):
-        pipeline = Pipeline.from_modules([Unused()], group, loss=nn.MSELoss(), check_finite="warn")
+        pipeline = Pipeline.from_modules(
+            [Unused()], group, loss=nn.MSELoss(), check_finite="warn"
+        )
         pipeline.step(X, X)
         pipeline.step(bad, X)
         loss = pipeline.step(bad, X, wait=False)
@@ -121,16 +147,24 @@ def test_warnings_of_steps_point_to_the_call():
         pipeline.forward_backward(X, X)
 
     assert lines_warned_of(program) == [
-        'pipeline = Pipeline.from_modules([Unused()], group, loss=nn.MSELoss(), check_finite="warn")',
+        "pipeline = Pipeline.from_modules(",
         "pipeline.step(X, X)",
         "pipeline.step(bad, X)",
         "loss.wait()",
         "pipeline.wait()",
-        "pipeline.forward_backward(X, X)",  # which waits for the loss of the step before it
+        # which waits for the loss of the step before it
+        "pipeline.forward_backward(X, X)",
     ]
 
 
 def test_a_flag_may_be_any_value_that_is_false_or_true():
     for flag in ([], [1]):
-        pipeline = Pipeline(nn.Sequential(nn.Linear(4, 4)), OneRankGroup(), loss=nn.MSELoss(), inputs_require_grad=flag)
-        assert np.isfinite(pipeline.step(X, X)) and pipeline.plan.inputs_require_grad is bool(flag)
+        pipeline = Pipeline(
+            nn.Sequential(nn.Linear(4, 4)),
+            OneRankGroup(),
+            loss=nn.MSELoss(),
+            inputs_require_grad=flag,
+        )
+        assert np.isfinite(
+            pipeline.step(X, X)
+        ) and pipeline.plan.inputs_require_grad is bool(flag)

@@ -1,4 +1,6 @@
-"""What ends a program inside a layer says where it was; a thread rank that leaves with 0 has returned."""
+"""What ends a program inside a layer says where it was; a thread rank that leaves with
+0 has returned.
+"""
 
 import sys
 
@@ -19,24 +21,31 @@ class Leaves(nn.Module):
         raise self.error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(7), MemoryError("no room"), ValueError("boom")])
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), SystemExit(7), MemoryError("no room"), ValueError("boom")],
+)
 def test_whatever_leaves_a_layer_has_a_note_of_the_place_and_leaves_no_gradient(error):
-    """The stories: only an Exception had one, so an interrupted loop did not say where it was; and only an error of
-    minipipe named the layer."""
+    """The stories: only an Exception had one, so an interrupted loop did not say where
+    it was; and only an error of minipipe named the layer."""
     layers = nn.Sequential(nn.Linear(2, 2), Leaves(error))
     pipeline = Pipeline(layers, OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
     with pytest.raises(type(error)) as caught:
         pipeline.step(np.ones((4, 2)), np.ones((4, 2)))
     layer, note = caught.value.__notes__
     assert layer == "in layer 1, Leaves()"
-    assert note.startswith("on rank 0, stage 0, microbatch 0, action 0F0 of 1f1b, step 1")
+    assert note.startswith(
+        "on rank 0, stage 0, microbatch 0, action 0F0 of 1f1b, step 1"
+    )
     assert all(parameter.grad is None for parameter in pipeline.parameters())
     assert pipeline._trainer.graphs == {0: {}}
 
 
 @pytest.mark.parametrize("code", [0, None])
 def test_a_thread_rank_that_exits_with_0_has_returned_none(code):
-    """The story: spawn ended every rank, and raised SystemExit(0), so the program ended without its results."""
+    """The story: spawn ended every rank, and raised SystemExit(0), so the program ended
+    without its results.
+    """
 
     def leave(group):
         group.barrier()
@@ -93,5 +102,8 @@ def test_a_rank_without_memory_is_named_with_the_place_and_all_end(tmp_path):
     said = [line for line in done.err.splitlines() if line.startswith("[rank")]
     assert {line[:8] for line in said} == {"[rank 1]"}
     assert said[0] == "[rank 1] in layer 2, Greedy()"
-    assert said[1] == "[rank 1] on rank 1, stage 1, microbatch 0, action 1F0 of 1f1b, step 1"
+    assert (
+        said[1]
+        == "[rank 1] on rank 1, stage 1, microbatch 0, action 1F0 of 1f1b, step 1"
+    )
     assert "MemoryError: Unable to allocate 8.00 GiB" in said[-1]

@@ -1,4 +1,6 @@
-"""Each mode of a step on each layout gives the numbers of a plain step, or an error that names the two."""
+"""Each mode of a step on each layout gives the numbers of a plain step, or an error
+that names the two.
+"""
 
 from functools import cache
 from itertools import combinations, cycle, product
@@ -11,35 +13,60 @@ from hypothesis import strategies as st
 from minipipe import spawn
 from minipipe.errors import MinipipeError
 from tests.launch import slowly
-from tests.pipeline.modes_and_layouts import LAYOUTS, MODES, NO_LAYOUTS, exclusion, trained
+from tests.pipeline.modes_and_layouts import (
+    LAYOUTS,
+    MODES,
+    NO_LAYOUTS,
+    exclusion,
+    trained,
+)
 from tests.strategies import examples
 
 CLOSE = 1e-11  # float64: values of order 1, which three steps of momentum have changed
-ON_ALL_RANKS = ("losses", "value of", "evaluation", "prediction", "norm", "another loss", "accuracy")
-DRAWS_BY_SLICE = ("slices", "slices of replicas")  # so dropout has other masks than for whole sequences
+ON_ALL_RANKS = (
+    "losses",
+    "value of",
+    "evaluation",
+    "prediction",
+    "norm",
+    "another loss",
+    "accuracy",
+)
+# so dropout has other masks than for whole sequences
+DRAWS_BY_SLICE = ("slices", "slices of replicas")
 
 
 @cache
 def numbers(layout, modes):
-    """Return the numbers of a training, which all ranks that have them must have alike."""
-    results = spawn(lambda group: trained(group, LAYOUTS[layout], modes), LAYOUTS[layout].num_ranks)
+    """Return the numbers of a training, which all ranks that have them must have
+    alike.
+    """
+    results = spawn(
+        lambda group: trained(group, LAYOUTS[layout], modes), LAYOUTS[layout].num_ranks
+    )
     found = {}
     for result in results:
         for name, value in result.items():
             if name.startswith(ON_ALL_RANKS):
-                assert np.array_equal(value, results[0][name]), f"{name} differs between ranks"
+                assert np.array_equal(value, results[0][name]), (
+                    f"{name} differs between ranks"
+                )
             found.setdefault(name, value)
     return found
 
 
 def check(layout, modes):
-    """Compare a training with that of the layout without the modes that change no number, and with one rank."""
+    """Compare a training with that of the layout without the modes that change no
+    number, and with one rank.
+    """
     adding = tuple(name for name in modes if MODES[name].adds)
     found, plain = numbers(layout, modes), numbers(layout, adding)
     assert found.keys() == plain.keys()
     for name, value in plain.items():
         if "stacked" in modes:
-            np.testing.assert_allclose(found[name], value, rtol=CLOSE, atol=CLOSE, err_msg=name)
+            np.testing.assert_allclose(
+                found[name], value, rtol=CLOSE, atol=CLOSE, err_msg=name
+            )
         else:
             np.testing.assert_array_equal(found[name], value, err_msg=name)
     if LAYOUTS[layout].is_asynchronous or layout in DRAWS_BY_SLICE:
@@ -47,7 +74,9 @@ def check(layout, modes):
     one_rank = numbers("one rank", adding)
     assert found.keys() == one_rank.keys()
     for name, value in one_rank.items():
-        np.testing.assert_allclose(found[name], value, rtol=CLOSE, atol=CLOSE, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], value, rtol=CLOSE, atol=CLOSE, err_msg=name
+        )
 
 
 def check_or_refused(layout, modes):
@@ -59,10 +88,23 @@ def check_or_refused(layout, modes):
         numbers(layout, modes)
 
 
-# Of each kind of layout one is quick, with the modes that look into graphs or hold arrays.
+# Of each kind of layout one is quick, with the modes that look into graphs or hold
+# arrays.
 QUICK_LAYOUTS = ("zb-h1", "tensor", "fully sharded", "slices", "pipedream")
-QUICK_MODES = ("watch", "measures_memory", "recompute", "offload", "stacked", "wait", "outputs", "accumulate")
-SAMPLE = {*zip(cycle(QUICK_LAYOUTS), QUICK_MODES), *zip(cycle(QUICK_LAYOUTS), reversed(QUICK_MODES))}
+QUICK_MODES = (
+    "watch",
+    "measures_memory",
+    "recompute",
+    "offload",
+    "stacked",
+    "wait",
+    "outputs",
+    "accumulate",
+)
+SAMPLE = {
+    *zip(cycle(QUICK_LAYOUTS), QUICK_MODES),
+    *zip(cycle(QUICK_LAYOUTS), reversed(QUICK_MODES)),
+}
 CELLS = [cell if cell in SAMPLE else slowly(*cell) for cell in product(LAYOUTS, MODES)]
 
 
@@ -79,7 +121,9 @@ def test_layouts_that_exclude_each_other_say_so(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["zb-h1", "tensor", "fully sharded", "slices", "two-buffered"])
+@pytest.mark.parametrize(
+    "layout", ["zb-h1", "tensor", "fully sharded", "slices", "two-buffered"]
+)
 @pytest.mark.parametrize("first", MODES)
 def test_so_has_any_pair_of_modes(layout, first):
     for pair in combinations(MODES, 2):
@@ -87,7 +131,9 @@ def test_so_has_any_pair_of_modes(layout, first):
             check_or_refused(layout, pair)
 
 
-some_modes = st.lists(st.sampled_from([*MODES]), min_size=2, max_size=5, unique=True).map(tuple)
+some_modes = st.lists(
+    st.sampled_from([*MODES]), min_size=2, max_size=5, unique=True
+).map(tuple)
 
 
 @examples(5)

@@ -1,4 +1,6 @@
-"""R, O and L, run: activations computed again or kept in a file, with the bits of a step that keeps all of them."""
+"""R, O and L, run: activations computed again or kept in a file, with the bits of a
+step that keeps all of them.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,12 +22,20 @@ MANY = {
     "recomputed in halves": schedules.recomputed(schedules.zb_h1(2, 4)),
     "recomputed on one stage": schedules.recomputed(schedules.one_f_one_b(2, 4), [0]),
     "offloaded": schedules.offloaded(schedules.gpipe(2, 4), 2),
-    "offloaded inputs": schedules.offloaded(schedules.recomputed(schedules.one_f_one_b(2, 4)), 1),
+    "offloaded inputs": schedules.offloaded(
+        schedules.recomputed(schedules.one_f_one_b(2, 4)), 1
+    ),
 }
 
 
 def model():
-    return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2))))
+    return nn.Sequential(
+        *(
+            layer
+            for _ in range(4)
+            for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2))
+        )
+    )
 
 
 def trained(group, schedule, measures=False, make=model):
@@ -40,25 +50,35 @@ def trained(group, schedule, measures=False, make=model):
 
 @pytest.mark.parametrize("name", MANY)
 def test_a_training_has_the_bits_of_one_that_keeps_everything(name):
-    losses, state, _ = spawn(lambda group: trained(group, schedules.one_f_one_b(2, 4)), 2)[0]
+    losses, state, _ = spawn(
+        lambda group: trained(group, schedules.one_f_one_b(2, 4)), 2
+    )[0]
     for found, values, timeline in spawn(lambda group: trained(group, MANY[name]), 2):
-        assert found == losses and all(same_bits(values[key], state[key]) for key in state)
+        assert found == losses and all(
+            same_bits(values[key], state[key]) for key in state
+        )
         assert timeline.peak_activations == schedules.peak_activations(MANY[name])
 
 
 @examples(60)
 @given(st.data())
 def test_so_has_any_step_of_any_model_and_legal_schedule(data):
-    schedule = build(data.draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b"])), 2, 4)
+    schedule = build(
+        data.draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b"])), 2, 4
+    )
     schedule = with_offloads(data.draw, schedule)
-    made, width = data.draw(stacks(min_layers=schedule.num_stages, max_layers=schedule.num_stages + 4))
+    made, width = data.draw(
+        stacks(min_layers=schedule.num_stages, max_layers=schedule.num_stages + 4)
+    )
     inputs, targets = batch(data.draw(st.integers(4, 9)), width)
     check_same_as_one_process(made, nn.MSELoss(), inputs, targets, schedule, 3)
 
 
 def test_what_is_dropped_or_away_takes_no_memory():
     def peaks(schedule):
-        return spawn(lambda group: trained(group, schedule, measures=True), 2)[0][2].peak_memory
+        return spawn(lambda group: trained(group, schedule, measures=True), 2)[0][
+            2
+        ].peak_memory
 
     everything, fewer = peaks(schedules.gpipe(2, 4)), peaks(MANY["offloaded"])
     assert all(2 * a >= b > a for a, b in zip(fewer, everything)), (fewer, everything)
@@ -66,7 +86,9 @@ def test_what_is_dropped_or_away_takes_no_memory():
 
 
 def test_an_array_that_comes_back_has_its_bytes_its_strides_and_its_owner():
-    """A view of a larger array, and a transposed one, captured by two vjps: both look at one buffer, as before."""
+    """A view of a larger array, and a transposed one, captured by two vjps: both look
+    at one buffer, as before.
+    """
     x = Tensor(np.arange(12.0).reshape(3, 4), requires_grad=True)
     turned = functional.transpose(x * 2.0)
     y = turned * turned + functional.exp(turned)
@@ -107,4 +129,6 @@ def test_a_file_that_could_not_be_written_is_said_by_the_backward(monkeypatch):
     monkeypatch.setattr(offloading, "_write", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         spawn(lambda group: trained(group, MANY["offloaded"]), 2)
-    assert any("action 0B" in note or "action 1B" in note for note in caught.value.__notes__)
+    assert any(
+        "action 0B" in note or "action 1B" in note for note in caught.value.__notes__
+    )

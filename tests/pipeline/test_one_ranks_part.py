@@ -15,33 +15,59 @@ def model():
 
 
 def after_a_step(group, **options):
-    pipeline = Pipeline(model(), group, loss=nn.MSELoss(), num_microbatches=2, **options)
+    pipeline = Pipeline(
+        model(), group, loss=nn.MSELoss(), num_microbatches=2, **options
+    )
     pipeline.step(X, Y)
     return pipeline
 
 
 DECISIONS = {
-    "clipping": (lambda given: optim.clip_grad_norm(given, 1.0), "pipeline.clip_grad_norm"),
-    "clipping a list": (lambda given: optim.clip_grad_norm(list(given), 1.0), "pipeline.clip_grad_norm"),
-    "clipping a generator": (lambda given: optim.clip_grad_norm((p for p in given), 1.0), "pipeline.clip_grad_norm"),
-    "clipping one of them": (lambda given: optim.clip_grad_norm([next(given)], 1.0), "pipeline.clip_grad_norm"),
+    "clipping": (
+        lambda given: optim.clip_grad_norm(given, 1.0),
+        "pipeline.clip_grad_norm",
+    ),
+    "clipping a list": (
+        lambda given: optim.clip_grad_norm(list(given), 1.0),
+        "pipeline.clip_grad_norm",
+    ),
+    "clipping a generator": (
+        lambda given: optim.clip_grad_norm((p for p in given), 1.0),
+        "pipeline.clip_grad_norm",
+    ),
+    "clipping one of them": (
+        lambda given: optim.clip_grad_norm([next(given)], 1.0),
+        "pipeline.clip_grad_norm",
+    ),
     "the norm": (optim.gradient_norm, "pipeline.clip_grad_norm"),
-    "the loss scale": (lambda given: optim.LossScale(8.0).unscale(given), "pipeline.unscale_gradients"),
+    "the loss scale": (
+        lambda given: optim.LossScale(8.0).unscale(given),
+        "pipeline.unscale_gradients",
+    ),
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"check_agreement": False}], ids=["compared", "not compared"])
+@pytest.mark.parametrize(
+    "options", [{}, {"check_agreement": False}], ids=["compared", "not compared"]
+)
 @pytest.mark.parametrize("name", DECISIONS)
 def test_a_decision_from_one_ranks_part_is_refused_and_changes_nothing(name, options):
-    """The story: `optim.clip_grad_norm(pipeline.parameters(), …)` trained another model for each number of ranks."""
+    """The story: `optim.clip_grad_norm(pipeline.parameters(), …)` trained another model
+    for each number of ranks.
+    """
     decide, instead = DECISIONS[name]
 
     def run(group):
         pipeline = after_a_step(group, **options)
         before = [parameter.grad.copy() for parameter in pipeline.parameters()]
-        with pytest.raises(RankError, match=rf"one rank's part of a pipeline.* Call {instead}") as caught:
+        with pytest.raises(
+            RankError, match=rf"one rank's part of a pipeline.* Call {instead}"
+        ) as caught:
             decide(pipeline.parameters())
-        assert all(np.array_equal(p.grad, grad) for p, grad in zip(pipeline.parameters(), before))
+        assert all(
+            np.array_equal(p.grad, grad)
+            for p, grad in zip(pipeline.parameters(), before)
+        )
         return caught.value.code
 
     assert spawn(run, 2) == ["disagreement"] * 2
@@ -50,7 +76,10 @@ def test_a_decision_from_one_ranks_part_is_refused_and_changes_nothing(name, opt
 @needs_mpi
 def test_so_it_is_in_processes():
     job = mpirun(2, __file__)
-    assert job.code != 0 and "Call pipeline.clip_grad_norm(max_norm), on every rank" in job.err, job
+    assert (
+        job.code != 0
+        and "Call pipeline.clip_grad_norm(max_norm), on every rank" in job.err
+    ), job
 
 
 def test_on_one_rank_and_for_a_model_beside_the_pipeline_all_gradients_are_there():
@@ -58,7 +87,9 @@ def test_on_one_rank_and_for_a_model_beside_the_pipeline_all_gradients_are_there
         twin = model().initialise(0)
         nn.MSELoss()(twin(X), Y).backward()
         pipeline = after_a_step(group)
-        return optim.clip_grad_norm(twin.parameters(), 1e-2), pipeline.clip_grad_norm(1e-2)
+        return optim.clip_grad_norm(twin.parameters(), 1e-2), pipeline.clip_grad_norm(
+            1e-2
+        )
 
     (alone, pipelined), *_ = spawn(run, 2)
     assert alone == pytest.approx(pipelined, rel=1e-6)

@@ -1,4 +1,6 @@
-"""The table of a pipeline's own keywords: each is documented, and refuses values that it does not declare."""
+"""The table of a pipeline's own keywords: each is documented, and refuses values that
+it does not declare.
+"""
 
 import re
 
@@ -18,19 +20,26 @@ def made(**options):
 
 
 @pytest.mark.parametrize("name", DECLARED)
-@pytest.mark.parametrize("wrong", [1.5, "no", [True], np.ones(2)], ids=["number", "text", "list", "array"])
+@pytest.mark.parametrize(
+    "wrong", [1.5, "no", [True], np.ones(2)], ids=["number", "text", "list", "array"]
+)
 def test_a_value_that_is_not_declared_is_refused(name, wrong):
     with pytest.raises(
-        ArgumentError, match=f"^{name} is .*; expected {re.escape(KEYWORDS[name].spec.words)}"
+        ArgumentError,
+        match=f"^{name} is .*; expected {re.escape(KEYWORDS[name].spec.words)}",
     ) as caught:
         made(**{name: wrong})
     assert caught.value.code == "value"
 
 
-@pytest.mark.parametrize("name", [name for name in DECLARED if True in KEYWORDS[name].spec.choices])
+@pytest.mark.parametrize(
+    "name", [name for name in DECLARED if True in KEYWORDS[name].spec.choices]
+)
 def test_a_truth_value_of_numpy_is_one_of_python_and_a_number_is_none(name):
     made(**{name: np.False_})
-    with pytest.raises(ArgumentError, match=f"^{name} is 1; expected True or False|True, False"):
+    with pytest.raises(
+        ArgumentError, match=f"^{name} is 1; expected True or False|True, False"
+    ):
         made(**{name: 1})
 
 

@@ -1,4 +1,6 @@
-"""Processes compute as threads do: one launch for what each subject tests slowly, on other numbers of ranks."""
+"""Processes compute as threads do: one launch for what each subject tests slowly, on
+other numbers of ranks.
+"""
 
 import functools
 
@@ -25,16 +27,22 @@ def printed():
 
 def is_alone(text):
     """Return whether the losses are those of one rank."""
-    return np.allclose(list(map(float, text.split())), alone()[0], rtol=CLOSE, atol=CLOSE)
+    return np.allclose(
+        list(map(float, text.split())), alone()[0], rtol=CLOSE, atol=CLOSE
+    )
 
 
 CHECKS = {
     "tensor-parallel": is_alone,
     "fully sharded": is_alone,
-    "asynchronous": lambda text: text.split() == losses_on_threads("pipedream", 1, num_ranks=2),
+    "asynchronous": lambda text: (
+        text.split() == losses_on_threads("pipedream", 1, num_ranks=2)
+    ),
     "pending losses": lambda text: text == "passed\n" * 2,
     "random steps": lambda text: text == "the same bits in 5 steps\n",
-    "arrays that are filled again": lambda text: sorted(text.splitlines()) == ["rank 0: alike", "rank 1: alike"],
+    "arrays that are filled again": lambda text: (
+        sorted(text.splitlines()) == ["rank 0: alike", "rank 1: alike"]
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Steps that need not be over on every rank before the next one begins: the same numbers, in the same order."""
+"""Steps that need not be over on every rank before the next one begins: the same
+numbers, in the same order.
+"""
 
 import math
 import pickle
@@ -18,12 +20,18 @@ WIDTH = 6
 
 
 def model():
-    layers = [layer for _ in range(7) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.2))]
+    layers = [
+        layer
+        for _ in range(7)
+        for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.2))
+    ]
     return nn.Sequential(*layers, nn.Linear(WIDTH, 2))
 
 
 def train(group, name, wait):
-    pipeline = Pipeline(model(), group, loss=nn.MSELoss(), schedule=build(name, group.size, 4))
+    pipeline = Pipeline(
+        model(), group, loss=nn.MSELoss(), schedule=build(name, group.size, 4)
+    )
     optimiser = optim.SGD(pipeline.parameters(), 0.01, momentum=0.5)
     losses = []
     for number in range(5):
@@ -35,7 +43,10 @@ def train(group, name, wait):
 
 
 def check_alike(group, name):
-    (losses, state), (expected, expected_state) = train(group, name, wait=False), train(group, name, wait=True)
+    (losses, state), (expected, expected_state) = (
+        train(group, name, wait=False),
+        train(group, name, wait=True),
+    )
     assert losses == expected
     assert all(same_bits(state[key], expected_state[key]) for key in expected_state)
 
@@ -57,7 +68,12 @@ def test_so_it_does_across_processes(num_ranks):
 def test_a_loss_says_that_it_is_pending_until_somebody_asks_for_it():
     pipeline = Pipeline(model(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=4)
     first, second = (pipeline.step(*batch(8, WIDTH), wait=False) for _ in range(2))
-    assert repr(second) == str(second) == f"{second}" == "<loss of step 2, pending: float() waits>"
+    assert (
+        repr(second)
+        == str(second)
+        == f"{second}"
+        == "<loss of step 2, pending: float() waits>"
+    )
     assert float(second) == second.wait() and repr(second) == repr(float(second))
     assert f"{first:.3f}" == f"{float(first):.3f}" and repr(first) == repr(float(first))
 
@@ -65,7 +81,9 @@ def test_a_loss_says_that_it_is_pending_until_somebody_asks_for_it():
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("name", of_each_kind(NAMES))
 def test_a_waited_step_waits_for_its_sends_too(name, wait):
-    """Else their arrays stay, and MPI's requests, until a next step that may never come. Without waiting some do."""
+    """Else their arrays stay, and MPI's requests, until a next step that may never
+    come. Without waiting some do.
+    """
 
     def run(group):
         started, finished, isend = [], [], group.isend
@@ -78,7 +96,9 @@ def test_a_waited_step_waits_for_its_sends_too(name, wait):
             return request
 
         group.isend = noted
-        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), schedule=build(name, group.size, 4))
+        pipeline = Pipeline(
+            model(), group, loss=nn.MSELoss(), schedule=build(name, group.size, 4)
+        )
         pipeline.step(*batch(8, WIDTH), wait=wait)
         return len(started), len(started) - len(finished)
 
@@ -88,17 +108,25 @@ def test_a_waited_step_waits_for_its_sends_too(name, wait):
 
 
 def test_the_losses_of_one_pipeline_are_never_those_of_another():
-    """The story: a loss that nobody had asked for came instead of the first loss of the next pipeline."""
+    """The story: a loss that nobody had asked for came instead of the first loss of the
+    next pipeline.
+    """
 
     def run(group):
-        abandoned = Pipeline(model(), group, loss=nn.MSELoss(), num_microbatches=2, seed=1)
+        abandoned = Pipeline(
+            model(), group, loss=nn.MSELoss(), num_microbatches=2, seed=1
+        )
         for _ in range(3):
             abandoned.step(*batch(8, WIDTH), wait=False)
-        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), num_microbatches=2, seed=2)
+        pipeline = Pipeline(
+            model(), group, loss=nn.MSELoss(), num_microbatches=2, seed=2
+        )
         return pipeline.step(*batch(8, WIDTH), wait=False).wait()
 
     losses = spawn(run, 3)
-    alone = Pipeline(model(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2, seed=2)
+    alone = Pipeline(
+        model(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2, seed=2
+    )
     assert losses == [alone.step(*batch(8, WIDTH))] * 3
 
 
@@ -130,9 +158,15 @@ def test_a_rank_that_waits_for_the_loss_of_one_that_makes_no_step_is_told():
 def test_what_needs_a_number_says_to_ask_for_it(use):
     pipeline = Pipeline(model(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=4)
     loss = pipeline.step(*batch(8, WIDTH), wait=False)
-    with pytest.raises(ArgumentError, match=r"float\(loss\) waits for it and is a number"):
+    with pytest.raises(
+        ArgumentError, match=r"float\(loss\) waits for it and is a number"
+    ):
         use(loss)
-    assert math.isfinite(loss) and pickle.loads(pickle.dumps(loss)) == float(loss) and len({loss, loss}) == 1
+    assert (
+        math.isfinite(loss)
+        and pickle.loads(pickle.dumps(loss)) == float(loss)
+        and len({loss, loss}) == 1
+    )
 
 
 AFTERWARDS = """
@@ -183,8 +217,12 @@ with init_process_group(timeout=20) as group:
 
 @pytest.mark.slow
 @needs_mpi
-def test_a_batch_that_is_refilled_changes_nothing_that_a_frozen_stage_has_sent(tmp_path):
-    """The story: stage 0 handed whole numbers on as they came, so the message was the caller's own array."""
+def test_a_batch_that_is_refilled_changes_nothing_that_a_frozen_stage_has_sent(
+    tmp_path,
+):
+    """The story: stage 0 handed whole numbers on as they came, so the message was the
+    caller's own array.
+    """
     (tmp_path / "refilled.py").write_text(REFILLED)
     done = mpirun(2, tmp_path / "refilled.py")
     assert done.code == 0, done.err
@@ -206,7 +244,9 @@ if __name__ == "__main__":
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_checkpoint_is_not_written_of_a_step_that_was_not_finite(tmp_path):
-    """The story: the loss of the last step had not come yet, so weights that were no numbers were saved."""
+    """The story: the loss of the last step had not come yet, so weights that were no
+    numbers were saved.
+    """
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
 
     def train(group):

@@ -5,7 +5,17 @@ import copy
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Plan, Schedule, Tensor, nn, no_grad, optim, schedules, spawn
+from minipipe import (
+    Pipeline,
+    Plan,
+    Schedule,
+    Tensor,
+    nn,
+    no_grad,
+    optim,
+    schedules,
+    spawn,
+)
 from minipipe.comm import OneRankGroup
 from minipipe.errors import (
     ParameterError,
@@ -18,7 +28,7 @@ from minipipe.testing import check_same_as_one_process, one_process_step, same_b
 from tests.pipeline.small_pipelines import mlp, on_ranks
 from tests.strategies import batch, build, split_backward, v_shaped
 
-# -- stages and ranks ---------------------------------------------------------------------------------------
+# -- stages and ranks ------------------------------------------------------------------
 
 
 def test_the_first_and_the_last_stage_are_on_the_first_and_the_last_rank():
@@ -28,21 +38,39 @@ def test_the_first_and_the_last_stage_are_on_the_first_and_the_last_rank():
 
 
 def test_3_modules_make_3_stages():
-    parts = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 2))]
+    parts = [
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+        nn.Linear(4, 4),
+        nn.Sequential(nn.Tanh(), nn.Linear(4, 2)),
+    ]
     inputs, targets = batch(7, 4)
 
     def result(group):
-        pipeline = Pipeline.from_modules(parts, group, loss=nn.MSELoss(), num_microbatches=3)
+        pipeline = Pipeline.from_modules(
+            parts, group, loss=nn.MSELoss(), num_microbatches=3
+        )
         loss = pipeline.step(inputs, targets)
-        return pipeline.num_stages, pipeline.local_stages, loss, {n: p.grad for n, p in pipeline.named_parameters()}
+        return (
+            pipeline.num_stages,
+            pipeline.local_stages,
+            loss,
+            {n: p.grad for n, p in pipeline.named_parameters()},
+        )
 
-    expected = one_process_step(nn.Sequential(*copy.deepcopy(parts)), nn.MSELoss(), inputs, targets, 3)
+    expected = one_process_step(
+        nn.Sequential(*copy.deepcopy(parts)), nn.MSELoss(), inputs, targets, 3
+    )
     for num_ranks in (3, 1):
         by_rank = spawn(result, num_ranks)
         assert [r[0] for r in by_rank] == [3] * num_ranks
-        assert [r[1] for r in by_rank] == ([(0,), (1,), (2,)] if num_ranks == 3 else [(0, 1, 2)])
+        assert [r[1] for r in by_rank] == (
+            [(0,), (1,), (2,)] if num_ranks == 3 else [(0, 1, 2)]
+        )
         gradients = {name: gradient for r in by_rank for name, gradient in r[3].items()}
-        assert all(same_bits(gradients[name], value) for name, value in expected.gradients.items())
+        assert all(
+            same_bits(gradients[name], value)
+            for name, value in expected.gradients.items()
+        )
         assert {r[2] for r in by_rank} == {expected.loss}
 
 
@@ -56,21 +84,29 @@ def test_neighbouring_stages_on_one_rank_exchange_no_message():
 
     group = Counting()
     pipeline = Pipeline.from_modules(
-        [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)], group, loss=nn.MSELoss(), num_microbatches=2
+        [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)],
+        group,
+        loss=nn.MSELoss(),
+        num_microbatches=2,
     )
     pipeline.step(*batch(4, 4))
     assert pipeline.num_stages == 3 and group.sent == 0
-    middle = schedules.lower(v_shaped(2, 2)).actions[1]  # stages 1 and 2 are neighbours on rank 1
-    assert {str(a)[1:-1] for a in middle if a.stage == 1 and a.kind.is_communication} == {"RECV_F", "SEND_B"}
+    # stages 1 and 2 are neighbours on rank 1
+    middle = schedules.lower(v_shaped(2, 2)).actions[1]
+    assert {
+        str(a)[1:-1] for a in middle if a.stage == 1 and a.kind.is_communication
+    } == {"RECV_F", "SEND_B"}
 
 
-# -- parameters ---------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------
 
 
 def test_first_values_depend_on_seed_and_name_and_not_on_the_partition():
     expected = mlp().initialise(7).state_dict()
     for num_ranks in (1, 2, 4):
-        for state in on_ranks(num_ranks, lambda pipeline: pipeline.state_dict(), seed=7):
+        for state in on_ranks(
+            num_ranks, lambda pipeline: pipeline.state_dict(), seed=7
+        ):
             assert state.keys() == expected.keys()
             assert all(same_bits(state[name], expected[name]) for name in expected)
     assert not same_bits(expected["0.weight"], expected["2.weight"])
@@ -88,7 +124,9 @@ def test_values_that_the_model_has_are_copied_and_the_model_stays_as_it_was():
 
     for own in on_ranks(2, train, model, seed=99):
         assert all(same_bits(value, before[name]) for name, value in own.items())
-    assert all(same_bits(value, before[name]) for name, value in model.state_dict().items())
+    assert all(
+        same_bits(value, before[name]) for name, value in model.state_dict().items()
+    )
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -141,7 +179,10 @@ def test_shared_parameters_may_lie_in_several_stages():
     for partition in ([range(3), range(3, 4)], [range(2), range(2, 4)]):
         first, last = on_ranks(2, gradients, model, partition=partition)
         assert first.keys() == {"0.weight", "0.bias"}
-        assert all(same_bits(value, expected.gradients[name]) for name, value in (first | last).items())
+        assert all(
+            same_bits(value, expected.gradients[name])
+            for name, value in (first | last).items()
+        )
     assert last.keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
 
 
@@ -150,14 +191,18 @@ def test_train_and_eval_reach_every_layer_of_this_rank():
         out = [pipeline.is_training]
         pipeline.eval()
         out.append(pipeline.is_training)
-        out += [module.is_training for stage in pipeline._stages.values() for module in stage.module.modules()]
+        out += [
+            module.is_training
+            for stage in pipeline._stages.values()
+            for module in stage.module.modules()
+        ]
         return out, pipeline.train().is_training
 
     for modes_of_rank, again in on_ranks(2, modes):
         assert modes_of_rank[0] is True and not any(modes_of_rank[1:]) and again is True
 
 
-# -- step, evaluate, predict --------------------------------------------------------------------------------
+# -- step, evaluate, predict -----------------------------------------------------------
 
 
 def test_a_step_overwrites_the_gradients_of_the_last_one():
@@ -170,7 +215,9 @@ def test_a_step_overwrites_the_gradients_of_the_last_one():
 
     expected = one_process_step(mlp(), nn.MSELoss(), inputs, targets, 4)
     for result in on_ranks(2, gradients):
-        assert all(same_bits(value, expected.gradients[name]) for name, value in result.items())
+        assert all(
+            same_bits(value, expected.gradients[name]) for name, value in result.items()
+        )
 
 
 def test_gradients_kept_from_a_step_are_not_changed_by_the_next():
@@ -191,9 +238,16 @@ def test_only_the_ends_need_the_data_and_batches_may_change_in_size():
         out = []
         for size in (4, 9, 5):
             inputs, targets = batch(size, 4)
-            first, last = 0 in pipeline.local_stages, pipeline.num_stages - 1 in pipeline.local_stages
-            out.append(pipeline.step(inputs if first else None, targets if last else None))
-            out.append(pipeline.evaluate(inputs if first else None, targets if last else None))
+            first, last = (
+                0 in pipeline.local_stages,
+                pipeline.num_stages - 1 in pipeline.local_stages,
+            )
+            out.append(
+                pipeline.step(inputs if first else None, targets if last else None)
+            )
+            out.append(
+                pipeline.evaluate(inputs if first else None, targets if last else None)
+            )
             out.append(pipeline.predict(inputs if first else None).shape)
         return out
 
@@ -220,7 +274,9 @@ def test_evaluate_and_predict_leave_the_gradients_alone():
         pipeline.evaluate(inputs, targets)
         pipeline.predict(inputs)
         held = [len(graphs) for graphs in pipeline._trainer.graphs.values()]
-        return all(same_bits(p.grad, b) for p, b in zip(pipeline.parameters(), before)), held
+        return all(
+            same_bits(p.grad, b) for p, b in zip(pipeline.parameters(), before)
+        ), held
 
     assert on_ranks(2, untouched) == [(True, [0]), (True, [0])]
 
@@ -240,30 +296,48 @@ def test_a_rank_without_parameters_trains_too():
 
 def test_modules_over_a_v_go_there_and_back():
     inputs, targets = batch(8, 4)
-    parts = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)] + [nn.Linear(4, 2)]
+    parts = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)] + [
+        nn.Linear(4, 2)
+    ]
 
     def run(group):
-        pipeline = Pipeline.from_modules(parts, group, loss=nn.MSELoss(), schedule="zb-v", num_microbatches=4)
+        pipeline = Pipeline.from_modules(
+            parts, group, loss=nn.MSELoss(), schedule="zb-v", num_microbatches=4
+        )
         return pipeline.local_stages, pipeline.step(inputs, targets)
 
-    loss = one_process_step(nn.Sequential(*parts), nn.MSELoss(), inputs, targets, 4).loss
+    loss = one_process_step(
+        nn.Sequential(*parts), nn.MSELoss(), inputs, targets, 4
+    ).loss
     assert spawn(run, 2) == [((0, 3), loss), ((1, 2), loss)]
 
 
 def test_too_few_modules_for_a_v_are_refused_with_how_many_it_takes():
-    with pytest.raises(RankError, match="2 modules on 2 ranks are up to 1 on a rank.*Expected 3 to 4 modules"):
-        spawn(lambda g: Pipeline.from_modules([nn.Linear(4, 4)] * 2, g, loss=nn.MSELoss(), schedule="zb-v"), 2)
+    with pytest.raises(
+        RankError,
+        match="2 modules on 2 ranks are up to 1 on a rank.*Expected 3 to 4 modules",
+    ):
+        spawn(
+            lambda g: Pipeline.from_modules(
+                [nn.Linear(4, 4)] * 2, g, loss=nn.MSELoss(), schedule="zb-v"
+            ),
+            2,
+        )
 
 
 def test_a_schedule_without_a_backward_predicts_but_does_not_train():
     inputs, targets = batch(8, 4)
 
     def run(pipeline):
-        with pytest.raises(ScheduleError, match="choose another schedule to train, or evaluate"):
+        with pytest.raises(
+            ScheduleError, match="choose another schedule to train, or evaluate"
+        ):
             pipeline.step(inputs, targets)
         return pipeline.evaluate(inputs, targets)
 
-    trained = on_ranks(2, lambda pipeline: pipeline.evaluate(inputs, targets), schedule="1f1b")
+    trained = on_ranks(
+        2, lambda pipeline: pipeline.evaluate(inputs, targets), schedule="1f1b"
+    )
     assert on_ranks(2, run, schedule="forward-only") == trained
 
 
@@ -297,20 +371,34 @@ class Looked(nn.Module):
         [nn.Linear(4, 4), WholeNumbers(), Looked(), nn.Linear(3, 2)],
     ],
 )
-def test_a_stage_whose_result_does_not_depend_on_its_input_passes_no_gradient_as_in_one_process(layers, split):
+def test_a_stage_whose_result_does_not_depend_on_its_input_passes_no_gradient_as_in_one_process(
+    layers, split
+):
     schedule = build("1f1b", len(layers), 4)
     schedule = split_backward(schedule, delay=2) if split else schedule
-    check_same_as_one_process(nn.Sequential(*layers), nn.MSELoss(), *batch(8, 4), schedule)
+    check_same_as_one_process(
+        nn.Sequential(*layers), nn.MSELoss(), *batch(8, 4), schedule
+    )
 
 
 def test_a_rank_without_stages_takes_part_in_everything():
-    schedule = Schedule("idle", (0, 1), 2, (("0F0", "0F1", "0B0", "0B1"), ("1F0", "1B0", "1F1", "1B1"), ()))
+    schedule = Schedule(
+        "idle",
+        (0, 1),
+        2,
+        (("0F0", "0F1", "0B0", "0B1"), ("1F0", "1B0", "1F1", "1B1"), ()),
+    )
     inputs, targets = batch(4, 4)
 
     def everything(pipeline):
         loss = pipeline.step(inputs, targets)
         pipeline.eval()
-        return loss, pipeline.evaluate(inputs, targets), pipeline.predict(inputs).shape, pipeline.is_training
+        return (
+            loss,
+            pipeline.evaluate(inputs, targets),
+            pipeline.predict(inputs).shape,
+            pipeline.is_training,
+        )
 
     results = on_ranks(3, everything, schedule=schedule, num_microbatches=None)
     assert len({result[0] for result in results}) == 1
@@ -328,7 +416,7 @@ def test_a_step_inside_no_grad_is_a_step_all_the_same():
     assert on_ranks(2, quiet_step) == [True, True]
 
 
-# -- looks --------------------------------------------------------------------------------------------------
+# -- looks -----------------------------------------------------------------------------
 
 
 def test_a_pipeline_prints_as_a_table():
@@ -356,7 +444,12 @@ Y = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
 def test_targets_have_the_dtype_of_the_last_layer():
     """They were cast to that of the first."""
     model = nn.Sequential(nn.Linear(6, 6, dtype=np.float64), Narrow(), nn.Linear(6, 3))
-    losses = spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2).step(X, Y), 2)
+    losses = spawn(
+        lambda group: Pipeline(
+            model, group, loss=nn.MSELoss(), num_microbatches=2
+        ).step(X, Y),
+        2,
+    )
     assert np.isfinite(losses).all()
 
 

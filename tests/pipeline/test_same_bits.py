@@ -1,4 +1,6 @@
-"""The central property: a pipelined step leaves the same bits as one process that accumulates the same microbatches."""
+"""The central property: a pipelined step leaves the same bits as one process that
+accumulates the same microbatches.
+"""
 
 import copy
 import functools
@@ -30,26 +32,44 @@ from tests.strategies import (
 
 @examples(240)
 @given(steps(), st.booleans())
-def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(step, recompute):
+def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(
+    step, recompute
+):
     model, inputs, targets, schedule, partition = step
-    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, 3, partition, recompute)
+    check_same_as_one_process(
+        model, nn.MSELoss(), inputs, targets, schedule, 3, partition, recompute
+    )
 
 
 @examples(40)
 @given(steps(), st.booleans())
-def test_so_they_are_with_another_array_module_on_which_nothing_falls_back_to_numpy(step, recompute):
+def test_so_they_are_with_another_array_module_on_which_nothing_falls_back_to_numpy(
+    step, recompute
+):
     model, inputs, targets, schedule, partition = step
     check_same_as_one_process(
-        model, nn.MSELoss(), inputs, targets, schedule, 3, partition, recompute, device=array_api_strict
+        model,
+        nn.MSELoss(),
+        inputs,
+        targets,
+        schedule,
+        3,
+        partition,
+        recompute,
+        device=array_api_strict,
     )
 
 
 @needs_mpi
 @pytest.mark.slow  # in short: test_over_mpi.py
-@pytest.mark.parametrize(("num_ranks", "module"), [(2, []), (3, []), (5, []), (3, ["strict"])])
+@pytest.mark.parametrize(
+    ("num_ranks", "module"), [(2, []), (3, []), (5, []), (3, ["strict"])]
+)
 def test_so_they_are_through_mpirun(num_ranks, module):
     num_steps = examples(40).max_examples
-    done = mpirun(num_ranks, "-m", "tests.pipeline.random_steps", num_steps, *module, limit=120)
+    done = mpirun(
+        num_ranks, "-m", "tests.pipeline.random_steps", num_steps, *module, limit=120
+    )
     assert done.code == 0, done.err
     assert done.out.startswith(f"the same bits in {num_steps} steps")
 
@@ -57,7 +77,9 @@ def test_so_they_are_through_mpirun(num_ranks, module):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_joined_actions_run_one_after_the_other_with_the_bits_of_one_process(num_ranks):
     schedule = schedules.dualpipe_v(num_ranks, 8, joined=True)
-    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(2 * num_ranks - 1)), nn.Linear(3, 2))
+    model = nn.Sequential(
+        *(nn.Linear(3, 3) for _ in range(2 * num_ranks - 1)), nn.Linear(3, 2)
+    )
     inputs, targets = batch(16, 3)
     check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, 2)
 
@@ -67,17 +89,29 @@ def test_joined_actions_run_one_after_the_other_with_the_bits_of_one_process(num
         return pipeline.schedule == schedule, pipeline.timeline()
 
     for is_kept, timeline in spawn(ran, num_ranks=num_ranks):
-        assert is_kept and schedule.actions == tuple(tuple(span.action for span in row) for row in timeline.spans)
-        assert all(a.end <= b.start for row in timeline.spans for a, b in zip(row, row[1:]))
+        assert is_kept and schedule.actions == tuple(
+            tuple(span.action for span in row) for row in timeline.spans
+        )
+        assert all(
+            a.end <= b.start for row in timeline.spans for a, b in zip(row, row[1:])
+        )
 
 
-@pytest.mark.parametrize(("name", "split"), covering([*NAMES, "v-shaped"], [False, True], strength=1))
+@pytest.mark.parametrize(
+    ("name", "split"), covering([*NAMES, "v-shaped"], [False, True], strength=1)
+)
 @pytest.mark.parametrize("num_ranks", [slowly(1), slowly(2), 3, slowly(4)])
 def test_every_schedule_trains_like_one_process(name, num_ranks, split):
-    schedule = v_shaped(num_ranks, 5) if name == "v-shaped" else build(name, num_ranks, 5)
+    schedule = (
+        v_shaped(num_ranks, 5) if name == "v-shaped" else build(name, num_ranks, 5)
+    )
     if split:
         schedule = split_backward(schedule, delay=3)
-    layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), Turned(2, 3), nn.Flatten())]
+    layers = [
+        layer
+        for _ in range(4)
+        for layer in (nn.Linear(6, 6), nn.Tanh(), Turned(2, 3), nn.Flatten())
+    ]
     model = nn.Sequential(*layers, nn.Linear(6, 2))
     inputs, targets = batch(13, 6)
 
@@ -88,7 +122,12 @@ def test_every_schedule_trains_like_one_process(name, num_ranks, split):
         for _ in range(4):
             out.append(pipeline.step(inputs, targets))
             optimiser.step()
-        return out, pipeline.evaluate(inputs, targets), pipeline.predict(inputs), pipeline.state_dict()
+        return (
+            out,
+            pipeline.evaluate(inputs, targets),
+            pipeline.predict(inputs),
+            pipeline.state_dict(),
+        )
 
     with limit_blas_threads(1):
         twin = copy.deepcopy(model)
@@ -96,7 +135,11 @@ def test_every_schedule_trains_like_one_process(name, num_ranks, split):
         optimiser = optim.SGD(twin.parameters(), 0.05, momentum=0.9)
         expected = []
         for _ in range(4):
-            expected.append(one_process_step(twin, nn.MSELoss(), inputs, targets, schedule.num_microbatches).loss)
+            expected.append(
+                one_process_step(
+                    twin, nn.MSELoss(), inputs, targets, schedule.num_microbatches
+                ).loss
+            )
             optimiser.step()
     by_rank = spawn(losses, num_ranks)
     for rank_losses, evaluated, predicted, state in by_rank:
@@ -104,7 +147,9 @@ def test_every_schedule_trains_like_one_process(name, num_ranks, split):
         assert evaluated == by_rank[0][1]
         assert same_bits(predicted, by_rank[0][2])
         assert state.keys() == twin.state_dict().keys()
-        assert all(same_bits(state[name], value) for name, value in twin.state_dict().items())
+        assert all(
+            same_bits(state[name], value) for name, value in twin.state_dict().items()
+        )
 
 
 @functools.cache
@@ -115,18 +160,23 @@ def values_through_mpirun(num_ranks, num_steps):
 
 
 @needs_mpi
-@pytest.mark.parametrize(("num_ranks", "num_steps"), [slowly(2, 2), slowly(2, 20), slowly(4, 20)])
+@pytest.mark.parametrize(
+    ("num_ranks", "num_steps"), [slowly(2, 2), slowly(2, 20), slowly(4, 20)]
+)
 def test_many_steps_through_mpirun_have_the_losses_of_one_process(num_ranks, num_steps):
     values = values_through_mpirun(num_ranks, num_steps)
-    assert len(values) == (len(NAMES) + 2) * (num_steps + 2)  # of each schedule a loss for each step, and what is left
+    # of each schedule a loss for each step, and what is left
+    assert len(values) == (len(NAMES) + 2) * (num_steps + 2)
     assert values == values_through_mpirun(1, num_steps)
 
 
-# -- the checks can fail ------------------------------------------------------------------------------------
+# -- the checks can fail ---------------------------------------------------------------
 
 
 def check_is_noticed(schedule):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)
+    )
     inputs, targets = batch(12, 4)
     with pytest.raises(AssertionError, match="differs from one process|in one process"):
         check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule)
@@ -144,7 +194,14 @@ def test_a_loss_scaled_twice_is_caught(monkeypatch):
 
 
 def test_gradients_added_in_another_order_are_caught():
-    rows = ((0, "F", 0), (0, "F", 1), (0, "F", 2), (0, "B", 2), (0, "B", 0), (0, "B", 1))
+    rows = (
+        (0, "F", 0),
+        (0, "F", 1),
+        (0, "F", 2),
+        (0, "B", 2),
+        (0, "B", 0),
+        (0, "B", 1),
+    )
     text = " ".join(f"{s}{kind}{k}" for s, kind, k in rows)
     schedule = Schedule.from_text(text)
     assert not schedule.is_reproducible
@@ -155,16 +212,30 @@ def test_gradients_added_in_another_order_are_caught():
 @pytest.mark.parametrize(
     ("layers", "cut", "differs"),
     [
-        ([nn.Linear(8, 8), ColumnMajor(8), nn.Linear(8, 2)], 1, "0.bias"),  # the gradient of Linear is transposed
-        ([ColumnMajor(8), Summed(), nn.Linear(1, 2)], 1, "0.weight"),  # the input of Summed is transposed
+        # the gradient of Linear is transposed
+        ([nn.Linear(8, 8), ColumnMajor(8), nn.Linear(8, 2)], 1, "0.bias"),
+        # the input of Summed is transposed
+        ([ColumnMajor(8), Summed(), nn.Linear(1, 2)], 1, "0.weight"),
     ],
     ids=["gradient", "activation"],
 )
-def test_a_transposed_view_that_is_not_made_contiguous_is_caught(layers, cut, differs, monkeypatch):
-    """The story: a sum over a transposed array goes in another order than over the array that a message brings."""
+def test_a_transposed_view_that_is_not_made_contiguous_is_caught(
+    layers, cut, differs, monkeypatch
+):
+    """The story: a sum over a transposed array goes in another order than over the
+    array that a message brings.
+    """
     inputs, targets = batch(200, 8)
     schedule, partition = build("gpipe", 2, 2), [range(cut), range(cut, len(layers))]
-    arguments = (nn.Sequential(*layers), nn.MSELoss(), inputs, targets, schedule, 0, partition)
+    arguments = (
+        nn.Sequential(*layers),
+        nn.MSELoss(),
+        inputs,
+        targets,
+        schedule,
+        0,
+        partition,
+    )
     check_same_as_one_process(*arguments)
     monkeypatch.setattr(functional, "contiguous", lambda tensor: tensor)
     with pytest.raises(AssertionError, match=f"the gradient of {differs} differs"):
@@ -172,14 +243,19 @@ def test_a_transposed_view_that_is_not_made_contiguous_is_caught(layers, cut, di
 
 
 def test_a_microbatch_weighted_as_if_all_were_equal_is_caught(monkeypatch):
-    monkeypatch.setattr("minipipe.execution.objective.shares", lambda sizes, *_: [1 / len(sizes)] * len(sizes))
+    monkeypatch.setattr(
+        "minipipe.execution.objective.shares",
+        lambda sizes, *_: [1 / len(sizes)] * len(sizes),
+    )
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     inputs, targets = batch(5, 4)
     with pytest.raises(AssertionError, match="differs|in one process"):
-        check_same_as_one_process(model, nn.MSELoss(), inputs, targets, build("gpipe", 2, 2))
+        check_same_as_one_process(
+            model, nn.MSELoss(), inputs, targets, build("gpipe", 2, 2)
+        )
 
 
-# -- what the promise means ---------------------------------------------------------------------------------
+# -- what the promise means ------------------------------------------------------------
 
 
 def test_the_loss_is_the_mean_over_the_whole_batch():
@@ -190,11 +266,15 @@ def test_the_loss_is_the_mean_over_the_whole_batch():
     pieces = one_process_step(copy.deepcopy(model), nn.MSELoss(), inputs, targets, 4)
     assert pieces.loss == pytest.approx(whole.item(), rel=1e-6)
     for name, parameter in model.named_parameters():
-        np.testing.assert_allclose(pieces.gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            pieces.gradients[name], parameter.grad, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_float64_models_train_in_float64():
-    model = nn.Sequential(nn.Linear(4, 4, dtype=np.float64), nn.Tanh(), nn.Linear(4, 2, dtype=np.float64))
+    model = nn.Sequential(
+        nn.Linear(4, 4, dtype=np.float64), nn.Tanh(), nn.Linear(4, 2, dtype=np.float64)
+    )
     inputs, targets = batch(6, 4)
 
     def dtypes(group):
@@ -207,8 +287,12 @@ def test_float64_models_train_in_float64():
 
 @pytest.mark.parametrize("seed", [*range(4), *map(slowly, range(4, 20))])
 def test_the_losses_add_up_from_left_to_right_in_every_version_of_python(seed):
-    """Since 3.12 the built-in sum compensates for rounding, and had other bits than a loop."""
+    """Since 3.12 the built-in sum compensates for rounding, and had other bits than a
+    loop.
+    """
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((16, 3)) * 10.0 ** generator.integers(-6, 7, (16, 1))
     layers = nn.Sequential(nn.Linear(3, 2, dtype=np.float64))
-    check_same_as_one_process(layers, nn.MSELoss(), x, np.zeros((16, 2)), build("gpipe", 1, 8))
+    check_same_as_one_process(
+        layers, nn.MSELoss(), x, np.zeros((16, 2)), build("gpipe", 1, 8)
+    )

@@ -1,4 +1,6 @@
-"""ZeRO-1: replicas divide the state of their optimiser, and have the bits of one that keeps all of it."""
+"""ZeRO-1: replicas divide the state of their optimiser, and have the bits of one that
+keeps all of it.
+"""
 
 import sys
 import warnings
@@ -19,19 +21,30 @@ TOKENS = np.random.default_rng(2).integers(0, SYMBOLS, (24, 4))
 
 
 def model(dtype=np.float32):
-    layers = [nn.Linear(6, 7, dtype=dtype), nn.Tanh(), nn.Dropout(0.25), nn.Linear(7, 5, dtype=dtype), nn.Tanh()]
+    layers = [
+        nn.Linear(6, 7, dtype=dtype),
+        nn.Tanh(),
+        nn.Dropout(0.25),
+        nn.Linear(7, 5, dtype=dtype),
+        nn.Tanh(),
+    ]
     return nn.Sequential(*layers, nn.Linear(5, 6, dtype=dtype))
 
 
 RULES = {
     "SGD": (optim.SGD, {"learning_rate": 0.05}),
-    "momentum": (optim.SGD, {"learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
+    "momentum": (
+        optim.SGD,
+        {"learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+    ),
     "Adam": (optim.Adam, {"learning_rate": 0.05, "weight_decay": 0.01}),
     "AdamW": (optim.AdamW, {"learning_rate": 0.05}),
 }
 
 
-def made(group, rule="Adam", shards=True, make=model, loss=None, groups=None, **options):
+def made(
+    group, rule="Adam", shards=True, make=model, loss=None, groups=None, **options
+):
     replicas = options.get("replicas", 1)
     options = {"num_microbatches": 8 // replicas, "gradient_blocks": 4, **options}
     pipeline = Pipeline(make(), group, loss=loss or nn.MSELoss(), **options)
@@ -42,10 +55,23 @@ def made(group, rule="Adam", shards=True, make=model, loss=None, groups=None, **
     return pipeline, kind(parameters, **numbers)
 
 
-def trained(group, rule="Adam", shards=True, num_steps=3, x=X, y=Y, clip=None, scales=False, **options):
+def trained(
+    group,
+    rule="Adam",
+    shards=True,
+    num_steps=3,
+    x=X,
+    y=Y,
+    clip=None,
+    scales=False,
+    **options,
+):
     """Train; return losses and norms, all values, and the optimiser's state by name."""
     pipeline, optimiser = made(group, rule, shards, **options)
-    rates, scale = optim.LearningRateSchedule(optimiser, optim.cosine(10, 2)), optim.LossScale(2.0**24)
+    rates, scale = (
+        optim.LearningRateSchedule(optimiser, optim.cosine(10, 2)),
+        optim.LossScale(2.0**24),
+    )
     losses = []
     for _ in range(num_steps):
         losses.append(pipeline.step(x, y, scale=scale.value if scales else 1.0))
@@ -57,7 +83,12 @@ def trained(group, rule="Adam", shards=True, num_steps=3, x=X, y=Y, clip=None, s
         rates.step()
     names = {id(parameter): name for name, parameter in pipeline.named_parameters()}
     states = optimiser.state_dict()
-    by_name = dict(zip((names[id(parameter)] for parameter in optimiser.parameters), states["states"]))
+    by_name = dict(
+        zip(
+            (names[id(parameter)] for parameter in optimiser.parameters),
+            states["states"],
+        )
+    )
     return losses, pipeline.state_dict(), by_name, states["num_steps"]
 
 
@@ -68,23 +99,35 @@ def assert_alike(found, expected):
         assert all(same_bits(own[name], values[name]) for name in values)
         for name, state in kept.items():
             assert state.keys() == states[name].keys()
-            assert all(same_bits(np.asarray(state[what]), np.asarray(states[name][what])) for what in state)
+            assert all(
+                same_bits(np.asarray(state[what]), np.asarray(states[name][what]))
+                for what in state
+            )
 
 
 def check(num_ranks, options, **both):
     """Ranks with shards have the bits of one process without."""
     expected = spawn(lambda group: trained(group, shards=False, **both), 1)[0]
-    assert_alike(spawn(lambda group: trained(group, **both, **options), num_ranks), expected)
+    assert_alike(
+        spawn(lambda group: trained(group, **both, **options), num_ranks), expected
+    )
 
 
-# -- the bits ----------------------------------------------------------------------------------------------------------
+# -- the bits --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("rule", "num_ranks", "replicas"),
-    [("momentum", 2, 2), ("Adam", 4, 2), ("AdamW", 4, 4), *[slowly(rule, 8, 4) for rule in RULES]],
+    [
+        ("momentum", 2, 2),
+        ("Adam", 4, 2),
+        ("AdamW", 4, 4),
+        *[slowly(rule, 8, 4) for rule in RULES],
+    ],
 )
-def test_shards_leave_the_bits_and_the_state_of_a_whole_optimiser(rule, num_ranks, replicas):
+def test_shards_leave_the_bits_and_the_state_of_a_whole_optimiser(
+    rule, num_ranks, replicas
+):
     check(num_ranks, {"replicas": replicas}, rule=rule)
 
 
@@ -94,13 +137,24 @@ def test_a_rank_that_has_no_replica_keeps_all_of_its_state():
 
 @pytest.mark.parametrize("schedule", ["chimera", "dualpipe"])
 def test_two_replicas_of_a_stage_may_be_in_one_pipeline(schedule):
-    expected = spawn(lambda group: trained(group, shards=False, gradient_blocks=2), 1)[0]
-    assert_alike(spawn(lambda group: trained(group, schedule=schedule, gradient_blocks=2), 2), expected)
+    expected = spawn(lambda group: trained(group, shards=False, gradient_blocks=2), 1)[
+        0
+    ]
+    assert_alike(
+        spawn(lambda group: trained(group, schedule=schedule, gradient_blocks=2), 2),
+        expected,
+    )
 
 
 @pytest.mark.parametrize("replicas", [slowly(1), 2])
 def test_a_parameter_that_stages_share_is_divided_among_all_of_their_replicas(replicas):
-    both = {"make": language_model, "x": TOKENS, "y": TOKENS, "loss": nn.CrossEntropyLoss(), "clip": 0.5}
+    both = {
+        "make": language_model,
+        "x": TOKENS,
+        "y": TOKENS,
+        "loss": nn.CrossEntropyLoss(),
+        "clip": 0.5,
+    }
     check(2 * replicas, {"replicas": replicas}, **both)
 
 
@@ -119,9 +173,16 @@ def test_groups_keep_their_numbers_and_frozen_parameters_have_no_state():
 
     def two(pipeline):
         named = dict(pipeline.named_parameters())
-        weights = [parameter for name, parameter in named.items() if name.endswith("weight")]
-        biases = [parameter for name, parameter in named.items() if name.endswith("bias")]
-        return [{"parameters": weights, "weight_decay": 0.5}, {"parameters": biases, "learning_rate": 0.2}]
+        weights = [
+            parameter for name, parameter in named.items() if name.endswith("weight")
+        ]
+        biases = [
+            parameter for name, parameter in named.items() if name.endswith("bias")
+        ]
+        return [
+            {"parameters": weights, "weight_decay": 0.5},
+            {"parameters": biases, "learning_rate": 0.2},
+        ]
 
     check(4, {"replicas": 2}, rule="AdamW", make=frozen, groups=two)
 
@@ -147,21 +208,26 @@ def test_values_that_are_not_sent_are_found(monkeypatch):
         check(2, {"replicas": 2}, rule="SGD")
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("state_of", "replicas"), covering([("SGD", 0), ("momentum", 1), ("Adam", 2)], [1, 2, 4], strength=1)
+    ("state_of", "replicas"),
+    covering([("SGD", 0), ("momentum", 1), ("Adam", 2)], [1, 2, 4], strength=1),
 )
 def test_a_rank_keeps_the_state_of_one_share_within_an_element(state_of, replicas):
     rule, of_each = state_of
 
     def kept(group):
-        pipeline, optimiser = made(group, rule, replicas=replicas, gradient_blocks=replicas)
+        pipeline, optimiser = made(
+            group, rule, replicas=replicas, gradient_blocks=replicas
+        )
         assert optimiser.nbytes == 0
         pipeline.step(X, Y)
         optimiser.step()
-        return optimiser.nbytes, sum(parameter.size for parameter in pipeline.parameters())
+        return optimiser.nbytes, sum(
+            parameter.size for parameter in pipeline.parameters()
+        )
 
     ranks = spawn(kept, 2 * replicas)
     for stage in range(2):
@@ -170,12 +236,17 @@ def test_a_rank_keeps_the_state_of_one_share_within_an_element(state_of, replica
         assert max(found) - min(found) <= 4 * of_each
 
 
-# -- its state ---------------------------------------------------------------------------------------------------------
+# -- its state -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [((2, True), (1, False)), ((1, False), (4, True)), slowly((4, True), (2, True)), slowly((2, False), (2, True))],
+    [
+        ((2, True), (1, False)),
+        ((1, False), (4, True)),
+        slowly((4, True), (2, True)),
+        slowly((2, False), (2, True)),
+    ],
 )
 def test_a_checkpoint_goes_on_with_other_shards_or_none(tmp_path, first, then):
     def run(group, layout, num_steps):
@@ -199,7 +270,11 @@ def test_a_checkpoint_goes_on_with_other_shards_or_none(tmp_path, first, then):
         warnings.simplefilter("error")
         spawn(lambda group: run(group, first, 2), first[0])
         found = spawn(lambda group: run(group, then, 4), then[0])
-    assert all(same_bits(values[name], expected[name]) for values, _ in found for name in expected)
+    assert all(
+        same_bits(values[name], expected[name])
+        for values, _ in found
+        for name in expected
+    )
     assert sum(own for _, own in found) == nbytes * (1 if then[1] else then[0])
 
 
@@ -215,30 +290,53 @@ def test_a_state_of_another_rule_is_refused_and_changes_nothing():
         after = optimiser.state_dict()
         optimiser.load_state_dict(after)
         again = optimiser.state_dict()
-        return [[{k: np.asarray(v).tobytes() for k, v in one.items()} for one in s["states"]] for s in (before, again)]
+        return [
+            [
+                {k: np.asarray(v).tobytes() for k, v in one.items()}
+                for one in s["states"]
+            ]
+            for s in (before, again)
+        ]
 
     assert all(before == again for before, again in spawn(load, 2))
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------
 
 
 class Lamb(optim.Adam):
-    """Scales its update by norms of the whole parameter; that it inherits from an elementwise rule says nothing."""
+    """Scales its update by norms of the whole parameter; that it inherits from an
+    elementwise rule says nothing.
+    """
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda pipeline: pipeline.sharded(Lamb), "Lamb may read a parameter as a whole"),
-        (lambda pipeline: pipeline.sharded(lambda p: optim.Adam(p)), "expected a class of optimisers"),
-        (lambda pipeline: pipeline.sharded(optim.Adam, lr=0.1), "here it is learning_rate="),
-        (lambda pipeline: pipeline.sharded(optim.Adam, [nn.Parameter([1.0])]), r"shape \(1,\) that is not of this"),
+        (
+            lambda pipeline: pipeline.sharded(Lamb),
+            "Lamb may read a parameter as a whole",
+        ),
+        (
+            lambda pipeline: pipeline.sharded(lambda p: optim.Adam(p)),
+            "expected a class of optimisers",
+        ),
+        (
+            lambda pipeline: pipeline.sharded(optim.Adam, lr=0.1),
+            "here it is learning_rate=",
+        ),
+        (
+            lambda pipeline: pipeline.sharded(optim.Adam, [nn.Parameter([1.0])]),
+            r"shape \(1,\) that is not of this",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused(make, words):
     with pytest.raises(ArgumentError, match=words):
-        spawn(lambda group: make(Pipeline(model(), group, loss=nn.MSELoss(), replicas=2)), 2)
+        spawn(
+            lambda group: make(Pipeline(model(), group, loss=nn.MSELoss(), replicas=2)),
+            2,
+        )
 
 
 def test_a_rule_that_says_that_it_is_elementwise_is_taken():
@@ -249,14 +347,22 @@ def test_a_rule_that_says_that_it_is_elementwise_is_taken():
             data -= group.learning_rate * np.sign(gradient)
 
     def train(group, shards):
-        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), replicas=2, num_microbatches=2)
+        pipeline = Pipeline(
+            model(), group, loss=nn.MSELoss(), replicas=2, num_microbatches=2
+        )
         numbers = {"learning_rate": 0.1}
-        optimiser = pipeline.sharded(Signs, **numbers) if shards else Signs(pipeline.parameters(), **numbers)
+        optimiser = (
+            pipeline.sharded(Signs, **numbers)
+            if shards
+            else Signs(pipeline.parameters(), **numbers)
+        )
         pipeline.step(X, Y)
         optimiser.step()
         return pipeline.state_dict()
 
-    (whole, _), (shared, _) = (spawn(lambda group, s=shards: train(group, s), 2) for shards in (False, True))
+    (whole, _), (shared, _) = (
+        spawn(lambda group, s=shards: train(group, s), 2) for shards in (False, True)
+    )
     assert all(same_bits(whole[name], shared[name]) for name in whole)
 
 

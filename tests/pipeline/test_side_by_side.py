@@ -1,4 +1,6 @@
-"""Ranks whose parameters and gradients lie side by side train like others, and understand them."""
+"""Ranks whose parameters and gradients lie side by side train like others, and
+understand them.
+"""
 
 import warnings
 from functools import partial
@@ -25,14 +27,22 @@ RULES = {
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 6))
+    return nn.Sequential(
+        nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 6)
+    )
 
 
 class SideBySide:
-    """What a compiled step does: its gradients lie in an arena, which is made again if values were replaced."""
+    """What a compiled step does: its gradients lie in an arena, which is made again if
+    values were replaced.
+    """
 
     def __init__(self, pipeline, is_used=True):
-        self.parameters, self.arena, self.is_used = list(pipeline.parameters()), None, is_used
+        self.parameters, self.arena, self.is_used = (
+            list(pipeline.parameters()),
+            None,
+            is_used,
+        )
 
     def collect(self):
         if not self.is_used:
@@ -40,15 +50,28 @@ class SideBySide:
         gradients = [parameter.node.grad for parameter in self.parameters]
         if self.arena is None or not self.arena.is_intact():
             self.arena = Arena(self.parameters)
-        for parameter, gradient, own in zip(self.parameters, gradients, self.arena.gradients):
+        for parameter, gradient, own in zip(
+            self.parameters, gradients, self.arena.gradients
+        ):
             if gradient is not None and own is not None:
                 own[...] = gradient
                 parameter.node.grad = own
 
 
-def trained(group, rule="SGD", make=mlp, is_used=True, num_steps=4, clips=False, sharded=False, **options):
+def trained(
+    group,
+    rule="SGD",
+    make=mlp,
+    is_used=True,
+    num_steps=4,
+    clips=False,
+    sharded=False,
+    **options,
+):
     """Return losses, values and optimiser state of a training."""
-    x, y, loss = (X, Y, nn.MSELoss()) if make is mlp else (TOKENS, TOKENS, nn.CrossEntropyLoss())
+    x, y, loss = (
+        (X, Y, nn.MSELoss()) if make is mlp else (TOKENS, TOKENS, nn.CrossEntropyLoss())
+    )
     pipeline = Pipeline(make(), group, loss=loss, **{"num_microbatches": 4, **options})
     make_optimiser = partial(pipeline.sharded, optim.Adam) if sharded else RULES[rule]
     optimiser = make_optimiser(pipeline.parameters())
@@ -85,24 +108,40 @@ OPTIONS = {
 @pytest.mark.parametrize(("rule", "name"), covering(RULES, OPTIONS, strength=1))
 def test_ranks_with_an_arena_train_like_others_and_with_others(rule, name):
     num_ranks, options = OPTIONS[name]
-    expected = spawn(lambda group: trained(group, rule, is_used=False, **options), num_ranks)
+    expected = spawn(
+        lambda group: trained(group, rule, is_used=False, **options), num_ranks
+    )
     assert spawn(lambda group: trained(group, rule, **options), num_ranks) == expected
     if num_ranks > 1:
-        mixed = spawn(lambda group: trained(group, rule, is_used=group.rank == 1, **options), num_ranks)
+        mixed = spawn(
+            lambda group: trained(group, rule, is_used=group.rank == 1, **options),
+            num_ranks,
+        )
         assert mixed == expected
 
 
 def test_a_run_with_updates_inside_the_schedule_goes_on_from_an_arena():
     def run(group, is_used):
-        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule="pipedream", num_microbatches=4)
-        own, optimiser = SideBySide(pipeline, is_used=is_used), RULES["AdamW"](pipeline.parameters())
+        pipeline = Pipeline(
+            mlp(), group, loss=nn.MSELoss(), schedule="pipedream", num_microbatches=4
+        )
+        own, optimiser = (
+            SideBySide(pipeline, is_used=is_used),
+            RULES["AdamW"](pipeline.parameters()),
+        )
         own.collect()
-        losses = [loss for each in pipeline.run([(X, Y)] * 3, optimiser) for loss in each.losses]
+        losses = [
+            loss
+            for each in pipeline.run([(X, Y)] * 3, optimiser)
+            for loss in each.losses
+        ]
         own.collect()
         pipeline.run([(Y, X)], optimiser)
         return losses, bits(pipeline.state_dict()), bits(optimiser.state_dict())
 
-    assert spawn(lambda group: run(group, True), 2) == spawn(lambda group: run(group, False), 2)
+    assert spawn(lambda group: run(group, True), 2) == spawn(
+        lambda group: run(group, False), 2
+    )
 
 
 @pytest.mark.parametrize("which", [(True, True), (True, False), (False, True)])
@@ -110,17 +149,25 @@ def test_a_run_with_updates_inside_the_schedule_goes_on_from_an_arena():
 def test_a_checkpoint_is_the_same_with_and_without_an_arena(which, num_ranks, tmp_path):
     def part(group, is_used, num_steps, restores):
         pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4)
-        optimiser, own = RULES["AdamW"](pipeline.parameters()), SideBySide(pipeline, is_used=is_used)
+        optimiser, own = (
+            RULES["AdamW"](pipeline.parameters()),
+            SideBySide(pipeline, is_used=is_used),
+        )
         losses = []
         for step in range(num_steps):
-            if restores and step == 1:  # after a step, so that there is an arena already
+            # after a step, so that there is an arena already
+            if restores and step == 1:
                 checkpoint.restore(tmp_path, pipeline, optimiser)
             losses.append(float(pipeline.step(X, Y)))
             own.collect()
             optimiser.step()
         if not restores:
             checkpoint.save(tmp_path, pipeline, optimiser, step=num_steps)
-        return losses, bits(pipeline.state_dict()), bits(optimiser.state_dict()["states"])
+        return (
+            losses,
+            bits(pipeline.state_dict()),
+            bits(optimiser.state_dict()["states"]),
+        )
 
     saving, restoring = which
     whole = spawn(lambda group: part(group, False, 6, False), num_ranks)
@@ -148,7 +195,7 @@ def test_optimisers_that_differ_are_refused_in_the_same_words():
     assert words[0] == words[1] and "learning rate" in words[0][1]
 
 
-# -- the finite check -------------------------------------------------------------------------------------------------
+# -- the finite check ------------------------------------------------------------------
 
 
 def check_of(pipeline):
@@ -160,7 +207,9 @@ PLACES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), AWKWARD), max
 
 
 @given(PLACES, PLACES, st.sampled_from([None, "arena", "partly"]), st.booleans())
-def test_the_first_gradient_that_is_not_finite_is_found_in_any_layout(before, places, layout, is_frozen):
+def test_the_first_gradient_that_is_not_finite_is_found_in_any_layout(
+    before, places, layout, is_frozen
+):
     model = mlp()
     if is_frozen:
         model[0].freeze()
@@ -168,7 +217,8 @@ def test_the_first_gradient_that_is_not_finite_is_found_in_any_layout(before, pl
     check, parameters = check_of(pipeline), list(pipeline.parameters())
     arena = Arena(parameters) if layout else None
     optimiser = optim.SGD(parameters, 0.0)
-    for awkward in (before, places):  # gaps of an arena repeat elements of the step before
+    # gaps of an arena repeat elements of the step before
+    for awkward in (before, places):
         numbers = [np.ones(parameter.shape, np.float32) for parameter in parameters]
         for which, element, value in awkward:
             numbers[which].flat[element % numbers[which].size] = value
@@ -177,8 +227,11 @@ def test_the_first_gradient_that_is_not_finite_is_found_in_any_layout(before, pl
             if own is not None:
                 own[...] = gradient
                 gradient = own
-            parameter.grad = gradient  # also of a frozen one, whose gradient is checked as it is
-        wrong = [i for i, gradient in enumerate(numbers) if not np.isfinite(gradient).all()]
+            # also of a frozen one, whose gradient is checked as it is
+            parameter.grad = gradient
+        wrong = [
+            i for i, gradient in enumerate(numbers) if not np.isfinite(gradient).all()
+        ]
         assert check.first_not_finite() == (wrong[0] if wrong else -1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -199,13 +252,17 @@ def test_no_gradient_is_counted_twice_or_left_out(make, monkeypatch):
             own[...] = 1
             leaf.grad = own
     arrays = check._gradients()
-    assert sum(float(array.sum()) for array in arrays) == expected and len(arrays) < len(leaves)
+    assert sum(float(array.sum()) for array in arrays) == expected and len(
+        arrays
+    ) < len(leaves)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_error_of_a_compiled_step_names_the_same_layer():
     def run(group, is_compiled):
-        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4, compile=is_compiled)
+        pipeline = Pipeline(
+            mlp(), group, loss=nn.MSELoss(), num_microbatches=4, compile=is_compiled
+        )
         for step in range(4):
             if step == 3:
                 dict(pipeline.named_parameters())["2.weight"].data[0, 0] = np.inf

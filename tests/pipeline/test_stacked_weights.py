@@ -1,4 +1,6 @@
-"""Weight gradients of neighbouring W as one product: the same sums, in fewer products."""
+"""Weight gradients of neighbouring W as one product: the same sums, in fewer
+products.
+"""
 
 import numpy as np
 import pytest
@@ -16,12 +18,18 @@ def gradients(model, schedule, inputs, targets, num_ranks, **options):
     """Return the gradients of one step, by name."""
 
     def train(group):
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, **options)
+        pipeline = Pipeline(
+            model, group, loss=nn.MSELoss(), schedule=schedule, **options
+        )
         loss = pipeline.step(inputs, targets)
-        return loss, {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+        return loss, {
+            name: parameter.grad for name, parameter in pipeline.named_parameters()
+        }
 
     losses, parts = zip(*spawn(train, num_ranks))
-    return losses[0], {name: gradient for part in parts for name, gradient in part.items()}
+    return losses[0], {
+        name: gradient for part in parts for name, gradient in part.items()
+    }
 
 
 def whole_numbers(generator, *shape):
@@ -29,18 +37,33 @@ def whole_numbers(generator, *shape):
 
 
 @examples(40)
-@given(st.sampled_from([*NAMES, "all W last"]), st.integers(1, 3), st.integers(0, 2**32 - 1), st.booleans())
-def test_sums_that_are_exact_have_the_same_bits_as_those_of_one_process(name, num_ranks, seed, is_deep):
+@given(
+    st.sampled_from([*NAMES, "all W last"]),
+    st.integers(1, 3),
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+def test_sums_that_are_exact_have_the_same_bits_as_those_of_one_process(
+    name, num_ranks, seed, is_deep
+):
     """Whole numbers, over powers of two, add up without rounding in any order."""
     generator, m = np.random.default_rng(seed), 4
-    schedule = all_w_last(m, num_ranks) if name == "all W last" else split_backward(build(name, num_ranks, m))
-    model = nn.Sequential(*(nn.Linear(4, 4, dtype=np.float64) for _ in range(schedule.num_stages))).initialise(0)
+    schedule = (
+        all_w_last(m, num_ranks)
+        if name == "all W last"
+        else split_backward(build(name, num_ranks, m))
+    )
+    model = nn.Sequential(
+        *(nn.Linear(4, 4, dtype=np.float64) for _ in range(schedule.num_stages))
+    ).initialise(0)
     for parameter in model.parameters():
         parameter.load(whole_numbers(generator, *parameter.shape), "parameter")
     shape = (8, 2, 4) if is_deep else (8, 4)
     inputs, targets = whole_numbers(generator, *shape), whole_numbers(generator, *shape)
     expected = one_process_step(model, nn.MSELoss(), inputs, targets, m)
-    loss, found = gradients(model, schedule, inputs, targets, num_ranks, stack_weight_gradients=True)
+    loss, found = gradients(
+        model, schedule, inputs, targets, num_ranks, stack_weight_gradients=True
+    )
     assert loss == expected.loss
     assert max(np.abs(gradient).max() for gradient in found.values()) < 2**40
     for key, gradient in expected.gradients.items():
@@ -48,7 +71,9 @@ def test_sums_that_are_exact_have_the_same_bits_as_those_of_one_process(name, nu
 
 
 def all_w_last(m, num_ranks):
-    rows = [[f"{r}{kind}{k}" for kind in "FIW" for k in range(m)] for r in range(num_ranks)]
+    rows = [
+        [f"{r}{kind}{k}" for kind in "FIW" for k in range(m)] for r in range(num_ranks)
+    ]
     return Schedule.from_text("\n".join(" ".join(row) for row in rows))
 
 
@@ -57,11 +82,15 @@ class Image(nn.Module):
         self.convolution = nn.Conv2d(1, 2, 3, padding=1, dtype=np.float64)
 
     def forward(self, x):
-        return functional.reshape(self.convolution(functional.reshape(x, (-1, 1, 4, 4))), (-1, 32))
+        return functional.reshape(
+            self.convolution(functional.reshape(x, (-1, 1, 4, 4))), (-1, 32)
+        )
 
 
 class FromVectors(nn.Module):
-    """Applies a linear layer to single vectors, whose gradients have no axis of rows."""
+    """Applies a linear layer to single vectors, whose gradients have no axis of
+    rows.
+    """
 
     def __init__(self):
         self.inner = nn.Linear(4, 4, dtype=np.float64)
@@ -75,7 +104,9 @@ class WithTurnedWeight(nn.Module):
         self.weight = nn.Parameter((4, 4), nn.initialisers.he_uniform(4), np.float64)
 
     def forward(self, x):
-        return functional.linear(x, self.weight.transpose()) + functional.linear(x, self.weight)
+        return functional.linear(x, self.weight.transpose()) + functional.linear(
+            x, self.weight
+        )
 
 
 class OfTwoShapes(nn.Module):
@@ -85,7 +116,9 @@ class OfTwoShapes(nn.Module):
         self.inner = nn.Linear(4, 4, dtype=np.float64)
 
     def forward(self, x):
-        return functional.mean(self.inner(x), axis=1) + self.inner(functional.mean(x, axis=1))
+        return functional.mean(self.inner(x), axis=1) + self.inner(
+            functional.mean(x, axis=1)
+        )
 
 
 class Learned(nn.Module):
@@ -104,10 +137,16 @@ def layer(*sizes):
 
 SHARED = layer(4, 4)
 MODELS = {
-    "block": (nn.Sequential(nn.TransformerBlock(8, 2, dtype=np.float64), layer(8, 8)), (8, 3, 8)),
+    "block": (
+        nn.Sequential(nn.TransformerBlock(8, 2, dtype=np.float64), layer(8, 8)),
+        (8, 3, 8),
+    ),
     "convolution": (nn.Sequential(Image(), layer(32, 4)), (8, 16)),
     "recomputed": (
-        nn.Sequential(nn.Recompute(nn.Sequential(layer(4, 4), nn.Tanh(), layer(4, 4))), layer(4, 4)),
+        nn.Sequential(
+            nn.Recompute(nn.Sequential(layer(4, 4), nn.Tanh(), layer(4, 4))),
+            layer(4, 4),
+        ),
         (8, 4),
     ),
     "vectors": (nn.Sequential(FromVectors(), layer(4, 4)), (8, 4)),
@@ -126,8 +165,17 @@ def test_gradients_are_those_of_one_process_but_for_rounding(name, recompute):
     generator = np.random.default_rng(0)
     inputs = generator.standard_normal(shape)
     targets = generator.standard_normal(model(Tensor(inputs)).shape)
-    expected = one_process_step(model, nn.MSELoss(), inputs, targets, 3)  # of 3, 3 and 2 samples
-    _, found = gradients(model, all_w_last(3, 2), inputs, targets, 2, recompute=recompute, stack_weight_gradients=True)
+    # of 3, 3 and 2 samples
+    expected = one_process_step(model, nn.MSELoss(), inputs, targets, 3)
+    _, found = gradients(
+        model,
+        all_w_last(3, 2),
+        inputs,
+        targets,
+        2,
+        recompute=recompute,
+        stack_weight_gradients=True,
+    )
     assert found.keys() == expected.gradients.keys()
     for key, gradient in expected.gradients.items():
         np.testing.assert_allclose(found[key], gradient, rtol=1e-11, atol=1e-14)
@@ -135,7 +183,9 @@ def test_gradients_are_those_of_one_process_but_for_rounding(name, recompute):
 
 @pytest.fixture
 def products(monkeypatch):
-    """Yield a list that gets the shape of the input of each gradient of a linear layer's weight."""
+    """Yield a list that gets the shape of the input of each gradient of a linear
+    layer's weight.
+    """
     operation, calls = functional.linear.operation, []
     gradient_of_weight = operation.steps["weight"].function
 
@@ -153,14 +203,23 @@ def products(monkeypatch):
 def test_neighbouring_w_are_one_product(products, stacks, num_products):
     model = nn.Sequential(nn.Linear(3, 2)).initialise(0)
     inputs, targets = np.ones((8, 3), np.float32), np.ones((8, 2), np.float32)
-    gradients(model, all_w_last(4, 1), inputs, targets, 1, stack_weight_gradients=stacks)
+    gradients(
+        model, all_w_last(4, 1), inputs, targets, 1, stack_weight_gradients=stacks
+    )
     assert len(products) == num_products and sum(rows for rows, _ in products) == 8
 
 
 def test_only_w_with_no_other_computation_between_them_are(products):
     model = nn.Sequential(nn.Linear(2, 2)).initialise(0)
     schedule = Schedule.from_text("F0 F1 F2 I0 I1 W0 W1 I2 W2")
-    gradients(model, schedule, np.ones((3, 2)), np.ones((3, 2)), 1, stack_weight_gradients=True)
+    gradients(
+        model,
+        schedule,
+        np.ones((3, 2)),
+        np.ones((3, 2)),
+        1,
+        stack_weight_gradients=True,
+    )
     assert [rows for rows, _ in products] == [2, 1]
 
 
@@ -169,14 +228,24 @@ def test_they_share_their_time_and_all_are_held_until_the_last():
     inputs = np.ones((400, 200), np.float32)
 
     def train(group):
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=all_w_last(4, 1), stack_weight_gradients=True)
+        pipeline = Pipeline(
+            model,
+            group,
+            loss=nn.MSELoss(),
+            schedule=all_w_last(4, 1),
+            stack_weight_gradients=True,
+        )
         pipeline.measures_memory = True
         pipeline.step(inputs, inputs)
         return pipeline.timeline()
 
     timeline = spawn(train, 1)[0]
-    times = [span.end - span.start for span in timeline.spans[0] if span.action.kind == "W"]
+    times = [
+        span.end - span.start for span in timeline.spans[0] if span.action.kind == "W"
+    ]
     assert min(times) == pytest.approx(max(times)) and min(times) > 0
-    assert all(a.end <= b.start for a, b in zip(timeline.spans[0], timeline.spans[0][1:]))
+    assert all(
+        a.end <= b.start for a, b in zip(timeline.spans[0], timeline.spans[0][1:])
+    )
     assert timeline.peak_activations == (4,)
     assert len(set(timeline.memory[0][7:11])) == 1 and timeline.memory[0][11] == 0

@@ -1,4 +1,6 @@
-"""Layers that share a parameter on a grid: an embedding and its scores are divided together, all else stays whole."""
+"""Layers that share a parameter on a grid: an embedding and its scores are divided
+together, all else stays whole.
+"""
 
 import tempfile
 
@@ -22,7 +24,9 @@ from tests.pipeline.test_tensor_parallel import (
 )
 
 
-@pytest.mark.parametrize("sizes", [(2, 1, 2), *map(slowly, [(1, 1, 4), (1, 2, 2), (2, 2, 2), (4, 1, 2)])])
+@pytest.mark.parametrize(
+    "sizes", [(2, 1, 2), *map(slowly, [(1, 1, 4), (1, 2, 2), (2, 2, 2), (4, 1, 2)])]
+)
 @pytest.mark.parametrize("schedule", ["1f1b", slowly("zb-h1")])
 def test_a_tied_embedding_is_divided_with_its_scores(sizes, schedule):
     names = dict(zip(("pipeline", "data", "tensor"), sizes))
@@ -30,7 +34,10 @@ def test_a_tied_embedding_is_divided_with_its_scores(sizes, schedule):
     def run(group):
         pipeline = on_grid(group, **names, schedule=schedule, is_tied=True)
         first = dict(pipeline.named_parameters()).get("0.weight")
-        return train(pipeline), None if first is None else (first.shape, first.is_divided)
+        return train(pipeline), None if first is None else (
+            first.shape,
+            first.is_divided,
+        )
 
     for found, looks in spawn(run, int(np.prod(sizes))):
         assert_close(found, alone(is_tied=True))
@@ -42,7 +49,10 @@ def test_without_a_pipeline_the_two_share_one_part():
 
     def look(group):
         own = nn.parallelise(plain, group)
-        assert type(own[-1]) is nn.ParallelUnembedding and own[-1].weight.owner is own[0].weight
+        assert (
+            type(own[-1]) is nn.ParallelUnembedding
+            and own[-1].weight.owner is own[0].weight
+        )
         other = nn.parallelise(own, group)  # what is divided stays as it is
         assert other[-1].weight.owner is other[0].weight is not own[0].weight
         return own.state_dict(), other.state_dict()
@@ -50,13 +60,18 @@ def test_without_a_pipeline_the_two_share_one_part():
     for states in spawn(look, 2):
         for state in states:
             assert state.keys() == plain.state_dict().keys()
-            assert all(same_bits(state[name], value) for name, value in plain.state_dict().items())
+            assert all(
+                same_bits(state[name], value)
+                for name, value in plain.state_dict().items()
+            )
 
 
 def test_a_checkpoint_of_it_is_resumed_elsewhere():
     def run(group, grid, num_steps, folder):
         where = Grid(group, **grid) if grid else group
-        pipeline = Pipeline(language_model(is_tied=True), where, loss=nn.CrossEntropyLoss())
+        pipeline = Pipeline(
+            language_model(is_tied=True), where, loss=nn.CrossEntropyLoss()
+        )
         optimiser = optim.SGD(pipeline.parameters(), 0.1, momentum=0.9)
         restored = checkpoint.restore(folder, pipeline, optimiser, required=False)
         losses = []
@@ -75,7 +90,11 @@ def test_a_checkpoint_of_it_is_resumed_elsewhere():
 
 
 def test_what_else_layers_share_stays_whole():
-    linear, attention, embedding = nn.Linear(4, 4), nn.MultiHeadAttention(4, 2), nn.Embedding(4, 4)
+    linear, attention, embedding = (
+        nn.Linear(4, 4),
+        nn.MultiHeadAttention(4, 2),
+        nn.Embedding(4, 4),
+    )
     models = [
         nn.Sequential(linear, nn.GELU(), linear),
         nn.Sequential(linear, nn.GELU(), nn.Linear(4, 4), nn.LayerNorm(4), linear),
@@ -84,7 +103,9 @@ def test_what_else_layers_share_stays_whole():
         nn.Sequential(nn.Unembedding(embedding), nn.Tanh()),
     ]
     for model in models:
-        for size in spawn(lambda group, model=model: nn.parallelise(model, group).num_parameters, 2):
+        for size in spawn(
+            lambda group, model=model: nn.parallelise(model, group).num_parameters, 2
+        ):
             assert size == model.num_parameters
 
 
@@ -102,4 +123,6 @@ def test_stages_that_share_and_are_on_every_rank_need_no_messages(schedule, num_
         return loss, [p.grad.tobytes() for p in pipeline.parameters()]
 
     expected = spawn(lambda group: train(group, "gpipe"), 1)
-    assert spawn(lambda group: train(group, schedule), num_ranks) == expected * num_ranks
+    assert (
+        spawn(lambda group: train(group, schedule), num_ranks) == expected * num_ranks
+    )

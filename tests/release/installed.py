@@ -1,4 +1,6 @@
-"""Commands in environments that have another minipipe than this checkout: an installed one."""
+"""Commands in environments that have another minipipe than this checkout: an installed
+one.
+"""
 
 import os
 import shutil
@@ -8,11 +10,23 @@ from tests.launch import ROOT
 
 
 def called(command, folder, **changes):
-    """Run a command in a folder, with nothing of this checkout in its environment; return it with what it printed."""
+    """Run a command in a folder, with nothing of this checkout in its environment;
+    return it with what it printed.
+    """
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONSAFEPATH", "COLUMNS")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    options = {"cwd": folder, "capture_output": True, "text": True, "timeout": 120, "check": False}
-    return subprocess.run([str(word) for word in command], env={**environment, **changes}, **options)
+    environment = {
+        name: value for name, value in os.environ.items() if name not in hidden
+    }
+    options = {
+        "cwd": folder,
+        "capture_output": True,
+        "text": True,
+        "timeout": 120,
+        "check": False,
+    }
+    return subprocess.run(
+        [str(word) for word in command], env={**environment, **changes}, **options
+    )
 
 
 def succeeded(command, folder, **changes):

@@ -1,4 +1,6 @@
-"""A release: what is in the two archives, and that all works where there is nothing but the wheel."""
+"""A release: what is in the two archives, and that all works where there is nothing but
+the wheel.
+"""
 
 import os
 import re
@@ -16,10 +18,12 @@ from tests.launch import ROOT
 from tests.release.installed import called, copy_of_the_project, succeeded, tracked
 
 needs_build = pytest.mark.skipif(
-    not all(map(find_spec, ("build", "twine"))), reason="needs build and twine: pip install '.[release]'"
+    not all(map(find_spec, ("build", "twine"))),
+    reason="needs build and twine: pip install '.[release]'",
 )
 VERSION = minipipe.__version__
-# What each verb is asked in a folder with a program and a student's work, its exit status, and what it says.
+# What each verb is asked in a folder with a program and a student's work, its exit
+# status, and what it says.
 COMMANDS = {
     "schedules": ("schedules --ranks 2", 0, "1f1b "),
     "sweep": ("sweep --ranks 2 --microbatches 4 -o sweep.csv", 0, "wrote sweep.csv"),
@@ -31,8 +35,16 @@ COMMANDS = {
     "step": ("step 1f1b --at 3", 0, "rank 1 begins 1F0"),
     "edit": ("edit --help", 0, "Edit a schedule in the browser"),
     "advise": ("advise --ranks 2 --seconds 0 train.py", 0, "schedule"),
-    "compare": ("compare --ranks 2 --width 8 --length 4 --layers 2 --rounds 1", 0, "is the fastest (measured): "),
-    "export": ("export --ranks 1 --steps 1 -o exported train.py", 0, "wrote rank0.py to exported"),
+    "compare": (
+        "compare --ranks 2 --width 8 --length 4 --layers 2 --rounds 1",
+        0,
+        "is the fastest (measured): ",
+    ),
+    "export": (
+        "export --ranks 1 --steps 1 -o exported train.py",
+        0,
+        "wrote rank0.py to exported",
+    ),
     "run": ("run -n 2 train.py", 0, "loss 2."),
     "coursework": ("coursework another", 0, "wrote 16 tasks to another"),
     "grade": ("grade mine --only 05_bubble", 0, "05_bubble"),
@@ -56,7 +68,8 @@ with init_process_group() as group:
         print(f"loss {loss}")
 """
 
-# Pyodide by the Python in it: real ones for what needs no NumPy, where the machine has another.
+# Pyodide by the Python in it: real ones for what needs no NumPy, where the machine has
+# another.
 PYODIDE = {"3.12": "0.27.7", "3.14": "314.0.7"}
 IN_PYODIDE = """
 import { readFileSync } from "fs";
@@ -92,19 +105,28 @@ def test_each_verb_is_asked_from_the_wheel():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Return the source archive, the wheel made from it, and the wheel made from the tree."""
+    """Return the source archive, the wheel made from it, and the wheel made from the
+    tree.
+    """
     folder = tmp_path_factory.mktemp("release")
     copy_of_the_project(folder / "tree")
     build = [sys.executable, "-m", "build"]
     succeeded([*build, "--outdir", folder / "dist", folder / "tree"], folder)
-    succeeded([*build, "--wheel", "--outdir", folder / "direct", folder / "tree"], folder)
-    (source,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
+    succeeded(
+        [*build, "--wheel", "--outdir", folder / "direct", folder / "tree"], folder
+    )
+    (source,), (wheel,) = (
+        (folder / "dist").glob("*.tar.gz"),
+        (folder / "dist").glob("*.whl"),
+    )
     return source, wheel, folder / "direct" / wheel.name
 
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """Return the programs of an environment that has the wheel and its dependencies, and a folder with a program."""
+    """Return the programs of an environment that has the wheel and its dependencies,
+    and a folder with a program.
+    """
     folder = tmp_path_factory.mktemp("installed")
     succeeded([sys.executable, "-m", "venv", folder / "venv"], folder)
     programs = folder / "venv" / "bin"
@@ -119,12 +141,21 @@ def installed(built, tmp_path_factory):
 
 @needs_build
 @pytest.mark.slow
-def test_the_source_archive_builds_the_wheel_of_the_tree_and_has_every_file_of_the_project(built):
+def test_the_source_archive_builds_the_wheel_of_the_tree_and_has_every_file_of_the_project(
+    built,
+):
     source, wheel, direct = built
-    files = [{each.filename: each.CRC for each in zipfile.ZipFile(path).infolist()} for path in (wheel, direct)]
+    files = [
+        {each.filename: each.CRC for each in zipfile.ZipFile(path).infolist()}
+        for path in (wheel, direct)
+    ]
     assert files[0] == files[1]
     with tarfile.open(source) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
+        names = {
+            name.partition("/")[2]
+            for name in archive.getnames()
+            if archive.getmember(name).isfile()
+        }
     own = {name for name in names if name == "PKG-INFO" or ".egg-info/" in name}
     assert names - own == tracked()
 
@@ -132,22 +163,37 @@ def test_the_source_archive_builds_the_wheel_of_the_tree_and_has_every_file_of_t
 @needs_build
 @pytest.mark.slow
 def test_the_wheel_has_the_package_and_the_exercises_and_nothing_else(built):
-    names = {name for name in zipfile.ZipFile(built[1]).namelist() if ".dist-info/" not in name}
+    names = {
+        name
+        for name in zipfile.ZipFile(built[1]).namelist()
+        if ".dist-info/" not in name
+    }
     package = {
-        name for name in tracked() if name.startswith("minipipe/") and not name.endswith(("README.md", ".ruff.toml"))
+        name
+        for name in tracked()
+        if name.startswith("minipipe/")
+        and not name.endswith(("README.md", ".ruff.toml"))
     }
     exercises = {name for name in tracked() if name.startswith("tutorials/exercises/")}
-    assert names == package | {name.replace("tutorials", "minipipe/coursework") for name in exercises}
+    assert names == package | {
+        name.replace("tutorials", "minipipe/coursework") for name in exercises
+    }
 
 
 @needs_build
 @pytest.mark.slow
 def test_the_metadata_is_accepted_and_the_description_is_rendered(built):
-    said = succeeded([sys.executable, "-m", "twine", "check", "--strict", *built[:2]], built[0].parent).stdout
+    said = succeeded(
+        [sys.executable, "-m", "twine", "check", "--strict", *built[:2]],
+        built[0].parent,
+    ).stdout
     assert said.count("PASSED") == 2
     name = f"minipipe_mpi-{VERSION}.dist-info/METADATA"
     metadata = zipfile.ZipFile(built[1]).read(name).decode()
-    assert f"\nVersion: {VERSION}\n" in metadata and "\nLicense-Expression: MIT\n" in metadata
+    assert (
+        f"\nVersion: {VERSION}\n" in metadata
+        and "\nLicense-Expression: MIT\n" in metadata
+    )
 
 
 @needs_build
@@ -156,23 +202,37 @@ def test_the_metadata_is_accepted_and_the_description_is_rendered(built):
 def test_a_verb_works_where_there_is_nothing_but_the_wheel(verb, installed):
     programs, home = installed
     words, status, answer = COMMANDS[verb]
-    done = called([programs / "minipipe", *words.split()], home, PATH=f"{programs}:{os.environ['PATH']}")
-    assert done.returncode == status and answer in done.stdout, done.stdout + done.stderr
+    done = called(
+        [programs / "minipipe", *words.split()],
+        home,
+        PATH=f"{programs}:{os.environ['PATH']}",
+    )
+    assert done.returncode == status and answer in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert str(ROOT) not in done.stdout + done.stderr
 
 
 @needs_build
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["minipipe/coursework/exercises", "elsewhere"])
-def test_a_student_cannot_read_the_solution_in_the_package_but_what_else_is_installed(place, installed):
+def test_a_student_cannot_read_the_solution_in_the_package_but_what_else_is_installed(
+    place, installed
+):
     programs, home = installed
     (packages,) = (programs.parent / "lib").glob("python3*/site-packages")
     (packages / "elsewhere").mkdir(exist_ok=True)
-    shutil.copy(ROOT / "tutorials" / "exercises" / "06_warmup.py", packages / "elsewhere")
+    shutil.copy(
+        ROOT / "tutorials" / "exercises" / "06_warmup.py", packages / "elsewhere"
+    )
     reads = f"exec(pathlib.Path(numpy.__file__).parents[1].joinpath('{place}/06_warmup.py').read_text())\n"
-    (home / "mine" / "06_warmup.py").write_text(f"import pathlib\nimport numpy\n{reads}")
+    (home / "mine" / "06_warmup.py").write_text(
+        f"import pathlib\nimport numpy\n{reads}"
+    )
     done = called([programs / "minipipe", "grade", "mine", "--only", "06_warmup"], home)
-    assert done.returncode == (0 if place == "elsewhere" else 1), done.stdout + done.stderr
+    assert done.returncode == (0 if place == "elsewhere" else 1), (
+        done.stdout + done.stderr
+    )
 
 
 @needs_build
@@ -180,7 +240,9 @@ def test_a_student_cannot_read_the_solution_in_the_package_but_what_else_is_inst
 def test_ranks_agree_without_a_checkout_and_have_the_loss_of_one_process(installed):
     programs, home = installed
     alone = succeeded([programs / "python", "train.py"], home)
-    both = succeeded([programs / "mpirun", "-n", "2", programs / "python", "train.py"], home)
+    both = succeeded(
+        [programs / "mpirun", "-n", "2", programs / "python", "train.py"], home
+    )
     assert alone.stdout == both.stdout and re.fullmatch(r"loss 2\.\d+\n", alone.stdout)
 
 
@@ -188,12 +250,16 @@ def test_ranks_agree_without_a_checkout_and_have_the_loss_of_one_process(install
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
 @pytest.mark.slow
 @pytest.mark.parametrize("version", PYODIDE)
-def test_schedules_have_the_same_figures_and_pictures_in_other_pythons(version, built, tmp_path):
+def test_schedules_have_the_same_figures_and_pictures_in_other_pythons(
+    version, built, tmp_path
+):
     (tmp_path / "figures.py").write_text(FIGURES)
     (tmp_path / "try.mjs").write_text(IN_PYODIDE)
     succeeded(["npm", "pack", "--silent", f"pyodide@{PYODIDE[version]}"], tmp_path)
     succeeded(["tar", "xzf", *tmp_path.glob("pyodide-*.tgz")], tmp_path)
     printed = succeeded(["node", "try.mjs", built[1]], tmp_path).stdout
-    here = succeeded([sys.executable, "figures.py"], tmp_path, PYTHONPATH=str(ROOT)).stdout
+    here = succeeded(
+        [sys.executable, "figures.py"], tmp_path, PYTHONPATH=str(ROOT)
+    ).stdout
     assert printed.splitlines()[:-1] == here.splitlines()[:-1]
     assert printed.splitlines()[-1] == version

@@ -1,4 +1,6 @@
-"""Converters of SVG to pixels: CairoSVG, and svglib by way of a PDF. They share no code."""
+"""Converters of SVG to pixels: CairoSVG, and svglib by way of a PDF. They share no
+code.
+"""
 
 import io
 import logging
@@ -10,12 +12,16 @@ SCALE = 2  # pixels of the image for each pixel of the SVG
 
 
 def with_cairosvg(svg):
-    """Return the pixels of an SVG, of shape (height, width, 3), as CairoSVG draws it."""
+    """Return the pixels of an SVG, of shape (height, width, 3), as CairoSVG draws
+    it.
+    """
     return png_pixels(cairosvg().svg2png(svg.encode(), scale=SCALE))
 
 
 def with_svglib(svg):
-    """Return the pixels of an SVG, of shape (height, width, 3), as svglib and ReportLab draw it into a PDF."""
+    """Return the pixels of an SVG, of shape (height, width, 3), as svglib and ReportLab
+    draw it into a PDF.
+    """
     from reportlab.graphics import renderPDF
     from svglib.svglib import svg2rlg
 
@@ -28,7 +34,9 @@ def cairosvg():
     try:
         return __import__("cairosvg")
     except (ImportError, OSError):
-        return pytest.skip("needs Cairo (apt-get install libcairo2, pip install cairosvg)")
+        return pytest.skip(
+            "needs Cairo (apt-get install libcairo2, pip install cairosvg)"
+        )
 
 
 def png_pixels(png):
@@ -38,7 +46,9 @@ def png_pixels(png):
 
 
 def pdf_pixels(pdf):
-    """Return the pixels of the only page of a PDF, which counts 0.75 points for a pixel of the SVG."""
+    """Return the pixels of the only page of a PDF, which counts 0.75 points for a pixel
+    of the SVG.
+    """
     import pypdfium2
 
     (page,) = pypdfium2.PdfDocument(pdf)

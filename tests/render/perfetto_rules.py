@@ -12,7 +12,9 @@ def read(*drawn):
 
 
 def nanoseconds(microseconds):
-    """Return what Perfetto counts in: it multiplies in floating point, and cuts off the rest."""
+    """Return what Perfetto counts in: it multiplies in floating point, and cuts off the
+    rest.
+    """
     return int(microseconds * 1000.0)
 
 
@@ -25,14 +27,23 @@ def slices_by_thread(trace):
 
 
 def enclosing(trace, event):
-    """Return the slices of the event's thread within which it lies, not at their edges."""
+    """Return the slices of the event's thread within which it lies, not at their
+    edges.
+    """
     row = slices_by_thread(trace)[event["pid"], event["tid"]]
-    return [piece for piece in row if piece["ts"] < event["ts"] < piece["ts"] + piece["dur"]]
+    return [
+        piece for piece in row if piece["ts"] < event["ts"] < piece["ts"] + piece["dur"]
+    ]
 
 
 def problems(trace):
     """Return the kinds of rules that a trace breaks."""
-    return {*problems_of_names(trace), *problems_of_times(trace), *problems_of_slices(trace), *problems_of_flows(trace)}
+    return {
+        *problems_of_names(trace),
+        *problems_of_times(trace),
+        *problems_of_slices(trace),
+        *problems_of_flows(trace),
+    }
 
 
 def problems_of_names(trace):
@@ -40,11 +51,17 @@ def problems_of_names(trace):
     named = [(e["name"], e["pid"], e["tid"]) for e in events if e["ph"] == "M"]
     if len(set(named)) < len(named):
         yield "named twice"
-    processes, threads = {pid for _, pid, _ in named}, {tid for name, _, tid in named if name == "thread_name"}
+    processes, threads = (
+        {pid for _, pid, _ in named},
+        {tid for name, _, tid in named if name == "thread_name"},
+    )
     for event in events:
         if ("process_name", event["pid"], event["pid"]) not in named:
             yield "a process without a name"
-        if event["ph"] != "M" and ("thread_name", event["pid"], event["tid"]) not in named:
+        if (
+            event["ph"] != "M"
+            and ("thread_name", event["pid"], event["tid"]) not in named
+        ):
             yield "a thread without a name"
     if processes & threads:
         yield "a thread with the number of a process"
@@ -66,9 +83,13 @@ def problems_of_times(trace):
 def problems_of_slices(trace):
     for row in slices_by_thread(trace).values():
         enclosed_until = []
-        # Readers sort by time; of those that start together the one that stands first encloses the others.
+        # Readers sort by time; of those that start together the one that stands first
+        # encloses the others.
         for piece in sorted(row, key=itemgetter("ts")):
-            start, end = nanoseconds(piece["ts"]), nanoseconds(piece["ts"]) + nanoseconds(piece["dur"])
+            start, end = (
+                nanoseconds(piece["ts"]),
+                nanoseconds(piece["ts"]) + nanoseconds(piece["dur"]),
+            )
             while enclosed_until and enclosed_until[-1] <= start:
                 enclosed_until.pop()
             if enclosed_until and end > enclosed_until[-1]:
@@ -86,7 +107,9 @@ def problems_of_flows(trace):
             yield "a flow without one of its ends"
             continue
         start, end = ends
-        if (start["name"], start["cat"]) != (end["name"], end["cat"]) or end["bp"] != "e":
+        if (start["name"], start["cat"]) != (end["name"], end["cat"]) or end[
+            "bp"
+        ] != "e":
             yield "a flow whose ends do not meet"
         if start["ts"] >= end["ts"]:
             yield "a flow back in time"

@@ -10,7 +10,14 @@ import pytest
 
 from minipipe import Costs, schedules, simulate
 from minipipe.errors import FileError, ScheduleError
-from minipipe.render import check_ending, draw_html, draw_svg, draw_text, perfetto_trace, save
+from minipipe.render import (
+    check_ending,
+    draw_html,
+    draw_svg,
+    draw_text,
+    perfetto_trace,
+    save,
+)
 from minipipe.render.files import ENDINGS, drawing
 from minipipe.render.palette import FILL
 from minipipe.schedules.action import ActionKind
@@ -18,7 +25,10 @@ from minipipe.schedules.action_table import Schedule
 from tests.launch import run
 from tests.render.converters import cairosvg, pdf_pixels, png_pixels
 
-BOTH = tuple(simulate(schedule, Costs(latency=0.5)) for schedule in (schedules.gpipe(2, 3), schedules.zb_v(2, 3)))
+BOTH = tuple(
+    simulate(schedule, Costs(latency=0.5))
+    for schedule in (schedules.gpipe(2, 3), schedules.zb_v(2, 3))
+)
 DRAW = {"svg": draw_svg, "html": draw_html, "json": perfetto_trace}
 
 
@@ -26,7 +36,11 @@ DRAW = {"svg": draw_svg, "html": draw_html, "json": perfetto_trace}
 def test_what_is_in_the_file_is_what_would_be_drawn(ending, tmp_path):
     path = tmp_path / f"step.{ending}"
     assert save(path, *BOTH) == path
-    assert path.read_text(encoding="utf-8") == DRAW[ending](*BOTH) != DRAW[ending](*reversed(BOTH))
+    assert (
+        path.read_text(encoding="utf-8")
+        == DRAW[ending](*BOTH)
+        != DRAW[ending](*reversed(BOTH))
+    )
 
 
 def test_text_is_wider_in_a_file_than_in_a_terminal_and_ends_its_last_line(tmp_path):
@@ -41,7 +55,9 @@ def test_a_path_may_be_text_a_schedule_is_drawn_and_an_older_file_replaced(tmp_p
     assert path.read_text(encoding="utf-8") == draw_svg(schedules.gpipe(2, 3))
 
 
-@pytest.mark.parametrize("name", ["step.svg", "a/b.HTML", "step.1.json", "with space.Txt"])
+@pytest.mark.parametrize(
+    "name", ["step.svg", "a/b.HTML", "step.1.json", "with space.Txt"]
+)
 def test_the_ending_is_the_last_one_in_small_letters(name):
     assert check_ending(name) == "." + name.rpartition(".")[2].lower()
 
@@ -56,7 +72,10 @@ def test_the_ending_is_the_last_one_in_small_letters(name):
     ],
 )
 def test_another_ending_is_refused_before_anything_is_drawn(name, ending, tmp_path):
-    with pytest.raises(ValueError, match=rf"{ending}; expected \.svg \(a picture\), \.html \(a player\)"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{ending}; expected \.svg \(a picture\), \.html \(a player\)",
+    ):
         save(tmp_path / name, "not even a schedule")
     assert list(tmp_path.iterdir()) == []
 
@@ -80,11 +99,13 @@ def test_what_cannot_be_drawn_leaves_the_older_file_as_it_was(drawn, error, tmp_
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileError, match=r"nowhere/step.svg' cannot be written: No such file"):
+    with pytest.raises(
+        FileError, match=r"nowhere/step.svg' cannot be written: No such file"
+    ):
         save(tmp_path / "nowhere" / "step.svg", *BOTH)
 
 
-# -- title and notes ----------------------------------------------------------------------------------------------
+# -- title and notes -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", [".svg", ".html", ".json", ".txt"])
@@ -101,31 +122,50 @@ def test_every_format_carries_title_and_notes(ending, tmp_path):
 
 
 def test_a_picture_takes_the_options_of_draw_svg_and_no_other_format_does(tmp_path):
-    options = {"messages": True, "legend": False, "font_size": 9, "width": 500, "memory": False}
-    assert save(tmp_path / "a.svg", *BOTH, **options).read_text(encoding="utf-8") == draw_svg(*BOTH, **options)
+    options = {
+        "messages": True,
+        "legend": False,
+        "font_size": 9,
+        "width": 500,
+        "memory": False,
+    }
+    assert save(tmp_path / "a.svg", *BOTH, **options).read_text(
+        encoding="utf-8"
+    ) == draw_svg(*BOTH, **options)
     with pytest.raises(TypeError, match="font_size"):
         save(tmp_path / "a.txt", *BOTH, font_size=9)
 
 
 @pytest.mark.parametrize("ending", [".svg", ".html", ".json", ".txt"])
 def test_one_text_as_notes_is_refused_by_every_format(ending):
-    with pytest.raises(TypeError, match=r"notes is the text 'in May'; expected a sequence of lines"):
+    with pytest.raises(
+        TypeError, match=r"notes is the text 'in May'; expected a sequence of lines"
+    ):
         drawing(ending, *BOTH, notes="in May")
 
 
 def test_an_ending_without_a_format_has_no_drawing():
-    with pytest.raises(ValueError, match=r"The ending is '\.gif'; expected '\.svg', '\.html'"):
+    with pytest.raises(
+        ValueError, match=r"The ending is '\.gif'; expected '\.svg', '\.html'"
+    ):
         drawing(".gif", *BOTH)
 
 
-# -- PNG and PDF ----------------------------------------------------------------------------------------------------
+# -- PNG and PDF -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ending", "pixels"), [(".png", png_pixels), (".pdf", pdf_pixels)])
+@pytest.mark.parametrize(
+    ("ending", "pixels"), [(".png", png_pixels), (".pdf", pdf_pixels)]
+)
 def test_a_converted_picture_shows_the_boxes(ending, pixels, tmp_path):
     cairosvg()
-    content = save(tmp_path / f"step{ending}", *BOTH, font_size=14, width=700).read_bytes()
-    assert content == drawing(ending, *BOTH, font_size=14, width=700) or ending == ".pdf"  # a PDF holds its date
+    content = save(
+        tmp_path / f"step{ending}", *BOTH, font_size=14, width=700
+    ).read_bytes()
+    # a PDF holds its date
+    assert (
+        content == drawing(ending, *BOTH, font_size=14, width=700) or ending == ".pdf"
+    )
     image = pixels(content).astype(int)
     assert abs(image.shape[1] - 1400) <= 2
     for kind in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT):
@@ -139,15 +179,23 @@ def test_a_converted_picture_shows_the_boxes(ending, pixels, tmp_path):
     [
         (
             ImportError("no module"),
-            r"needs CairoSVG, which is not installed; run `pip install cairosvg`, or write \.svg",
+            (
+                r"needs CairoSVG, which is not installed; run `pip install "
+                r"cairosvg`, or write \.svg"
+            ),
         ),
         (
             OSError("no library"),
-            r"needs the library Cairo, which is not installed; run `apt-get install libcairo2`, or",
+            (
+                r"needs the library Cairo, which is not installed; run `apt-get "
+                r"install libcairo2`, or"
+            ),
         ),
     ],
 )
-def test_without_its_converter_a_picture_is_refused_in_one_sentence(ending, error, words, tmp_path, monkeypatch):
+def test_without_its_converter_a_picture_is_refused_in_one_sentence(
+    ending, error, words, tmp_path, monkeypatch
+):
     importing = builtins.__import__
 
     def imports(name, *rest):
@@ -169,7 +217,10 @@ def test_without_its_converter_a_picture_is_refused_in_one_sentence(ending, erro
 def test_no_drawing_imports_the_converter_without_need():
     assert set(ENDINGS) == {".svg", ".html", ".json", ".txt", ".png", ".pdf"}
     program = (
-        "import sys, minipipe.render as r, minipipe.schedules as s; r.draw_svg(s.gpipe(1, 1)); r.check_ending('a.svg')"
+        "import sys, minipipe.render as r, minipipe.schedules as s; "
+        "r.draw_svg(s.gpipe(1, 1)); r.check_ending('a.svg')"
     )
-    done = run([sys.executable, "-c", f"{program}; assert 'cairosvg' not in sys.modules"])
+    done = run(
+        [sys.executable, "-c", f"{program}; assert 'cairosvg' not in sys.modules"]
+    )
     assert done.code == 0, done.err

@@ -9,23 +9,43 @@ from minipipe.errors import ArgumentError
 from minipipe.render import draw_graph
 
 SVG = "{http://www.w3.org/2000/svg}"
-CYCLE = [["a"], ["b"], ["c"]], [("a", "b", "1"), ("a", "b", "2"), ("b", "c", ""), ("a", "c", "far"), ("c", "a", "back")]
+CYCLE = (
+    [["a"], ["b"], ["c"]],
+    [
+        ("a", "b", "1"),
+        ("a", "b", "2"),
+        ("b", "c", ""),
+        ("a", "c", "far"),
+        ("c", "a", "back"),
+    ],
+)
 
 
 def drawn(columns, arrows):
-    """Return the size of a picture, its texts, its curves as points (from, bend, to), and its boxes."""
+    """Return the size of a picture, its texts, its curves as points (from, bend, to),
+    and its boxes.
+    """
     root = ElementTree.fromstring(draw_graph(columns, arrows))
     texts = {each.text for each in root.iter(f"{SVG}text")}
     paths = [each.get("d") for each in root.iter(f"{SVG}path") if "Q" in each.get("d")]
-    curves = [[float(number) for number in re.findall(r"-?[\d.]+", path)] for path in paths]
+    curves = [
+        [float(number) for number in re.findall(r"-?[\d.]+", path)] for path in paths
+    ]
     (_, *rects) = root.iter(f"{SVG}rect")  # the first is the ground
-    boxes = [[float(each.get(side)) for side in ("x", "y", "width", "height")] for each in rects]
+    boxes = [
+        [float(each.get(side)) for side in ("x", "y", "width", "height")]
+        for each in rects
+    ]
     return (float(root.get("width")), float(root.get("height"))), texts, curves, boxes
 
 
 def test_every_node_and_arrow_is_drawn_and_says_what_it_is():
     _, texts, curves, boxes = drawn(*CYCLE)
-    assert texts == {"a", "b", "c", "1", "2", "far", "back"} and len(curves) == 5 and len(boxes) == 3
+    assert (
+        texts == {"a", "b", "c", "1", "2", "far", "back"}
+        and len(curves) == 5
+        and len(boxes) == 3
+    )
 
 
 def test_arrows_between_the_same_nodes_are_apart_and_those_back_pass_below_all_nodes():
@@ -37,8 +57,12 @@ def test_arrows_between_the_same_nodes_are_apart_and_those_back_pass_below_all_n
 
 
 def test_nothing_is_outside_of_the_picture():
-    (width, height), _, curves, boxes = drawn([["one", "two", "three"], ["a long name " * 4]], [("two", "three", "")])
-    assert all(x >= 0 and x + w <= width and y >= 0 and y + h <= height for x, y, w, h in boxes)
+    (width, height), _, curves, boxes = drawn(
+        [["one", "two", "three"], ["a long name " * 4]], [("two", "three", "")]
+    )
+    assert all(
+        x >= 0 and x + w <= width and y >= 0 and y + h <= height for x, y, w, h in boxes
+    )
     assert all(0 <= x <= width for curve in curves for x in curve[::2])
 
 
@@ -49,7 +73,10 @@ def test_a_name_may_be_any_text():
 
 @pytest.mark.parametrize(
     ("columns", "arrows", "words"),
-    [([["a"], ["a"]], [], "There are 2 nodes called 'a'"), ([["a"]], [("a", "b", "")], "An arrow is at 'b'")],
+    [
+        ([["a"], ["a"]], [], "There are 2 nodes called 'a'"),
+        ([["a"]], [("a", "b", "")], "An arrow is at 'b'"),
+    ],
 )
 def test_a_name_that_means_two_nodes_or_none_is_refused(columns, arrows, words):
     with pytest.raises(ArgumentError, match=words) as caught:

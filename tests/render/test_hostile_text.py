@@ -1,4 +1,6 @@
-"""Nothing from a file or an argument reaches a page, a picture, a trace or a terminal as anything but text."""
+"""Nothing from a file or an argument reaches a page, a picture, a trace or a terminal
+as anything but text.
+"""
 
 import json
 import re
@@ -36,16 +38,26 @@ HOSTILE = [
     f"{MARK} " + "x" * 5000,
     f"two\nlines\r\n{MARK}",
 ]
-TAGS = re.compile(r"<(script|img|iframe|object|embed|a)\b|on\w+\s*=\s*[\"']?pwned", re.IGNORECASE)
+TAGS = re.compile(
+    r"<(script|img|iframe|object|embed|a)\b|on\w+\s*=\s*[\"']?pwned", re.IGNORECASE
+)
 
 
 def drawn_with(text):
     """Return timelines that have a text wherever one may have it."""
     schedule = table(text, (0, 1), 1, [["0F0", "0B0"], ["1F0", "1B0"]])
     unit = text if text.isprintable() else "units"
-    predicted = simulate(schedule, Costs(unit=unit, memory_unit=unit, activation=[2, 3]))
+    predicted = simulate(
+        schedule, Costs(unit=unit, memory_unit=unit, activation=[2, 3])
+    )
     spans = predicted.spans
-    return schedule, predicted, Timeline(text, spans, (1, 1), (1.0, 1.0), text, text, text, memory=((1, 0), (1, 0)))
+    return (
+        schedule,
+        predicted,
+        Timeline(
+            text, spans, (1, 1), (1.0, 1.0), text, text, text, memory=((1, 0), (1, 0))
+        ),
+    )
 
 
 class Elements(HTMLParser):
@@ -67,10 +79,15 @@ def has_control_characters(text):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_page_has_the_elements_of_one_with_harmless_names(text):
-    """The story: a unit reached the table of the figures and the tooltips of the boxes as it was."""
+    """The story: a unit reached the table of the figures and the tooltips of the boxes
+    as it was.
+    """
     for hostile, harmless in zip(drawn_with(text), drawn_with("harmless")):
         page = draw_html(hostile, title=text, notes=[text])
-        assert Elements(page).found == Elements(draw_html(harmless, title="harmless", notes=["harmless"])).found
+        assert (
+            Elements(page).found
+            == Elements(draw_html(harmless, title="harmless", notes=["harmless"])).found
+        )
         assert page.encode() and not has_control_characters(page)
 
 
@@ -78,9 +95,18 @@ def test_a_page_has_the_elements_of_one_with_harmless_names(text):
 def test_a_picture_is_xml_with_the_elements_of_one_with_harmless_names(text):
     for hostile, harmless in zip(drawn_with(text), drawn_with("harmless")):
         picture = draw_svg(hostile, messages=True, title=text, notes=[text])
-        tags = {element.tag for element in ElementTree.fromstring(picture.encode()).iter()}
-        assert tags == {element.tag for element in ElementTree.fromstring(draw_svg(harmless, messages=True)).iter()}
-        assert not TAGS.search(re.sub(r">[^<]*<", "><", picture)) and not has_control_characters(picture)
+        tags = {
+            element.tag for element in ElementTree.fromstring(picture.encode()).iter()
+        }
+        assert tags == {
+            element.tag
+            for element in ElementTree.fromstring(
+                draw_svg(harmless, messages=True)
+            ).iter()
+        }
+        assert not TAGS.search(
+            re.sub(r">[^<]*<", "><", picture)
+        ) and not has_control_characters(picture)
         assert picture_or_text(hostile).count("<script") == 0
 
 
@@ -91,17 +117,32 @@ def test_a_trace_is_json_with_as_many_events(text):
         events = json.loads(trace)["traceEvents"]
         assert trace.isascii()
         expected = json.loads(perfetto_trace(harmless))["traceEvents"]
-        assert [(e["ph"], e["pid"], e["tid"]) for e in events] == [(e["ph"], e["pid"], e["tid"]) for e in expected]
+        assert [(e["ph"], e["pid"], e["tid"]) for e in events] == [
+            (e["ph"], e["pid"], e["tid"]) for e in expected
+        ]
         assert not any(has_control_characters(str(e["name"])) for e in events)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_is_printed_is_printable(text, tmp_path):
     schedule, *timelines = drawn_with(text)
-    printed = [str(schedule), repr(schedule), schedule.to_text(), *map(str, timelines), *map(repr, timelines)]
+    printed = [
+        str(schedule),
+        repr(schedule),
+        schedule.to_text(),
+        *map(str, timelines),
+        *map(repr, timelines),
+    ]
     printed += [draw_text(drawn) for drawn in (schedule, *timelines)]
-    printed += [draw_text(timelines[0], timelines[0]), *write_snapshots(Walkthrough(schedule), range(5), False)]
-    printed.append(save(tmp_path / "a.txt", *timelines[1:], title=text, notes=[text]).read_text(encoding="utf-8"))
+    printed += [
+        draw_text(timelines[0], timelines[0]),
+        *write_snapshots(Walkthrough(schedule), range(5), False),
+    ]
+    printed.append(
+        save(tmp_path / "a.txt", *timelines[1:], title=text, notes=[text]).read_text(
+            encoding="utf-8"
+        )
+    )
     assert not any(map(has_control_characters, printed))
     assert all(shown.encode() for shown in printed)
 
@@ -112,12 +153,16 @@ def test_a_line_of_a_name_is_no_line_of_the_text():
 
 @pytest.mark.parametrize("form", [draw_html, draw_svg, perfetto_trace, draw_text])
 def test_the_list_is_hostile(form, monkeypatch):
-    """A mutant: without the two functions, every format but JSON lets something through."""
+    """A mutant: without the two functions, every format but JSON lets something
+    through.
+    """
     for module in ("html", "svg.elements", "svg.style"):
         monkeypatch.setattr(f"minipipe.render.{module}.escaped", str)
     monkeypatch.setattr("minipipe.schedules.simulation.timeline.printable", str)
     monkeypatch.setattr("minipipe.io.printable", str)  # which an error imports late
     hostile = [text for text in HOSTILE if text.isascii()]
     drawn = [form(timeline) for text in hostile for timeline in drawn_with(text)[1:]]
-    shows = any(map(has_control_characters, drawn)) or any(f"<script>{MARK}" in page for page in drawn)
+    shows = any(map(has_control_characters, drawn)) or any(
+        f"<script>{MARK}" in page for page in drawn
+    )
     assert shows or form is perfetto_trace

@@ -1,4 +1,6 @@
-"""The page of the player without a browser: self-contained, escaped, and its data are the timeline's."""
+"""The page of the player without a browser: self-contained, escaped, and its data are
+the timeline's.
+"""
 
 import json
 import re
@@ -14,7 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
-from minipipe.render.descriptions import describe_action, describe_message, describe_wait
+from minipipe.render.descriptions import (
+    describe_action,
+    describe_message,
+    describe_wait,
+)
 from minipipe.render.html import draw_html, holds_of, player_data
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import ActionKind
@@ -23,7 +29,9 @@ from tests.strategies import examples, named_schedules
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "minipipe" / "render" / "html"
-FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js"))
+FILES = sorted(
+    path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js")
+)
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 COSTS = [
     Costs(),
@@ -49,19 +57,27 @@ class Parsed(HTMLParser):
             self.elements[-1][2] += text
 
     def named(self, tag):
-        return [(attributes, text) for name, attributes, text in self.elements if name == tag]
+        return [
+            (attributes, text)
+            for name, attributes, text in self.elements
+            if name == tag
+        ]
 
 
 def data_in(page):
     """Return what the script of a page reads."""
-    return next(json.loads(text) for attributes, text in Parsed(page).named("script") if attributes)
+    return next(
+        json.loads(text)
+        for attributes, text in Parsed(page).named("script")
+        if attributes
+    )
 
 
 def filled(sentence, **values):
     return sentence.format(**values)
 
 
-# -- the page ---------------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------
 
 
 def test_a_page_needs_nothing_from_outside():
@@ -74,7 +90,11 @@ def test_a_page_needs_nothing_from_outside():
     ((_, style),) = parsed.named("style")
     assert "url(" not in style
     assert "@import" not in style
-    policy = next(attributes["content"] for attributes, _ in parsed.named("meta") if "http-equiv" in attributes)
+    policy = next(
+        attributes["content"]
+        for attributes, _ in parsed.named("meta")
+        if "http-equiv" in attributes
+    )
     assert policy.startswith("default-src 'none'")
 
 
@@ -99,10 +119,15 @@ def test_the_files_of_the_player_are_installed():
     configuration.read(ROOT / "setup.cfg")
     patterns = configuration["options.package_data"]["minipipe.render.html"].split(",")
     for path in FILES:
-        assert any(fnmatch(path.name, pattern.strip()) for pattern in patterns), path.name
+        assert any(fnmatch(path.name, pattern.strip()) for pattern in patterns), (
+            path.name
+        )
 
 
-@pytest.mark.parametrize("name", ["</script><script>x()</script>", "<!--", "a & <b>", "\"'", "$title {stage}", "流"])
+@pytest.mark.parametrize(
+    "name",
+    ["</script><script>x()</script>", "<!--", "a & <b>", "\"'", "$title {stage}", "流"],
+)
 def test_a_name_is_escaped(name):
     page = draw_html(Schedule(name, (0,), 1, (("0F0", "0B0"),)))
     parsed = Parsed(page)
@@ -113,7 +138,9 @@ def test_a_name_is_escaped(name):
 
 
 def test_the_note_of_a_timeline_is_shown():
-    timeline = replace(simulate(schedules.gpipe(2, 2)), note="taken <twice>", is_measured=True)
+    timeline = replace(
+        simulate(schedules.gpipe(2, 2)), note="taken <twice>", is_measured=True
+    )
     page = draw_html(timeline)
     assert "taken &lt;twice&gt;" in page
     assert "gpipe, measured" in page
@@ -129,10 +156,13 @@ def test_what_cannot_be_drawn_is_refused():
         draw_html(schedules.gpipe(2, 2), seconds)
 
 
-# -- its data ---------------------------------------------------------------------------------------------------
+# -- its data --------------------------------------------------------------------------
 
 
-@given(drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3), costs=st.sampled_from(COSTS))
+@given(
+    drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3),
+    costs=st.sampled_from(COSTS),
+)
 @examples(40)
 def test_the_data_in_a_page_are_those_of_the_timeline(drawn, costs):
     timeline = simulate(drawn[1], costs)
@@ -142,26 +172,43 @@ def test_the_data_in_a_page_are_those_of_the_timeline(drawn, costs):
     for rank, row in enumerate(panel["ranks"]):
         actions = [(tuple(parts[:3]), *parts[3:]) for parts in row["actions"]]
         assert actions == list(timeline.spans[rank])
-        assert [tuple(parts[:3]) for parts in row["idle"]] == [idle[:3] for idle in timeline.idle[rank]]
-    path = [(rank, timeline.spans[rank][index]) for rank, index in panel["criticalPath"]]
+        assert [tuple(parts[:3]) for parts in row["idle"]] == [
+            idle[:3] for idle in timeline.idle[rank]
+        ]
+    path = [
+        (rank, timeline.spans[rank][index]) for rank, index in panel["criticalPath"]
+    ]
     assert path == list(timeline.critical_path)
-    sent = [(str(m.value), str(m.used_by), m.source, m.destination, m.sent, m.arrived) for m in timeline.messages]
+    sent = [
+        (str(m.value), str(m.used_by), m.source, m.destination, m.sent, m.arrived)
+        for m in timeline.messages
+    ]
     assert [tuple(message) for message in panel["messages"]] == sent
 
 
-@given(drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3), costs=st.sampled_from(COSTS))
+@given(
+    drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3),
+    costs=st.sampled_from(COSTS),
+)
 @examples(40)
 def test_what_a_rank_holds_reaches_its_peak_and_agrees_after_every_action(drawn, costs):
     timeline = simulate(drawn[1], costs)
     for rank, row in enumerate(timeline.spans):
         holds = holds_of(timeline, rank)
-        during = [sum(h.start <= start < h.end for h in holds) for _, start, end in row if end > start]
+        during = [
+            sum(h.start <= start < h.end for h in holds)
+            for _, start, end in row
+            if end > start
+        ]
         assert max(during, default=0) == timeline.peak_activations[rank]
         after = [sum(h.start < span.end < h.end for h in holds) for span in row]
         assert after == list(timeline.held_activations[rank])
 
 
-@given(drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3), costs=st.sampled_from(COSTS))
+@given(
+    drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3),
+    costs=st.sampled_from(COSTS),
+)
 @examples(40)
 def test_memory_reaches_its_peak_and_all_is_given_back(drawn, costs):
     timeline = simulate(drawn[1], costs)
@@ -173,14 +220,21 @@ def test_memory_reaches_its_peak_and_all_is_given_back(drawn, costs):
         assert [float(text) for text in texts] == list(levels)
 
 
-@given(drawn=named_schedules(max_ranks=3, max_microbatches=4, max_chunks=2), costs=st.sampled_from(COSTS))
+@given(
+    drawn=named_schedules(max_ranks=3, max_microbatches=4, max_chunks=2),
+    costs=st.sampled_from(COSTS),
+)
 @examples(25)
 def test_its_sentences_filled_are_those_of_every_other_drawing(drawn, costs):
     timeline = simulate(drawn[1], costs)
     sentences = player_data([Panel(timeline)])["sentences"]
     for row in timeline.spans:
         for action, _, _ in row:
-            told = filled(sentences["actions"][action.kind], stage=action.stage, microbatch=action.microbatch)
+            told = filled(
+                sentences["actions"][action.kind],
+                stage=action.stage,
+                microbatch=action.microbatch,
+            )
             assert told == describe_action(action)
     for idle in (idle for row in timeline.idle for idle in row):
         if idle.awaited is None:
@@ -188,34 +242,67 @@ def test_its_sentences_filled_are_those_of_every_other_drawing(drawn, costs):
         else:
             stage, kind, microbatch = idle.awaited
             gaps = {"stage": stage, "microbatch": microbatch, "source": idle.source}
-            assert filled(sentences["waits"][f"{idle.cause} {kind}"], **gaps) == describe_wait(idle)
+            assert filled(
+                sentences["waits"][f"{idle.cause} {kind}"], **gaps
+            ) == describe_wait(idle)
     for message in timeline.messages:
         value, used_by, source, destination = message[:4]
-        told = filled(sentences["message"], value=value, usedBy=used_by, source=source, destination=destination)
+        told = filled(
+            sentences["message"],
+            value=value,
+            usedBy=used_by,
+            source=source,
+            destination=destination,
+        )
         assert told == describe_message(message)
 
 
 def test_the_legend_names_the_messages_that_there_are():
-    alone, predicts, trains = schedules.gpipe(1, 2), schedules.build("forward-only", 2, 2), schedules.gpipe(2, 2)
-    for schedule, expected in ((alone, []), (predicts, ["activation"]), (trains, ["activation", "gradient"])):
-        found = [name for name in ("activation", "gradient") if f"{name} sent" in draw_html(schedule)]
+    alone, predicts, trains = (
+        schedules.gpipe(1, 2),
+        schedules.build("forward-only", 2, 2),
+        schedules.gpipe(2, 2),
+    )
+    for schedule, expected in (
+        (alone, []),
+        (predicts, ["activation"]),
+        (trains, ["activation", "gradient"]),
+    ):
+        found = [
+            name
+            for name in ("activation", "gradient")
+            if f"{name} sent" in draw_html(schedule)
+        ]
         assert found == expected
 
 
 def test_messages_come_in_the_order_in_which_they_were_sent():
     timeline = simulate(schedules.one_f_one_b(2, 3), Costs(latency=0.5))
-    shuffled = replace(timeline, measured_messages=timeline.messages[::-1], is_measured=True)
-    times = [message[4] for message in player_data([Panel(shuffled)])["panels"][0]["messages"]]
+    shuffled = replace(
+        timeline, measured_messages=timeline.messages[::-1], is_measured=True
+    )
+    times = [
+        message[4]
+        for message in player_data([Panel(shuffled)])["panels"][0]["messages"]
+    ]
     assert times == sorted(times)
     assert len(times) == 6
 
 
 def test_time_begins_with_the_timeline():
     timeline = simulate(schedules.gpipe(2, 2))
-    later = tuple(tuple(Span(a, start + 100, end + 100) for a, start, end in row) for row in timeline.spans)
-    assert player_data([Panel(replace(timeline, spans=later))]) == player_data([Panel(timeline)])
+    later = tuple(
+        tuple(Span(a, start + 100, end + 100) for a, start, end in row)
+        for row in timeline.spans
+    )
+    assert player_data([Panel(replace(timeline, spans=later))]) == player_data(
+        [Panel(timeline)]
+    )
 
 
 def test_what_is_never_given_back_is_held_to_the_end():
-    row = (Span(schedules.Action.parse("0F0"), 0.0, 1.0), Span(schedules.Action(0, ActionKind.BACKWARD, 1), 1.0, 2.0))
+    row = (
+        Span(schedules.Action.parse("0F0"), 0.0, 1.0),
+        Span(schedules.Action(0, ActionKind.BACKWARD, 1), 1.0, 2.0),
+    )
     assert holds_of(schedules.Timeline("broken", (row,), (1,)), 0)[0].end is None

@@ -1,4 +1,6 @@
-"""Two joined actions as one cell with two halves: in text, SVG, the player's page and Perfetto."""
+"""Two joined actions as one cell with two halves: in text, SVG, the player's page and
+Perfetto.
+"""
 
 import json
 import re
@@ -9,7 +11,11 @@ from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.render.html import player_data
 from minipipe.render.panel import Panel
-from minipipe.render.stepper.description import describe_event, describe_state, describe_verdict
+from minipipe.render.stepper.description import (
+    describe_event,
+    describe_state,
+    describe_verdict,
+)
 from minipipe.render.stepper.frame import Frame
 from minipipe.render.stepper.walkthrough import Activity, Walkthrough
 from tests.render.perfetto_rules import problems
@@ -42,11 +48,14 @@ def test_svg_frames_the_halves_and_their_tooltips_tell_the_whole():
         "0B0: backward of microbatch 0 on stage 0, overlapped with 0F1, 4 to 7 units",
     ):
         assert svg.count(f"<title>{sentence}</title>") == 1
-    boxes = re.findall(r'<rect x="([\d.]+)" width="([\d.]+)"[^>]*><title>0(?:F1|B0)', svg)
+    boxes = re.findall(
+        r'<rect x="([\d.]+)" width="([\d.]+)"[^>]*><title>0(?:F1|B0)', svg
+    )
     (left, width), (right, other) = sorted((float(x), float(w)) for x, w in boxes)
     assert width == other and left + width == pytest.approx(right)
     frames = re.findall(
-        r'class="joined"[^>]* d="M([\d.]+) 0H([\d.]+)V', draw_svg(simulate(JOINED), width=800, legend=False)
+        r'class="joined"[^>]* d="M([\d.]+) 0H([\d.]+)V',
+        draw_svg(simulate(JOINED), width=800, legend=False),
     )
     assert [(float(x), float(end)) for x, end in frames] == [(left, right + other)]
     assert NOTE in svg
@@ -55,12 +64,19 @@ def test_svg_frames_the_halves_and_their_tooltips_tell_the_whole():
 @pytest.mark.parametrize("latency", [0, 0.5])
 def test_two_messages_that_go_together_are_two_arrows(latency):
     timeline = simulate(schedules.dualpipe(4, 8, joined=True), Costs(latency=latency))
-    shafts = re.findall(r'<path d="(M[^"]+)"><title>', draw_svg(timeline, messages=True))
+    shafts = re.findall(
+        r'<path d="(M[^"]+)"><title>', draw_svg(timeline, messages=True)
+    )
     assert len(set(shafts)) == len(shafts) == len(timeline.messages)
 
 
 def test_narrow_pairs_have_no_frame():
-    assert 'class="joined"' not in draw_svg(schedules.dualpipe(8, 400, joined=True), width=400).split("<g font-size")[0]
+    assert (
+        'class="joined"'
+        not in draw_svg(schedules.dualpipe(8, 400, joined=True), width=400).split(
+            "<g font-size"
+        )[0]
+    )
 
 
 def test_the_page_has_the_whole_times_and_draws_the_halves_itself():
@@ -76,14 +92,21 @@ def test_the_page_has_the_whole_times_and_draws_the_halves_itself():
 def test_a_trace_has_one_slice_for_both():
     trace = json.loads(perfetto_trace(schedules.dualpipe(4, 8, joined=True)))
     assert not problems(trace)
-    slices = [event for event in trace["traceEvents"] if event["ph"] == "X" and "&" in event["name"]]
+    slices = [
+        event
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and "&" in event["name"]
+    ]
     assert len(slices) == len(schedules.dualpipe(4, 8, joined=True).overlaps)
     first = slices[0]
     assert first["name"] == "0F3 & 3B5" and first["dur"] == 3000
-    assert first["args"]["forward"]["microbatch"] == 3 and first["args"]["backward"]["kind"] == "backward"
+    assert (
+        first["args"]["forward"]["microbatch"] == 3
+        and first["args"]["backward"]["kind"] == "backward"
+    )
 
 
-# -- step by step ----------------------------------------------------------------------------------------------
+# -- step by step ----------------------------------------------------------------------
 
 
 def test_the_stepper_tells_what_a_pair_waits_for_and_that_it_runs_joined():
@@ -104,13 +127,21 @@ def test_the_stepper_goes_up_to_a_deadlock_by_an_overlap(width):
     assert "0F1!" in screens[-1] and walkthrough.cycle == (0, 1)
     assert describe_verdict(walkthrough)[1:] == [
         "the cycle: rank 0 waits for rank 1, rank 1 waits for rank 0",
-        "rank 0 is stuck at 0F1 (position 1 of its list): it needs 1B0, position 2 of rank 1",
-        "rank 1 is stuck at 1F1 (position 1 of its list): it needs 0F1, position 1 of rank 0",
+        (
+            "rank 0 is stuck at 0F1 (position 1 of its list): it needs 1B0, position "
+            "2 of rank 1"
+        ),
+        (
+            "rank 1 is stuck at 1F1 (position 1 of its list): it needs 0F1, position "
+            "1 of rank 0"
+        ),
     ]
 
 
 def test_all_of_dualpipe_is_stepped_through():
-    walkthrough = Walkthrough(schedules.dualpipe(4, 8, joined=True), Costs(latency=0.25, overlap=0.5))
+    walkthrough = Walkthrough(
+        schedules.dualpipe(4, 8, joined=True), Costs(latency=0.25, overlap=0.5)
+    )
     for snapshot in walkthrough:
         for rank in range(4):
             assert describe_state(walkthrough, snapshot, rank)

@@ -14,8 +14,12 @@ from tests.launch import for_each
 from tests.render.stepper.screens import plain
 
 OTHERS = {
-    "sends that block": simulate(schedules.gpipe(2, 2), Costs(latency=1, sends_block=True)),
-    "copies and recomputation": simulate(Schedule.from_text("F0 O0 L0 R0 B0"), Costs(copy_bandwidth=1)),
+    "sends that block": simulate(
+        schedules.gpipe(2, 2), Costs(latency=1, sends_block=True)
+    ),
+    "copies and recomputation": simulate(
+        Schedule.from_text("F0 O0 L0 R0 B0"), Costs(copy_bandwidth=1)
+    ),
     "replicas": schedules.data_parallel(schedules.gpipe(2, 2), 2),
 }
 DRAWN = {name: schedules.build(name, 4, 8) for name in schedules.REGISTRY} | OTHERS
@@ -24,7 +28,11 @@ DRAWN = {name: schedules.build(name, 4, 8) for name in schedules.REGISTRY} | OTH
 def legend_of(text):
     lines = text.splitlines()
     end = next(i for i, line in enumerate(lines) if "microbatch 3" in line)
-    begin = max(i for i, line in enumerate(lines[: end + 1]) if line.startswith(("rank ", "  sum", "  out", "  in")))
+    begin = max(
+        i
+        for i, line in enumerate(lines[: end + 1])
+        if line.startswith(("rank ", "  sum", "  out", "  in"))
+    )
     return " ".join(lines[begin + 1 : end + 1])
 
 
@@ -35,8 +43,16 @@ def test_the_legend_of_a_drawing_names_the_kinds_that_it_draws_and_no_others(dra
     kinds = {span.action.kind for row in timeline.spans for span in row}
     for kind in kinds - {ActionKind.RECV_F, ActionKind.RECV_B}:
         assert KINDS[kind].words in legend, kind
-    named = [kind for kind in KINDS if re.search(rf"\S {KINDS[kind].words}(,|$)", legend)]
-    assert len(named) == legend.count(",") - legend.count("stage 2,") - legend.count("microbatch 3,") - 1
+    named = [
+        kind for kind in KINDS if re.search(rf"\S {KINDS[kind].words}(,|$)", legend)
+    ]
+    assert (
+        len(named)
+        == legend.count(",")
+        - legend.count("stage 2,")
+        - legend.count("microbatch 3,")
+        - 1
+    )
     assert legend.count("· idle") == 1
 
 
@@ -57,7 +73,9 @@ def test_colours_leave_the_characters_of_the_legend_as_they_are(name):
     schedule = schedules.build(name, 4, 8)
     coloured = draw_text(schedule, colour=True)
     assert plain(coloured) == draw_text(schedule)
-    assert all(" forward" not in line or "\x1b[" in line for line in coloured.splitlines())
+    assert all(
+        " forward" not in line or "\x1b[" in line for line in coloured.splitlines()
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -1,4 +1,6 @@
-"""A notebook shows pictures, a terminal text, and neither is asked for what is not loaded."""
+"""A notebook shows pictures, a terminal text, and neither is asked for what is not
+loaded.
+"""
 
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -6,7 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from minipipe import Pipeline, Schedule, init_process_group, nn, render, schedules, simulate
+from minipipe import (
+    Pipeline,
+    Schedule,
+    init_process_group,
+    nn,
+    render,
+    schedules,
+    simulate,
+)
 from minipipe.render import draw_svg, draw_text, show
 from tests.launch import run
 
@@ -28,7 +38,9 @@ def displayed(monkeypatch):
         shown.append(data)
 
     shell = SimpleNamespace(kernel=object())
-    module = SimpleNamespace(get_ipython=lambda: shell, display=SimpleNamespace(display=display))
+    module = SimpleNamespace(
+        get_ipython=lambda: shell, display=SimpleNamespace(display=display)
+    )
     monkeypatch.setitem(sys.modules, "IPython", module)
     return shown
 
@@ -45,27 +57,38 @@ def test_it_does_not_load_ipython():
     assert done.out.rstrip() == draw_text(schedules.gpipe(2, 2))
 
 
-def test_in_a_notebook_it_displays_one_picture_with_the_text_for_those_who_cannot_show_it(displayed, capsys):
+def test_in_a_notebook_it_displays_one_picture_with_the_text_for_those_who_cannot_show_it(
+    displayed, capsys
+):
     drawn = schedules.gpipe(2, 2), schedules.one_f_one_b(2, 2)
     show(*drawn)
-    assert displayed == [{"text/html": draw_svg(*drawn), "text/plain": draw_text(*drawn)}]
+    assert displayed == [
+        {"text/html": draw_svg(*drawn), "text/plain": draw_text(*drawn)}
+    ]
     assert capsys.readouterr().out == ""
 
 
 def test_in_ipythons_terminal_it_prints_text(displayed, monkeypatch, capsys):
-    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: SimpleNamespace())  # a shell without a kernel
+    # a shell without a kernel
+    monkeypatch.setattr(
+        sys.modules["IPython"], "get_ipython", lambda: SimpleNamespace()
+    )
     show(schedules.gpipe(2, 2))
     assert displayed == [] and capsys.readouterr().out.startswith("rank 0")
 
 
-def test_with_ipython_loaded_by_a_library_it_prints_text(displayed, monkeypatch, capsys):
+def test_with_ipython_loaded_by_a_library_it_prints_text(
+    displayed, monkeypatch, capsys
+):
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: None)
     show(schedules.gpipe(2, 2))
     assert displayed == [] and capsys.readouterr().out.startswith("rank 0")
 
 
 @pytest.mark.parametrize(("drawn", "error"), [((), ValueError), (("1f1b",), TypeError)])
-def test_what_cannot_be_shown_is_refused_alike_in_notebook_and_terminal(drawn, error, request):
+def test_what_cannot_be_shown_is_refused_alike_in_notebook_and_terminal(
+    drawn, error, request
+):
     with pytest.raises(error):
         show(*drawn)
     request.getfixturevalue("displayed")
@@ -74,17 +97,24 @@ def test_what_cannot_be_shown_is_refused_alike_in_notebook_and_terminal(drawn, e
 
 
 @pytest.mark.parametrize(
-    "drawn", [schedules.gpipe(2, 2), simulate(schedules.gpipe(2, 2))], ids=["schedule", "timeline"]
+    "drawn",
+    [schedules.gpipe(2, 2), simulate(schedules.gpipe(2, 2))],
+    ids=["schedule", "timeline"],
 )
 def test_schedules_and_timelines_show_themselves(drawn):
-    assert drawn._repr_html_() == draw_svg(drawn) == render.draw_svg(schedules.gpipe(2, 2))
+    assert (
+        drawn._repr_html_() == draw_svg(drawn) == render.draw_svg(schedules.gpipe(2, 2))
+    )
 
 
 def test_a_schedule_that_cannot_run_shows_its_text_and_why():
     schedule = Schedule.from_text("1F0 0F0 0B0 1B0", name="<mine>")
     page = ElementTree.fromstring(schedule._repr_html_())
     assert page.tag == "pre"
-    assert page.text.startswith(str(schedule)) and "1F0 comes before 0F0 (position 1), which it needs" in page.text
+    assert (
+        page.text.startswith(str(schedule))
+        and "1F0 comes before 0F0 (position 1), which it needs" in page.text
+    )
 
 
 class Odd(nn.Identity):

@@ -1,4 +1,6 @@
-"""Colours can be told apart by everybody, on paper too, and text can be read on them."""
+"""Colours can be told apart by everybody, on paper too, and text can be read on
+them.
+"""
 
 from itertools import combinations
 
@@ -8,10 +10,11 @@ from minipipe.render.palette import DARK, FILL, LIGHT, fill_of, shade
 from minipipe.schedules import Kind, Uses, declared
 from minipipe.schedules.action import ActionKind
 
-KINDS = [kind for kind in FILL if FILL[kind] != FILL[ActionKind.SEND_F]]  # all but transfers
+# all but transfers
+KINDS = [kind for kind in FILL if FILL[kind] != FILL[ActionKind.SEND_F]]
 
-# Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
-# severity 1.0, for linear RGB.
+# Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of
+# Color Vision Deficiency", severity 1.0, for linear RGB.
 VISION = {
     "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "protanopia": (
@@ -30,7 +33,8 @@ VISION = {
         (0.004733, 0.691367, 0.303900),
     ),
 }
-TO_XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))  # IEC 61966-2-1, D65
+# IEC 61966-2-1, D65
+TO_XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
 
 
 def linear(colour):
@@ -46,24 +50,35 @@ def lab(colour, vision):
     """Return a colour in CIE 1976 L*a*b*, as it is seen."""
     seen = [min(1, max(0, v)) for v in times(VISION[vision], linear(colour))]
     x, y, z = (v / white for v, white in zip(times(TO_XYZ, seen), (0.9505, 1, 1.089)))
-    fx, fy, fz = (v ** (1 / 3) if v > 216 / 24389 else (24389 / 27 * v + 16) / 116 for v in (x, y, z))
+    fx, fy, fz = (
+        v ** (1 / 3) if v > 216 / 24389 else (24389 / 27 * v + 16) / 116
+        for v in (x, y, z)
+    )
     return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
 
 
 def distance(first, second, vision):
-    return sum((a - b) ** 2 for a, b in zip(lab(first, vision), lab(second, vision))) ** 0.5
+    return (
+        sum((a - b) ** 2 for a, b in zip(lab(first, vision), lab(second, vision)))
+        ** 0.5
+    )
 
 
 def contrast(first, second):
     """Return the contrast as the Web Content Accessibility Guidelines 2.1 define it."""
-    darker, lighter = sorted(times(TO_XYZ, linear(colour))[1] for colour in (first, second))
+    darker, lighter = sorted(
+        times(TO_XYZ, linear(colour))[1] for colour in (first, second)
+    )
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def test_the_ruler_is_right():
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert lab("#ffffff", "all cones") == pytest.approx((100, 0, 0), abs=0.1)
-    assert distance("#ff0000", "#00a000", "deuteranopia") < distance("#ff0000", "#00a000", "all cones") / 2
+    assert (
+        distance("#ff0000", "#00a000", "deuteranopia")
+        < distance("#ff0000", "#00a000", "all cones") / 2
+    )
 
 
 @pytest.mark.parametrize("kind", list(FILL))
@@ -75,15 +90,25 @@ def test_text_on_every_fill_has_a_contrast_of_4_5(kind):
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_what_is_written_around_boxes_can_be_read_and_lines_can_be_seen(theme):
-    assert min(contrast(colour, theme.ground) for colour in (theme.ink, theme.muted)) >= 4.5
-    assert min(contrast(colour, theme.ground) for colour in (theme.message, theme.gradient, theme.memory_edge)) >= 3
+    assert (
+        min(contrast(colour, theme.ground) for colour in (theme.ink, theme.muted))
+        >= 4.5
+    )
+    assert (
+        min(
+            contrast(colour, theme.ground)
+            for colour in (theme.message, theme.gradient, theme.memory_edge)
+        )
+        >= 3
+    )
     assert contrast(theme.hatch, theme.slot) >= 1.6 > contrast(theme.slot, theme.ground)
 
 
 @pytest.mark.parametrize("vision", VISION)
 def test_kinds_differ_whatever_cones_see_them(vision):
     colours = [FILL[kind].box for kind in KINDS]
-    assert min(distance(a, b, vision) for a, b in combinations(colours, 2)) >= 18  # 2.3 is just to be seen
+    # 2.3 is just to be seen
+    assert min(distance(a, b, vision) for a, b in combinations(colours, 2)) >= 18
 
 
 @pytest.mark.parametrize("vision", VISION)
@@ -102,7 +127,10 @@ def test_kinds_differ_on_grey_paper():
 def test_each_further_chunk_is_darker_and_of_the_same_hue(kind):
     colours = [shade(FILL[kind], chunk).box for chunk in range(6)]
     lightness = [lab(colour, "all cones")[0] for colour in colours]
-    assert all(a > b for a, b in zip(lightness, lightness[1:])) and lightness[0] - lightness[1] >= 8
+    assert (
+        all(a > b for a, b in zip(lightness, lightness[1:]))
+        and lightness[0] - lightness[1] >= 8
+    )
     for later in colours[1:]:
         nearest = min(KINDS, key=lambda other: hue_between(later, FILL[other].box))
         assert nearest is kind

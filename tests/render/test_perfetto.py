@@ -1,7 +1,8 @@
 """A trace follows the rules of the Trace Event Format, and says what its timeline says.
 
-The rules are checked as Perfetto's and Chrome's readers apply them: both drop a slice that overlaps another one, and an
-arrow that holds on to no slice. They were confirmed by opening such traces in both viewers.
+The rules are checked as Perfetto's and Chrome's readers apply them: both drop a slice
+that overlaps another one, and an arrow that holds on to no slice. They were confirmed
+by opening such traces in both viewers.
 """
 
 from collections import Counter, defaultdict
@@ -30,17 +31,29 @@ from tests.render.perfetto_rules import (
 )
 from tests.strategies import examples, named_schedules
 
-# -- what is drawn ---------------------------------------------------------------------------------------------
+# -- what is drawn ---------------------------------------------------------------------
 
-TIMES = st.one_of(st.integers(0, 5), st.floats(0, 3), st.sampled_from([1e-4, 0.1, 1 / 3, 1e5 / 7]))
+TIMES = st.one_of(
+    st.integers(0, 5), st.floats(0, 3), st.sampled_from([1e-4, 0.1, 1 / 3, 1e5 / 7])
+)
 
 
 @st.composite
 def timelines(draw, **sizes):
-    """Draw a simulated timeline of a random schedule with random costs, also awkward ones."""
-    _, schedule = draw(named_schedules(**{"max_ranks": 4, "max_microbatches": 8, "max_chunks": 3, **sizes}))
+    """Draw a simulated timeline of a random schedule with random costs, also awkward
+    ones.
+    """
+    _, schedule = draw(
+        named_schedules(
+            **{"max_ranks": 4, "max_microbatches": 8, "max_chunks": 3, **sizes}
+        )
+    )
     stages = {"min_size": schedule.num_stages, "max_size": schedule.num_stages}
-    times = draw(st.one_of(TIMES.map(lambda t: [t] * 3), st.tuples(*[st.lists(TIMES, **stages)] * 3)))
+    times = draw(
+        st.one_of(
+            TIMES.map(lambda t: [t] * 3), st.tuples(*[st.lists(TIMES, **stages)] * 3)
+        )
+    )
     costs = Costs(
         *times,
         latency=draw(TIMES),
@@ -57,7 +70,13 @@ def timelines(draw, **sizes):
 def measured():
     def train(group):
         model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(6)))
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="interleaved-1f1b", num_microbatches=6)
+        pipeline = Pipeline(
+            model,
+            group,
+            loss=nn.MSELoss(),
+            schedule="interleaved-1f1b",
+            num_microbatches=6,
+        )
         inputs = np.ones((12, 6), np.float32)
         pipeline.step(inputs, inputs)
         return pipeline.timeline()
@@ -65,7 +84,7 @@ def measured():
     return spawn(train, num_ranks=3)[0]
 
 
-# -- laws ------------------------------------------------------------------------------------------------------
+# -- laws ------------------------------------------------------------------------------
 
 
 @examples(100)
@@ -77,7 +96,11 @@ def test_every_trace_follows_the_rules_of_the_format(timeline):
 def test_a_measured_trace_follows_the_rules_too(measured):
     trace = read(measured)
     assert problems(trace) == set()
-    assert Counter(e["ph"] for e in trace["traceEvents"])["s"] == len(measured.messages) > 0
+    assert (
+        Counter(e["ph"] for e in trace["traceEvents"])["s"]
+        == len(measured.messages)
+        > 0
+    )
 
 
 @examples(30)
@@ -86,9 +109,15 @@ def test_several_timelines_share_a_trace_and_no_number(drawn):
     assume(len({timeline.unit for timeline in drawn}) == 1)
     trace = read(*drawn)
     assert problems(trace) == set()
-    names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+    names = [
+        e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
+    ]
     assert names == [f"{timeline.name}, predicted" for timeline in drawn]
-    order = [e["args"]["sort_index"] for e in trace["traceEvents"] if e["name"] == "process_sort_index"]
+    order = [
+        e["args"]["sort_index"]
+        for e in trace["traceEvents"]
+        if e["name"] == "process_sort_index"
+    ]
     assert order == sorted(order)
 
 
@@ -103,8 +132,14 @@ def test_slices_say_what_was_measured(measured):
 
 
 def number_in(timeline, microbatch):
-    """Return the number of a microbatch; a slice's, as if each slice were a microbatch."""
-    return microbatch if timeline.num_slices == 1 else microbatch[0] * timeline.num_slices + microbatch[1]
+    """Return the number of a microbatch; a slice's, as if each slice were a
+    microbatch.
+    """
+    return (
+        microbatch
+        if timeline.num_slices == 1
+        else microbatch[0] * timeline.num_slices + microbatch[1]
+    )
 
 
 def says_what_it_should(timeline):
@@ -121,19 +156,38 @@ def says_what_it_should(timeline):
         assert len(actions) == len(spans)
         for event, (span, held) in zip(actions, spans):
             stage, kind, microbatch = span.action
-            assert event["name"] in (f"{kind}{microbatch}", f"{stage}{kind}{microbatch}") and event["cat"] == kind
-            assert (event["args"]["stage"], event["args"]["microbatch"]) == (stage, number_in(timeline, microbatch))
-            assert event["args"]["held activations after it"] == held / (timeline.pairs_per_microbatch or 1)
+            assert (
+                event["name"] in (f"{kind}{microbatch}", f"{stage}{kind}{microbatch}")
+                and event["cat"] == kind
+            )
+            assert (event["args"]["stage"], event["args"]["microbatch"]) == (
+                stage,
+                number_in(timeline, microbatch),
+            )
+            assert event["args"]["held activations after it"] == held / (
+                timeline.pairs_per_microbatch or 1
+            )
             near(event, span, timeline.start, microseconds)
-        shown = [slot for slot in timeline.idle[rank] if (slot.end - slot.start) * microseconds > 0.13]
+        shown = [
+            slot
+            for slot in timeline.idle[rank]
+            if (slot.end - slot.start) * microseconds > 0.13
+        ]
         for slot in shown:
-            (event,) = [e for e in idle if e["args"]["why"] == describe_idle(slot) and is_near(e, slot, timeline)]
+            (event,) = [
+                e
+                for e in idle
+                if e["args"]["why"] == describe_idle(slot)
+                and is_near(e, slot, timeline)
+            ]
             assert event["name"] == slot.cause
         assert len(shown) <= len(idle) <= len(timeline.idle[rank])
 
 
 def slices_in_order(trace):
-    """Return the slices of each thread, in the order in which the threads are sorted."""
+    """Return the slices of each thread, in the order in which the threads are
+    sorted.
+    """
     indices = (e for e in trace["traceEvents"] if e["name"] == "thread_sort_index")
     order = {(e["pid"], e["tid"]): e["args"]["sort_index"] for e in indices}
     threads = slices_by_thread(trace)
@@ -141,12 +195,21 @@ def slices_in_order(trace):
 
 
 def near(event, span, origin, microseconds):
-    for time, expected in ((event["ts"], span.start), (event["ts"] + event["dur"], span.end)):
+    for time, expected in (
+        (event["ts"], span.start),
+        (event["ts"] + event["dur"], span.end),
+    ):
         assert time == pytest.approx((expected - origin) * microseconds, abs=0.07)
 
 
 def is_near(event, slot, timeline):
-    return abs(event["ts"] - (slot.start - timeline.start) * (1e6 if timeline.unit == "s" else 1e3)) < 0.07
+    return (
+        abs(
+            event["ts"]
+            - (slot.start - timeline.start) * (1e6 if timeline.unit == "s" else 1e3)
+        )
+        < 0.07
+    )
 
 
 @examples(60)
@@ -155,13 +218,23 @@ def test_every_message_is_an_arrow_from_its_maker_to_its_user(timeline):
     # Unless one of the two takes so little time that no slice is left to hold it.
     trace = read(timeline)
     step = 0.125 / (1e6 if timeline.unit == "s" else 1e3)
-    lengths = {span.action: span.end - span.start for row in timeline.spans for span in row}
-    surely = {describe_message(m) for m in timeline.messages if min(lengths[m.value], lengths[m.used_by]) > 1.01 * step}
+    lengths = {
+        span.action: span.end - span.start for row in timeline.spans for span in row
+    }
+    surely = {
+        describe_message(m)
+        for m in timeline.messages
+        if min(lengths[m.value], lengths[m.used_by]) > 1.01 * step
+    }
     possibly = {describe_message(m) for m in timeline.messages}
     starts = {e["name"]: e for e in trace["traceEvents"] if e["ph"] == "s"}
     ends = {e["name"]: e for e in trace["traceEvents"] if e["ph"] == "f"}
     assert surely <= set(starts) <= possibly
-    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    threads = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in trace["traceEvents"]
+        if e["name"] == "thread_name"
+    }
     for message in timeline.messages:
         name = describe_message(message)
         if name in starts:
@@ -170,8 +243,16 @@ def test_every_message_is_an_arrow_from_its_maker_to_its_user(timeline):
                 (ends[name], message.used_by, message.destination),
             ):
                 (piece,) = enclosing(trace, event)
-                found = piece["args"]["stage"], piece["cat"], piece["args"]["microbatch"]
-                assert found == (action.stage, action.kind, number_in(timeline, action.microbatch))
+                found = (
+                    piece["args"]["stage"],
+                    piece["cat"],
+                    piece["args"]["microbatch"],
+                )
+                assert found == (
+                    action.stage,
+                    action.kind,
+                    number_in(timeline, action.microbatch),
+                )
                 assert threads[piece["pid"], piece["tid"]] == f"rank {rank}"
 
 
@@ -180,30 +261,55 @@ def test_every_message_is_an_arrow_from_its_maker_to_its_user(timeline):
 def test_the_highest_point_of_each_counter_is_the_peak_of_its_rank(timeline):
     pairs = timeline.pairs_per_microbatch or 1
     activations = tuple(peak / pairs for peak in timeline.peak_activations)
-    for held, peaks in ((timeline, timeline.peak_memory), (replace(timeline, memory=None), activations)):
+    for held, peaks in (
+        (timeline, timeline.peak_memory),
+        (replace(timeline, memory=None), activations),
+    ):
         values = defaultdict(list)
         for event in read(held)["traceEvents"]:
             if event["ph"] == "C":
                 values[event["name"]].append(next(iter(event["args"].values())))
         # What is given back within the same eighth of a microsecond leaves no trace.
-        if all(s.end - s.start > 1e-3 for row in timeline.spans for s in row if not s.action.kind.is_communication):
+        if all(
+            s.end - s.start > 1e-3
+            for row in timeline.spans
+            for s in row
+            if not s.action.kind.is_communication
+        ):
             assert tuple(map(max, values.values())) == peaks
-            # A rank that computes at the very beginning holds its first activation then; others begin with nothing.
-            curves = held.memory_over_time if held.memory else held.activations_over_time
-            at_first = [dict(curves(rank)).get(timeline.start, 0) for rank in range(timeline.num_ranks)]
-            at_first = at_first if held.memory else [first / pairs for first in at_first]
+            # A rank that computes at the very beginning holds its first activation
+            # then; others begin with nothing.
+            curves = (
+                held.memory_over_time if held.memory else held.activations_over_time
+            )
+            at_first = [
+                dict(curves(rank)).get(timeline.start, 0)
+                for rank in range(timeline.num_ranks)
+            ]
+            at_first = (
+                at_first if held.memory else [first / pairs for first in at_first]
+            )
             assert [first for first, *_ in values.values()] == at_first
 
 
-# -- as on paper -----------------------------------------------------------------------------------------------
+# -- as on paper -----------------------------------------------------------------------
 
 
 def test_the_trace_of_the_smallest_pipeline():
     # rank 0 F0 .. .. B0 B0      a unit is a millisecond
     # rank 1 .. F0 B0 B0 ..
     trace = read(schedules.gpipe(2, 1))
-    threads = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    assert list(threads.values()) == ["rank 0", "rank 0, idle", "rank 1", "rank 1, idle"]
+    threads = {
+        e["tid"]: e["args"]["name"]
+        for e in trace["traceEvents"]
+        if e["name"] == "thread_name"
+    }
+    assert list(threads.values()) == [
+        "rank 0",
+        "rank 0, idle",
+        "rank 1",
+        "rank 1, idle",
+    ]
     assert [
         f"{threads[e['tid']]}: {e['name']} {e['ts']:g}-{e['ts'] + e['dur']:g}"
         for e in trace["traceEvents"]
@@ -218,21 +324,35 @@ def test_the_trace_of_the_smallest_pipeline():
         "rank 1, idle: drain 4000-6000",
     ]
     about = trace["otherData"]["timelines"][0]
-    assert (about["makespan"], about["bubble_fraction"], about["one_unit_in_microseconds"]) == (6, 0.5, 1000)
-    labels = [e["args"]["labels"] for e in trace["traceEvents"] if e["name"] == "process_labels"]
+    assert (
+        about["makespan"],
+        about["bubble_fraction"],
+        about["one_unit_in_microseconds"],
+    ) == (6, 0.5, 1000)
+    labels = [
+        e["args"]["labels"]
+        for e in trace["traceEvents"]
+        if e["name"] == "process_labels"
+    ]
     assert labels == ["makespan 6 units,bubble 50.0 %"]
     assert trace["displayTimeUnit"] == "ms"
 
 
 def test_what_lies_on_the_critical_path_says_so():
     trace = read(simulate(schedules.gpipe(2, 2), Costs([1, 2])))
-    critical = [e["name"] for e in trace["traceEvents"] if e["ph"] == "X" and e["args"].get("on the critical path")]
+    critical = [
+        e["name"]
+        for e in trace["traceEvents"]
+        if e["ph"] == "X" and e["args"].get("on the critical path")
+    ]
     path = simulate(schedules.gpipe(2, 2), Costs([1, 2])).critical_path
     assert len(critical) == len(path) < 8
 
 
 def test_clocks_that_differ_draw_no_arrow_back_in_time():
-    """Two processes measured with clocks of their own: the user seems to start before the maker ends, or starts."""
+    """Two processes measured with clocks of their own: the user seems to start before
+    the maker ends, or starts.
+    """
     f = ActionKind.FORWARD
     for user, arrows in (((0.5, 1.5), 1), ((0.0, 0.7), 0), ((0.2, 0.9), 1)):
         spans = ((Span(Action(0, f, 0), 0.1, 1.0),), (Span(Action(1, f, 0), *user),))
@@ -258,7 +378,7 @@ def test_what_takes_no_time_is_still_named():
     assert [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"] == ["F0", "B0"]
 
 
-# -- mutants: the rules find what is broken --------------------------------------------------------------------
+# -- mutants: the rules find what is broken --------------------------------------------
 
 
 def drop_the_end_of_a_flow(events):

@@ -33,14 +33,22 @@ def test_every_kind_and_every_stage_of_a_rank_has_its_own_colour():
 
 def test_labels_read_on_every_ground_and_idle_time_on_black_and_white():
     def contrast(a, b):
-        light, dark = sorted((terminal.luminance(a), terminal.luminance(b)), reverse=True)
+        light, dark = sorted(
+            (terminal.luminance(a), terminal.luminance(b)), reverse=True
+        )
         return (light + 0.05) / (dark + 0.05)
 
     assert terminal.luminance(16) == 0 and terminal.luminance(231) == pytest.approx(1)
     for kind in ActionKind:
         for chunk in range(6):
-            text, shade = map(int, re.fullmatch(r"38;5;(\d+);48;5;(\d+)", terminal.ground(kind, chunk)).groups())
-            assert contrast(text, shade) >= 4.5  # what the accessibility guidelines ask of text
+            text, shade = map(
+                int,
+                re.fullmatch(
+                    r"38;5;(\d+);48;5;(\d+)", terminal.ground(kind, chunk)
+                ).groups(),
+            )
+            # what the accessibility guidelines ask of text
+            assert contrast(text, shade) >= 4.5
     grey = int(terminal.IDLE.split(";")[-1])
     assert contrast(grey, 16) >= 3 and contrast(grey, 231) >= 3
 
@@ -58,7 +66,9 @@ def test_labels_read_on_every_ground_and_idle_time_on_black_and_white():
         (True, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
     ],
 )
-def test_there_is_colour_in_a_terminal_that_is_not_dumb_unless_asked_otherwise(is_terminal, environment, expected):
+def test_there_is_colour_in_a_terminal_that_is_not_dumb_unless_asked_otherwise(
+    is_terminal, environment, expected
+):
     class Stream(io.StringIO):
         def isatty(self):
             return is_terminal

@@ -30,7 +30,11 @@ def test_an_action_survives_its_text(stage, kind, microbatch):
     action = Action(stage, kind, microbatch)
     read = Action.parse(str(action))
     assert read == action
-    assert (type(read.stage), type(read.kind), type(read.microbatch)) == (int, ActionKind, int)
+    assert (type(read.stage), type(read.kind), type(read.microbatch)) == (
+        int,
+        ActionKind,
+        int,
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,23 +64,30 @@ def test_an_action_survives_its_text(stage, kind, microbatch):
         "1.0F0",
         "1_0F0",
         "0F0,0F1",
-        "٣F0",  # digits of other scripts are digits to str.isdigit and to \d, not to this format
+        # digits of other scripts are digits to str.isdigit and to \d, not to this
+        # format
+        "٣F0",
         "0F²",
         "0F\uff13",
-        "9" * 5000 + "F0",  # more digits than int() takes: a past bug, a bare ValueError without a code
+        # more digits than int() takes: a past bug, a bare ValueError without a code
+        "9" * 5000 + "F0",
     ],
 )
 def test_what_is_not_a_cell_is_refused_as_syntax(cell):
     with pytest.raises(ScheduleError) as caught:
         Action.parse(cell)
     assert caught.value.code == "syntax"
-    shown = repr(cell) if len(cell) <= 40 else repr(cell[:20])[:-1]  # of a long one, its beginning
+    # of a long one, its beginning
+    shown = repr(cell) if len(cell) <= 40 else repr(cell[:20])[:-1]
     assert shown in str(caught.value) and len(str(caught.value)) < 250
 
 
 @examples(200)
 @given(
-    st.lists(st.sampled_from([*"07_- FBIWUROL٣²", "12", "SEND_F", "RECV_B", "REDUCE_GRAD"]), max_size=4).map("".join)
+    st.lists(
+        st.sampled_from([*"07_- FBIWUROL٣²", "12", "SEND_F", "RECV_B", "REDUCE_GRAD"]),
+        max_size=4,
+    ).map("".join)
 )
 def test_whatever_is_accepted_is_a_number_a_kind_and_a_number(cell):
     try:
@@ -90,19 +101,31 @@ def test_whatever_is_accepted_is_a_number_a_kind_and_a_number(cell):
 
 
 def test_four_kinds_are_communication():
-    assert [kind.value for kind in ActionKind if kind.is_communication] == ["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+    assert [kind.value for kind in ActionKind if kind.is_communication] == [
+        "SEND_F",
+        "RECV_F",
+        "SEND_B",
+        "RECV_B",
+    ]
     others = ["F", "B", "I", "W", "REDUCE_GRAD", "U", "R", "O", "L"]
     assert [kind.value for kind in ActionKind if not kind.is_communication] == others
 
 
-@pytest.mark.parametrize("cell", [(0.7, "F", 0), (0, "F", 0.9), ("0", "F", 0), Action(0.5, "F", 0)])
+@pytest.mark.parametrize(
+    "cell", [(0.7, "F", 0), (0, "F", 0.9), ("0", "F", 0), Action(0.5, "F", 0)]
+)
 def test_a_stage_or_microbatch_that_is_no_integer_is_refused(cell):
     """0.7 became 0, and a string was a TypeError much later."""
     assert code_of(Schedule, "x", (0,), 1, [[cell]]) == "syntax"
 
 
-@pytest.mark.parametrize(("placement", "num_microbatches"), [(("0",), 1), ((0,), 1.0), ((0,), "1"), ((0.0,), 1)])
-def test_a_placement_and_a_number_that_are_no_integers_are_refused(placement, num_microbatches):
+@pytest.mark.parametrize(
+    ("placement", "num_microbatches"),
+    [(("0",), 1), ((0,), 1.0), ((0,), "1"), ((0.0,), 1)],
+)
+def test_a_placement_and_a_number_that_are_no_integers_are_refused(
+    placement, num_microbatches
+):
     """They were TypeErrors much later."""
     assert code_of(Schedule, "x", placement, num_microbatches, [["0F0"]]) == "placement"
 

@@ -1,4 +1,6 @@
-"""Any number of stages on any ranks: straight schedules in several chunks, groups of any size, stages left out."""
+"""Any number of stages on any ranks: straight schedules in several chunks, groups of
+any size, stages left out.
+"""
 
 import pytest
 from hypothesis import given
@@ -29,20 +31,43 @@ def test_zb_h1_with_two_neighbouring_stages_on_each_rank():
     ]
 
 
-@given(st.sampled_from(STRAIGHT), st.integers(1, 6), st.integers(1, 12), st.integers(1, 4))
-def test_straight_chunks_take_the_time_of_one_stage_and_send_as_many_messages(name, p, m, v):
+@given(
+    st.sampled_from(STRAIGHT), st.integers(1, 6), st.integers(1, 12), st.integers(1, 4)
+)
+def test_straight_chunks_take_the_time_of_one_stage_and_send_as_many_messages(
+    name, p, m, v
+):
     one, several = schedules.build(name, p, m), schedules.build(name, p, m, v)
     verify(several)
-    assert several.is_reproducible and several.placement == tuple(r for r in range(p) for _ in range(v))
-    whole, cut = simulate(one, Costs(v, v, v, latency=0.5)), simulate(several, Costs(1, 1, 1, latency=0.5))
-    assert (cut.makespan, cut.bubble_fraction) == (whole.makespan, pytest.approx(whole.bubble_fraction))
+    assert several.is_reproducible and several.placement == tuple(
+        r for r in range(p) for _ in range(v)
+    )
+    whole, cut = (
+        simulate(one, Costs(v, v, v, latency=0.5)),
+        simulate(several, Costs(1, 1, 1, latency=0.5)),
+    )
+    assert (cut.makespan, cut.bubble_fraction) == (
+        whole.makespan,
+        pytest.approx(whole.bubble_fraction),
+    )
     assert cut.peak_activations == tuple(v * peak for peak in whole.peak_activations)
-    messages = [sum(a.kind.is_communication for row in lower(s).actions for a in row) for s in (one, several)]
+    messages = [
+        sum(a.kind.is_communication for row in lower(s).actions for a in row)
+        for s in (one, several)
+    ]
     assert messages[0] == messages[1]
 
 
-@given(st.sampled_from(GROUPED), st.integers(1, 5), st.integers(1, 20), st.integers(1, 4), st.data())
-def test_interleaved_schedules_take_any_number_of_microbatches_in_groups_of_any_size_from_p_on(name, p, m, v, data):
+@given(
+    st.sampled_from(GROUPED),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.integers(1, 4),
+    st.data(),
+)
+def test_interleaved_schedules_take_any_number_of_microbatches_in_groups_of_any_size_from_p_on(
+    name, p, m, v, data
+):
     size = data.draw(st.one_of(st.none(), st.integers(p, p + m)))
     schedule = schedules.build(name, p, m, v, size)
     verify(schedule)
@@ -50,7 +75,9 @@ def test_interleaved_schedules_take_any_number_of_microbatches_in_groups_of_any_
 
 
 def test_smaller_groups_would_deadlock():
-    """The reason for the limit: built by hand, with groups of one microbatch, three ranks wait for each other."""
+    """The reason for the limit: built by hand, with groups of one microbatch, three
+    ranks wait for each other.
+    """
     groups = [range(k, k + 1) for k in range(3)]
     rows = []
     for rank in range(3):
@@ -79,17 +106,28 @@ def test_groups_are_as_equal_as_can_be_and_no_smaller_than_asked_for(p, m, size,
     assert [k for group in groups for k in group] == list(range(m))
 
 
-@given(st.sampled_from([*STRAIGHT, *GROUPED, "looped-bfs", "sequential"]), st.integers(1, 4), st.integers(1, 12))
+@given(
+    st.sampled_from([*STRAIGHT, *GROUPED, "looped-bfs", "sequential"]),
+    st.integers(1, 4),
+    st.integers(1, 12),
+)
 def test_without_its_last_stages_a_schedule_stays_legal(name, p, num_stages):
     chunks = -(-num_stages // p)
     schedule = first_stages(schedules.build(name, p, 5, chunks), num_stages)
     verify(schedule)
-    assert schedule.num_stages == num_stages and schedule.num_ranks == p and schedule.is_reproducible
+    assert (
+        schedule.num_stages == num_stages
+        and schedule.num_ranks == p
+        and schedule.is_reproducible
+    )
 
 
 @pytest.mark.parametrize("wrong", [0, 3, -1])
 def test_more_stages_than_there_are_or_none_are_refused(wrong):
-    with pytest.raises(ScheduleError, match=f"num_stages is {wrong}; expected 1 to 2, the stages of gpipe"):
+    with pytest.raises(
+        ScheduleError,
+        match=f"num_stages is {wrong}; expected 1 to 2, the stages of gpipe",
+    ):
         first_stages(schedules.gpipe(2, 2), wrong)
 
 

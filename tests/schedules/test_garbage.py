@@ -1,4 +1,6 @@
-"""The pause of the garbage collector: it ends, whoever pauses and however they leave."""
+"""The pause of the garbage collector: it ends, whoever pauses and however they
+leave.
+"""
 
 import gc
 import threading
@@ -41,8 +43,13 @@ def test_an_illegal_schedule_leaves_the_collector_on():
 
 @pytest.mark.parametrize("first_to_leave", [0, 1])
 def test_pauses_of_two_threads_may_overlap_in_any_way(first_to_leave):
-    """Each thread comes in while the other is inside; then one leaves, and then the other."""
-    inside, leave = [threading.Event() for _ in range(2)], [threading.Event() for _ in range(2)]
+    """Each thread comes in while the other is inside; then one leaves, and then the
+    other.
+    """
+    inside, leave = (
+        [threading.Event() for _ in range(2)],
+        [threading.Event() for _ in range(2)],
+    )
 
     def pause(i):
         with collector_paused():

@@ -1,4 +1,6 @@
-"""What is too large is refused before it takes memory, with what was asked and the limit."""
+"""What is too large is refused before it takes memory, with what was asked and the
+limit.
+"""
 
 import re
 
@@ -20,25 +22,42 @@ from tests.launch import for_each
 from tests.refusals import code_of, refusal
 from tests.strategies import table
 
-# -- builders ---------------------------------------------------------------------------------------------------------
+# -- builders --------------------------------------------------------------------------
 
 
 @for_each(name={name: name for name in schedules.REGISTRY})
-@pytest.mark.parametrize("sizes", [(10**6, 10**6), (10**20, 1), (1, 10**20), (10**5000, 8), (4, 10**5000)], ids=quoted)
+@pytest.mark.parametrize(
+    "sizes",
+    [(10**6, 10**6), (10**20, 1), (1, 10**20), (10**5000, 8), (4, 10**5000)],
+    ids=quoted,
+)
 def test_no_builder_begins_what_it_cannot_end(name, sizes):
     error = refusal(schedules.build, name, *sizes)
-    assert error.code == "too-large" and "the limits are 4096 stages and 16777216 actions" in str(error)
+    assert (
+        error.code == "too-large"
+        and "the limits are 4096 stages and 16777216 actions" in str(error)
+    )
 
 
 def test_the_message_has_what_was_asked():
     error = refusal(schedules.gpipe, 10**6, 10**6)
-    assert "1000000 stages and 1000000 microbatches take 2000000000000 actions, F and B; the limits" in str(error)
+    assert (
+        "1000000 stages and 1000000 microbatches take 2000000000000 actions, F "
+        "and B; the limits"
+    ) in str(error)
     assert refusal(schedules.gpipe, 4, 8, 10**9).code == "too-large"
 
 
 def test_the_largest_real_pipelines_are_within_the_limits():
-    """And their text is, with a split backward, and with messages: the file of 512 ranks and 4096 microbatches."""
-    for num_ranks, num_microbatches, chunks in ((512, 4096, 1), (512, 4096, 4), (1024, 256, 1), (1, 2**23, 1)):
+    """And their text is, with a split backward, and with messages: the file of 512
+    ranks and 4096 microbatches.
+    """
+    for num_ranks, num_microbatches, chunks in (
+        (512, 4096, 1),
+        (512, 4096, 4),
+        (1024, 256, 1),
+        (1, 2**23, 1),
+    ):
         check_sizes(num_ranks, num_microbatches, chunks)
     assert io.MOST_ACTIONS >= 512 * 4096 * 6
     assert 512 * 4096 * 6 * len("511SEND_F4095,") <= io.MOST_BYTES
@@ -58,7 +77,7 @@ def test_a_formula_takes_any_size():
     assert theory.efficiency(10**6, 10**9) > 0.998
 
 
-# -- texts and files --------------------------------------------------------------------------------------------------
+# -- texts and files -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -92,21 +111,37 @@ def test_a_text_beyond_a_limit_is_refused_with_the_limit(given, words):
 
 
 @pytest.mark.usefixtures("small_limits")
-@pytest.mark.parametrize("given", ["0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3", "0F0,0B0\n1F0,1B0\n2F0,2B0\n3F0,3B0\n"])
+@pytest.mark.parametrize(
+    "given", ["0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3", "0F0,0B0\n1F0,1B0\n2F0,2B0\n3F0,3B0\n"]
+)
 def test_a_text_at_its_limits_is_read(given):
     assert sum(map(len, schedule_of_text(given).actions)) == 8
 
 
-@pytest.mark.parametrize("cell", ["999999999999F0", "0F999999999999", "9" * 5000 + "F0", "999999999F0", "0F999999999"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "999999999999F0",
+        "0F999999999999",
+        "9" * 5000 + "F0",
+        "999999999F0",
+        "0F999999999",
+    ],
+)
 def test_a_huge_number_in_a_cell_takes_no_memory(cell):
     error = refusal(schedule_of_text, f"0F0 {cell} 0B0")
     assert error.code in ("syntax", "missing") and len(str(error)) < 300
 
 
 def test_the_same_cell_over_and_over_is_one_action():
-    """The story: 20 MB of ``0F0,`` took 1.8 GB and 60 s, most of it for five million equal actions."""
+    """The story: 20 MB of ``0F0,`` took 1.8 GB and 60 s, most of it for five million
+    equal actions.
+    """
     table = schedule_of_text("0F0," * 10_000)
-    assert len(table.actions[0]) == 10_000 and len({id(action) for action in table.actions[0]}) == 1
+    assert (
+        len(table.actions[0]) == 10_000
+        and len({id(action) for action in table.actions[0]}) == 1
+    )
 
 
 def test_a_file_that_is_none_is_refused_as_a_file(tmp_path):
@@ -118,17 +153,37 @@ def test_a_file_that_is_none_is_refused_as_a_file(tmp_path):
             )
 
 
-# -- costs ------------------------------------------------------------------------------------------------------------
+# -- costs -----------------------------------------------------------------------------
 
-NUMBERS = [name for name in Costs.__dataclass_fields__ if name not in ("sends_block", "unit", "memory_unit", "other")]
-NO_NUMBERS = [10**400, -(10**400), 10**5000, float("nan"), "1", b"1", {}, object, [10**400] * 2]
+NUMBERS = [
+    name
+    for name in Costs.__dataclass_fields__
+    if name not in ("sends_block", "unit", "memory_unit", "other")
+]
+NO_NUMBERS = [
+    10**400,
+    -(10**400),
+    10**5000,
+    float("nan"),
+    "1",
+    b"1",
+    {},
+    object,
+    [10**400] * 2,
+]
 
 
 @for_each(name={name: name for name in NUMBERS})
 @pytest.mark.parametrize("wrong", NO_NUMBERS, ids=quoted)
 def test_costs_that_no_float_can_hold_are_refused(name, wrong):
-    """The story: ``Costs(latency=10**400)`` was an OverflowError, and 10**5000 could not even be quoted."""
-    if name in ("bandwidth", "copy_bandwidth", "cores") and isinstance(wrong, int) and wrong > 0:
+    """The story: ``Costs(latency=10**400)`` was an OverflowError, and 10**5000 could
+    not even be quoted.
+    """
+    if (
+        name in ("bandwidth", "copy_bandwidth", "cores")
+        and isinstance(wrong, int)
+        and wrong > 0
+    ):
         assert simulate(schedules.gpipe(2, 2), Costs(**{name: wrong})).makespan == 9
         return
     error = refusal(lambda: simulate(schedules.gpipe(2, 2), Costs(**{name: wrong})))
@@ -138,9 +193,15 @@ def test_costs_that_no_float_can_hold_are_refused(name, wrong):
 @for_each(name={name: name for name in NUMBERS})
 @pytest.mark.parametrize("wrong", [True, "1", b"1", [1, False], ("1", 2)], ids=quoted)
 def test_a_truth_value_or_text_is_no_cost_from_the_beginning(name, wrong):
-    """The story: ``Costs(forward=True)`` was 1, and ``Costs(forward="1")`` failed where the costs were used."""
+    """The story: ``Costs(forward=True)`` was 1, and ``Costs(forward="1")`` failed where
+    the costs were used.
+    """
     error = refusal(Costs, **{name: wrong})
-    assert error.code == "value" and f"{name} is" in str(error) and "expected numbers" in str(error)
+    assert (
+        error.code == "value"
+        and f"{name} is" in str(error)
+        and "expected numbers" in str(error)
+    )
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "a\x1b[2J", "two\nlines", b"s"])
@@ -151,13 +212,26 @@ def test_a_unit_is_a_name_that_can_be_printed(wrong):
 
 @pytest.mark.parametrize(
     "given",
-    [None, 5, b"F=1", "F=" + "1" * 10**6 + "x", "F=1," * 10**5, "F=" + "1:" * 10**5, "\ud800=1", "F=\x1b[2J"],
+    [
+        None,
+        5,
+        b"F=1",
+        "F=" + "1" * 10**6 + "x",
+        "F=1," * 10**5,
+        "F=" + "1:" * 10**5,
+        "\ud800=1",
+        "F=\x1b[2J",
+    ],
     ids=quoted,
 )
 def test_costs_of_a_command_line_are_refused_in_a_sentence(given):
     with pytest.raises(MinipipeError) as caught:
         simulate(schedules.gpipe(2, 2), Costs.parse(given))
-    assert caught.value.code == "value" and len(str(caught.value)) < 400 and str(caught.value).isprintable()
+    assert (
+        caught.value.code == "value"
+        and len(str(caught.value)) < 400
+        and str(caught.value).isprintable()
+    )
 
 
 @pytest.mark.parametrize("pieces", [0, -1, 1.5, "2", None, 10**5000, 10**9], ids=quoted)
@@ -184,10 +258,15 @@ F = ActionKind.FORWARD
 @pytest.mark.parametrize("wrong", [Action(-1, F, 0), Action(0, F, -1)])
 @pytest.mark.parametrize("use", [simulate, lower, tick_grid])
 def test_numbers_below_zero_are_out_of_range_everywhere(use, wrong):
-    assert refusal(use, table("wrong", (0, 0), 2, [[wrong, "0F0", "0B0"]])).code == "out-of-range"
+    assert (
+        refusal(use, table("wrong", (0, 0), 2, [[wrong, "0F0", "0B0"]])).code
+        == "out-of-range"
+    )
 
 
-@pytest.mark.parametrize("wrong", [Action(2, F, 0), Action(-1, F, 0), Action(0, F, 2), Action(0, F, -1)])
+@pytest.mark.parametrize(
+    "wrong", [Action(2, F, 0), Action(-1, F, 0), Action(0, F, 2), Action(0, F, -1)]
+)
 @pytest.mark.parametrize("use", [peak_activations, weight_versions, staleness, drift])
 def test_numbers_out_of_range_are_no_crash_of_an_analysis(use, wrong):
     rows = [[wrong, "0F0", "0B0", "0F1", "0B1", "0U1"]]

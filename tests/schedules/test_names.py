@@ -1,4 +1,6 @@
-"""Names of schedules: in any case, and those of other libraries lead to the one here."""
+"""Names of schedules: in any case, and those of other libraries lead to the one
+here.
+"""
 
 import pytest
 
@@ -26,7 +28,10 @@ def test_a_name_in_any_case_builds_the_same_schedule(name):
         assert takes(given, "chunks_per_rank") == takes(name, "chunks_per_rank")
         model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(8)])
         plan = Plan(model, given, num_ranks=4)
-        assert plan.built_as == name and plan.schedule == Plan(model, name, num_ranks=4).schedule
+        assert (
+            plan.built_as == name
+            and plan.schedule == Plan(model, name, num_ranks=4).schedule
+        )
 
 
 @pytest.mark.parametrize("given", ["1F1B", "DualPipe", "GPipe", "Interleaved-1F1B"])
@@ -38,13 +43,18 @@ def test_every_function_that_takes_a_name_takes_it_in_any_case(given):
     modules = [nn.Linear(2, 2) for _ in range(4)]
     if takes(name, "chunks_per_rank") or name in ("1f1b", "gpipe"):
         plans = [Plan.of_modules(modules, 4, each) for each in (given, name)]
-        assert plans[0].schedule == plans[1].schedule and plans[0].built_as == plans[1].built_as == name
+        assert (
+            plans[0].schedule == plans[1].schedule
+            and plans[0].built_as == plans[1].built_as == name
+        )
 
 
 def test_a_pipeline_takes_a_name_in_any_case_and_one_on_each_rank():
     def ranks(group):
         model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
-        return Pipeline(model, group, loss=nn.MSELoss(), schedule=("1F1B", "1f1b")[group.rank]).schedule.name
+        return Pipeline(
+            model, group, loss=nn.MSELoss(), schedule=("1F1B", "1f1b")[group.rank]
+        ).schedule.name
 
     assert spawn(ranks, 2) == ["1f1b", "1f1b"]
 

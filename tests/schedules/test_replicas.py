@@ -27,13 +27,22 @@ UP_AND_DOWN = """
 
 def test_a_table_says_which_rank_runs_which_microbatch():
     two = Schedule.from_text(TWO)
-    assert two.placement == ((0, 2), (1, 3)) and two.has_replicas and two.num_stages == 2
+    assert (
+        two.placement == ((0, 2), (1, 3)) and two.has_replicas and two.num_stages == 2
+    )
     assert [two.ranks_of(stage) for stage in (0, 1)] == [(0, 2), (1, 3)]
-    assert [[two.rank_of(stage, k) for k in (0, 1)] for stage in (0, 1)] == [[0, 2], [1, 3]]
+    assert [[two.rank_of(stage, k) for k in (0, 1)] for stage in (0, 1)] == [
+        [0, 2],
+        [1, 3],
+    ]
     assert [two.stages_of(rank) for rank in range(4)] == [(0,), (1,), (0,), (1,)]
     assert [two.crosses_ranks(stage) for stage in (0, 1)] == [True, False]
     straight = schedules.gpipe(2, 1)
-    assert not straight.has_replicas and straight.rank_of(1, 0) == 1 and straight.ranks_of(1) == (1,)
+    assert (
+        not straight.has_replicas
+        and straight.rank_of(1, 0) == 1
+        and straight.ranks_of(1) == (1,)
+    )
 
 
 def test_replicas_are_in_the_order_of_their_lowest_microbatch_whatever_was_given():
@@ -53,15 +62,25 @@ def test_replicas_are_legal_and_survive_text_csv_and_lowering(drawn):
     assert program.schedule == schedule and type(program) is Program
     assert schedule.has_replicas or schedule.num_ranks == one.num_ranks
     for table in (schedule, program):
-        for read, text in ((type(table).from_text, table.to_text()), (type(table).from_csv, table.to_csv())):
+        for read, text in (
+            (type(table).from_text, table.to_text()),
+            (type(table).from_csv, table.to_csv()),
+        ):
             again = read(text, name=table.name)
             assert (again.placement, again.actions) == (table.placement, table.actions)
             assert again.num_microbatches == copies * one.num_microbatches
 
 
 @examples(50)
-@given(replicated_schedules(), st.sampled_from([0.0, 0.5]), st.sampled_from([1, 3]), st.booleans())
-def test_copies_on_ranks_of_their_own_take_the_time_and_the_memory_of_one(drawn, latency, num_steps, wait):
+@given(
+    replicated_schedules(),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([1, 3]),
+    st.booleans(),
+)
+def test_copies_on_ranks_of_their_own_take_the_time_and_the_memory_of_one(
+    drawn, latency, num_steps, wait
+):
     schedule, one, copies = drawn
     costs = Costs(forward=1, backward_input=2, latency=latency, update=0.5)
     together = simulate(schedule, costs, num_steps, wait)
@@ -69,27 +88,43 @@ def test_copies_on_ranks_of_their_own_take_the_time_and_the_memory_of_one(drawn,
         alone = simulate(one, costs, num_steps, wait)
         assert together.makespan == alone.makespan
         assert together.peak_activations == alone.peak_activations * copies
-        assert [len(row) for row in together.idle] == [len(row) for row in alone.idle] * copies
+        assert [len(row) for row in together.idle] == [
+            len(row) for row in alone.idle
+        ] * copies
         assert len(together.messages) == copies * len(alone.messages)
     shared = simulate(
-        schedule, Costs(forward=1, backward_input=2, latency=latency, update=0.5, cores=1), num_steps, wait
+        schedule,
+        Costs(forward=1, backward_input=2, latency=latency, update=0.5, cores=1),
+        num_steps,
+        wait,
     )
     assert shared.makespan >= together.makespan - 1e-9
-    assert {a for row in shared.spans for a, _, _ in row} == {a for row in together.spans for a, _, _ in row}
+    assert {a for row in shared.spans for a, _, _ in row} == {
+        a for row in together.spans for a, _, _ in row
+    }
 
 
 @pytest.mark.parametrize("cores", [None, 3])
 def test_a_rank_that_waits_for_the_loss_waits_for_all_replicas_of_the_last_stage(cores):
-    uneven = Schedule.from_text("0F0 0B0 \n 1F0 1B0 \n 0F1 0F2 0B1 0B2 \n 1F1 1B1 1F2 1B2")
+    uneven = Schedule.from_text(
+        "0F0 0B0 \n 1F0 1B0 \n 0F1 0F2 0B1 0B2 \n 1F1 1B1 1F2 1B2"
+    )
     timeline = simulate(uneven, Costs(cores=cores), num_steps=2, wait=True)
     ends = [row[len(row) // 2 - 1].end for row in timeline.spans]
     assert ends[0] < ends[3] < ends[2]
-    assert [change.left for (change,) in timeline.step_changes] == [ends[3], ends[3], ends[2], ends[3]]
+    assert [change.left for (change,) in timeline.step_changes] == [
+        ends[3],
+        ends[3],
+        ends[2],
+        ends[3],
+    ]
     assert [change.after for (change,) in timeline.step_changes] == [3, 3, 2, 3]
 
 
 def test_the_pipelines_meet_on_shared_ranks():
-    """Two pipelines, down and up, of two ranks: each rank holds both stages, and no tick is idle for long."""
+    """Two pipelines, down and up, of two ranks: each rank holds both stages, and no
+    tick is idle for long.
+    """
     schedule = Schedule.from_text(UP_AND_DOWN)
     assert schedule.placement == ((0, 1), (1, 0))
     timeline = simulate(schedule, Costs(backward_input=0.5, backward_weight=0.5))
@@ -97,7 +132,7 @@ def test_the_pipelines_meet_on_shared_ranks():
     assert peak_activations(schedule) == (2, 2)
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------
 
 
 def refusal(schedule):
@@ -107,11 +142,14 @@ def refusal(schedule):
 
 
 def test_a_backward_on_another_replica_than_its_forward_is_marked():
-    schedule = Schedule("mine", ((0, 1),), 3, [["0F0", "0B0", "0F1"], ["0F2", "0B2", "0B1"]])
+    schedule = Schedule(
+        "mine", ((0, 1),), 3, [["0F0", "0B0", "0F1"], ["0F2", "0B2", "0B1"]]
+    )
     error = refusal(schedule)
     assert error.code == "placement"
     assert str(error) == (
-        "[placement] Rank 1, position 2: 0B1 is on another replica than its forward; 0F1 is on rank 0.\n\n"
+        "[placement] Rank 1, position 2: 0B1 is on another replica than its "
+        "forward; 0F1 is on rank 0.\n\n"
         "rank 0:  0F0   0B0   0F1\nrank 1:  0F2   0B2  >0B1<"
     )
     (problem,) = refusal(split_backward(schedule)).problems[1:]
@@ -122,18 +160,34 @@ def test_a_backward_on_another_replica_than_its_forward_is_marked():
 def test_a_cut_at_which_some_microbatches_change_ranks_and_others_do_not_is_refused():
     rows = [["0F0", "1F0", "1B0", "0B0"], ["0F1", "0B1"], ["1F1", "1B1"]]
     error = refusal(Schedule("mine", ((0, 1), (0, 2)), 2, rows))
-    assert (error.code, error.problems[0].rank, error.problems[0].step) == ("placement", 0, 1)
-    assert "1F0 stays on the rank of stage 0; other microbatches change ranks there" in str(error)
+    assert (error.code, error.problems[0].rank, error.problems[0].step) == (
+        "placement",
+        0,
+        1,
+    )
+    assert (
+        "1F0 stays on the rank of stage 0; other microbatches change ranks there"
+        in str(error)
+    )
     assert ">1F0<" in str(error)
 
 
 def test_a_microbatch_on_two_replicas_is_a_duplicate():
     error = refusal(Schedule.from_text("0F0 0B0 \n 0F0 0B0"))
-    assert [(p.code, p.rank, p.step) for p in error.problems] == [("duplicate", 1, 0), ("duplicate", 1, 1)]
-    assert "0F0 is a duplicate of position 0 of rank 0: a microbatch runs on one replica." in str(error)
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [
+        ("duplicate", 1, 0),
+        ("duplicate", 1, 1),
+    ]
+    assert (
+        "0F0 is a duplicate of position 0 of rank 0: a microbatch runs on one replica."
+        in str(error)
+    )
 
 
-@pytest.mark.parametrize("text", ["0F0 0B0 \n 1F0 1B0 0F1", "0F0 0B0 0F1 \n 1F0 1B0 0B1", "0F0 0F1 \n 1F0 1F1 0F2"])
+@pytest.mark.parametrize(
+    "text",
+    ["0F0 0B0 \n 1F0 1B0 0F1", "0F0 0B0 0F1 \n 1F0 1B0 0B1", "0F0 0F1 \n 1F0 1F1 0F2"],
+)
 def test_a_stray_forward_or_backward_makes_no_replica(text):
     schedule = Schedule.from_text(text)
     assert schedule.placement == (0, 1)
@@ -141,14 +195,21 @@ def test_a_stray_forward_or_backward_makes_no_replica(text):
 
 
 def test_a_rank_that_is_no_replica_is_told_which_are():
-    schedule = Schedule("mine", ((0, 1),), 3, [["0F0", "0B0"], ["0F1", "0B1"], ["0F2", "0B2"]])
-    assert "0F2 is on the wrong rank; stage 0 is on ranks 0, 1." in str(refusal(schedule))
+    schedule = Schedule(
+        "mine", ((0, 1),), 3, [["0F0", "0B0"], ["0F1", "0B1"], ["0F2", "0B2"]]
+    )
+    assert "0F2 is on the wrong rank; stage 0 is on ranks 0, 1." in str(
+        refusal(schedule)
+    )
 
 
 def test_a_missing_backward_is_missed_on_the_replica_that_has_the_forward():
     two = Schedule.from_text(TWO)
     without = Schedule(
-        "mine", two.placement, 2, [row if rank != 2 else row[:1] for rank, row in enumerate(two.actions)]
+        "mine",
+        two.placement,
+        2,
+        [row if rank != 2 else row[:1] for rank, row in enumerate(two.actions)],
     )
     (problem,) = refusal(without).problems
     assert (problem.code, problem.rank) == ("missing", 2)
@@ -163,18 +224,27 @@ def test_two_pipelines_that_each_begin_with_their_end_wait_for_each_other():
     )
 
 
-# -- who knows replicas, and who does not ----------------------------------------------------------------------------
+# -- who knows replicas, and who does not ----------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("reader", "use"),
     [
-        ("a search", lambda schedule: Costs().workload(schedule.placement, schedule.num_microbatches)),
+        (
+            "a search",
+            lambda schedule: Costs().workload(
+                schedule.placement, schedule.num_microbatches
+            ),
+        ),
     ],
 )
 def test_who_runs_or_searches_schedules_refuses_replicas_with_one_sentence(reader, use):
     with pytest.raises(
-        ScheduleError, match=rf"has replicas of stages \(such as stage 0\), which {reader} does not support"
+        ScheduleError,
+        match=(
+            rf"has replicas of stages \(such as stage 0\), which {reader} does not "
+            r"support"
+        ),
     ) as caught:
         use(Schedule.from_text(UP_AND_DOWN))
     assert caught.value.code == "unsupported"
@@ -188,7 +258,9 @@ def test_gaps_are_left_out_where_no_bound_is_proved():
 
 def test_steps_repeat_on_the_replica_of_each_microbatch():
     two = repeat(Schedule.from_text(TWO), 2)
-    assert two.placement == ((0, 2), (1, 3)) and [two.rank_of(0, k) for k in range(4)] == [0, 2, 0, 2]
+    assert two.placement == ((0, 2), (1, 3)) and [
+        two.rank_of(0, k) for k in range(4)
+    ] == [0, 2, 0, 2]
     verify(two)
 
 
@@ -196,4 +268,6 @@ def test_pictures_show_replicas_where_they_stand():
     timeline = simulate(Schedule.from_text(UP_AND_DOWN))
     assert draw_text(timeline).count("rank ") >= 2
     for drawing in (draw_svg(timeline), draw_html(timeline), perfetto_trace(timeline)):
-        assert all(str(action) in drawing for row in timeline.spans for action, _, _ in row)
+        assert all(
+            str(action) in drawing for row in timeline.spans for action, _, _ in row
+        )

@@ -1,4 +1,6 @@
-"""A schedule is data: it survives text and CSV, cannot be changed, and says where it cannot be read."""
+"""A schedule is data: it survives text and CSV, cannot be changed, and says where it
+cannot be read.
+"""
 
 import pickle
 from dataclasses import FrozenInstanceError
@@ -24,7 +26,7 @@ from tests.strategies import examples
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
-# -- what it is ------------------------------------------------------------------------------------------------
+# -- what it is ------------------------------------------------------------------------
 
 
 def test_a_schedule_cannot_be_changed_and_equal_ones_are_equal():
@@ -33,7 +35,9 @@ def test_a_schedule_cannot_be_changed_and_equal_ones_are_equal():
         schedule.name = "other"
     with pytest.raises(TypeError):
         schedule.actions[0][0] = Action(0, B, 0)
-    assert schedule == schedules.gpipe(2, 3) and hash(schedule) == hash(schedules.gpipe(2, 3))
+    assert schedule == schedules.gpipe(2, 3) and hash(schedule) == hash(
+        schedules.gpipe(2, 3)
+    )
     assert schedule != schedules.gpipe(2, 4)
 
 
@@ -50,7 +54,12 @@ def test_the_placement_answers_who_holds_what_and_where_messages_pass():
     schedule = schedules.forward_only_over(placement=(0, 1, 1, 0), num_microbatches=1)
     assert (schedule.num_ranks, schedule.num_stages) == (2, 4)
     assert [schedule.stages_of(rank) for rank in (0, 1)] == [(0, 3), (1, 2)]
-    assert [schedule.crosses_ranks(stage) for stage in range(4)] == [True, False, True, False]
+    assert [schedule.crosses_ranks(stage) for stage in range(4)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +72,9 @@ def test_the_placement_answers_who_holds_what_and_where_messages_pass():
         ((0, -1), 1, ((),), "placement"),
     ],
 )
-def test_a_schedule_of_nothing_or_on_a_rank_that_is_not_there_is_refused(placement, num_microbatches, actions, code):
+def test_a_schedule_of_nothing_or_on_a_rank_that_is_not_there_is_refused(
+    placement, num_microbatches, actions, code
+):
     with pytest.raises(ScheduleError) as caught:
         Schedule("wrong", placement, num_microbatches, actions)
     assert caught.value.code == code
@@ -72,13 +83,14 @@ def test_a_schedule_of_nothing_or_on_a_rank_that_is_not_there_is_refused(placeme
 @pytest.mark.parametrize("home", [(), (1, 1), [0, 0]])
 def test_a_stage_on_no_rank_or_twice_on_one_is_refused(home):
     with pytest.raises(
-        ScheduleError, match="Stage 0 is placed on .*; expected a rank, or the different ranks"
+        ScheduleError,
+        match="Stage 0 is placed on .*; expected a rank, or the different ranks",
     ) as caught:
         Schedule("wrong", (home,), 1, ((),) * 2)
     assert caught.value.code == "placement"
 
 
-# -- reproducible ----------------------------------------------------------------------------------------------
+# -- reproducible ----------------------------------------------------------------------
 
 
 def test_every_named_schedule_adds_its_gradients_in_ascending_order(every_schedule):
@@ -87,40 +99,55 @@ def test_every_named_schedule_adds_its_gradients_in_ascending_order(every_schedu
         for row in schedule.numbered:
             for stage in {action.stage for action in row}:
                 added = [
-                    divmod(a.microbatch, schedule.num_slices) for a in row if a.stage == stage and a.kind.value in "BW"
+                    divmod(a.microbatch, schedule.num_slices)
+                    for a in row
+                    if a.stage == stage and a.kind.value in "BW"
                 ]
-                assert added == sorted(added, key=lambda place: (place[0], -place[1])), str(schedule)
+                assert added == sorted(
+                    added, key=lambda place: (place[0], -place[1])
+                ), str(schedule)
 
 
 @pytest.mark.parametrize(
     ("reproducible", "text"),
     [
         (True, "0F0 0F1 0B0 0B1"),
-        (False, "0F0 0F1 0B1 0B0"),  # last in, first out: saves nothing, and the sums differ
-        (True, "0F0 0F1 0I1 0I0 0W0 0W1"),  # gradients of weights are added by W; the order of I is free
+        # last in, first out: saves nothing, and the sums differ
+        (False, "0F0 0F1 0B1 0B0"),
+        # gradients of weights are added by W; the order of I is free
+        (True, "0F0 0F1 0I1 0I0 0W0 0W1"),
         (False, "0F0 0F1 0I0 0I1 0W1 0W0"),
         (False, "0F0 0F1 0F2 0B0 0I2 0W2 0B1"),  # B and W add to the same sum
         (True, "0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1"),  # each stage has its own sum
     ],
 )
-def test_a_schedule_is_reproducible_when_every_stage_adds_in_ascending_order(reproducible, text):
+def test_a_schedule_is_reproducible_when_every_stage_adds_in_ascending_order(
+    reproducible, text
+):
     schedule = Schedule.from_text(text)
     verify(schedule)
     assert schedule.is_reproducible is reproducible
 
 
-# -- text ------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_every_schedule_survives_its_text_and_its_csv(every_schedule):
     for schedule in every_schedule:
         for written in (schedule, lower(schedule)):
-            assert type(written).from_text(written.to_text(), name=written.name) == written
+            assert (
+                type(written).from_text(written.to_text(), name=written.name) == written
+            )
             if written.num_slices == 1:  # of which PyTorch knows none
-                assert type(written).from_csv(written.to_csv(), name=written.name) == written
+                assert (
+                    type(written).from_csv(written.to_csv(), name=written.name)
+                    == written
+                )
             has_messages = any(written.message_cuts)
-            assert schedule_of_text(written.to_text(), written.name) == (written if has_messages else schedule)
+            assert schedule_of_text(written.to_text(), written.name) == (
+                written if has_messages else schedule
+            )
 
 
 def test_a_forward_only_schedule_survives_its_text_and_its_csv():
@@ -176,9 +203,17 @@ def test_a_rank_without_actions_survives_its_text_and_its_csv():
 @pytest.mark.parametrize(
     ("read", "text", "place"),
     [
-        (Schedule.from_text, "rank 0: 0F0 0B0\n\n# rank 1\nrank 1: 1F0 1X0 1B0", "Line 4, cell 2: '1X0'"),
+        (
+            Schedule.from_text,
+            "rank 0: 0F0 0B0\n\n# rank 1\nrank 1: 1F0 1X0 1B0",
+            "Line 4, cell 2: '1X0'",
+        ),
         (Schedule.from_text, "0F0 0B0\n1F0 1B0junk", "Line 2, cell 2: '1B0junk'"),
-        (Schedule.from_text, "0F0,0B0", "Line 1 has commas. Read CSV with Schedule.from_csv"),
+        (
+            Schedule.from_text,
+            "0F0,0B0",
+            "Line 1 has commas. Read CSV with Schedule.from_csv",
+        ),
         (Schedule.from_csv, "0F0,0B0\n1F0,,1F-1,1B0\n", "Line 2, cell 3: '1F-1'"),
         (Schedule.from_csv, "0F0 0B0\n", "Line 1, cell 1: '0F0 0B0'"),
         (Schedule.from_csv, "0F0,0B0\n\n1F0,?\n", "Line 3, cell 2: '?'"),
@@ -208,20 +243,36 @@ def test_text_that_leaves_out_a_stage_or_nearly_every_microbatch_is_refused():
     error = refusal(Schedule.from_text, "1F0 8F0")
     assert error.code == "missing" and "Stage 8 occurs without stage 0" in str(error)
     error = refusal(Schedule.from_text, "0F0 0F999999999")
-    assert error.code == "missing" and "0F999999999 names microbatch 999999999" in str(error)
+    assert error.code == "missing" and "0F999999999 names microbatch 999999999" in str(
+        error
+    )
 
 
 @examples(200)
-@given(st.lists(st.sampled_from([*'01FBIW,;#: "\n\r\t\x00\ufeff', "0F0", "1B1", "0SEND_F0", "rank 0:"])).map("".join))
+@given(
+    st.lists(
+        st.sampled_from(
+            [*'01FBIW,;#: "\n\r\t\x00\ufeff', "0F0", "1B1", "0SEND_F0", "rank 0:"]
+        )
+    ).map("".join)
+)
 def test_any_text_is_either_a_schedule_or_a_schedule_error(text):
-    for read in (Schedule.from_text, Schedule.from_csv, Program.from_text, Program.from_csv):
+    for read in (
+        Schedule.from_text,
+        Schedule.from_csv,
+        Program.from_text,
+        Program.from_csv,
+    ):
         try:
             schedule = read(text)
         except ScheduleError as error:
             assert error.code in {"syntax", "missing", "type"}
             assert error.code != "type" or "SEND" in text or "RECV" in text
         else:
-            assert type(schedule).from_text(schedule.to_text(), name=schedule.name) == schedule
+            assert (
+                type(schedule).from_text(schedule.to_text(), name=schedule.name)
+                == schedule
+            )
 
 
 def test_a_cell_too_long_for_the_csv_reader_is_refused_as_syntax():
@@ -230,13 +281,22 @@ def test_a_cell_too_long_for_the_csv_reader_is_refused_as_syntax():
 
 @examples(100)
 @given(data=st.data())
-def test_a_stray_action_in_a_csv_is_blamed_on_the_rank_where_it_stands(every_schedule, data):
-    whole = [s for s in every_schedule if s.num_slices == 1 and s.num_microbatches > 1 + s.is_forward_only]
-    fitting = [s for s in whole if s.num_ranks > 1 and not s.has_replicas]  # a stray one is in the minority
+def test_a_stray_action_in_a_csv_is_blamed_on_the_rank_where_it_stands(
+    every_schedule, data
+):
+    whole = [
+        s
+        for s in every_schedule
+        if s.num_slices == 1 and s.num_microbatches > 1 + s.is_forward_only
+    ]
+    # a stray one is in the minority
+    fitting = [s for s in whole if s.num_ranks > 1 and not s.has_replicas]
     schedule = data.draw(st.sampled_from(fitting))
     rank = data.draw(st.integers(0, schedule.num_ranks - 1))
     step = data.draw(st.integers(0, len(schedule.actions[rank]) - 1))
-    other = data.draw(st.sampled_from([r for r in range(schedule.num_ranks) if r != rank]))
+    other = data.draw(
+        st.sampled_from([r for r in range(schedule.num_ranks) if r != rank])
+    )
     place = data.draw(st.integers(0, len(schedule.actions[other])))
 
     lines = [line.split(",") for line in schedule.to_csv().splitlines()]
@@ -254,20 +314,28 @@ def test_a_stray_action_in_a_csv_is_blamed_on_the_rank_where_it_stands(every_sch
 
 def test_cells_may_be_written_as_text_and_kinds_as_letters():
     row = ("0F0", Action(0, "B", 0))
-    assert Schedule("mine", (0,), 1, (row,)) == Schedule.from_text("0F0 0B0", name="mine")
+    assert Schedule("mine", (0,), 1, (row,)) == Schedule.from_text(
+        "0F0 0B0", name="mine"
+    )
     with pytest.raises(ScheduleError):
         Schedule("mine", (0,), 1, (("0X0",),))
 
 
 def test_one_of_a_thing_is_not_called_several():
-    assert str(schedules.gpipe(1, 1)).startswith("# gpipe: 1 rank, 1 stage, 1 microbatch\n")
+    assert str(schedules.gpipe(1, 1)).startswith(
+        "# gpipe: 1 rank, 1 stage, 1 microbatch\n"
+    )
 
 
 def test_an_error_survives_being_copied():
     with pytest.raises(ScheduleError) as caught:
         verify(Schedule.from_text("0B0 0F0"))
     twin = pickle.loads(pickle.dumps(caught.value))
-    assert (str(twin), twin.code, twin.problems) == (str(caught.value), "order", caught.value.problems)
+    assert (str(twin), twin.code, twin.problems) == (
+        str(caught.value),
+        "order",
+        caught.value.problems,
+    )
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -275,7 +343,7 @@ def test_numbers_of_numpy_are_numbers():
     assert simulate(schedules.gpipe(2, 2), Costs(forward=np.float32(2))).makespan == 12
 
 
-# -- PyTorch's other cells -------------------------------------------------------------------------------------
+# -- PyTorch's other cells -------------------------------------------------------------
 
 
 def test_what_shards_parameters_is_left_out_on_request_and_otherwise_refused():
@@ -283,7 +351,9 @@ def test_what_shards_parameters_is_left_out_on_request_and_otherwise_refused():
     assert Schedule.from_csv(text, ignore_sharding=True) == Schedule.from_csv("0F0,0B0")
     error = refusal(Schedule.from_csv, text)
     assert error.code == "syntax"
-    assert "Line 1, cell 1: 0UNSHARD shards parameters" in str(error) and "ignore_sharding=True" in str(error)
+    assert "Line 1, cell 1: 0UNSHARD shards parameters" in str(
+        error
+    ) and "ignore_sharding=True" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -293,19 +363,34 @@ def test_what_shards_parameters_is_left_out_on_request_and_otherwise_refused():
         ("0F0,0B0\n1FOO,1B0", "Line 2, cell 1: '1FOO' is not an action"),
         ("0F0,,0F-1", "Line 1, cell 3: '0F-1' is not an action"),
         ("0F0,0B٣", "Line 1, cell 2"),
-        ("0F0,(0F1;0F2)OVERLAP_F_B", "Line 1, cell 2: (0F1;0F2)OVERLAP_F_B is not a supported overlap"),
+        (
+            "0F0,(0F1;0F2)OVERLAP_F_B",
+            "Line 1, cell 2: (0F1;0F2)OVERLAP_F_B is not a supported overlap",
+        ),
         ("0F0,(0B0;0F1)OVERLAP_F_B", "expected a forward, then a backward, such as"),
         ("0F0,(0F1)OVERLAP_F_B", "'(0F1)OVERLAP_F_B' is not an action"),
         ("0F0,(0F1;0B0;0F2)OVERLAP_F_B", "Line 1, cell 2"),
         ("0F0,(0F1;junk)OVERLAP_F_B", "'junk' is not an action"),
         ("0F0,0UNSHARDED", "'0UNSHARDED' is not an action"),
-        ("0F0 0F1, 0B0", "'0F0 0F1' is not an action. In CSV, only commas separate cells"),
-        (f"{'nonsense' * 99},0F0", "Line 1, cell 1: 'nonsensenonsensenonsensenonsensenonsense…' is not an action"),
+        (
+            "0F0 0F1, 0B0",
+            "'0F0 0F1' is not an action. In CSV, only commas separate cells",
+        ),
+        (
+            f"{'nonsense' * 99},0F0",
+            (
+                "Line 1, cell 1: 'nonsensenonsensenonsensenonsensenonsense…' is not "
+                "an action"
+            ),
+        ),
     ],
 )
 @pytest.mark.parametrize("ignore_sharding", [False, True])
 def test_anything_else_is_an_error_with_line_and_cell(text, where, ignore_sharding):
-    error = refusal(lambda content: Schedule.from_csv(content, ignore_sharding=ignore_sharding), text)
+    error = refusal(
+        lambda content: Schedule.from_csv(content, ignore_sharding=ignore_sharding),
+        text,
+    )
     assert error.code == "syntax" and where in str(error)
 
 
@@ -326,7 +411,9 @@ def test_plain_tuples_and_strings_are_read_as_actions():
 def test_what_is_no_schedule_is_refused_with_how_to_get_one(use, wrong):
     with pytest.raises(ScheduleError) as caught:
         use(wrong)
-    assert caught.value.code == "type" and "schedules.build(name, num_ranks)" in str(caught.value)
+    assert caught.value.code == "type" and "schedules.build(name, num_ranks)" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("wrong", ["F=1", {"forward": 1}, 3])
@@ -353,14 +440,29 @@ def test_a_path_in_place_of_a_text_is_refused_with_what_reads_files(read, wrong)
 @pytest.mark.parametrize(
     ("read", "text", "words"),
     [
-        (Schedule.from_text, "rank 0 0F0", "Line 1 begins with 'rank 0 0F0'; expected 'rank 0:'"),
+        (
+            Schedule.from_text,
+            "rank 0 0F0",
+            "Line 1 begins with 'rank 0 0F0'; expected 'rank 0:'",
+        ),
         (
             Schedule.from_text,
             "rank 1: 0F0",
-            "Line 1 is labelled rank 1, but the next rank is 0; ranks are counted from 0",
+            (
+                "Line 1 is labelled rank 1, but the next rank is 0; ranks are "
+                "counted from 0"
+            ),
         ),
-        (Schedule.from_text, "1F0\n2F0", "Stage 2 occurs without stage 0; stages are counted from 0"),
-        (Schedule.from_csv, "0f0,0B0", "'0f0' is not an action. Did you mean upper case?"),
+        (
+            Schedule.from_text,
+            "1F0\n2F0",
+            "Stage 2 occurs without stage 0; stages are counted from 0",
+        ),
+        (
+            Schedule.from_csv,
+            "0f0,0B0",
+            "'0f0' is not an action. Did you mean upper case?",
+        ),
     ],
 )
 def test_a_common_slip_is_named(read, text, words):
@@ -368,8 +470,13 @@ def test_a_common_slip_is_named(read, text, words):
 
 
 def test_a_schedule_and_its_timeline_are_short_where_python_shows_them():
-    assert repr(schedules.zb_v(4, 8)) == "<Schedule zb-v: 4 ranks, 8 stages, 8 microbatches>"
-    assert repr(simulate(schedules.gpipe(2, 2))).startswith("<Timeline gpipe: makespan 9 units")
+    assert (
+        repr(schedules.zb_v(4, 8))
+        == "<Schedule zb-v: 4 ranks, 8 stages, 8 microbatches>"
+    )
+    assert repr(simulate(schedules.gpipe(2, 2))).startswith(
+        "<Timeline gpipe: makespan 9 units"
+    )
 
 
 def test_text_may_begin_with_a_byte_order_mark_and_may_leave_out_sharding():

@@ -16,11 +16,14 @@ from tests.launch import ROOT, environment
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-ABORTED = "net::ERR_ABORTED"  # a frame was still loading when its page was left; not an error
+# a frame was still loading when its page was left; not an error
+ABORTED = "net::ERR_ABORTED"
 
 
 def pytest_collection_modifyitems(items):
-    """Leave these tests to ``.ci/run``, since the build takes a minute, and give the build more time than a test."""
+    """Leave these tests to ``.ci/run``, since the build takes a minute, and give the
+    build more time than a test.
+    """
     for item in items:
         if item.path.parent == ROOT / "tests" / "site":
             item.add_marker(pytest.mark.slow)
@@ -48,7 +51,14 @@ def site(tmp_path_factory):
         "tutorials/site",
         destination,
     ]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-10_000:]
     return destination
 
@@ -75,7 +85,9 @@ def address(site):
 @pytest.fixture(scope="session")
 def chromium():
     """Start Chromium."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (pip install playwright)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs Chromium (pip install playwright)"
+    )
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.skip("needs Chromium (apt-get install chromium)")
@@ -87,17 +99,31 @@ def chromium():
 
 @pytest.fixture
 def open_page(chromium, address):
-    """Return a function that opens a page of the site. Errors of the page and external requests fail the test."""
+    """Return a function that opens a page of the site. Errors of the page and external
+    requests fail the test.
+    """
     contexts, complaints = [], []
 
     def opened(page, width=1440, scheme="light"):
-        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
         contexts.append(context)
         tab = context.new_page()
         tab.on("pageerror", lambda error: complaints.append(f"{page}: {error}"))
-        tab.on("requestfailed", lambda r: r.failure == ABORTED or complaints.append(f"{page}: {r.url} {r.failure}"))
         tab.on(
-            "request", lambda r: r.url.startswith((address, "data:", "blob:")) or complaints.append(f"{page}: {r.url}")
+            "requestfailed",
+            lambda r: (
+                r.failure == ABORTED
+                or complaints.append(f"{page}: {r.url} {r.failure}")
+            ),
+        )
+        tab.on(
+            "request",
+            lambda r: (
+                r.url.startswith((address, "data:", "blob:"))
+                or complaints.append(f"{page}: {r.url}")
+            ),
         )
         tab.goto(f"{address}/{page}.html")
         return tab

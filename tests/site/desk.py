@@ -31,25 +31,36 @@ class Desk:
         self.page.locator("body[data-alive]").wait_for(timeout=PATIENCE)
 
     def open(self, draft=HALF, costs="", puzzle=0):
-        """Open a draft as a pasted address does; everything else is then as in a new page."""
+        """Open a draft as a pasted address does; everything else is then as in a new
+        page.
+        """
         self.page.evaluate("history.replaceState(null, '', location.pathname)")
-        self.page.evaluate("(fragment) => { location.hash = fragment; }", packed(draft, costs, None, puzzle))
+        self.page.evaluate(
+            "(fragment) => { location.hash = fragment; }",
+            packed(draft, costs, None, puzzle),
+        )
         self.says("This is the schedule of the address.")
         self.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
 
     def says(self, sentence, is_refused=False):
         """Expect a sentence above the player."""
-        said = self.page.locator("#said.refused" if is_refused else "#said:not(.refused)")
+        said = self.page.locator(
+            "#said.refused" if is_refused else "#said:not(.refused)"
+        )
         self.expect(said).to_contain_text(sentence)
 
     def has(self, *rows):
         """Expect these rows, in the text and in the chart."""
         lines = [f"rank {rank}: {row}".strip() for rank, row in enumerate(rows)]
-        self.expect(self.page.locator("#text")).to_have_value(re.compile("^# .*\n" + "\n".join(lines) + "\n$"))
+        self.expect(self.page.locator("#text")).to_have_value(
+            re.compile("^# .*\n" + "\n".join(lines) + "\n$")
+        )
 
     def shows(self, name, value):
         """Expect a figure."""
-        fact = self.page.locator(".facts div").filter(has=self.page.locator("dt", has_text=re.compile(f"^{name}$")))
+        fact = self.page.locator(".facts div").filter(
+            has=self.page.locator("dt", has_text=re.compile(f"^{name}$"))
+        )
         self.expect(fact.locator("dd")).to_have_text(value)
 
     def choice(self, action):

@@ -1,4 +1,6 @@
-"""The editor in a browser: one body of tests for ``minipipe edit``, over HTTP, and the playground, over a worker."""
+"""The editor in a browser: one body of tests for ``minipipe edit``, over HTTP, and the
+playground, over a worker.
+"""
 
 import re
 import threading
@@ -17,7 +19,11 @@ from minipipe.schedules.analysis.workload import Objective
 from tests.render.editor.test_answering import BUILD_1F1B
 from tests.site.desk import HALF, SMALL, Desk
 
-PHONE = {"viewport": {"width": 375, "height": 760}, "is_mobile": True, "has_touch": True}
+PHONE = {
+    "viewport": {"width": 375, "height": 760},
+    "is_mobile": True,
+    "has_touch": True,
+}
 WIDEST = "document.documentElement.scrollWidth"
 # What is too small for a finger: in pixels, with its label.
 SMALL_TARGETS = """() => [...document.querySelectorAll("a, button, input, select, summary, textarea")]
@@ -51,17 +57,29 @@ def url(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def new_desk(url, chromium):
-    """Return a function that opens a new page; what pages complain of, or fetch elsewhere, fails the last test."""
+    """Return a function that opens a new page; what pages complain of, or fetch
+    elsewhere, fails the last test.
+    """
     contexts, complaints = [], []
 
     def opened(fragment="", **options):
-        context = chromium.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
+        context = chromium.new_context(
+            **{"viewport": {"width": 1400, "height": 900}, **options}
+        )
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("requestfailed", lambda request: complaints.append(f"{request.url} {request.failure}"))
+        page.on(
+            "requestfailed",
+            lambda request: complaints.append(f"{request.url} {request.failure}"),
+        )
         own = (url.rpartition("/")[0], "data:", "blob:")
-        page.on("request", lambda request: request.url.startswith(own) or complaints.append(request.url))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.startswith(own) or complaints.append(request.url)
+            ),
+        )
         page.goto(f"{url}{fragment}")
         desk = Desk(page)
         desk.wait_until_alive()
@@ -80,12 +98,14 @@ def shared_desk(new_desk):
 
 @pytest.fixture
 def desk(shared_desk):
-    """Return a page that many tests share, with half of 1F1B for 2 ranks and 2 microbatches."""
+    """Return a page that many tests share, with half of 1F1B for 2 ranks and 2
+    microbatches.
+    """
     shared_desk.open()
     return shared_desk
 
 
-# -- placing ------------------------------------------------------------------------------------------------------
+# -- placing ---------------------------------------------------------------------------
 
 
 def test_1f1b_is_built_by_clicks_on_what_is_ready(desk):
@@ -97,17 +117,24 @@ def test_1f1b_is_built_by_clicks_on_what_is_ready(desk):
         desk.expect(desk.choice(action)).to_have_count(0)
     desk.says("You built 1f1b")
     desk.has("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
-    for name, value in (("makespan", "9 units"), ("bubble", "33.3 %"), ("gap", "28.6 %")):
+    for name, value in (
+        ("makespan", "9 units"),
+        ("bubble", "33.3 %"),
+        ("gap", "28.6 %"),
+    ):
         desk.shows(name, value)
     desk.shows("peak activations by rank", "2, 1")
     assert int(desk.page.locator("canvas").first.get_attribute("data-boxes")) >= 8
 
 
 def test_a_click_behind_a_row_places_what_is_ready_and_one_on_a_box_sets_the_time(desk):
-    desk.click_in_chart(1, 5, 7)  # 1F1 alone is ready there, behind the 4 units of 1F0 and 1B0
+    # 1F1 alone is ready there, behind the 4 units of 1F0 and 1B0
+    desk.click_in_chart(1, 5, 7)
     desk.has("0F0 0F1", "1F0 1B0 1F1")
     desk.click_in_chart(0, 1.5, 7)
-    desk.expect(desk.page.locator("#clock")).to_have_text(re.compile(r"^1\.\d+ of 7 units$"))
+    desk.expect(desk.page.locator("#clock")).to_have_text(
+        re.compile(r"^1\.\d+ of 7 units$")
+    )
     desk.has("0F0 0F1", "1F0 1B0 1F1")
 
 
@@ -124,10 +151,14 @@ def test_of_several_ready_actions_one_is_chosen(desk):
     desk.has("0F0 0B0", "1F0 1B0")
 
 
-def test_a_wrong_action_is_refused_with_the_verifiers_sentence_and_changes_nothing(desk):
+def test_a_wrong_action_is_refused_with_the_verifiers_sentence_and_changes_nothing(
+    desk,
+):
     desk.expect(desk.choice("1B1")).to_have_class("choice")
     desk.choice("1B1").click()
-    desk.says("Rank 1, position 2: 1B1 comes before 1F1, which it needs.", is_refused=True)
+    desk.says(
+        "Rank 1, position 2: 1B1 comes before 1F1, which it needs.", is_refused=True
+    )
     desk.has("0F0 0F1", "1F0 1B0")
     desk.choice("0B0").click()
     desk.has("0F0 0F1 0B0", "1F0 1B0")
@@ -173,7 +204,9 @@ def test_1f1b_is_built_with_the_keyboard_alone(desk):
     press("F")
     press("F")
     press("B")
-    desk.says("Rank 0, position 2: 0B0 comes before 1B0, which it needs.", is_refused=True)
+    desk.says(
+        "Rank 0, position 2: 0B0 comes before 1B0, which it needs.", is_refused=True
+    )
     press("ArrowDown")
     press("Enter")
     press("b")
@@ -190,23 +223,37 @@ def test_1f1b_is_built_with_the_keyboard_alone(desk):
     desk.expect(focused).to_have_attribute("id", "scroller")
 
 
-# -- text, costs, memory ------------------------------------------------------------------------------------------
+# -- text, costs, memory ---------------------------------------------------------------
 
 
 def test_a_text_is_read_while_it_is_written_and_a_wrong_cell_is_shown(desk):
-    page, text, judged = desk.page, desk.page.locator("#text"), desk.page.locator("#text-said")
+    page, text, judged = (
+        desk.page,
+        desk.page.locator("#text"),
+        desk.page.locator("#text-said"),
+    )
     text.fill("rank 0: 0F0 0B0 0F1\nrank 1: 1F0 1B0")
     desk.shows("placed", "5 of 8 actions")
     text.fill("rank 0: 0F0 0B1\nrank 1: 1F0 1B0")
-    desk.expect(judged).to_have_text("Rank 0, position 1: 0B1 comes before 0F1, which it needs.")
+    desk.expect(judged).to_have_text(
+        "Rank 0, position 1: 0B1 comes before 0F1, which it needs."
+    )
     desk.expect(text).to_have_attribute("aria-invalid", "true")
     desk.shows("placed", "5 of 8 actions")
     page.click("#there")
     selected = "[text.value.slice(text.selectionStart, text.selectionEnd)][0]"
-    assert page.evaluate(f"(() => {{ const text = document.activeElement; return {selected}; }})()") == "0B1"
+    assert (
+        page.evaluate(
+            f"(() => {{ const text = document.activeElement; return {selected}; }})()"
+        )
+        == "0B1"
+    )
     text.fill(schedules.zb_h1(2, 3).to_csv())
     desk.says("You built zb-h1")
-    desk.shows("peak activations by rank", ", ".join(map(str, simulate(schedules.zb_h1(2, 3)).peak_activations)))
+    desk.shows(
+        "peak activations by rank",
+        ", ".join(map(str, simulate(schedules.zb_h1(2, 3)).peak_activations)),
+    )
     desk.expect(judged).to_have_text("You built zb-h1.")
 
 
@@ -224,11 +271,15 @@ def test_sliders_change_the_figures(desk, slider):
     desk.shows("makespan", "9 units")
     desk.page.locator(f"#cost-{slider}").focus()
     desk.page.keyboard.press("ArrowRight")
-    costs = Costs(latency=0.125) if slider == "latency" else Costs.parse(f"{slider}=1.25")
+    costs = (
+        Costs(latency=0.125) if slider == "latency" else Costs.parse(f"{slider}=1.25")
+    )
     timeline = simulate(SMALL, costs)
     desk.shows("makespan", f"{timeline.makespan:g} units")
     desk.shows("bubble", f"{100 * timeline.bubble_fraction:.1f} %")
-    desk.expect(desk.page.locator(f"#cost-{slider} + output")).to_have_text("0.125" if slider == "latency" else "1.25")
+    desk.expect(desk.page.locator(f"#cost-{slider} + output")).to_have_text(
+        "0.125" if slider == "latency" else "1.25"
+    )
 
 
 def test_a_limit_of_memory_is_kept(desk):
@@ -247,13 +298,14 @@ def test_a_limit_of_memory_is_kept(desk):
     desk.says("limit is 1", is_refused=True)
 
 
-# -- search, puzzles ----------------------------------------------------------------------------------------------
+# -- search, puzzles -------------------------------------------------------------------
 
 
 def test_a_search_in_the_page_finds_the_optimum_which_is_taken_and_undone(desk):
     desk.page.click("#search")
     desk.expect(desk.page.locator("#found")).to_contain_text("none is shorter")
-    desk.says("This is the schedule of the address.")  # which its progress does not take the place of
+    # which its progress does not take the place of
+    desk.says("This is the schedule of the address.")
     desk.page.click("#take")
     desk.says("Found by")
     desk.shows("gap", "none: optimal")
@@ -267,7 +319,9 @@ def test_a_puzzle_has_a_par_that_is_reached_and_not_beaten(desk):
     desk.says(f"Par is {puzzle.par.value:g} units.")
     desk.expect(page.locator("#cost-F")).to_be_disabled()
     desk.expect(page.locator("#limit")).to_have_value(str(puzzle.memory_limit))
-    workload = Costs.parse(puzzle.costs).workload(range(puzzle.num_ranks), puzzle.num_microbatches, puzzle.memory_limit)
+    workload = Costs.parse(puzzle.costs).workload(
+        range(puzzle.num_ranks), puzzle.num_microbatches, puzzle.memory_limit
+    )
     best = find_schedule(workload, Objective.MAKESPAN, evaluations=100).schedule
     page.fill("#text", best.to_text())
     desk.says(f"Par: {puzzle.par.value:g} units. It cannot be beaten.")
@@ -277,7 +331,7 @@ def test_a_puzzle_has_a_par_that_is_reached_and_not_beaten(desk):
     desk.expect(page.locator("#cost-F")).to_be_enabled()
 
 
-# -- leaving ------------------------------------------------------------------------------------------------------
+# -- leaving ---------------------------------------------------------------------------
 
 
 def test_what_is_exported_is_read_again(desk):
@@ -296,8 +350,12 @@ def test_a_picture_of_what_is_unfinished_is_refused(desk):
     desk.says("missing: 4 actions", is_refused=True)
 
 
-def test_a_draft_is_there_again_in_another_browser_and_after_a_reload(url, new_desk, desk):
-    """The playground puts it into its address, and ``minipipe edit`` keeps it until it ends."""
+def test_a_draft_is_there_again_in_another_browser_and_after_a_reload(
+    url, new_desk, desk
+):
+    """The playground puts it into its address, and ``minipipe edit`` keeps it until it
+    ends.
+    """
     desk.open(HALF, "F=2,latency=0.5")
     desk.choice("0B0").click()
     desk.has("0F0 0F1 0B0", "1F0 1B0")
@@ -328,12 +386,15 @@ def test_edit_saves_its_file(chromium, tmp_path):
         page = chromium.new_page()
         page.goto(served)
         page.click("#save")
-        Desk(page).says(f"Saved {file}. Train with it: mpirun -n 4 python tutorials/train.py --schedule {file}")
+        Desk(page).says(
+            f"Saved {file}. Train with it: mpirun -n 4 python tutorials/train.py "
+            f"--schedule {file}"
+        )
         page.close()
     assert Schedule.from_file(file).actions == schedules.one_f_one_b(4, 8).actions
 
 
-# -- looks --------------------------------------------------------------------------------------------------------
+# -- looks -----------------------------------------------------------------------------
 
 
 def test_on_a_phone_one_builds_with_a_finger_and_nothing_is_wider_than_it(new_desk):
@@ -352,8 +413,14 @@ def test_on_a_phone_one_builds_with_a_finger_and_nothing_is_wider_than_it(new_de
     assert page.evaluate(SMALL_TARGETS) == []
     desk.choice("1F0").tap()
     desk.says("1F0 comes before 0F0", is_refused=True)
-    said = page.locator("#said").bounding_box()  # in sight, however far down the page the button is
-    assert 0 <= said["y"] < said["y"] + said["height"] <= desk.choice("1F0").bounding_box()["y"]
+    # in sight, however far down the page the button is
+    said = page.locator("#said").bounding_box()
+    assert (
+        0
+        <= said["y"]
+        < said["y"] + said["height"]
+        <= desk.choice("1F0").bounding_box()["y"]
+    )
     for word in BUILD_1F1B:
         action = word.split(":")[1]
         desk.expect(desk.choice(action)).to_have_class("choice ready")
@@ -363,7 +430,10 @@ def test_on_a_phone_one_builds_with_a_finger_and_nothing_is_wider_than_it(new_de
 
 
 def test_axe_finds_nothing_wrong_whether_refused_or_offered(new_desk):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core, of '.[browser]'").Axe()
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="needs axe-core, of '.[browser]'",
+    ).Axe()
     desk = new_desk()
     desk.open(HALF.without_last(0))
     desk.choice("1B1").click()
@@ -384,5 +454,9 @@ def check_with(axe, page):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
         found = axe.run(page).response["violations"]
-        told = [f"{each['id']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
+        told = [
+            f"{each['id']}: {node['html'][:200]}"
+            for each in found
+            for node in each["nodes"]
+        ]
         assert told == [], f"{scheme}, {width} pixels"

@@ -1,4 +1,5 @@
-"""Every page of the site at 1440, 1280 and 375 pixels, light and dark: nothing overflows, headings are in order.
+"""Every page of the site at 1440, 1280 and 375 pixels, light and dark: nothing
+overflows, headings are in order.
 
 One browser session loads each page once, into a frame whose width is changed.
 """
@@ -9,11 +10,17 @@ from pathlib import Path
 import pytest
 
 MEASURE = Path(__file__).with_name("measure.js")
-HOST = '<!doctype html><link rel="icon" href="data:,"><body><iframe style="border:0;height:900px"></iframe>'
+HOST = (
+    '<!doctype html><link rel="icon" href="data:,"><body><iframe '
+    'style="border:0;height:900px"></iframe>'
+)
 DEFECTS = {  # what a page must not have, as a page that has it
     "a wide paragraph": '<h1>1</h1><p style="width:2000px">wide</p>',
     "a wide paragraph in the dark": "<h1>1</h1><style>[data-theme=dark] p { width: 2000px; }</style><p>wide</p>",
-    "a wide picture": '<h1>1</h1><div class="picture" style="width:600px"><svg width="640" height="9"></svg></div>',
+    "a wide picture": (
+        '<h1>1</h1><div class="picture" style="width:600px"><svg width="640" '
+        'height="9"></svg></div>'
+    ),
     "a skipped heading": "<h1>1</h1><h3>3</h3>",
     "two first headings": "<h1>1</h1><h1>1</h1>",
     "headings of one size": '<h1>1</h1><h2 style="font-size:2em">2</h2>',
@@ -23,13 +30,24 @@ DEFECTS = {  # what a page must not have, as a page that has it
 
 @pytest.fixture
 def measure(chromium, address):
-    """Return a function that measures a page of the site and returns its problems, with those of the console."""
+    """Return a function that measures a page of the site and returns its problems, with
+    those of the console.
+    """
     # Without transitions a change of width has its effect at once.
-    page = chromium.new_page(viewport={"width": 1500, "height": 1000}, reduced_motion="reduce")
+    page = chromium.new_page(
+        viewport={"width": 1500, "height": 1000}, reduced_motion="reduce"
+    )
     said = []
-    page.on("console", lambda message: message.type in ("error", "warning") and said.append(message.text))
+    page.on(
+        "console",
+        lambda message: (
+            message.type in ("error", "warning") and said.append(message.text)
+        ),
+    )
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.route("**/host", lambda route: route.fulfill(body=HOST, content_type="text/html"))
+    page.route(
+        "**/host", lambda route: route.fulfill(body=HOST, content_type="text/html")
+    )
     page.goto(f"{address}/host")
     page.add_script_tag(path=MEASURE)
 
@@ -55,5 +73,8 @@ def test_every_page_fits_its_screen_and_writes_nothing_to_the_console(site, meas
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_page_with_a_defect_is_noticed(measure, defect):
     page = f'<!doctype html><title>x</title><body style="margin:0">{DEFECTS[defect]}'
-    measure.page.route("**/defect.html", lambda route: route.fulfill(body=page, content_type="text/html"))
+    measure.page.route(
+        "**/defect.html",
+        lambda route: route.fulfill(body=page, content_type="text/html"),
+    )
     assert measure("defect.html") != []

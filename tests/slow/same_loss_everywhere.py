@@ -1,7 +1,9 @@
-"""Run the training programs with every schedule on 4 ranks, and some on others: one loss each, bit for bit; 97 %.
+"""Run the training programs with every schedule on 4 ranks, and some on others: one
+loss each, bit for bit; 97 %.
 
-Takes minutes, so `.ci/run` runs it after the suite: ``python -m tests.slow.same_loss_everywhere``. The programs on
-the same number of ranks share a launch.
+Takes minutes, so `.ci/run` runs it after the suite: ``python -m
+tests.slow.same_loss_everywhere``. The programs on the same number of ranks share a
+launch.
 """
 
 import json
@@ -10,29 +12,52 @@ from minipipe import schedules
 from tests.launch import mpirun_together
 
 RANKS = (1, 2, 3, 4)  # eight ranks train in tests/tutorials
-EVERYWHERE = ("sequential", "1f1b", "interleaved-1f1b", "zb-v")  # on all of them; the others on 4 ranks
+# on all of them; the others on 4 ranks
+EVERYWHERE = ("sequential", "1f1b", "interleaved-1f1b", "zb-v")
 SHORT = ("--epochs", "1", "--batch-size", "128")
-SHORT_LM = ("--steps", "4", "--width", "32", "--context", "32", "--dropout", "0.1", "--tied")
+SHORT_LM = (
+    "--steps",
+    "4",
+    "--width",
+    "32",
+    "--context",
+    "32",
+    "--dropout",
+    "0.1",
+    "--tied",
+)
 
 
 def train(cells, *common, program="train.py"):
-    """Return the results of trainings, in the order of the cells: pairs of a number of ranks, and options."""
+    """Return the results of trainings, in the order of the cells: pairs of a number of
+    ranks, and options.
+    """
     found = {}
     for num_ranks in sorted({num_ranks for num_ranks, _ in cells}):
         jobs = [options for count, options in cells if count == num_ranks]
-        programs = {options: (f"tutorials/{program}", "--json", *options, *common) for options in jobs}
+        programs = {
+            options: (f"tutorials/{program}", "--json", *options, *common)
+            for options in jobs
+        }
         printed = mpirun_together(num_ranks, programs, limit=900)
         for options, text in printed.items():
             found[num_ranks, options] = result = json.loads(text.splitlines()[-1])
             name = result["schedule"].partition(",")[0]  # perhaps with replicas
-            assert result["ranks"] == num_ranks and ("--schedule" not in options or name in options)
+            assert result["ranks"] == num_ranks and (
+                "--schedule" not in options or name in options
+            )
             loss = found[num_ranks, options]["loss"]
-            print(f"{program} {' '.join(options):35} {num_ranks} ranks: loss {loss!r}", flush=True)
+            print(
+                f"{program} {' '.join(options):35} {num_ranks} ranks: loss {loss!r}",
+                flush=True,
+            )
     return [found[cell] for cell in cells]
 
 
 def trains(schedule):
-    """Tell whether a pipeline trains with a schedule as one process does that adds all microbatches in order."""
+    """Tell whether a pipeline trains with a schedule as one process does that adds all
+    microbatches in order.
+    """
     try:
         return bool(schedule.one_rank_each("Pipeline")) and not schedule.is_forward_only
     except ValueError:
@@ -43,7 +68,9 @@ TRAINED = [name for name in schedules.REGISTRY if trains(schedules.build(name, 4
 
 
 def fits(schedule, num_ranks, num_microbatches=16):
-    """Tell whether a schedule can be built: interleaved ones take rounds of equal size."""
+    """Tell whether a schedule can be built: interleaved ones take rounds of equal
+    size.
+    """
     try:
         schedules.REGISTRY[schedule](num_ranks, num_microbatches)
     except ValueError:
@@ -58,21 +85,42 @@ def digits():
         for num_ranks in (RANKS if schedule in EVERYWHERE else (4,))
         if fits(schedule, num_ranks)
     ]
-    assert len(cells) >= len(RANKS) * (len(EVERYWHERE) - 1) + len(TRAINED) - len(EVERYWHERE)
-    assert len({found["loss"] for found in train(cells, *SHORT)}) == 1, "the losses differ"
+    assert len(cells) >= len(RANKS) * (len(EVERYWHERE) - 1) + len(TRAINED) - len(
+        EVERYWHERE
+    )
+    assert len({found["loss"] for found in train(cells, *SHORT)}) == 1, (
+        "the losses differ"
+    )
 
     whole, alone = train([(4, ()), (1, ())])
-    print("defaults, 4 ranks:", {key: whole[key] for key in ("accuracy", "seconds", "step_ms", "bubble_fraction")})
-    assert whole["loss"] == alone["loss"], "the loss of four ranks differs from that of one"
+    print(
+        "defaults, 4 ranks:",
+        {
+            key: whole[key]
+            for key in ("accuracy", "seconds", "step_ms", "bubble_fraction")
+        },
+    )
+    assert whole["loss"] == alone["loss"], (
+        "the loss of four ranks differs from that of one"
+    )
     assert whole["accuracy"] >= 0.97
 
 
 def replicas():
-    """Two blocks of microbatches, in one process, in two replicas of any schedule, and in those that have two."""
+    """Two blocks of microbatches, in one process, in two replicas of any schedule, and
+    in those that have two.
+    """
     both = ("--replicas", "2")
-    cells = [(1, ("--blocks", "2")), (2, both), (4, both), (4, ("--schedule", "zb-h1", *both))]
+    cells = [
+        (1, ("--blocks", "2")),
+        (2, both),
+        (4, both),
+        (4, ("--schedule", "zb-h1", *both)),
+    ]
     cells += [(4, ("--schedule", name)) for name in ("chimera", "dualpipe", "bitpipe")]
-    assert len({found["loss"] for found in train(cells, *SHORT)}) == 1, "the losses differ"
+    assert len({found["loss"] for found in train(cells, *SHORT)}) == 1, (
+        "the losses differ"
+    )
 
 
 def language_model():
@@ -81,11 +129,17 @@ def language_model():
         for schedule in TRAINED
         for num_ranks in ((1, 2, 4) if schedule in EVERYWHERE else (4,))
     ]
-    results = {(found["loss"], found["text"]) for found in train(cells, *SHORT_LM, program="train_lm.py")}
+    results = {
+        (found["loss"], found["text"])
+        for found in train(cells, *SHORT_LM, program="train_lm.py")
+    }
     assert len(results) == 1, "the losses or the texts differ"
 
     (whole,) = train([(4, ("--steps", "200"))], program="train_lm.py")
-    print("train_lm, a quarter of its steps, 4 ranks:", {key: whole[key] for key in ("loss", "seconds", "step_ms")})
+    print(
+        "train_lm, a quarter of its steps, 4 ranks:",
+        {key: whole[key] for key in ("loss", "seconds", "step_ms")},
+    )
     print(whole["text"])
     assert whole["loss"] < 2.25
 

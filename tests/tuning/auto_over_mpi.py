@@ -1,4 +1,6 @@
-"""All ranks take the choice of rank 0, and train with the bits of one process. Run under mpirun."""
+"""All ranks take the choice of rank 0, and train with the bits of one process. Run
+under mpirun.
+"""
 
 import json
 
@@ -16,10 +18,18 @@ def main():
     inputs, targets = batch(8, 4)
     with init_process_group(timeout=60) as group:
         sample = (inputs, targets) if group.rank == 0 else None
-        options = {"loss": nn.MSELoss(), "schedule": "auto", "sample": sample, "seed": 2, "optimiser": optim.Adam}
+        options = {
+            "loss": nn.MSELoss(),
+            "schedule": "auto",
+            "sample": sample,
+            "seed": 2,
+            "optimiser": optim.Adam,
+        }
         pipeline = Pipeline(mlp(), group, memory_limit="1 MB", **options)
         count = pipeline.schedule.num_microbatches
-        expected = one_process_step(mlp().initialise(2), nn.MSELoss(), inputs, targets, count, seed=2)
+        expected = one_process_step(
+            mlp().initialise(2), nn.MSELoss(), inputs, targets, count, seed=2
+        )
         assert pipeline.step(inputs, targets) == expected.loss
         for name, parameter in pipeline.named_parameters():
             assert same_bits(parameter.grad, expected.gradients[name]), name

@@ -17,12 +17,24 @@ def asked(**kept):
     return Question(model(4), None, None, {}, **kept)
 
 
-def measured(num_layers, counts, time=lambda layer, samples: samples * 1e-3, held=100, messages=None, cores=None):
-    """Return measurements in which F, I and W of a layer take ``time(layer, samples)`` seconds each.
+def measured(
+    num_layers,
+    counts,
+    time=lambda layer, samples: samples * 1e-3,
+    held=100,
+    messages=None,
+    cores=None,
+):
+    """Return measurements in which F, I and W of a layer take ``time(layer, samples)``
+    seconds each.
 
-    A microbatch holds ``held`` bytes a sample in each layer, from F until I, and half of it until W.
+    A microbatch holds ``held`` bytes a sample in each layer, from F until I, and half
+    of it until W.
     """
-    layers = {count: layers_of(num_layers, -(-SAMPLES // count), time, held) for count in counts}
+    layers = {
+        count: layers_of(num_layers, -(-SAMPLES // count), time, held)
+        for count in counts
+    }
     return CostModel(layers, SAMPLES, messages or Messages(cores=cores))
 
 
@@ -30,7 +42,12 @@ def layers_of(num_layers, samples, time, held):
     found = []
     for layer in range(num_layers):
         size, seconds = held * samples, time(layer, samples)
-        inputs, gradients = Passed({f"input {layer}": 16 * samples}, 0), Passed({f"gradient {layer}": 16 * samples}, 0)
-        holding = Holding(inputs, gradients, {f"held {layer}": size}, {f"kept {layer}": size // 2}, 0)
+        inputs, gradients = (
+            Passed({f"input {layer}": 16 * samples}, 0),
+            Passed({f"gradient {layer}": 16 * samples}, 0),
+        )
+        holding = Holding(
+            inputs, gradients, {f"held {layer}": size}, {f"kept {layer}": size // 2}, 0
+        )
         found.append(LayerProfile((seconds, seconds, seconds), holding, 16 * samples))
     return MeasuredLayers(list(model(num_layers).flat_layers), found)

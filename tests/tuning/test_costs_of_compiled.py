@@ -30,19 +30,35 @@ def watching():
 def calls_of(how):
     with init_process_group() as group:
         model = nn.Sequential(nn.Linear(4, 4), Counting(), nn.Linear(4, 2))
-        options = {"loss": nn.MSELoss(), "num_microbatches": NUM_MICROBATCHES, "compile": how}
+        options = {
+            "loss": nn.MSELoss(),
+            "num_microbatches": NUM_MICROBATCHES,
+            "compile": how,
+        }
         pipeline = Pipeline(model, group, **options)
         before = [parameter.data.copy() for parameter in pipeline.parameters()]
         x, Counting.calls = np.ones((8, 4), np.float32), 0
         costs = pipeline.measure_costs(x, x[:, :2], num_steps=NUM_STEPS)
-        assert all(map(np.array_equal, before, (parameter.data for parameter in pipeline.parameters())))
+        assert all(
+            map(
+                np.array_equal,
+                before,
+                (parameter.data for parameter in pipeline.parameters()),
+            )
+        )
         assert all(parameter.grad is None for parameter in pipeline.parameters())
-        assert costs.forward[0] > 0 and costs.backward_input[0] > 0 and costs.backward_weight[0] > 0
+        assert (
+            costs.forward[0] > 0
+            and costs.backward_input[0] > 0
+            and costs.backward_weight[0] > 0
+        )
         return Counting.calls
 
 
 @pytest.mark.parametrize("hosts", [None, ONE_HOST], ids=["with cores", "sharing cores"])
-def test_no_layer_is_called_in_a_measured_step_of_a_compiled_pipeline(hosts, monkeypatch):
+def test_no_layer_is_called_in_a_measured_step_of_a_compiled_pipeline(
+    hosts, monkeypatch
+):
     monkeypatch.setattr(stages, "crowded_hosts", lambda group, xp: hosts)
     memory = 1  # which is measured eagerly, of one microbatch
     assert calls_of(False) == (2 + NUM_STEPS) * NUM_MICROBATCHES + memory

@@ -1,4 +1,6 @@
-"""Costs are measured with any schedule: each time belongs to its action, and nothing is updated."""
+"""Costs are measured with any schedule: each time belongs to its action, and nothing is
+updated.
+"""
 
 from unittest import mock
 
@@ -29,7 +31,9 @@ UNTIMED = {"O", "L", "REDUCE_GRAD"}
 def measured(group, schedule, num_replicas):
     """Return the costs, and the values before and after."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, replicas=num_replicas)
+    pipeline = Pipeline(
+        model, group, loss=nn.MSELoss(), schedule=schedule, replicas=num_replicas
+    )
     before = pipeline.state_dict()
     costs = pipeline.measure_costs(X, X, num_steps=1)
     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
@@ -39,9 +43,15 @@ def measured(group, schedule, num_replicas):
 
 def gather_if_complete(group, records, program):
     """Gather a timeline after a look whether each action of this rank has its time."""
-    row = [action for action in program.actions[group.rank] if not action.kind.is_communication]
+    row = [
+        action
+        for action in program.actions[group.rank]
+        if not action.kind.is_communication
+    ]
     timed = [action for action in row if action.kind.value not in UNTIMED]
-    assert all(len(record.ran) == len(timed) for record in records), list(map(str, timed))
+    assert all(len(record.ran) == len(timed) for record in records), list(
+        map(str, timed)
+    )
     return gather_timeline(group, records, program)
 
 
@@ -53,9 +63,15 @@ def test_each_action_has_its_own_time_and_training_goes_on(name, num_replicas):
     with mock.patch.object(stages, "gather_timeline", gather_if_complete):
         found = spawn(lambda group: measured(group, schedule, num_replicas), num_ranks)
     for costs, before, after, losses in found:
-        assert min(costs.forward) > 0 and min(costs.backward_input) > 0 and min(costs.backward_weight) > 0
+        assert (
+            min(costs.forward) > 0
+            and min(costs.backward_input) > 0
+            and min(costs.backward_weight) > 0
+        )
         assert simulate(schedules.zb_h1(schedule.num_stages, 4), costs).makespan > 0
-        assert losses == found[0][3] and not all(same_bits(before[key], after[key]) for key in before)
+        assert losses == found[0][3] and not all(
+            same_bits(before[key], after[key]) for key in before
+        )
 
 
 @pytest.mark.parametrize("name", ["pipedream", "paci", "recomputed"])

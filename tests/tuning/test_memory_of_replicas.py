@@ -1,4 +1,6 @@
-"""What a plan says of the memory of ranks with replicas and blocks of gradients, and what a run of it takes."""
+"""What a plan says of the memory of ranks with replicas and blocks of gradients, and
+what a run of it takes.
+"""
 
 import tracemalloc
 from collections import defaultdict
@@ -29,15 +31,21 @@ def case(model, options):
     plan = Plan(model, **options)
     count = plan.schedule.num_microbatches
     inputs = np.ones((count * SAMPLES, 4), np.float32)
-    layers = measure_layers(model, inputs, inputs[:, :2], nn.MSELoss(), num_microbatches=count, repeats=1)
+    layers = measure_layers(
+        model, inputs, inputs[:, :2], nn.MSELoss(), num_microbatches=count, repeats=1
+    )
     return plan, layers, inputs
 
 
-@pytest.mark.parametrize(("options", "recompute"), covering(FORMS, [False, True], strength=1))
+@pytest.mark.parametrize(
+    ("options", "recompute"), covering(FORMS, [False, True], strength=1)
+)
 def test_ranks_with_replicas_take_what_was_predicted_to_the_byte(options, recompute):
     plan, layers, inputs = case(mlp(linears=6), options)
     predicted = plan.memory(layers, optimiser=optim.Adam, recompute=recompute)
-    found = taken(plan, nn.MSELoss(), inputs, inputs[:, :2], optim.Adam, recompute=recompute)
+    found = taken(
+        plan, nn.MSELoss(), inputs, inputs[:, :2], optim.Adam, recompute=recompute
+    )
     assert [rank[:4] for rank in predicted] == found
 
 
@@ -46,7 +54,9 @@ def size_of(arrays):
 
 
 def counted(monkeypatch, sent, came):
-    """Note, by thread, the bytes of each packed list of arrays that a reduction sends, and that come."""
+    """Note, by thread, the bytes of each packed list of arrays that a reduction sends,
+    and that come.
+    """
 
     def noting(by_thread, act, arrays_of):
         def noted(*given):
@@ -58,11 +68,17 @@ def counted(monkeypatch, sent, came):
 
     opened = noting(came, reduction.opened, lambda arrays, *message: arrays)
     for module, pack in ((reduction, "packed"), (versions, "pack")):
-        monkeypatch.setattr(module, pack, noting(sent, getattr(module, pack), lambda message, arrays: arrays))
+        monkeypatch.setattr(
+            module,
+            pack,
+            noting(sent, getattr(module, pack), lambda message, arrays: arrays),
+        )
         monkeypatch.setattr(module, "opened", opened)
 
 
-@pytest.mark.parametrize(("replicas", "is_frozen"), covering([2, 3, 4], [False, True], strength=1))
+@pytest.mark.parametrize(
+    ("replicas", "is_frozen"), covering([2, 3, 4], [False, True], strength=1)
+)
 def test_a_sum_sends_and_receives_the_predicted_bytes(replicas, is_frozen, monkeypatch):
     model, sent, came = mlp(linears=4), defaultdict(list), defaultdict(list)
     if is_frozen:
@@ -86,7 +102,12 @@ def test_a_sum_sends_and_receives_the_predicted_bytes(replicas, is_frozen, monke
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_a_sum_before_an_update_takes_the_predicted_bytes(replicas, monkeypatch):
     sent, came, totals = (defaultdict(list) for _ in range(3))
-    options = {"schedule": "pipedream", "num_ranks": 2 * replicas, "replicas": replicas, "num_microbatches": 2}
+    options = {
+        "schedule": "pipedream",
+        "num_ranks": 2 * replicas,
+        "replicas": replicas,
+        "num_microbatches": 2,
+    }
     plan, layers, inputs = case(mlp(linears=4), options)
 
     counted(monkeypatch, sent, came)
@@ -105,8 +126,13 @@ def test_a_sum_before_an_update_takes_the_predicted_bytes(replicas, monkeypatch)
         return current_thread()
 
     for thread, predicted in zip(spawn(train, 2 * replicas), plan.memory(layers)):
-        assert len(sent[thread]) == len(totals[thread]) == 4 and len(came[thread]) == 4 * (replicas - 1)
-        assert predicted.sums == sent[thread][0] + sum(came[thread][: replicas - 1]) + totals[thread][0]
+        assert len(sent[thread]) == len(totals[thread]) == 4 and len(
+            came[thread]
+        ) == 4 * (replicas - 1)
+        assert (
+            predicted.sums
+            == sent[thread][0] + sum(came[thread][: replicas - 1]) + totals[thread][0]
+        )
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 8])
@@ -114,7 +140,9 @@ def test_blocks_of_gradients_take_as_many_more_as_their_number_has_digits(blocks
     model = nn.Sequential(nn.Linear(256, 256, bias=False))
     x = np.ones((blocks, 256), np.float32)
     plan = Plan(model, num_ranks=1, num_microbatches=blocks, gradient_blocks=blocks)
-    layers = measure_layers(model, x, x, nn.MSELoss(), num_microbatches=blocks, repeats=1)
+    layers = measure_layers(
+        model, x, x, nn.MSELoss(), num_microbatches=blocks, repeats=1
+    )
     (predicted,) = plan.memory(layers)
 
     def peak(group):
@@ -126,5 +154,6 @@ def test_blocks_of_gradients_take_as_many_more_as_their_number_has_digits(blocks
         return found
 
     of_gradients = predicted.gradients + predicted.sums
-    assert spawn(peak, 1)[0] == pytest.approx(of_gradients, rel=0.15)  # one more would be 20 % of eight blocks
+    # one more would be 20 % of eight blocks
+    assert spawn(peak, 1)[0] == pytest.approx(of_gradients, rel=0.15)
     assert of_gradients == 256 * 256 * 4 * {1: 1, 2: 3, 3: 3, 4: 4, 8: 5}[blocks]

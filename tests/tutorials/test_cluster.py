@@ -1,4 +1,6 @@
-"""The launch scripts of tutorials/cluster: read by a shell, and run as far as one machine can."""
+"""The launch scripts of tutorials/cluster: read by a shell, and run as far as one
+machine can.
+"""
 
 import os
 import re
@@ -19,18 +21,25 @@ needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash he
 @needs_bash
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_shell_can_read_the_script_and_its_programs_exist(script):
-    checked = subprocess.run(["bash", "-n", script], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        ["bash", "-n", script], capture_output=True, text=True, check=False
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
     named = re.findall(r"tutorials/[\w/.]+", script.read_text())
     assert named and all((ROOT / name).exists() for name in named)
-    assert "MINIPIPE_TIMEOUT" in script.read_text() and f"({script.name})" in (CLUSTER / "README.md").read_text()
+    assert (
+        "MINIPIPE_TIMEOUT" in script.read_text()
+        and f"({script.name})" in (CLUSTER / "README.md").read_text()
+    )
 
 
 def with_launcher(folder, name, text):
     """Return a PATH on which a launcher stands before all others, and this Python."""
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
-    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return os.pathsep.join(
+        [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
 
 
 @needs_mpi
@@ -41,8 +50,14 @@ def test_the_script_trains_on_this_machine(script, tensor, tmp_path):
     """mpirun as it is; srun as a launcher that takes no notice of its options."""
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")
-    text = f'while [ "${{1#-}}" != "$1" ]; do shift; done; exec {find_mpirun()} -n 2 "$@"'
-    changes = {"PATH": with_launcher(tmp_path, "srun", text), "HOSTS": str(hosts), "RANKS": "2"}
+    text = (
+        f'while [ "${{1#-}}" != "$1" ]; do shift; done; exec {find_mpirun()} -n 2 "$@"'
+    )
+    changes = {
+        "PATH": with_launcher(tmp_path, "srun", text),
+        "HOSTS": str(hosts),
+        "RANKS": "2",
+    }
     source = (CLUSTER / script).read_text().replace("source .venv", ": .venv")
     copy = tmp_path / script
     copy.write_text(source.replace("module load", ": module load"))
@@ -55,10 +70,26 @@ def test_the_script_trains_on_this_machine(script, tensor, tmp_path):
 @needs_mpi
 @pytest.mark.slow
 def test_where_shows_the_coordinates_on_a_grid():
-    done = run([find_mpirun(), "-n", "4", sys.executable, CLUSTER / "where.py", "--tensor", "2", "--epochs", "1"])
+    done = run(
+        [
+            find_mpirun(),
+            "-n",
+            "4",
+            sys.executable,
+            CLUSTER / "where.py",
+            "--tensor",
+            "2",
+            "--epochs",
+            "1",
+        ]
+    )
     assert (done.code, done.err) == (0, "")
     roles = [line.partition("pipeline")[2] for line in done.out.splitlines()[1:5]]
-    assert roles == [f" rank {place}, replica 0, part {part}" for place in range(2) for part in range(2)]
+    assert roles == [
+        f" rank {place}, replica 0, part {part}"
+        for place in range(2)
+        for part in range(2)
+    ]
 
 
 @needs_mpi

@@ -1,4 +1,6 @@
-"""The recipes: each has one result on any number of ranks, and keeps what its docstring promises."""
+"""The recipes: each has one result on any number of ranks, and keeps what its docstring
+promises.
+"""
 
 import ast
 import re
@@ -21,19 +23,27 @@ def printed(done):
 
 def numbers(words, text):
     """Return the numbers behind these words, wherever they stand."""
-    return [float(number) for number in re.findall(rf"{re.escape(words)} +([0-9][0-9.e+-]*)", text)]
+    return [
+        float(number)
+        for number in re.findall(rf"{re.escape(words)} +([0-9][0-9.e+-]*)", text)
+    ]
 
 
-# -- what each promises, as its output at full size must show it -------------------------------------------------------
+# -- what each promises, as its output at full size must show it -----------------------
 
 
 def adversarial(out):
-    (plain, fooled), (_, trained_against) = zip(*[iter(numbers("accuracy", out)[:4])] * 2)
+    (plain, fooled), (_, trained_against) = zip(
+        *[iter(numbers("accuracy", out)[:4])] * 2
+    )
     return plain > 95 and fooled < 50 and trained_against > 65
 
 
 def autoencoder(out):
-    (error,), (of_mean,) = numbers("missing pixels:", out), numbers("of the mean image:", out)
+    (error,), (of_mean,) = (
+        numbers("missing pixels:", out),
+        numbers("of the mean image:", out),
+    )
     return error < of_mean / 2
 
 
@@ -49,37 +59,84 @@ def fine_tuning(out):
     everything, head = re.findall(r"(\d+) gradients sent back", out)
     (untrained, trained), (_, accuracy) = numbers("loss", out), numbers("accuracy", out)
     rows = out.partition("While only the head is trained:")[2]
-    vanished = "rank 0: 0F0 0F1 0F2 0F3\nrank 1: 1F0 1F1 1F2 1F3\nrank 2: 2F0 2F1 2F2 2F3\nrank 3: 3F0 3I0" in rows
-    return trained < untrained and accuracy > 0.9 and (everything, head) == ("12", "0") and vanished
+    vanished = (
+        "rank 0: 0F0 0F1 0F2 0F3\nrank 1: 1F0 1F1 1F2 1F3\nrank 2: 2F0 2F1 2F2 "
+        "2F3\nrank 3: 3F0 3I0"
+    ) in rows
+    return (
+        trained < untrained
+        and accuracy > 0.9
+        and (everything, head) == ("12", "0")
+        and vanished
+    )
 
 
 def going_on(out):
-    whole, parts = numbers("120 steps on 4 ranks:", out), numbers("60 steps, and 60 more on 2 ranks:", out)
+    whole, parts = (
+        numbers("120 steps on 4 ranks:", out),
+        numbers("60 steps, and 60 more on 2 ranks:", out),
+    )
     kept = "kept: 000002-step-40, 000003-step-60" in out
-    return kept and whole == parts != [] and "the same bits: True" in out and numbers("without ranks:", out)[0] > 0.9
+    return (
+        kept
+        and whole == parts != []
+        and "the same bits: True" in out
+        and numbers("without ranks:", out)[0] > 0.9
+    )
 
 
 def large_data(out):
-    table = [list(map(float, re.findall(r"[\d.]+", line))) for line in out.splitlines() if " MB" in line]
-    reads_what_it_needs = [row[1:3] for row in table] == [[204.8, 0], [0, 0], [0, 0], [0, 1.6]]
-    return reads_what_it_needs and all(row[3] < 8 for row in table) and numbers("last tenth", out)[0] < 0.02
+    table = [
+        list(map(float, re.findall(r"[\d.]+", line)))
+        for line in out.splitlines()
+        if " MB" in line
+    ]
+    reads_what_it_needs = [row[1:3] for row in table] == [
+        [204.8, 0],
+        [0, 0],
+        [0, 0],
+        [0, 1.6],
+    ]
+    return (
+        reads_what_it_needs
+        and all(row[3] < 8 for row in table)
+        and numbers("last tenth", out)[0] < 0.02
+    )
 
 
 def mixed_precision(out):
     whole, half = numbers("accuracy", out)
-    skipped = [int(number) for number in re.findall(r"(\d+) of \d+ updates skipped", out)]
-    return min(whole, half) > 0.95 and abs(whole - half) < 0.01 and skipped[0] == 0 < skipped[1]
+    skipped = [
+        int(number) for number in re.findall(r"(\d+) of \d+ updates skipped", out)
+    ]
+    return (
+        min(whole, half) > 0.95
+        and abs(whole - half) < 0.01
+        and skipped[0] == 0 < skipped[1]
+    )
 
 
 def mixture_of_experts(out):
-    alone, balanced = (list(map(float, row.split())) for row in re.findall(r"busy with([\d ]+)%", out))
-    return max(alone) > 25 and min(alone) < 5 and max(balanced) <= 25 and numbers("largest fraction", out)[0] < 0.25
+    alone, balanced = (
+        list(map(float, row.split())) for row in re.findall(r"busy with([\d ]+)%", out)
+    )
+    return (
+        max(alone) > 25
+        and min(alone) < 5
+        and max(balanced) <= 25
+        and numbers("largest fraction", out)[0] < 0.25
+    )
 
 
 def padded_lm(out):
     (loss,), (padded,) = numbers("new lines: loss", out), numbers(", padded", out)
-    (tokens,), (with_padding,) = numbers("tokens in training:", out), numbers("with padding", out)
-    return loss < 2.4 and abs(padded / loss - 1) < 1e-6 and tokens < 2 / 3 * with_padding
+    (tokens,), (with_padding,) = (
+        numbers("tokens in training:", out),
+        numbers("with padding", out),
+    )
+    return (
+        loss < 2.4 and abs(padded / loss - 1) < 1e-6 and tokens < 2 / 3 * with_padding
+    )
 
 
 PROMISES = (
@@ -96,12 +153,14 @@ PROMISES = (
 )
 
 
-# -- the tests ---------------------------------------------------------------------------------------------------------
+# -- the tests -------------------------------------------------------------------------
 
 
 @needs_mpi
 @pytest.mark.parametrize(
-    "path", [path if path.stem in QUICKLY else slowly(path) for path in RECIPES], ids=lambda path: path.stem
+    "path",
+    [path if path.stem in QUICKLY else slowly(path) for path in RECIPES],
+    ids=lambda path: path.stem,
 )
 @pytest.mark.slow
 def test_a_recipe_has_one_result_on_any_number_of_ranks(path):
@@ -118,8 +177,11 @@ def test_a_recipe_has_one_result_on_any_number_of_ranks(path):
 @needs_mpi
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 def test_a_recipe_keeps_what_its_docstring_promises(promise):
-    num_ranks = 4 if promise in (fine_tuning, going_on, large_data) else 2  # these print what each of four ranks does
-    out = printed(mpirun(num_ranks, f"tutorials/recipes/{promise.__name__}.py", limit=150))
+    # these print what each of four ranks does
+    num_ranks = 4 if promise in (fine_tuning, going_on, large_data) else 2
+    out = printed(
+        mpirun(num_ranks, f"tutorials/recipes/{promise.__name__}.py", limit=150)
+    )
     assert promise(out), out
 
 

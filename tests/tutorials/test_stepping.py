@@ -1,4 +1,6 @@
-"""Stepping through a training: the page's program stops in Python's debugger where the page says, turn by turn."""
+"""Stepping through a training: the page's program stops in Python's debugger where the
+page says, turn by turn.
+"""
 
 import re
 import subprocess
@@ -13,7 +15,9 @@ TYPED = re.findall(r"^\(Pdb\) (.+)$", SESSION, flags=re.MULTILINE)
 
 
 def what_was_said(text):
-    """Return the lines of a session that stand in the page: without places, prompts, and calls in between."""
+    """Return the lines of a session that stand in the page: without places, prompts,
+    and calls in between.
+    """
     shown = [line.removeprefix("(Pdb) ") for line in text.splitlines()]
     wanted = {line for line in SESSION.splitlines() if not line.startswith("(Pdb)")}
     return [line for line in shown if line in wanted]
@@ -31,12 +35,16 @@ def test_in_a_terminal_it_stops_as_the_page_shows(tmp_path):
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert what_was_said(done.stdout) == [line for line in SESSION.splitlines() if not line.startswith("(Pdb)")]
+    assert what_was_said(done.stdout) == [
+        line for line in SESSION.splitlines() if not line.startswith("(Pdb)")
+    ]
     first, second = re.search(r"\[([\d.]+), ([\d.]+)\]", done.stdout).groups()
     assert first == second
 
 
 def test_the_line_at_which_the_page_stops_runs_an_action():
-    (number,) = re.findall(r"minipipe/execution/executor\.py:(\d+)", " ".join(PAGE.split()))
+    (number,) = re.findall(
+        r"minipipe/execution/executor\.py:(\d+)", " ".join(PAGE.split())
+    )
     lines = (ROOT / "minipipe" / "execution" / "executor.py").read_text().splitlines()
     assert lines[int(number) - 1].strip() == "step(self)"

@@ -7,7 +7,9 @@ import pytest
 
 from tests.launch import ROOT
 
-LESSONS = "\n".join(path.read_text() for path in sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py")))
+LESSONS = "\n".join(
+    path.read_text() for path in sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
+)
 
 # By name, the module that has it.
 NAMES = {
@@ -37,11 +39,21 @@ def test_pytorch_has_the_arguments_and_methods_that_lessons_name():
     from inspect import signature
 
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleDualPipeV
-    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
+    from torch.distributed.pipelining import (
+        PipelineStage,
+        Schedule1F1B,
+        ScheduleDualPipeV,
+    )
+    from torch.distributed.pipelining.schedules import (
+        _PipelineScheduleRuntime,
+        get_schedule_class,
+    )
 
     assert get_schedule_class("DualPipeV") is ScheduleDualPipeV
     assert "scale_grads" in signature(Schedule1F1B).parameters
     assert {"mesh", "reshard_after_forward"} <= signature(fully_shard).parameters.keys()
     assert "group" in signature(PipelineStage).parameters
-    assert signature(_PipelineScheduleRuntime._load_csv).parameters["format"].default == "compute_only"
+    assert (
+        signature(_PipelineScheduleRuntime._load_csv).parameters["format"].default
+        == "compute_only"
+    )

@@ -1,4 +1,6 @@
-"""Line charts in panels side by side, as SVG, with the fonts and colours of minipipe's pictures."""
+"""Line charts in panels side by side, as SVG, with the fonts and colours of minipipe's
+pictures.
+"""
 
 from typing import NamedTuple
 
@@ -21,7 +23,9 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Lines on common axes. The y axis is logarithmic; with ``is_log`` so is the x axis, in powers of two."""
+    """Lines on common axes. The y axis is logarithmic; with ``is_log`` so is the x
+    axis, in powers of two.
+    """
 
     title: str
     words: str
@@ -59,20 +63,37 @@ def draw_panels(title, rows, names, looks):
     page = Page(WIDTH, title, (), Letters(DEFAULT_SIZE))
     parts, y = page.head()
     for panels in rows:
-        least = min(value for panel in panels for line in panel.lines for _, value in line.points)
+        least = min(
+            value
+            for panel in panels
+            for line in panel.lines
+            for _, value in line.points
+        )
         highest = max(line.points[0][1] for line in panels[0].lines)
         vertical = LogAxis(least / 1.05, highest * 1.05, HEIGHT, 0)
         width = (WIDTH - 2 * page.margin) / len(panels)
         for i, panel in enumerate(panels):
             left = page.margin + i * width
-            parts.append(moved(left, y + 18, drawn(panel, vertical, width - GAP, page.letters, looks)))
+            parts.append(
+                moved(
+                    left,
+                    y + 18,
+                    drawn(panel, vertical, width - GAP, page.letters, looks),
+                )
+            )
         y += HEIGHT + 66
     legend = Legend(page.letters)
     middle = number(legend.height / 2)
-    entries = [Entry(line_of(f"M0 {middle}H{legend.width}", *look), names[name]) for name, look in looks.items()]
+    entries = [
+        Entry(line_of(f"M0 {middle}H{legend.width}", *look), names[name])
+        for name, look in looks.items()
+    ]
     drawn_entries, bottom = legend.draw(entries, page.margin, WIDTH - page.margin, y)
     ends = (
-        f"{panel.title}: " + ", ".join(f"{names[line.name]} {line.points[-1][1]:.3g}" for line in panel.lines)
+        f"{panel.title}: "
+        + ", ".join(
+            f"{names[line.name]} {line.points[-1][1]:.3g}" for line in panel.lines
+        )
         for panels in rows
         for panel in panels[1:]
     )
@@ -82,8 +103,15 @@ def draw_panels(title, rows, names, looks):
 def drawn(panel, vertical, right, letters, looks):
     """Yield the SVG elements of a panel whose upper left corner is at (0, 0)."""
     xs = [x for line in panel.lines for x, _ in line.points]
-    across = LogAxis(min(xs), max(xs), LEFT, right) if panel.is_log else Axis(max(xs), LEFT, right)
-    marks, losses = across.powers_of_two() if panel.is_log else across.marks(), vertical.round_amounts(LOSSES)
+    across = (
+        LogAxis(min(xs), max(xs), LEFT, right)
+        if panel.is_log
+        else Axis(max(xs), LEFT, right)
+    )
+    marks, losses = (
+        across.powers_of_two() if panel.is_log else across.marks(),
+        vertical.round_amounts(LOSSES),
+    )
     grid = [path_data("M", across.at(mark), 0, "V", HEIGHT) for mark in marks]
     grid += [path_data("M", LEFT, vertical.at(loss), "H", right) for loss in losses]
     grid.append(path_data("M", LEFT, 0, "V", HEIGHT, "H", right))

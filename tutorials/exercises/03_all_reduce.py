@@ -28,7 +28,9 @@ def all_reduce(group, array: np.ndarray) -> np.ndarray:
     arrays = {rank: array}
     for distance in range(1, size):
         newest, wanted = (rank - distance + 1) % size, (rank - distance) % size
-        if rank % 2 == 0:  # in any ring at least one rank receives first, so the ring always makes progress
+        # in any ring at least one rank receives first, so the ring always makes
+        # progress
+        if rank % 2 == 0:
             group.send(arrays[newest], (rank + 1) % size)
             arrays[wanted] = group.recv((rank - 1) % size)
         else:

@@ -34,7 +34,8 @@ def train_step(
     passed = []
     array = batch
     for stage in stages:
-        inputs = Tensor(array, requires_grad=True)  # an array from a message has no graph
+        # an array from a message has no graph
+        inputs = Tensor(array, requires_grad=True)
         outputs = stage(inputs)
         passed.append((inputs, outputs))
         array = outputs.numpy()

@@ -37,7 +37,8 @@ def microbatches_for(num_ranks: int, bubble: float) -> int:
     """Return the smallest number of microbatches whose bubble is at most ``bubble``, a number between 0 and 1."""
     # SOLUTION
     enough = max(1, math.floor((num_ranks - 1) * (1 - bubble) / bubble) - 1)
-    while bubble_fraction(num_ranks, enough) > bubble:  # the quotient is rounded, so compare bubbles to finish
+    # the quotient is rounded, so compare bubbles to finish
+    while bubble_fraction(num_ranks, enough) > bubble:
         enough += 1
     return enough
     # STUB

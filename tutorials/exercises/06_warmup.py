@@ -27,7 +27,9 @@ def rows(num_ranks: int, num_microbatches: int) -> list[list[str]]:
         row = [f"{rank}F{k}" for k in range(warmup)]
         for k in range(num_microbatches - warmup):
             row += [f"{rank}F{warmup + k}", f"{rank}B{k}"]
-        row += [f"{rank}B{k}" for k in range(num_microbatches - warmup, num_microbatches)]
+        row += [
+            f"{rank}B{k}" for k in range(num_microbatches - warmup, num_microbatches)
+        ]
         result.append(row)
     return result
     # STUB

@@ -47,10 +47,14 @@ def add_messages(schedule: Schedule) -> list[list[Action]]:
         programs[rank].append(action)
         if kind is F and schedule.crosses_ranks(stage):
             programs[rank].append(Action(stage, ActionKind.SEND_F, k))
-            programs[schedule.placement[stage + 1]].append(Action(stage + 1, ActionKind.RECV_F, k))
+            programs[schedule.placement[stage + 1]].append(
+                Action(stage + 1, ActionKind.RECV_F, k)
+            )
         if kind in (B, I) and stage > 0 and schedule.crosses_ranks(stage - 1):
             programs[rank].append(Action(stage, ActionKind.SEND_B, k))
-            programs[schedule.placement[stage - 1]].append(Action(stage - 1, ActionKind.RECV_B, k))
+            programs[schedule.placement[stage - 1]].append(
+                Action(stage - 1, ActionKind.RECV_B, k)
+            )
     return programs
     # STUB
     # raise NotImplementedError("insert each SEND and its RECV right after the value is produced")

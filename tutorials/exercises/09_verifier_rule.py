@@ -29,7 +29,12 @@ a rank, and long schedules.
 
 from minipipe import Action, ActionKind, Schedule
 
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+F, B, I, W = (
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.BACKWARD_INPUT,
+    ActionKind.BACKWARD_WEIGHT,
+)
 
 
 def stuck(schedule: Schedule) -> list[tuple[int, int]]:
@@ -41,11 +46,17 @@ def stuck(schedule: Schedule) -> list[tuple[int, int]]:
     while is_moving:
         is_moving = False
         for rank, row in enumerate(schedule.actions):
-            while steps[rank] < len(row) and is_ready(row[steps[rank]], done, schedule.num_stages):
+            while steps[rank] < len(row) and is_ready(
+                row[steps[rank]], done, schedule.num_stages
+            ):
                 done.add(row[steps[rank]])
                 steps[rank] += 1
                 is_moving = True
-    return [(rank, step) for rank, step in enumerate(steps) if step < len(schedule.actions[rank])]
+    return [
+        (rank, step)
+        for rank, step in enumerate(steps)
+        if step < len(schedule.actions[rank])
+    ]
     # STUB
     # raise NotImplementedError("let every rank run as far as it can, repeatedly, until none makes progress")
     # END
@@ -61,7 +72,11 @@ def is_ready(action, done, num_stages):
         return Action(stage, I, k) in done
     if Action(stage, F, k) not in done:
         return False
-    return stage == num_stages - 1 or Action(stage + 1, B, k) in done or Action(stage + 1, I, k) in done
+    return (
+        stage == num_stages - 1
+        or Action(stage + 1, B, k) in done
+        or Action(stage + 1, I, k) in done
+    )
 
 
 # STUB

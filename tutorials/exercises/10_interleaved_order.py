@@ -22,7 +22,9 @@ for the trip around the ranks: no more than ((v - 1) p + m + p - 1)(tF + tB).
 """
 
 
-def order(num_ranks: int, num_microbatches: int, num_chunks: int) -> list[tuple[int, int]]:
+def order(
+    num_ranks: int, num_microbatches: int, num_chunks: int
+) -> list[tuple[int, int]]:
     """Return the (chunk, microbatch) pairs of a rank's forwards, in order."""
     # SOLUTION
     return [
@@ -42,6 +44,8 @@ def rows(num_ranks: int, num_microbatches: int, num_chunks: int) -> list[list[st
     result = []
     for rank in range(num_ranks):
         forwards = [f"{chunk * num_ranks + rank}F{k}" for chunk, k in pairs]
-        backwards = [f"{(num_chunks - 1 - chunk) * num_ranks + rank}B{k}" for chunk, k in pairs]
+        backwards = [
+            f"{(num_chunks - 1 - chunk) * num_ranks + rank}B{k}" for chunk, k in pairs
+        ]
         result.append(forwards + backwards)
     return result

@@ -32,12 +32,15 @@ from minipipe import Action, ActionKind
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
-def place_weights(rows: Sequence[Sequence[Action]], memory_limit: int) -> list[list[Action]]:
+def place_weights(
+    rows: Sequence[Sequence[Action]], memory_limit: int
+) -> list[list[Action]]:
     """Return the rows with the W of every I added."""
     # SOLUTION
     num_ranks = len(rows)
     left = [list(row) for row in rows]
-    due: list[list[Action]] = [[] for _ in rows]  # the W of each completed I, oldest first
+    # the W of each completed I, oldest first
+    due: list[list[Action]] = [[] for _ in rows]
     held = [0] * num_ranks
     placed: list[list[Action]] = [[] for _ in rows]
     ended: set[Action] = set()
@@ -46,7 +49,8 @@ def place_weights(rows: Sequence[Sequence[Action]], memory_limit: int) -> list[l
         for rank in range(num_ranks):
             action = left[rank][0] if left[rank] else None
             is_full = held[rank] == memory_limit
-            if action and can_run(action, ended, num_ranks) and not (action.kind is F and is_full):
+            is_ready = action is not None and can_run(action, ended, num_ranks)
+            if is_ready and not (action.kind is F and is_full):
                 left[rank].pop(0)
                 if action.kind is F:
                     held[rank] += 1
@@ -72,7 +76,9 @@ def can_run(action, ended, num_ranks):
     stage, kind, k = action
     if kind is F:
         return stage == 0 or Action(stage - 1, F, k) in ended
-    return Action(stage, F, k) in ended and (stage == num_ranks - 1 or Action(stage + 1, I, k) in ended)
+    return Action(stage, F, k) in ended and (
+        stage == num_ranks - 1 or Action(stage + 1, I, k) in ended
+    )
 
 
 # STUB

@@ -32,7 +32,10 @@ def partition(costs: Sequence[float], num_stages: int) -> list[int]:
     best = {n: (before[n], [n]) for n in range(1, num_layers + 1)}
     for stage in range(2, num_stages + 1):
         best = {
-            n: min((max(best[i][0], before[n] - before[i]), [*best[i][1], n - i]) for i in range(stage - 1, n))
+            n: min(
+                (max(best[i][0], before[n] - before[i]), [*best[i][1], n - i])
+                for i in range(stage - 1, n)
+            )
             for n in range(stage, num_layers + 1)
         }
     return best[num_layers][1]

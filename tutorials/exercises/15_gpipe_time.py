@@ -22,7 +22,9 @@ on different ranks, and many microbatches.
 from collections.abc import Sequence
 
 
-def gpipe_time(forward: Sequence[float], backward: Sequence[float], num_microbatches: int) -> float:
+def gpipe_time(
+    forward: Sequence[float], backward: Sequence[float], num_microbatches: int
+) -> float:
     """Return the duration of a step, in the same unit as the given times."""
     ready = [0.0] * num_microbatches  # when the next rank can start on each microbatch
     # SOLUTION

@@ -40,7 +40,12 @@ def shares(labels: Sequence[np.ndarray], ignored: int) -> list[float]:
     # END
 
 
-def train_step(model: nn.Module, inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], ignored: int) -> float:
+def train_step(
+    model: nn.Module,
+    inputs: Sequence[np.ndarray],
+    labels: Sequence[np.ndarray],
+    ignored: int,
+) -> float:
     """Leave the gradients of the mean over all tokens in the parameters of the model, and return the mean."""
     model.zero_grad()
     # SOLUTION

@@ -36,7 +36,9 @@ def accuracy(scores, labels):
 
 
 def changed(images, gradient):
-    """Return images with each pixel moved so that the loss increases, or None on ranks without a gradient."""
+    """Return images with each pixel moved so that the loss increases, or None on ranks
+    without a gradient.
+    """
     if gradient is None:
         return None
     return np.clip(images + LARGEST_CHANGE * np.sign(gradient), 0, 1)
@@ -54,25 +56,38 @@ def classifier(group):
         nn.Linear(128, 10),
     )
     return Pipeline(
-        model, group, loss=nn.CrossEntropyLoss(), num_microbatches=4, inputs_require_grad=True, compile=COMPILE
+        model,
+        group,
+        loss=nn.CrossEntropyLoss(),
+        num_microbatches=4,
+        inputs_require_grad=True,
+        compile=COMPILE,
     )
 
 
 def train(pipeline, training, is_adversarial):
     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1, momentum=0.9)
     for epoch in range(NUM_EPOCHS):
-        for x, y in data.batches(*training, batch_size=64, epoch=epoch, needs=pipeline.needs):
+        for x, y in data.batches(
+            *training, batch_size=64, epoch=epoch, needs=pipeline.needs
+        ):
             pipeline.step(x, y, scale=0.5 if is_adversarial else 1.0)
             if is_adversarial:
-                pipeline.step(changed(x, pipeline.input_gradients), y, accumulate=True, scale=0.5)
+                pipeline.step(
+                    changed(x, pipeline.input_gradients), y, accumulate=True, scale=0.5
+                )
             optimiser.step()
 
 
 def attack(pipeline, images, labels):
-    """Return the losses of the images and of the changed images, with the accuracy as a metric."""
+    """Return the losses of the images and of the changed images, with the accuracy as a
+    metric.
+    """
     metrics = {"accuracy": accuracy}
     before = pipeline.step(images, labels, metrics=metrics)  # gradients only, no update
-    return before, pipeline.evaluate(changed(images, pipeline.input_gradients), labels, metrics=metrics)
+    return before, pipeline.evaluate(
+        changed(images, pipeline.input_gradients), labels, metrics=metrics
+    )
 
 
 training, test = data.split_examples(*data.load_digits(), test_fraction=0.2)
@@ -83,8 +98,18 @@ with init_process_group() as group:
         train(pipeline, training, is_adversarial)
         before, after = attack(pipeline, *test)
         if group.rank == 0:
-            print("trained on images and changed images:" if is_adversarial else "trained on images:")
+            print(
+                "trained on images and changed images:"
+                if is_adversarial
+                else "trained on images:"
+            )
             for name, loss in (("unchanged images", before), ("changed images", after)):
-                print(f"  {name:18}  loss {loss:7.4f}, accuracy {100 * loss.metrics['accuracy']:.2f} %", flush=True)
+                print(
+                    f"  {name:18}  loss {loss:7.4f}, accuracy "
+                    f"{100 * loss.metrics['accuracy']:.2f} %",
+                    flush=True,
+                )
     if group.rank == 0:
-        print(f"loss of changed images {after!r}, accuracy {after.metrics['accuracy']!r}")
+        print(
+            f"loss of changed images {after!r}, accuracy {after.metrics['accuracy']!r}"
+        )

@@ -33,14 +33,18 @@ def without_half(images, generator):
 
 
 def shown(images, is_seen):
-    """Return the inputs of the network, of shape (n, 2, 8, 8): pixels with hidden ones set to 0, and the mask."""
+    """Return the inputs of the network, of shape (n, 2, 8, 8): pixels with hidden ones
+    set to 0, and the mask.
+    """
     return np.stack([np.where(is_seen, images, 0), is_seen], axis=1, dtype=np.float32)
 
 
 def draw(*images):
     """Return a text with the images side by side."""
     rows = np.concatenate([np.clip(image, 0, 1) for image in images], axis=1)
-    return "\n".join("".join(2 * SHADES[round(9 * float(pixel))] for pixel in row) for row in rows)
+    return "\n".join(
+        "".join(2 * SHADES[round(9 * float(pixel))] for pixel in row) for row in rows
+    )
 
 
 model = nn.Sequential(
@@ -62,7 +66,9 @@ test_known = without_half(test, generator)
 is_missing = np.isnan(test_known)
 
 with init_process_group() as group:
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, compile=COMPILE)
+    pipeline = Pipeline(
+        model, group, loss=nn.MSELoss(), num_microbatches=4, compile=COMPILE
+    )
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=8e-3)
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_EPOCHS))
     for epoch in range(NUM_EPOCHS):
@@ -80,6 +86,18 @@ with init_process_group() as group:
     )  # the error of the missing pixels only
     if result.outputs is not None:
         of_mean = float(np.mean((np.nanmean(known, axis=0) - test)[is_missing] ** 2))
-        print("\nA test image, its known pixels, and the image filled in by the network:\n")
-        print(draw(test[0], np.nan_to_num(test_known[0]), np.where(is_missing[0], result.outputs[0], test[0])))
-        print(f"mean squared error of missing pixels: {result!r}, of the mean image: {of_mean!r}")
+        print(
+            "\nA test image, its known pixels, and the image filled in by the "
+            "network:\n"
+        )
+        print(
+            draw(
+                test[0],
+                np.nan_to_num(test_known[0]),
+                np.where(is_missing[0], result.outputs[0], test[0]),
+            )
+        )
+        print(
+            f"mean squared error of missing pixels: {result!r}, of the mean "
+            f"image: {of_mean!r}"
+        )

@@ -36,7 +36,9 @@ def examples(count, seed):
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, LONGEST + 1, (count, 1))
     places = np.arange(LONGEST)
-    source = np.where(places < lengths, generator.integers(0, 10, (count, LONGEST)), PADDING)
+    source = np.where(
+        places < lengths, generator.integers(0, 10, (count, LONGEST)), PADDING
+    )
     backwards = np.take_along_axis(source, (lengths - 1 - places) % LONGEST, axis=1)
     target = np.full((count, LONGEST + 2), PADDING)
     target[:, 0], target[:, 1:-1] = START, backwards
@@ -56,15 +58,22 @@ def embeddings(entry):
 
 
 def model():
-    encoder = [nn.On(("source", "is_digit"), nn.TransformerBlock(WIDTH, num_heads=4)) for _ in range(2)]
+    encoder = [
+        nn.On(("source", "is_digit"), nn.TransformerBlock(WIDTH, num_heads=4))
+        for _ in range(2)
+    ]
     entries = {"x": "target", "memory": "source", "memory_mask": "is_digit"}
     decoder = [nn.On(entries, nn.DecoderBlock(WIDTH, num_heads=4)) for _ in range(2)]
     head = [nn.Take("target"), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, NUM_SYMBOLS)]
-    return nn.Sequential(*embeddings("source"), *encoder, *embeddings("target"), *decoder, *head)
+    return nn.Sequential(
+        *embeddings("source"), *encoder, *embeddings("target"), *decoder, *head
+    )
 
 
 def write(pipeline, source):
-    """Return the generated symbols, of shape (n, LONGEST + 2). Each symbol is the one with the highest score."""
+    """Return the generated symbols, of shape (n, LONGEST + 2). Each symbol is the one
+    with the highest score.
+    """
     written = np.full((len(source), LONGEST + 2), PADDING)
     written[:, 0] = START
     has_ended = np.zeros(len(source), bool)
@@ -81,10 +90,18 @@ def text(symbols):
 
 with init_process_group() as group:
     pipeline = Pipeline(
-        model(), group, loss=nn.CrossEntropyLoss(ignore_index=PADDING), num_microbatches=8, compile=COMPILE
+        model(),
+        group,
+        loss=nn.CrossEntropyLoss(ignore_index=PADDING),
+        num_microbatches=8,
+        compile=COMPILE,
     )
-    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=3e-3, betas=(0.9, 0.98))
-    rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_STEPS, warmup_steps=NUM_STEPS // 10))
+    optimiser = optim.AdamW(
+        pipeline.parameters(), learning_rate=3e-3, betas=(0.9, 0.98)
+    )
+    rate = optim.LearningRateSchedule(
+        optimiser, optim.cosine(NUM_STEPS, warmup_steps=NUM_STEPS // 10)
+    )
     for step in range(NUM_STEPS):
         source, target = examples(64, seed=(0, step))
         loss = pipeline.step(inputs(source, target[:, :-1]), target[:, 1:])
@@ -98,5 +115,11 @@ with init_process_group() as group:
     written = write(pipeline, source)
     right = np.mean((written == target).all(axis=1))
     if group.rank == 0:
-        print(*(f"{text(one):>8} -> {text(other)}" for one, other in zip(source[:4], written)), sep="\n")
+        print(
+            *(
+                f"{text(one):>8} -> {text(other)}"
+                for one, other in zip(source[:4], written)
+            ),
+            sep="\n",
+        )
         print(f"loss {loss!r}, fraction of sequences right {float(right)!r}")

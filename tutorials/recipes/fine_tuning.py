@@ -33,7 +33,11 @@ def accuracy(scores, labels):
 def network():
     layers = []
     for channels, next_channels in ((1, 16), (16, 32), (32, 32)):
-        layers += [nn.Conv2d(channels, next_channels, 3, padding="same"), nn.GroupNorm(4, next_channels), nn.ReLU()]
+        layers += [
+            nn.Conv2d(channels, next_channels, 3, padding="same"),
+            nn.GroupNorm(4, next_channels),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), head())
 
 
@@ -42,11 +46,20 @@ def head():
 
 
 def make_pipeline(model, group):
-    return Pipeline(model, group, loss=nn.CrossEntropyLoss(), schedule="zb-h1", num_microbatches=4, compile=COMPILE)
+    return Pipeline(
+        model,
+        group,
+        loss=nn.CrossEntropyLoss(),
+        schedule="zb-h1",
+        num_microbatches=4,
+        compile=COMPILE,
+    )
 
 
 def with_new_head(state=None):
-    """Return a network with a new last layer and frozen other layers, with the values in ``state`` if it is set."""
+    """Return a network with a new last layer and frozen other layers, with the values
+    in ``state`` if it is set.
+    """
     model = network()
     if state is not None:
         model.load_state_dict(state)
@@ -57,21 +70,31 @@ def with_new_head(state=None):
 def train(pipeline, examples, num_epochs):
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=3e-3)
     for epoch in range(num_epochs):
-        for x, y in data.batches(*examples, batch_size=32, epoch=epoch, needs=pipeline.needs):
+        for x, y in data.batches(
+            *examples, batch_size=32, epoch=epoch, needs=pipeline.needs
+        ):
             pipeline.step(x, y, wait=False)
             optimiser.step()
 
 
 def describe(pipeline):
     sent = [action.kind for row in pipeline.plan.program.actions for action in row]
-    activations, gradients = sent.count(ActionKind.SEND_F), sent.count(ActionKind.SEND_B)
-    return f"{pipeline.schedule}\n{activations} activations sent forward, {gradients} gradients sent back\n"
+    activations, gradients = (
+        sent.count(ActionKind.SEND_F),
+        sent.count(ActionKind.SEND_B),
+    )
+    return (
+        f"{pipeline.schedule}\n{activations} activations sent forward, {gradients} "
+        "gradients sent back\n"
+    )
 
 
 images, labels = data.load_digits()
 images = images[:, None]  # one channel: (n, 1, 8, 8)
 is_known = labels < 5
-few, others = data.split_examples(images[~is_known], labels[~is_known] - 5, test_fraction=0.9)
+few, others = data.split_examples(
+    images[~is_known], labels[~is_known] - 5, test_fraction=0.9
+)
 
 with init_process_group() as group:
     pipeline = make_pipeline(network(), group)
@@ -87,5 +110,11 @@ with init_process_group() as group:
     if group.rank == 0:
         untrained, trained = results
         print(f"While only the head is trained:\n{describe(pipeline)}")
-        print(f"on top of untrained layers: loss {untrained!r}, accuracy {untrained.metrics['accuracy']!r}")
-        print(f"on top of trained layers: loss {trained!r}, accuracy {trained.metrics['accuracy']!r}")
+        print(
+            f"on top of untrained layers: loss {untrained!r}, accuracy "
+            f"{untrained.metrics['accuracy']!r}"
+        )
+        print(
+            f"on top of trained layers: loss {trained!r}, accuracy "
+            f"{trained.metrics['accuracy']!r}"
+        )

@@ -25,7 +25,16 @@ from pathlib import Path
 
 import numpy as np
 
-from minipipe import Pipeline, Tensor, checkpoint, data, init_process_group, nn, no_grad, optim
+from minipipe import (
+    Pipeline,
+    Tensor,
+    checkpoint,
+    data,
+    init_process_group,
+    nn,
+    no_grad,
+    optim,
+)
 
 NUM_STEPS = 12 if "--quick" in sys.argv else 120
 COMPILE = "where-possible" if "--compile" in sys.argv else False
@@ -33,13 +42,25 @@ BATCH_SIZE = 64
 
 
 def network():
-    layers = [nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.ReLU()]
+    layers = [
+        nn.Flatten(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.Dropout(0.1), nn.Linear(64, 10))
 
 
 def make(group, schedule):
     pipeline = Pipeline(
-        network(), group, loss=nn.CrossEntropyLoss(), schedule=schedule, num_microbatches=8, compile=COMPILE
+        network(),
+        group,
+        loss=nn.CrossEntropyLoss(),
+        schedule=schedule,
+        num_microbatches=8,
+        compile=COMPILE,
     )
     return pipeline, optim.Adam(pipeline.parameters(), learning_rate=2e-3)
 
@@ -49,7 +70,9 @@ def train(pipeline, optimiser, examples, steps, saver=None):
     per_epoch = data.num_batches(len(examples[0]), BATCH_SIZE)
     for step in steps:
         if step % per_epoch == 0 or step == steps[0]:
-            batches = data.batches(*examples, BATCH_SIZE, epoch=step // per_epoch, start=step % per_epoch)
+            batches = data.batches(
+                *examples, BATCH_SIZE, epoch=step // per_epoch, start=step % per_epoch
+            )
         loss = pipeline.step(*next(batches))
         optimiser.step()
         if saver is not None and (step + 1) % (NUM_STEPS // 6) == 0:
@@ -67,7 +90,9 @@ def main():
 
         # All ranks need the same folder: rank 0 creates it and broadcasts its name.
         with tempfile.TemporaryDirectory() as local:
-            name = group.broadcast(np.frombuffer(local.encode(), np.uint8) if group.rank == 0 else None)
+            name = group.broadcast(
+                np.frombuffer(local.encode(), np.uint8) if group.rank == 0 else None
+            )
             folder = Path(name.tobytes().decode())
             pipeline, optimiser = make(group, "1f1b")
             with checkpoint.BackgroundSaver(folder, pipeline, optimiser) as saver:
@@ -82,8 +107,13 @@ def main():
                 with half:
                     pipeline, optimiser = make(half, "zb-h1")
                     restored = checkpoint.restore(folder, pipeline, optimiser)
-                    parts = train(pipeline, optimiser, examples, range(restored.step, NUM_STEPS))
-                    say(f"{restored.step} steps, and {NUM_STEPS - restored.step} more on {half.size} ranks: {parts!r}")
+                    parts = train(
+                        pipeline, optimiser, examples, range(restored.step, NUM_STEPS)
+                    )
+                    say(
+                        f"{restored.step} steps, and {NUM_STEPS - restored.step} "
+                        f"more on {half.size} ranks: {parts!r}"
+                    )
                     say("the same bits:", parts == whole)
                     checkpoint.export(folder / "model.safetensors", pipeline)
 
@@ -92,8 +122,12 @@ def main():
                 checkpoint.load_weights(folder / "model.safetensors", model)
                 with no_grad():
                     answers = model(Tensor(test[0])).numpy().argmax(axis=1)
-                say(f"accuracy of the exported model, without ranks: {np.mean(answers == test[1]):.3f}")
-            group.barrier()  # rank 0 removes the folder, so all ranks must have finished
+                say(
+                    "accuracy of the exported model, without ranks: "
+                    f"{np.mean(answers == test[1]):.3f}"
+                )
+            # rank 0 removes the folder, so all ranks must have finished
+            group.barrier()
         say(f"loss {whole:.9f}")
 
 

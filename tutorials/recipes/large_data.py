@@ -1,4 +1,5 @@
-"""Data that does not fit into memory: each rank reads the rows that it needs from files.
+"""Data that does not fit into memory: each rank reads the rows that it needs from
+files.
 
     mpirun -n 4 python tutorials/recipes/large_data.py     (--quick: small files, in seconds)
 
@@ -40,18 +41,24 @@ def write(folder, seed):
     targets = new(folder / f"targets{seed}.npy", "w+", np.float32, (NUM_SAMPLES, 1))
     for start in range(0, NUM_SAMPLES, ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        x = inputs[rows] = generator.standard_normal((ROWS_AT_ONCE, WIDTH), dtype=np.float32)
+        x = inputs[rows] = generator.standard_normal(
+            (ROWS_AT_ONCE, WIDTH), dtype=np.float32
+        )
         noise = generator.standard_normal((ROWS_AT_ONCE, 1), dtype=np.float32)
         targets[rows] = np.tanh(x[:, :1] + x[:, 1:2] - x[:, 2:3]) + 0.1 * noise
 
 
 def opened(folder, seed):
     """Open the inputs and targets of a data set without reading them."""
-    return [np.load(folder / f"{name}{seed}.npy", mmap_mode="r") for name in ("inputs", "targets")]
+    return [
+        np.load(folder / f"{name}{seed}.npy", mmap_mode="r")
+        for name in ("inputs", "targets")
+    ]
 
 
 def shared_folder(group):
-    """Return the path of a new folder, and on rank 0 the object that removes it at the end.
+    """Return the path of a new folder, and on rank 0 the object that removes it at the
+    end.
 
     Here all ranks are on one machine. Ranks on several machines need a shared folder.
     """
@@ -78,10 +85,17 @@ with init_process_group() as group:
     group.barrier()  # the files are complete
 
     tracemalloc.start()  # counts the arrays in memory, not the files
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=8, compile=COMPILE)
+    pipeline = Pipeline(
+        model, group, loss=nn.MSELoss(), num_microbatches=8, compile=COMPILE
+    )
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=5e-3)
-    sources = [data.batches(*opened(folder, seed), batch_size=1000, needs=pipeline.needs) for seed in (1, 2)]
-    rate = optim.LearningRateSchedule(optimiser, optim.cosine(2 * data.num_batches(NUM_SAMPLES, 1000)))
+    sources = [
+        data.batches(*opened(folder, seed), batch_size=1000, needs=pipeline.needs)
+        for seed in (1, 2)
+    ]
+    rate = optim.LearningRateSchedule(
+        optimiser, optim.cosine(2 * data.num_batches(NUM_SAMPLES, 1000))
+    )
     losses, read = [], np.zeros(2)  # bytes of inputs and targets
     for turns in zip(*sources):
         for x, y in turns:
@@ -98,4 +112,6 @@ with init_process_group() as group:
         print("rank   inputs read   targets read   memory")
         for rank, row in enumerate(table):
             print(f"{rank:4d} {row[0]:10.1f} MB {row[1]:11.1f} MB {row[2]:5.1f} MB")
-        print(f"loss of the last tenth {float(np.mean(losses[-len(losses) // 10 :]))!r}")
+        print(
+            f"loss of the last tenth {float(np.mean(losses[-len(losses) // 10 :]))!r}"
+        )

@@ -1,6 +1,7 @@
 """Half precision: training in float16 with float32 master values and a loss scale.
 
-    mpirun -n 4 python tutorials/recipes/mixed_precision.py (--quick: a small network, in seconds)
+    mpirun -n 4 python tutorials/recipes/mixed_precision.py (--quick: a small network,
+    in seconds)
 
 It trains the digits in float32 and in float16. Both reach more than 95 %, and differ by
 one or two of 360 images.
@@ -45,12 +46,22 @@ def model(dtype):
 
 def train(group, dtype):
     """Return the loss and the accuracy on the test images."""
-    pipeline = Pipeline(model(dtype), group, loss=nn.CrossEntropyLoss(), num_microbatches=4, compile=COMPILE)
-    optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.05, momentum=0.9)  # with float32 master values
-    scale = optim.LossScale(2.0**24, growth_interval=100)  # too large at first; in float32 the scale changes no bit
+    pipeline = Pipeline(
+        model(dtype),
+        group,
+        loss=nn.CrossEntropyLoss(),
+        num_microbatches=4,
+        compile=COMPILE,
+    )
+    # with float32 master values
+    optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.05, momentum=0.9)
+    # too large at first; in float32 the scale changes no bit
+    scale = optim.LossScale(2.0**24, growth_interval=100)
     times, num_skipped = [], 0
     for epoch in range(NUM_EPOCHS):
-        for images, labels in data.batches(*training, batch_size=64, epoch=epoch, needs=pipeline.needs):
+        for images, labels in data.batches(
+            *training, batch_size=64, epoch=epoch, needs=pipeline.needs
+        ):
             start = time.perf_counter()
             pipeline.step(images, labels, scale=scale.value)
             if pipeline.unscale_gradients(scale):  # on every rank, or on none
@@ -60,7 +71,10 @@ def train(group, dtype):
             times.append(time.perf_counter() - start)
     if group.rank == 0:
         step = f"{1000 * median(times):.1f} ms a step"
-        print(f"{np.dtype(dtype)}: {step}, {num_skipped} of {len(times)} updates skipped", flush=True)
+        print(
+            f"{np.dtype(dtype)}: {step}, {num_skipped} of {len(times)} updates skipped",
+            flush=True,
+        )
     return pipeline.evaluate(*test, metrics={"accuracy": accuracy})
 
 
@@ -69,5 +83,8 @@ training, test = data.split_examples(*data.load_digits(), test_fraction=0.2)
 with init_process_group() as group:
     whole, half = (train(group, dtype) for dtype in (np.float32, np.float16))
     if group.rank == 0:
-        print(f"float32: loss {whole!r}, accuracy {whole.metrics['accuracy']:.4f}; ", end="")
+        print(
+            f"float32: loss {whole!r}, accuracy {whole.metrics['accuracy']:.4f}; ",
+            end="",
+        )
         print(f"float16: loss {half!r}, accuracy {half.metrics['accuracy']:.4f}")

@@ -32,21 +32,32 @@ NUM_EXPERTS, WIDTH = 8, 64
 
 
 def imbalance(probabilities):
-    """Return 1 if each expert gets equally many samples, otherwise more: equation 4 of the paper."""
-    fraction = np.bincount(probabilities.numpy().argmax(axis=1), minlength=NUM_EXPERTS) / len(probabilities)
-    return NUM_EXPERTS * (probabilities.mean(axis=0) * fraction.astype(np.float32)).sum()
+    """Return 1 if each expert gets equally many samples, otherwise more: equation 4 of
+    the paper.
+    """
+    fraction = np.bincount(
+        probabilities.numpy().argmax(axis=1), minlength=NUM_EXPERTS
+    ) / len(probabilities)
+    return (
+        NUM_EXPERTS * (probabilities.mean(axis=0) * fraction.astype(np.float32)).sum()
+    )
 
 
 class Mixture(nn.Module):
-    """A layer that adds the output of one expert to each sample, and an entry with the chosen experts."""
+    """A layer that adds the output of one expert to each sample, and an entry with the
+    chosen experts.
+    """
 
     def __init__(self, name, balance):
         self.name = name
         self.norm = nn.LayerNorm(WIDTH)
-        self.gate = nn.Sequential(nn.Linear(WIDTH, NUM_EXPERTS), nn.Function(functional.softmax))
+        self.gate = nn.Sequential(
+            nn.Linear(WIDTH, NUM_EXPERTS), nn.Function(functional.softmax)
+        )
         self.balance = nn.AuxiliaryLoss(imbalance, weight=balance)
         self.experts = [
-            nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH)) for _ in range(NUM_EXPERTS)
+            nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
+            for _ in range(NUM_EXPERTS)
         ]
 
     def forward(self, entries):
@@ -55,7 +66,9 @@ class Mixture(nn.Module):
         chosen = probabilities.numpy().argmax(axis=1)
         order = np.argsort(chosen, kind="stable")  # groups the samples by expert
         parts = np.split(order, np.searchsorted(chosen[order], range(1, NUM_EXPERTS)))
-        results = functional.concatenate([expert(x[part]) for expert, part in zip(self.experts, parts)])
+        results = functional.concatenate(
+            [expert(x[part]) for expert, part in zip(self.experts, parts)]
+        )
         weight = probabilities[np.arange(len(chosen)), chosen].reshape(
             -1, 1
         )  # the gate gets its gradient through this factor
@@ -72,11 +85,17 @@ def accuracy(outputs, labels):
 
 
 def fraction_of(expert):
-    """Return a metric: the fraction of samples that an expert gets, over both mixtures."""
-    return lambda outputs, _: np.mean([outputs[name] == expert for name in ("first", "second")])
+    """Return a metric: the fraction of samples that an expert gets, over both
+    mixtures.
+    """
+    return lambda outputs, _: np.mean(
+        [outputs[name] == expert for name in ("first", "second")]
+    )
 
 
-METRICS = {"accuracy": accuracy} | {f"expert {k}": fraction_of(k) for k in range(NUM_EXPERTS)}
+METRICS = {"accuracy": accuracy} | {
+    f"expert {k}": fraction_of(k) for k in range(NUM_EXPERTS)
+}
 
 
 def train(group, balance, training, test):
@@ -90,7 +109,9 @@ def train(group, balance, training, test):
     pipeline = Pipeline(model, group, loss=loss, num_microbatches=4, compile=COMPILE)
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=2e-3)
     for epoch in range(NUM_EPOCHS):
-        for x, y in data.batches(*training, batch_size=128, epoch=epoch, needs=pipeline.needs):
+        for x, y in data.batches(
+            *training, batch_size=128, epoch=epoch, needs=pipeline.needs
+        ):
             pipeline.step({"x": x}, y, wait=False)
             optimiser.step()
     return pipeline.evaluate({"x": test[0]}, test[1], metrics=METRICS)
@@ -105,6 +126,11 @@ with init_process_group() as group:
         if group.rank == 0:
             right, *fractions = result.metrics.values()
             busy = " ".join(f"{100 * each:3.0f}" for each in fractions)
-            print(f"weight of the balance {balance}: accuracy {100 * right:.2f} %, experts busy with {busy} %")
+            print(
+                f"weight of the balance {balance}: accuracy {100 * right:.2f} %, "
+                f"experts busy with {busy} %"
+            )
     if group.rank == 0:
-        print(f"loss {result!r}, accuracy {right!r}, largest fraction {max(fractions)!r}")
+        print(
+            f"loss {result!r}, accuracy {right!r}, largest fraction {max(fractions)!r}"
+        )

@@ -33,7 +33,9 @@ IGNORED = -100
 
 
 def lines_by_length(text, alphabet):
-    """Return one array of shape (lines, length) for each length, with the line ends included."""
+    """Return one array of shape (lines, length) for each length, with the line ends
+    included.
+    """
     lines_of = defaultdict(list)
     for line in text.splitlines():
         if SHORTEST < len(line) <= LONGEST:
@@ -42,11 +44,15 @@ def lines_by_length(text, alphabet):
 
 
 def microbatches(groups, key):
-    """Return random lines: a list of (inputs, targets), each with lines of one length."""
+    """Return random lines: a list of (inputs, targets), each with lines of one
+    length.
+    """
     generator = np.random.default_rng(key)
     probabilities = np.array([len(lines) for lines in groups]) / sum(map(len, groups))
     chosen = generator.choice(len(groups), NUM_MICROBATCHES, p=probabilities)
-    drawn = [generator.choice(groups[number], LINES, replace=False) for number in chosen]
+    drawn = [
+        generator.choice(groups[number], LINES, replace=False) for number in chosen
+    ]
     return [(lines[:, :-1], lines[:, 1:]) for lines in drawn]
 
 
@@ -55,11 +61,16 @@ def unpadded(parts):
 
 
 def padded(parts):
-    """Return one array of inputs and one of targets. The model sees no later characters, so any value pads inputs."""
+    """Return one array of inputs and one of targets. The model sees no later
+    characters, so any value pads inputs.
+    """
     longest = max(inputs.shape[1] for inputs, _ in parts)
 
     def filled(arrays, number):
-        return [np.pad(a, ((0, 0), (0, longest - a.shape[1])), constant_values=number) for a in arrays]
+        return [
+            np.pad(a, ((0, 0), (0, longest - a.shape[1])), constant_values=number)
+            for a in arrays
+        ]
 
     inputs, targets = zip(*parts)
     return np.concatenate(filled(inputs, 0)), np.concatenate(filled(targets, IGNORED))
@@ -82,9 +93,15 @@ model = nn.Sequential(
 
 with init_process_group() as group:
     loss = nn.CrossEntropyLoss(ignore_index=IGNORED)
-    pipeline = Pipeline(model, group, loss=loss, num_microbatches=NUM_MICROBATCHES, compile=COMPILE)
-    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=3e-3, betas=(0.9, 0.99), weight_decay=0.1)
-    rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_UPDATES, warmup_steps=NUM_UPDATES // 10))
+    pipeline = Pipeline(
+        model, group, loss=loss, num_microbatches=NUM_MICROBATCHES, compile=COMPILE
+    )
+    optimiser = optim.AdamW(
+        pipeline.parameters(), learning_rate=3e-3, betas=(0.9, 0.99), weight_decay=0.1
+    )
+    rate = optim.LearningRateSchedule(
+        optimiser, optim.cosine(NUM_UPDATES, warmup_steps=NUM_UPDATES // 10)
+    )
     tokens = tokens_with_padding = 0
     for update in range(NUM_UPDATES):
         batches = [microbatches(groups, (update, number)) for number in range(2)]
@@ -92,19 +109,27 @@ with init_process_group() as group:
         mean = 0.0
         for number, parts in enumerate(batches):
             weight = count(parts) / total
-            mean += weight * pipeline.step(*unpadded(parts), accumulate=number > 0, scale=weight)
+            mean += weight * pipeline.step(
+                *unpadded(parts), accumulate=number > 0, scale=weight
+            )
             tokens += count(parts)
             tokens_with_padding += padded(parts)[1].size
         pipeline.clip_grad_norm(1.0)
         optimiser.step()
         rate.step()
         if group.rank == 0 and (update + 1) % 25 == 0:
-            print(f"update {update + 1:3d}: loss {mean:.3f} nats per character", flush=True)
+            print(
+                f"update {update + 1:3d}: loss {mean:.3f} nats per character",
+                flush=True,
+            )
 
     parts = microbatches(groups, (NUM_UPDATES, 0))
     whole, cut = pipeline.evaluate(*padded(parts)), pipeline.evaluate(*unpadded(parts))
     if group.rank == 0:
         saved = 1 - tokens / tokens_with_padding
-        print(f"tokens in training: {tokens}, with padding {tokens_with_padding}; {100 * saved:.0f} % saved")
+        print(
+            f"tokens in training: {tokens}, with padding {tokens_with_padding}; "
+            f"{100 * saved:.0f} % saved"
+        )
         print(f"new lines: loss {cut!r}, padded {whole!r}")
         print(f"loss {cut!r}, relative difference {abs(whole / cut - 1):.0e}")

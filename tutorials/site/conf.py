@@ -1,4 +1,6 @@
-"""Configuration of the documentation site. README.md beside this file says how to build it."""
+"""Configuration of the documentation site. README.md beside this file says how to build
+it.
+"""
 
 import os
 import sys
@@ -6,9 +8,13 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent.parent)]  # this checkout, even if another one is installed
-# The kernels that run the lessons import the same checkout, and do not warn of a busy machine when they measure.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent.parent), os.environ.get("PYTHONPATH")]))
+# this checkout, even if another one is installed
+sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent.parent)]
+# The kernels that run the lessons import the same checkout, and do not warn of a busy
+# machine when they measure.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(HERE.parent.parent), os.environ.get("PYTHONPATH")])
+)
 os.environ["PYTHONWARNINGS"] = "ignore:These costs were measured on a busy machine"
 
 project = "minipipe"
@@ -34,26 +40,30 @@ exclude_patterns = ["README.md", "extensions", "playground", "**/.ipynb_checkpoi
 nitpicky = True
 show_warning_types = True
 smartquotes = False  # quotation marks often belong to code
-# No inventories are fetched, so references to other libraries stay unresolved; nor is the repr of a default a class.
-nitpick_ignore_regex = [("py:class", r"(abc|collections|enum|numpy|types)\..*|<function .*")]
+# No inventories are fetched, so references to other libraries stay unresolved; nor is
+# the repr of a default a class.
+nitpick_ignore_regex = [
+    ("py:class", r"(abc|collections|enum|numpy|types)\..*|<function .*")
+]
 
-# -- texts ---------------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 copybutton_exclude = ".linenos, .gp, .go"
 
-# -- lessons, run as notebooks -------------------------------------------------------------------------------------
+# -- lessons, run as notebooks ---------------------------------------------------------
 
 nb_execution_mode = "cache"  # unchanged lessons are not run again
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
-nb_code_prompt_show = "Show the assertions"  # tutorials/notebooks.py folds cells that only assert
+# tutorials/notebooks.py folds cells that only assert
+nb_code_prompt_show = "Show the assertions"
 nb_code_prompt_hide = "Hide the assertions"
 
-# -- reference -----------------------------------------------------------------------------------------------------
+# -- reference -------------------------------------------------------------------------
 
 autosummary_generate = False  # reference.py writes the pages
 autodoc_typehints = "none"  # the docstrings describe the types
@@ -62,20 +72,26 @@ toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False  # autodoc shows them in full
 viewcode_line_numbers = True
 
-# -- look ----------------------------------------------------------------------------------------------------------
+# -- look ------------------------------------------------------------------------------
 
 html_theme = "pydata_sphinx_theme"
 html_title = "minipipe"
 html_favicon = "_static/icon.svg"
-html_context = {"default_mode": "auto"}  # without it the theme writes an error to the console of every page
+# without it the theme writes an error to the console of every page
+html_context = {"default_mode": "auto"}
 html_static_path = ["_static"]
 templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
-html_sidebars = {page: [] for page in ("coming-from-*", "glossary", "index")}  # without subpages
+# without subpages
+html_sidebars = {page: [] for page in ("coming-from-*", "glossary", "index")}
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {
-    "logo": {"text": "minipipe", "image_light": "_static/icon.svg", "image_dark": "_static/icon.svg"},
+    "logo": {
+        "text": "minipipe",
+        "image_light": "_static/icon.svg",
+        "image_dark": "_static/icon.svg",
+    },
     "show_toc_level": 2,
     "collapse_navigation": True,
     "navigation_with_keys": False,  # arrows belong to the player

@@ -1,7 +1,8 @@
 """Check every link of a built site: ``python tutorials/site/links.py build/site``.
 
-The target of each ``href`` and ``src`` must be a file of the site, and its fragment (after ``#``) a place on that page
-or, in the playground, a schedule. ``--others`` lists addresses of other sites. No address is fetched.
+The target of each ``href`` and ``src`` must be a file of the site, and its fragment
+(after ``#``) a place on that page or, in the playground, a schedule. ``--others`` lists
+addresses of other sites. No address is fetched.
 """
 
 import argparse
@@ -30,7 +31,9 @@ class Page(HTMLParser):
             if name == "id" or (name == "name" and tag == "a"):
                 self.places.add(value or "")
             elif (
-                name in ("href", "src") and value is not None and (tag, dict(attrs).get("rel")) != ("link", "canonical")
+                name in ("href", "src")
+                and value is not None
+                and (tag, dict(attrs).get("rel")) != ("link", "canonical")
             ):
                 self.links.append(value)
 
@@ -45,8 +48,14 @@ class Page(HTMLParser):
 
 
 def read(site: Path) -> dict[Path, Page]:
-    """Return every page of a site by its path. Files of the theme in ``_static`` are not pages."""
-    paths = [path for path in sorted(site.rglob("*.html")) if path.relative_to(site).parts[0] != "_static"]
+    """Return every page of a site by its path. Files of the theme in ``_static`` are
+    not pages.
+    """
+    paths = [
+        path
+        for path in sorted(site.rglob("*.html"))
+        if path.relative_to(site).parts[0] != "_static"
+    ]
     return {path: Page(path) for path in paths}
 
 
@@ -58,12 +67,18 @@ def problems(site: Path) -> list[str]:
             address, place = urldefrag(link)
             if urlsplit(link).scheme or link.startswith("//"):
                 continue
-            target = (path.parent / unquote(urlsplit(address).path)).resolve() if address else path
+            target = (
+                (path.parent / unquote(urlsplit(address).path)).resolve()
+                if address
+                else path
+            )
             target = target / "index.html" if target.is_dir() else target
             if not target.exists() or not target.is_relative_to(site.resolve()):
                 found.append(f"{path.relative_to(site)}: there is no {link}")
             elif target in pages and not pages[target].has(unquote(place)):
-                found.append(f"{path.relative_to(site)}: {target.name} has no place {place}")
+                found.append(
+                    f"{path.relative_to(site)}: {target.name} has no place {place}"
+                )
     return found
 
 
@@ -77,7 +92,11 @@ def main() -> int:
     """Print the broken links. The exit status is 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("site", type=Path)
-    parser.add_argument("--others", action="store_true", help="list the addresses on other sites instead")
+    parser.add_argument(
+        "--others",
+        action="store_true",
+        help="list the addresses on other sites instead",
+    )
     options = parser.parse_args()
     found = others(options.site) if options.others else problems(options.site.resolve())
     print(*found, sep="\n", end="\n" if found else "")

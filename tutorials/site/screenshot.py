@@ -1,4 +1,5 @@
-"""Draw the picture of the editor for README.md: ``python tutorials/site/screenshot.py tutorials/site/editor.png``.
+"""Draw the picture of the editor for README.md: ``python tutorials/site/screenshot.py
+tutorials/site/editor.png``.
 
 It needs Chromium and ``pip install -e '.[browser]'``.
 """
@@ -15,7 +16,8 @@ _SIZE = {"width": 1000, "height": 900}
 
 
 def screenshot(chromium, until=15) -> bytes:
-    """Return a picture of the middle of the editor as PNG: 1F1B without what begins at ``until`` or later.
+    """Return a picture of the middle of the editor as PNG: 1F1B without what begins at
+    ``until`` or later.
 
     Parameters
     ----------
@@ -32,7 +34,9 @@ def screenshot(chromium, until=15) -> bytes:
         page.locator("#rows button").first.wait_for()
         first, last = (page.locator(part).bounding_box() for part in ("#said", "#rows"))
         top, bottom = first["y"] - 8, last["y"] + last["height"] + 5
-        picture = page.screenshot(clip={"x": 0, "y": top, "width": _SIZE["width"], "height": bottom - top})
+        picture = page.screenshot(
+            clip={"x": 0, "y": top, "width": _SIZE["width"], "height": bottom - top}
+        )
         page.close()
         served.shutdown()
     return picture
@@ -42,9 +46,16 @@ def main(path: str) -> None:
     """Write the picture to a file."""
     from playwright.sync_api import sync_playwright
 
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = next(
+        filter(
+            None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+        ),
+        None,
+    )
     with sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        chromium = started.chromium.launch(
+            executable_path=browser, args=["--no-sandbox"]
+        )
         Path(path).write_bytes(screenshot(chromium))
         chromium.close()
 

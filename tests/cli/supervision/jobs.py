@@ -1,4 +1,6 @@
-"""Supervised jobs for tests: a script, a process that supervises it, and a count of what is left."""
+"""Supervised jobs for tests: a script, a process that supervises it, and a count of
+what is left.
+"""
 
 import os
 import signal
@@ -29,13 +31,19 @@ class Supervised:
         return found
 
     def finish(self, limit=60.0, grace=0.0):
-        """Wait for its end. A process that is left of the job ``grace`` seconds later fails the test."""
+        """Wait for its end. A process that is left of the job ``grace`` seconds later
+        fails the test.
+        """
         begun = time.perf_counter()
         out, err = self.process.communicate(timeout=limit)
         seconds = time.perf_counter() - begun
-        while (left := processes_of(self.mark)) and time.perf_counter() < begun + seconds + grace:
+        while (
+            left := processes_of(self.mark)
+        ) and time.perf_counter() < begun + seconds + grace:
             time.sleep(_LOOK)
-        assert not left, [Path(f"/proc/{number}/cmdline").read_bytes() for number in left]
+        assert not left, [
+            Path(f"/proc/{number}/cmdline").read_bytes() for number in left
+        ]
         return Finished(self.process.returncode, out, err, seconds)
 
 
@@ -51,7 +59,8 @@ def supervised(*arguments, python=SUPERVISOR, **changes):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not deaf to Ctrl-C, whoever runs the tests
+        # not deaf to Ctrl-C, whoever runs the tests
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield Supervised(mark, process)

@@ -1,4 +1,6 @@
-"""Jobs under supervision, with real processes: what starts again, what does not, and that nothing is left."""
+"""Jobs under supervision, with real processes: what starts again, what does not, and
+that nothing is left.
+"""
 
 import os
 import re
@@ -10,7 +12,10 @@ import pytest
 from tests.cli.supervision.jobs import lines_of, run, supervised
 from tests.launch import needs_mpi, slowly
 
-pytestmark = [needs_mpi, pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")]
+pytestmark = [
+    needs_mpi,
+    pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc"),
+]
 
 
 @pytest.fixture
@@ -45,26 +50,51 @@ with init_process_group() as group:
 """
 
 
-def test_a_job_whose_rank_is_killed_twice_goes_on_each_time_from_where_it_was(script, tmp_path):
-    done = run("-n", 2, "--restarts", 3, script(GOES_ON), tmp_path / "progress", "--restarts", "9")
+def test_a_job_whose_rank_is_killed_twice_goes_on_each_time_from_where_it_was(
+    script, tmp_path
+):
+    done = run(
+        "-n",
+        2,
+        "--restarts",
+        3,
+        script(GOES_ON),
+        tmp_path / "progress",
+        "--restarts",
+        "9",
+    )
     assert done.code == 0 and re.findall(r"step (\d)", done.out) == list("012345")
     first, second = lines_of(done)
-    said = r"attempt 0 failed with exit code \d+ after \d\.\d s; restart 1 of 3 on 2 ranks"
+    said = (
+        r"attempt 0 failed with exit code \d+ after \d\.\d s; restart 1 of 3 on 2 ranks"
+    )
     assert re.fullmatch(rf"minipipe: [\d-]{{10}} [\d:]{{8}}: {said}", first)
     assert "attempt 1 failed" in second and "restart 2 of 3" in second
 
 
-@pytest.mark.parametrize("text", ["raise SystemExit(7)", slowly("def broken(:"), slowly("import no_such_module")])
+@pytest.mark.parametrize(
+    "text",
+    ["raise SystemExit(7)", slowly("def broken(:"), slowly("import no_such_module")],
+)
 def test_a_program_that_fails_alike_at_once_three_times_is_given_up(text, script):
     done = run("-n", 2, "--restarts", 9, script(text))
     assert done.code == (7 if "7" in text else 1)
     *_, last = lines_of(done)
     assert len(lines_of(done)) == 3
-    assert "not restarted: it failed 3 times in a row within 5 s, with the same exit code" in last
+    assert (
+        "not restarted: it failed 3 times in a row within 5 s, with the same exit code"
+        in last
+    )
 
 
 def test_when_the_restarts_are_used_it_says_so_and_returns_the_last_exit_code(script):
-    done = run("-n", 1, "--restarts", 1, script("import os, sys\nsys.exit(3 + int(os.environ['MINIPIPE_RESTART']))"))
+    done = run(
+        "-n",
+        1,
+        "--restarts",
+        1,
+        script("import os, sys\nsys.exit(3 + int(os.environ['MINIPIPE_RESTART']))"),
+    )
     assert done.code == 4
     assert [line.partition("; ")[2] for line in lines_of(done)] == [
         "restart 1 of 1 on 1 rank",
@@ -73,9 +103,13 @@ def test_when_the_restarts_are_used_it_says_so_and_returns_the_last_exit_code(sc
 
 
 @pytest.mark.parametrize(("code", "restarts"), [(0, 3), (2, 3), (1, 0)])
-def test_success_bad_usage_and_a_job_without_restarts_run_once(code, restarts, script, tmp_path):
+def test_success_bad_usage_and_a_job_without_restarts_run_once(
+    code, restarts, script, tmp_path
+):
     text = "import sys\nprint('ran', *sys.argv[1:])\nsys.exit(int(sys.argv[-1]))"
-    done = run("-n", 1, "--restarts", restarts, script(text), "--restarts", "-n", "--", code)
+    done = run(
+        "-n", 1, "--restarts", restarts, script(text), "--restarts", "-n", "--", code
+    )
     assert (done.code, done.out) == (code, f"ran --restarts -n -- {code}\n")
     assert [line.partition("; ")[2] for line in lines_of(done)] == [
         "not restarted: exit code 2 means a wrong command line"
@@ -84,13 +118,19 @@ def test_success_bad_usage_and_a_job_without_restarts_run_once(code, restarts, s
 
 def test_with_json_the_result_is_the_last_line(script):
     done = run("--json", "-n", 1, script("import sys\nprint(repr(sys.stdin.read()))"))
-    assert (done.code, done.out) == (0, '\'\'\n{"exit_code": 0, "restarts": 0, "ranks": 1}\n')
+    assert (done.code, done.out) == (
+        0,
+        '\'\'\n{"exit_code": 0, "restarts": 0, "ranks": 1}\n',
+    )
 
 
-# -- nothing is left ----------------------------------------------------------------------------------------------
+# -- nothing is left -------------------------------------------------------------------
 
 WAITS = "import time\nprint('waits', flush=True)\ntime.sleep(100)"
-DEAF = f"import signal\nfor number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n{WAITS}"
+DEAF = (
+    "import signal\nfor number in (signal.SIGINT, signal.SIGTERM): "
+    f"signal.signal(number, signal.SIG_IGN)\n{WAITS}"
+)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +143,9 @@ DEAF = f"import signal\nfor number in (signal.SIGINT, signal.SIGTERM): signal.si
         slowly(DEAF, signal.SIGTERM, 15.0),
     ],
 )
-def test_a_signal_to_the_supervisor_ends_the_job_which_does_not_start_again(text, number, limit, script):
+def test_a_signal_to_the_supervisor_ends_the_job_which_does_not_start_again(
+    text, number, limit, script
+):
     with supervised("-n", 2, "--restarts", 3, script(text)) as job:
         job.read("waits")
         job.process.send_signal(number)
@@ -114,11 +156,14 @@ def test_a_signal_to_the_supervisor_ends_the_job_which_does_not_start_again(text
 
 def test_a_signal_in_the_pause_between_two_attempts_ends_it_at_once():
     program = (
-        "import os, signal, sys, threading, time\nfrom minipipe.comm.job.guard import Attempts\n"
+        "import os, signal, sys, threading, time\nfrom minipipe.comm.job.guard "
+        "import Attempts\n"
         "with Attempts() as attempts:\n"
         "    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
-        "    begun = time.monotonic(); attempts.pause(50); print(time.monotonic() - begun < 10, attempts.stopped_by)\n"
-        "    print(attempts.run([sys.executable, '-c', 'import time; time.sleep(50)']).code)\n"
+        "    begun = time.monotonic(); attempts.pause(50); "
+        "print(time.monotonic() - begun < 10, attempts.stopped_by)\n"
+        "    print(attempts.run([sys.executable, '-c', 'import time; "
+        "time.sleep(50)']).code)\n"
         "print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"
     )
     assert run(python=("-c", program)).out == "True 15\n-15\nTrue\n"
@@ -131,7 +176,8 @@ GOES_ON_AS = "import os, sys\nos.execv(sys.executable, [sys.executable, *sys.arg
 def test_a_signal_that_was_ignored_from_the_beginning_stays_so(script):
     """As under nohup."""
     deaf = f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{GOES_ON_AS}"
-    text = "import time\nprint('waits', flush=True)\ntime.sleep(1)"  # alive while the signal comes
+    # alive while the signal comes
+    text = "import time\nprint('waits', flush=True)\ntime.sleep(1)"
     command = ("-c", deaf, "-m", "minipipe", "run")
     with supervised("-n", 1, script(text), python=command) as job:
         job.read("waits")
@@ -154,8 +200,12 @@ def child_of(pid):
 
 @pytest.mark.parametrize("text", [WAITS, slowly(DEAF)])
 @pytest.mark.parametrize("is_guard", [True, False])
-def test_when_the_guard_or_the_supervisor_is_killed_the_whole_job_ends(is_guard, text, script):
-    """The story: tied to the supervisor by SIGKILL alone, an mpirun of Open MPI left its ranks as orphans."""
+def test_when_the_guard_or_the_supervisor_is_killed_the_whole_job_ends(
+    is_guard, text, script
+):
+    """The story: tied to the supervisor by SIGKILL alone, an mpirun of Open MPI left
+    its ranks as orphans.
+    """
     with supervised("-n", 2, "--restarts", 3, script(text)) as job:
         job.read("waits")
         os.kill(job.pid if is_guard else child_of(job.pid), signal.SIGKILL)
@@ -175,7 +225,10 @@ def test_without_a_word_from_the_kernel_the_job_would_outlive_its_guard(script):
 
 
 def test_when_mpirun_is_killed_the_job_starts_again(script):
-    text = f"import os, signal\n{WAITS}if os.environ['MINIPIPE_RESTART'] == '0' else print('ended well')"
+    text = (
+        f"import os, signal\n{WAITS}if os.environ['MINIPIPE_RESTART'] == '0' else "
+        "print('ended well')"
+    )
     with supervised("-n", 1, "--restarts", 1, script(text)) as job:
         job.read("waits")
         os.kill(child_of(child_of(job.pid)), signal.SIGKILL)
@@ -195,13 +248,22 @@ def test_what_a_job_leaves_running_in_a_session_of_its_own_is_ended(script):
 
 
 def test_with_stderr_on_a_full_disk_the_job_starts_again_all_the_same(script):
-    text = "import os, sys\nprint('attempt', os.environ['MINIPIPE_RESTART'])\nsys.exit(1)"
+    text = (
+        "import os, sys\nprint('attempt', os.environ['MINIPIPE_RESTART'])\nsys.exit(1)"
+    )
     full = f"import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n{GOES_ON_AS}"
-    done = run("-n", 1, "--restarts", 1, script(text), python=("-c", full, "-m", "minipipe", "run"))
+    done = run(
+        "-n",
+        1,
+        "--restarts",
+        1,
+        script(text),
+        python=("-c", full, "-m", "minipipe", "run"),
+    )
     assert done.code != 0 and done.out == "attempt 0\nattempt 1\n"
 
 
-# -- hosts --------------------------------------------------------------------------------------------------------
+# -- hosts -----------------------------------------------------------------------------
 
 SSH = """#!/bin/sh
 # In place of ssh: hosts that are none, but this one. FOLDER/NAME.gone is in place of a cable that is pulled.
@@ -237,11 +299,18 @@ def on_hosts(tmp_path, script):
     ssh.write_text(SSH)
     ssh.chmod(0o755)
     hosts.write_text("# two ranks each\nnode0:2\nnode1:2\n")
-    options = ("--launcher", f"mpirun -launcher ssh -launcher-exec {ssh}", "--probe", f"{ssh} HOST true")
+    options = (
+        "--launcher",
+        f"mpirun -launcher ssh -launcher-exec {ssh}",
+        "--probe",
+        f"{ssh} HOST true",
+    )
 
     def ran(*arguments, gone=("node1",)):
         path = script(LOSES_ITS_HOST)
-        return run(*options, "--hostfile", hosts, *arguments, path, *gone, FOLDER=str(tmp_path))
+        return run(
+            *options, "--hostfile", hosts, *arguments, path, *gone, FOLDER=str(tmp_path)
+        )
 
     return ran
 
@@ -255,14 +324,23 @@ def test_a_host_that_does_not_answer_is_left_out_with_its_ranks(on_hosts):
     done = on_hosts("--restarts", 3)
     assert done.code == 0 and sizes_of(done) == [4, 2]
     (line,) = lines_of(done)
-    assert re.search(r"; restart 1 of 3 on 2 of 4 ranks, without node1 \(\S+/ssh: exit code 255\)$", line)
+    assert re.search(
+        r"; restart 1 of 3 on 2 of 4 ranks, without node1 \(\S+/ssh: exit code 255\)$",
+        line,
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "gone", "why"),
     [
-        slowly(("--min-ranks", 3), ["node1"], "only 2 of 4 ranks are left, and --min-ranks is 3"),
-        slowly((), ["node1", "node0"], "only 0 of 4 ranks are left, and --min-ranks is 1"),
+        slowly(
+            ("--min-ranks", 3),
+            ["node1"],
+            "only 2 of 4 ranks are left, and --min-ranks is 3",
+        ),
+        slowly(
+            (), ["node1", "node0"], "only 0 of 4 ranks are left, and --min-ranks is 1"
+        ),
     ],
 )
 def test_with_too_few_ranks_it_does_not_start_again(options, gone, why, on_hosts):
@@ -271,14 +349,18 @@ def test_with_too_few_ranks_it_does_not_start_again(options, gone, why, on_hosts
 
 
 @pytest.mark.slow
-def test_every_host_is_asked_before_every_restart_and_takes_part_again_once_it_answers(on_hosts):
+def test_every_host_is_asked_before_every_restart_and_takes_part_again_once_it_answers(
+    on_hosts,
+):
     done = on_hosts("--restarts", 3, gone=["node1", "-node1"])
     assert done.code == 0 and sizes_of(done) == [4, 2, 4]
     assert ["without" in line for line in lines_of(done)] == [True, False]
 
 
 @pytest.mark.slow
-def test_a_host_that_is_gone_from_the_beginning_is_noticed_when_the_first_attempt_fails(on_hosts, tmp_path):
+def test_a_host_that_is_gone_from_the_beginning_is_noticed_when_the_first_attempt_fails(
+    on_hosts, tmp_path
+):
     (tmp_path / "node1.gone").touch()
     done = on_hosts("--restarts", 1, gone=[])
     assert done.code == 0 and sizes_of(done) == [2]

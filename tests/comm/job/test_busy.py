@@ -13,7 +13,11 @@ IDLE = "cpu  0 0 0 0\n{lines}\nintr 0\n"
 
 def ticks(worked, idle):
     """Return the lines of some cores: so many ticks of work, and idle."""
-    return IDLE.format(lines="\n".join(f"cpu{i} {worked[i]} 0 0 {idle[i]} 0 0 0 0 0 0" for i in range(len(worked))))
+    return IDLE.format(
+        lines="\n".join(
+            f"cpu{i} {worked[i]} 0 0 {idle[i]} 0 0 0 0 0 0" for i in range(len(worked))
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,9 @@ def test_cores_are_busy_as_far_as_they_work_while_this_process_sleeps(
     monkeypatch.setattr(host, "cores", lambda: allowed)
 
     def sleep(_):
-        file.write_text(ticks([100 + each for each in worked], [100 + each for each in idle]))
+        file.write_text(
+            ticks([100 + each for each in worked], [100 + each for each in idle])
+        )
 
     monkeypatch.setattr(host.time, "sleep", sleep)
     assert busy_cores() == pytest.approx(busy)

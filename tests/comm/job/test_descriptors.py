@@ -1,4 +1,6 @@
-"""Forked children of a rank end with it, neither earlier nor later, and no other process does."""
+"""Forked children of a rank end with it, neither earlier nor later, and no other
+process does.
+"""
 
 import os
 import select
@@ -10,9 +12,12 @@ import pytest
 
 from tests.launch import ROOT, environment, mpirun, needs_mpi, slowly
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the signal for children needs Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the signal for children needs Linux"
+)
 
-# A rank with the launcher's socket. It makes a child, says when what must not end the child is over, and is killed.
+# A rank with the launcher's socket. It makes a child, says when what must not end the
+# child is over, and is killed.
 RANK = """
 import os, signal, socket, subprocess, sys, threading, time
 from minipipe.comm.job.meeting import Line
@@ -75,7 +80,9 @@ def child_of_a_rank(what):
 
 
 def test_a_child_of_a_thread_outlives_the_thread_and_not_the_rank():
-    """A death signal of the kernel (``PR_SET_PDEATHSIG``) comes when the thread ends that forked."""
+    """A death signal of the kernel (``PR_SET_PDEATHSIG``) comes when the thread ends
+    that forked.
+    """
     assert_ends_with_its_rank("fork_in_a_thread")
 
 
@@ -101,7 +108,9 @@ def has_ended(pidfd, seconds):
 
 
 def test_another_program_that_a_rank_has_started_is_not_disturbed():
-    """Even with a ``preexec_fn``, for which Python runs the same hooks as for a forked child."""
+    """Even with a ``preexec_fn``, for which Python runs the same hooks as for a forked
+    child.
+    """
     rank, _ = child_of_a_rank("run_another_program")
     rank.kill()
     rank.wait()
@@ -111,7 +120,9 @@ def test_another_program_that_a_rank_has_started_is_not_disturbed():
 
 
 def test_the_launcher_s_socket_is_open_as_long_as_the_rank_lives_whatever_its_program_closes():
-    """The story: the launcher took the rank for dead and killed all, and an innocent rank was named."""
+    """The story: the launcher took the rank for dead and killed all, and an innocent
+    rank was named.
+    """
     from minipipe.comm.job.descriptors import Descriptors
 
     launcher, own = socket.socketpair()
@@ -143,11 +154,15 @@ if __name__ == "__main__":
     print("ended well", flush=True)
 """
 RUN = (
-    "subprocess.run([sys.executable, '-c', 'import runpy, sys; runpy.run_path(sys.argv[1])[\"joins\"]()', __file__]{})"
+    "subprocess.run([sys.executable, '-c', 'import runpy, sys; "
+    'runpy.run_path(sys.argv[1])["joins"]()\', __file__]{})'
 )
 
 
-PROCESS = "child = multiprocessing.get_context('{}').Process(target=joins); child.start(); child.join()"
+PROCESS = (
+    "child = multiprocessing.get_context('{}').Process(target=joins); child.start(); "
+    "child.join()"
+)
 
 
 @needs_mpi
@@ -161,9 +176,16 @@ PROCESS = "child = multiprocessing.get_context('{}').Process(target=joins); chil
     ],
     ids=["subprocess", "subprocess with all files", "fork", "spawn"],
 )
-def test_a_child_of_a_rank_that_wants_to_join_is_refused_and_the_job_goes_on(how, tmp_path):
-    """The story: it joined as its rank, and the job ended: "the launcher's process on this host has ended"."""
+def test_a_child_of_a_rank_that_wants_to_join_is_refused_and_the_job_goes_on(
+    how, tmp_path
+):
+    """The story: it joined as its rank, and the job ended: "the launcher's process on
+    this host has ended".
+    """
     script = tmp_path / "joins.py"
     script.write_text(NO_RANK.replace("HOW", how))
     job = mpirun(2, script)
-    assert (job.code, sorted(job.out.splitlines())) == (0, ["ended well", "ended well", "refused"]), job.err
+    assert (job.code, sorted(job.out.splitlines())) == (
+        0,
+        ["ended well", "ended well", "refused"],
+    ), job.err

@@ -9,7 +9,9 @@ from minipipe.comm.job.reports import LONGEST_GAP, Patience
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_a_gap_between_looks_counts_half_a_second_at_most(gaps):
-    """The story: a job that Slurm suspended for longer than the timeout failed when it went on, 6 of 6."""
+    """The story: a job that Slurm suspended for longer than the timeout failed when it
+    went on, 6 of 6.
+    """
     clock = 0.0
     real, reports.perf_counter = reports.perf_counter, lambda: clock
     try:

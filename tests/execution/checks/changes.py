@@ -1,4 +1,6 @@
-"""What one rank may do otherwise between the calls of a pipeline: updates and batches, for programs.py."""
+"""What one rank may do otherwise between the calls of a pipeline: updates and batches,
+for programs.py.
+"""
 
 from itertools import islice
 
@@ -11,7 +13,9 @@ X, Y = (GENERATOR.standard_normal((8, k)).astype(np.float32) for k in (4, 2))
 
 
 class Powers(optim.Optimiser):
-    """A rule of one's own, with attributes that are the same on all ranks, and one that is not."""
+    """A rule of one's own, with attributes that are the same on all ranks, and one that
+    is not.
+    """
 
     not_compared = "mine"
 
@@ -45,7 +49,9 @@ def sets_power(power):
 
 
 def behind_an_empty_cell(value):
-    """Return a function whose first free name has no value, and whose second one has."""
+    """Return a function whose first free name has no value, and whose second one
+    has.
+    """
     later = np.abs
     function = lambda x: later(x) if value is None else x * value  # noqa: F821, that is the point
     del later
@@ -53,7 +59,9 @@ def behind_an_empty_cell(value):
 
 
 def another(pipeline, rule, number):
-    return type(rule)(pipeline.parameters(), rule.learning_rate) if number == 1 else rule
+    return (
+        type(rule)(pipeline.parameters(), rule.learning_rate) if number == 1 else rule
+    )
 
 
 def forgets_all(pipeline, rule, number):
@@ -67,11 +75,14 @@ def forgets_one(pipeline, rule, number):
 
 
 def goes_back(to, at=2):
-    """Return a function that loads, at one update, the state from before an earlier one."""
+    """Return a function that loads, at one update, the state from before an earlier
+    one.
+    """
     kept = {}
 
     def update(pipeline, rule, number):
-        kept[id(rule), number] = rule.state_dict()  # not setdefault: an optimiser before may have had the number
+        # not setdefault: an optimiser before may have had the number
+        kept[id(rule), number] = rule.state_dict()
         if number == at:
             rule.load_state_dict(kept[id(rule), to])
         return rule
@@ -90,11 +101,15 @@ def drawn(batch_size=4, **given):
 
 
 def read_from(start):
-    return lambda pipeline, number: next(data.batches(X, Y, 4, needs=pipeline.needs, start=start))
+    return lambda pipeline, number: next(
+        data.batches(X, Y, 4, needs=pipeline.needs, start=start)
+    )
 
 
 def window(key):
-    """Return a function that draws windows of a text, of which the first rank reads x and the last one y."""
+    """Return a function that draws windows of a text, of which the first rank reads x
+    and the last one y.
+    """
 
     def batch(pipeline, number):
         windows = data.text_windows(np.arange(50), 4, 8, (key, number))

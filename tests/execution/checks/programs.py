@@ -1,11 +1,21 @@
-"""A small program of every rank, with one thing that is different on one rank. For test_refused.py and over MPI."""
+"""A small program of every rank, with one thing that is different on one rank. For
+test_refused.py and over MPI.
+"""
 
 import sys
 from functools import partial
 
 import numpy as np
 
-from minipipe import Microbatches, Pipeline, Replicated, functional, init_process_group, nn, optim
+from minipipe import (
+    Microbatches,
+    Pipeline,
+    Replicated,
+    functional,
+    init_process_group,
+    nn,
+    optim,
+)
 from minipipe.errors import RankError
 from tests.execution.checks.changes import (
     Powers,
@@ -33,7 +43,12 @@ class Scaled(nn.Module):
     not_compared = ("notes",)
 
     def __init__(self, factor=2.0, kept=3, table=(1.0, 2.0), notes=None):
-        self.factor, self._kept, self.table, self.notes = factor, kept, np.array(table), notes
+        self.factor, self._kept, self.table, self.notes = (
+            factor,
+            kept,
+            np.array(table),
+            notes,
+        )
 
     def forward(self, x):
         return x * self.factor
@@ -67,14 +82,18 @@ def absolute(outputs, targets):
 
 
 def model_of(*more, initialiser=None, dtype=None, bias=True):
-    """Return a model with parameters on each of 4 ranks: one without has no optimiser's steps to compare."""
+    """Return a model with parameters on each of 4 ranks: one without has no optimiser's
+    steps to compare.
+    """
     second, third, last = (nn.Linear(4, width, dtype=dtype) for width in (4, 4, 2))
     first = nn.Linear(4, 4, bias, initialiser, dtype)
     return nn.Sequential(first, second, *more, third, last)
 
 
 def loaded(change):
-    """Return a model with values, the same on all ranks but for what ``change`` does to them."""
+    """Return a model with values, the same on all ranks but for what ``change`` does to
+    them.
+    """
     model = model_of().initialise(3)
     change(model)
     return model
@@ -96,12 +115,15 @@ def program(
     num_optimiser_steps=1,
     num_batches=3,
 ):
-    """Train, evaluate, and return the values: what every case changes one argument of, on one rank.
+    """Train, evaluate, and return the values: what every case changes one argument of,
+    on one rank.
 
-    ``update`` is called before each update, and returns the optimiser; ``batch`` may be a function of pipeline and
-    number.
+    ``update`` is called before each update, and returns the optimiser; ``batch`` may be
+    a function of pipeline and number.
     """
-    pipeline = Pipeline(model(), group, loss=loss(), **{"num_microbatches": 4, **(options or {})})
+    pipeline = Pipeline(
+        model(), group, loss=loss(), **{"num_microbatches": 4, **(options or {})}
+    )
     if begin is not None:
         begin(pipeline)
     rule = (optimiser or SLOW)(pipeline.parameters())
@@ -137,7 +159,8 @@ def in_a_group(given):
 STATE = model_of().initialise(5).state_dict()
 OTHER_STATE = {name: values + 1 for name, values in STATE.items()}
 
-# By name: what the error says is different, the arguments of one rank, and those of the others.
+# By name: what the error says is different, the arguments of one rank, and those of the
+# others.
 CASES = {
     # values
     "initialise with another seed": (
@@ -145,7 +168,11 @@ CASES = {
         {"model": lambda: model_of().initialise(1)},
         {"model": lambda: model_of().initialise(0)},
     ),
-    "values on one rank alone": ("first values of", {"model": lambda: loaded(lambda model: None)}, {}),
+    "values on one rank alone": (
+        "first values of",
+        {"model": lambda: loaded(lambda model: None)},
+        {},
+    ),
     "one element of a parameter": (
         "first values of 0.weight",
         {"model": lambda: loaded(raised)},
@@ -156,11 +183,19 @@ CASES = {
         {"begin": lambda pipeline: pipeline.load_state_dict(OTHER_STATE)},
         {"begin": lambda pipeline: pipeline.load_state_dict(STATE)},
     ),
-    "a state on one rank alone": ("loaded state", {"begin": lambda pipeline: pipeline.load_state_dict(STATE)}, {}),
+    "a state on one rank alone": (
+        "loaded state",
+        {"begin": lambda pipeline: pipeline.load_state_dict(STATE)},
+        {},
+    ),
     "another seed": ("seed", {"options": {"seed": 1}}, {}),
     "another dropout seed": ("dropout_seed", {"options": {"dropout_seed": 1}}, {}),
     # the model
-    "another initialiser": ("model", {"model": lambda: model_of(initialiser=nn.initialisers.normal(0.1))}, {}),
+    "another initialiser": (
+        "model",
+        {"model": lambda: model_of(initialiser=nn.initialisers.normal(0.1))},
+        {},
+    ),
     "a number of the initialiser": (
         "model",
         {"model": lambda: model_of(initialiser=nn.initialisers.normal(0.1))},
@@ -177,10 +212,18 @@ CASES = {
         {"model": lambda: model_of(nn.Dropout(0.2))},
     ),
     "no bias": ("model", {"model": lambda: model_of(bias=False)}, {}),
-    "another layer": ("model", {"model": lambda: model_of(nn.ReLU())}, {"model": lambda: model_of(nn.Tanh())}),
+    "another layer": (
+        "model",
+        {"model": lambda: model_of(nn.ReLU())},
+        {"model": lambda: model_of(nn.Tanh())},
+    ),
     "one layer more": ("model", {"model": lambda: model_of(nn.ReLU())}, {}),
     "dtype": ("model", {"model": lambda: model_of(dtype=np.float64)}, {}),
-    "a frozen parameter": ("model", {"model": lambda: loaded(freed)}, {"model": lambda: loaded(lambda model: None)}),
+    "a frozen parameter": (
+        "model",
+        {"model": lambda: loaded(freed)},
+        {"model": lambda: loaded(lambda model: None)},
+    ),
     "eval() of the model": ("model", {"model": lambda: model_of().eval()}, {}),
     "an attribute": (
         "model",
@@ -224,17 +267,38 @@ CASES = {
     ),
     # loss and options
     "another loss": ("loss", {"loss": lambda: absolute}, {}),
-    "an attribute of the loss": ("loss", {"loss": lambda: Weighted(2.0)}, {"loss": Weighted}),
-    "the reduction of the loss": ("loss", {"loss": partial(nn.MSELoss, reduction="sum")}, {}),
-    "the closure of the loss": ("loss", {"loss": lambda: squares(2.0)}, {"loss": lambda: squares(1.0)}),
+    "an attribute of the loss": (
+        "loss",
+        {"loss": lambda: Weighted(2.0)},
+        {"loss": Weighted},
+    ),
+    "the reduction of the loss": (
+        "loss",
+        {"loss": partial(nn.MSELoss, reduction="sum")},
+        {},
+    ),
+    "the closure of the loss": (
+        "loss",
+        {"loss": lambda: squares(2.0)},
+        {"loss": lambda: squares(1.0)},
+    ),
     "class weights": (
         "loss",
-        {"loss": partial(nn.CrossEntropyLoss, class_weights=np.array([1.0, 2.0])), "batch": (X, LABELS)},
-        {"loss": partial(nn.CrossEntropyLoss, class_weights=np.array([1.0, 3.0])), "batch": (X, LABELS)},
+        {
+            "loss": partial(nn.CrossEntropyLoss, class_weights=np.array([1.0, 2.0])),
+            "batch": (X, LABELS),
+        },
+        {
+            "loss": partial(nn.CrossEntropyLoss, class_weights=np.array([1.0, 3.0])),
+            "batch": (X, LABELS),
+        },
     ),
     "label smoothing": (
         "loss",
-        {"loss": partial(nn.CrossEntropyLoss, label_smoothing=0.1), "batch": (X, LABELS)},
+        {
+            "loss": partial(nn.CrossEntropyLoss, label_smoothing=0.1),
+            "batch": (X, LABELS),
+        },
         {"loss": nn.CrossEntropyLoss, "batch": (X, LABELS)},
     ),
     "loss_weight": ("loss_weight", {"options": {"loss_weight": np.size}}, {}),
@@ -243,8 +307,16 @@ CASES = {
         {"options": {"loss_weight": lambda targets: len(targets)}},
         {"options": {"loss_weight": lambda targets: 2.0 * len(targets)}},
     ),
-    "stack_weight_gradients": ("stack_weight_gradients", {"options": {"stack_weight_gradients": True}}, {}),
-    "inputs_require_grad": ("inputs_require_grad", {"options": {"inputs_require_grad": True}}, {}),
+    "stack_weight_gradients": (
+        "stack_weight_gradients",
+        {"options": {"stack_weight_gradients": True}},
+        {},
+    ),
+    "inputs_require_grad": (
+        "inputs_require_grad",
+        {"options": {"inputs_require_grad": True}},
+        {},
+    ),
     "number of microbatches": ("schedule", {"options": {"num_microbatches": 8}}, {}),
     "schedule": ("schedule", {"options": {"schedule": "gpipe"}}, {}),
     "check_agreement": ("check_agreement", {"options": {"check_agreement": False}}, {}),
@@ -256,8 +328,14 @@ CASES = {
     "the dtype of a batch": ("inputs", {"batch": (X.astype(np.float64), Y)}, {}),
     "a replicated number": (
         "targets",
-        {"loss": lambda: lambda y, t: (y - t[0]).mean() * t[1], "batch": (X, (Y, Replicated(2.0)))},
-        {"loss": lambda: lambda y, t: (y - t[0]).mean() * t[1], "batch": (X, (Y, Replicated(3.0)))},
+        {
+            "loss": lambda: lambda y, t: (y - t[0]).mean() * t[1],
+            "batch": (X, (Y, Replicated(2.0))),
+        },
+        {
+            "loss": lambda: lambda y, t: (y - t[0]).mean() * t[1],
+            "batch": (X, (Y, Replicated(3.0))),
+        },
     ),
     "cut microbatches": (
         "inputs",
@@ -265,39 +343,95 @@ CASES = {
         {"batch": (Microbatches([X[:2]] * 4), Microbatches([Y[:2]] * 4))},
     ),
     "scale": ("scale", {"step": {"scale": 2.0}}, {}),
-    "metrics": ("request for metrics and outputs", {"step": {"metrics": {"a": absolute}}}, {}),
-    "outputs everywhere": ("request for metrics and outputs", {"step": {"outputs": "everywhere"}}, {}),
+    "metrics": (
+        "request for metrics and outputs",
+        {"step": {"metrics": {"a": absolute}}},
+        {},
+    ),
+    "outputs everywhere": (
+        "request for metrics and outputs",
+        {"step": {"outputs": "everywhere"}},
+        {},
+    ),
     "eval() of the pipeline": ("mode", {"begin": lambda pipeline: pipeline.eval()}, {}),
     "evaluate as in training": ("mode", {"evaluation": {"is_training": True}}, {}),
-    "the epoch of a batch": ("batch of data", {"batch": drawn(epoch=1)}, {"batch": drawn()}),
-    "the seed of a batch": ("batch of data", {"batch": drawn(seed=1)}, {"batch": drawn()}),
+    "the epoch of a batch": (
+        "batch of data",
+        {"batch": drawn(epoch=1)},
+        {"batch": drawn()},
+    ),
+    "the seed of a batch": (
+        "batch of data",
+        {"batch": drawn(seed=1)},
+        {"batch": drawn()},
+    ),
     "the size of a batch": ("batch of data", {"batch": drawn(8)}, {"batch": drawn()}),
-    "the start of a batch": ("batch of data", {"batch": read_from(1)}, {"batch": read_from(0)}),
+    "the start of a batch": (
+        "batch of data",
+        {"batch": read_from(1)},
+        {"batch": read_from(0)},
+    ),
     "the key of a text": ("batch of data", {"batch": window(1)}, {"batch": window(0)}),
     # what changes between the calls
-    "number of steps": ("number of training steps", {"begin": lambda pipeline: setattr(pipeline, "num_steps", 5)}, {}),
+    "number of steps": (
+        "number of training steps",
+        {"begin": lambda pipeline: setattr(pipeline, "num_steps", 5)},
+        {},
+    ),
     "forgotten gradients": ("state of the gradients", {"update": forgets_all}, {}),
     "one forgotten gradient": ("state of the gradients", {"update": forgets_one}, {}),
-    "a new optimiser": ("optimiser", {"optimiser": ADAM, "update": another}, {"optimiser": ADAM}),
+    "a new optimiser": (
+        "optimiser",
+        {"optimiser": ADAM, "update": another},
+        {"optimiser": ADAM},
+    ),
     "a new optimiser without a state": ("optimiser", {"update": another}, {}),
-    "a state of the optimiser": ("optimiser", {"optimiser": ADAM, "update": goes_back(to=0)}, {"optimiser": ADAM}),
+    "a state of the optimiser": (
+        "optimiser",
+        {"optimiser": ADAM, "update": goes_back(to=0)},
+        {"optimiser": ADAM},
+    ),
     "another state of the optimiser": (
         "optimiser",
         {"optimiser": ADAM, "update": goes_back(to=0)},
         {"optimiser": ADAM, "update": goes_back(to=1)},
     ),
     # optimisers
-    "a number of one's own rule": ("optimiser", {"optimiser": partial(Powers, power=0.6)}, {"optimiser": Powers}),
-    "a pair of one's own rule": ("optimiser", {"optimiser": partial(Powers, ranges=(0, 2))}, {"optimiser": Powers}),
+    "a number of one's own rule": (
+        "optimiser",
+        {"optimiser": partial(Powers, power=0.6)},
+        {"optimiser": Powers},
+    ),
+    "a pair of one's own rule": (
+        "optimiser",
+        {"optimiser": partial(Powers, ranges=(0, 2))},
+        {"optimiser": Powers},
+    ),
     "a number of one's own rule, later": (
         "optimiser",
         {"optimiser": Powers, "update": sets_power(0.6)},
         {"optimiser": Powers},
     ),
-    "the code of one's own rule": ("optimiser", {"optimiser": Renamed}, {"optimiser": Powers}),
-    "learning rate": ("learning rate", {"optimiser": partial(optim.SGD, learning_rate=0.2)}, {}),
-    "momentum": ("optimiser", {"optimiser": partial(optim.SGD, learning_rate=0.1, momentum=0.9)}, {}),
-    "weight decay": ("optimiser", {"optimiser": partial(optim.SGD, learning_rate=0.1, weight_decay=0.1)}, {}),
+    "the code of one's own rule": (
+        "optimiser",
+        {"optimiser": Renamed},
+        {"optimiser": Powers},
+    ),
+    "learning rate": (
+        "learning rate",
+        {"optimiser": partial(optim.SGD, learning_rate=0.2)},
+        {},
+    ),
+    "momentum": (
+        "optimiser",
+        {"optimiser": partial(optim.SGD, learning_rate=0.1, momentum=0.9)},
+        {},
+    ),
+    "weight decay": (
+        "optimiser",
+        {"optimiser": partial(optim.SGD, learning_rate=0.1, weight_decay=0.1)},
+        {},
+    ),
     "another optimiser": (
         "optimiser",
         {"optimiser": partial(optim.AdamW, learning_rate=0.1)},
@@ -310,10 +444,22 @@ CASES = {
     ),
     "the defaults of groups": (
         "learning rate",
-        {"optimiser": lambda given: optim.SGD([{"parameters": given, "momentum": 0.5}], learning_rate=0.2)},
-        {"optimiser": lambda given: optim.SGD([{"parameters": given, "momentum": 0.5}], learning_rate=0.1)},
+        {
+            "optimiser": lambda given: optim.SGD(
+                [{"parameters": given, "momentum": 0.5}], learning_rate=0.2
+            )
+        },
+        {
+            "optimiser": lambda given: optim.SGD(
+                [{"parameters": given, "momentum": 0.5}], learning_rate=0.1
+            )
+        },
     ),
-    "a schedule of rates": ("learning rate", {"rate": optim.cosine(10)}, {"rate": optim.cosine(20)}),
+    "a schedule of rates": (
+        "learning rate",
+        {"rate": optim.cosine(10)},
+        {"rate": optim.cosine(20)},
+    ),
     "a schedule of the rates of groups": (
         "optimiser",
         {"optimiser": in_a_group, "rate": optim.cosine(10)},
@@ -327,7 +473,9 @@ CASES = {
 
 
 def run_on(group, name, rank):
-    """Run the program on a rank of a group, with what is different on ``rank``; the default case is "nothing"."""
+    """Run the program on a rank of a group, with what is different on ``rank``; the
+    default case is "nothing".
+    """
     _, other, usual = CASES.get(name, ("", {}, {}))
     return program(group, **(other if group.rank == rank else usual))
 

@@ -1,4 +1,6 @@
-"""A description is the same for what was made alike, in every process, and another one after any change."""
+"""A description is the same for what was made alike, in every process, and another one
+after any change.
+"""
 
 import subprocess
 import sys
@@ -18,7 +20,14 @@ from minipipe.tensor import op
 from tests.execution.checks.changes import behind_an_empty_cell
 from tests.launch import ROOT, environment
 
-NUMBERS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+NUMBERS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+)
 VALUES = st.recursive(
     NUMBERS,
     lambda inner: (
@@ -94,7 +103,9 @@ MADE = {
     "a dtype": lambda k: (np.dtype(np.float32), np.dtype(np.float64))[k],
     "a type": lambda k: (np.float32, np.float64)[k],
     "NumPy's number": lambda k: np.float64(k),
-    "an initialiser": lambda k: nn.Linear(2, 2, initialiser=nn.initialisers.normal(1.0 + k)),
+    "an initialiser": lambda k: nn.Linear(
+        2, 2, initialiser=nn.initialisers.normal(1.0 + k)
+    ),
     "a frozen layer": lambda k: nn.Linear(2, 2).freeze(bool(k)),
     "a mode": lambda k: nn.Dropout(0.5).train(bool(k)),
     "a closure": lambda k: adds(k),
@@ -105,14 +116,21 @@ MADE = {
     "a default by name": lambda k: lambda x, *, by=k: x * by,
     "code": lambda k: (lambda x: x * 2, lambda x: x * 3)[k],
     "a method that is called": lambda k: (lambda x: x.sum(), lambda x: x.mean())[k],
-    "a set in code": lambda k: (lambda x: x in {"a", "b", "c"}, lambda x: x in {"a", "b", "d"})[k],
+    "a set in code": lambda k: (
+        lambda x: x in {"a", "b", "c"},
+        lambda x: x in {"a", "b", "d"},
+    )[k],
     "a function of minipipe": lambda k: (functional.relu, functional.tanh)[k],
     "a function of NumPy": lambda k: (np.sum, np.mean)[k],
     "a ufunc": lambda k: (np.add, np.multiply)[k],
     "the forward of an operation": lambda k: operation(lambda x: x * (2 + k)),
     "a gradient of an operation": lambda k: operation(x=lambda g: g * (2 + k)),
-    "a value that its gradients share": lambda k: operation(shared=lambda g: g * (2 + k)),
-    "an array of a gradient": lambda k: operation(x=partial(np.multiply, np.full(3, k))),
+    "a value that its gradients share": lambda k: operation(
+        shared=lambda g: g * (2 + k)
+    ),
+    "an array of a gradient": lambda k: operation(
+        x=partial(np.multiply, np.full(3, k))
+    ),
     "an option of an operation": lambda k: operation(is_broadcast=bool(k)),
     "the operands of an operation": lambda k: operation(takes=lambda x: (x * (2 + k),)),
     "a partial function": lambda k: partial(functional.softmax, axis=k),
@@ -124,7 +142,10 @@ MADE = {
     "slots": lambda k: Slotted(k),
     "a namespace": lambda k: SimpleNamespace(a=k),
     "a circle": lambda k: (loop(), Layer([1]))[k],
-    "a shared parameter": lambda k: (tied(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))[k],
+    "a shared parameter": lambda k: (
+        tied(),
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+    )[k],
     "a large number of elements": lambda k: np.concatenate([np.zeros(10**5), [k]]),
     "a long text": lambda k: "a" * 1000 + str(k),
 }
@@ -145,7 +166,9 @@ def test_what_was_made_alike_has_one_description_and_any_change_another(make):
 
 @given(VALUES, VALUES)
 def test_values_have_the_same_description_if_they_have_the_same_repr(one, other):
-    """-0.0 and 0.0, 1 and True, nan and nan: equality does not tell what computes alike, and the repr does."""
+    """-0.0 and 0.0, 1 and True, nan and nan: equality does not tell what computes
+    alike, and the repr does.
+    """
     is_same = repr(ordered(one)) == repr(ordered(other))
     assert (description(one, "it") == description(other, "it")) == is_same
     assert description(one, "it") == description(one, "it")
@@ -156,7 +179,11 @@ def ordered(value):
         return "dict", [(key, ordered(value[key])) for key in sorted(value)]
     if isinstance(value, frozenset):
         return "frozenset", sorted(map(repr, value))
-    return (type(value).__name__, [ordered(item) for item in value]) if isinstance(value, list | tuple) else value
+    return (
+        (type(value).__name__, [ordered(item) for item in value])
+        if isinstance(value, list | tuple)
+        else value
+    )
 
 
 SAME = {
@@ -177,15 +204,20 @@ def test_caches_notes_and_the_rank_do_not_count():
     one, other = Layer(1), Layer(1)
     other.log.append("a step")
     other.rank, other._cache, other._seen = 1, {"a": np.ones(3)}, [1, 2]
-    assert other.table is not None and description(one, "it") == description(other, "it")
+    assert other.table is not None and description(one, "it") == description(
+        other, "it"
+    )
     filled = nn.Sequential(nn.Linear(2, 2))
     before = description(filled, "it")
-    filled(np.ones((1, 2), np.float32))  # now it has values, which are compared elsewhere
+    # now it has values, which are compared elsewhere
+    filled(np.ones((1, 2), np.float32))
     assert description(filled, "it") == before
 
 
 def test_the_functions_that_a_layer_calls_count(monkeypatch):
-    """Another file beside the main script: its name is the same on all ranks, and its code is not."""
+    """Another file beside the main script: its name is the same on all ranks, and its
+    code is not.
+    """
     layer, before = Layer(1), description(Layer(1), "it")
     assert f"{__name__}.twice, code" in before
 
@@ -206,11 +238,14 @@ def test_every_process_gives_the_same_description():
         "from minipipe.execution.checks.description import description, digest\n"
         "from minipipe.execution.checks.updates import fingerprint\n"
         "import numpy as np\n"
-        "def made(s): return lambda x: x * len(s) if 'a' in {'a', 'b', 'c'} else functional.relu(x)\n"
+        "def made(s): return lambda x: x * len(s) if 'a' in {'a', 'b', 'c'} else "
+        "functional.relu(x)\n"
         "class Layer(nn.Module):\n"
-        "    def __init__(self): self.names, self.f = {'left', 'right', 'middle'}, made(frozenset('abc'))\n"
+        "    def __init__(self): self.names, self.f = {'left', 'right', "
+        "'middle'}, made(frozenset('abc'))\n"
         "    def forward(self, x): return x\n"
-        "print(description(nn.Sequential(nn.TransformerBlock(8, 2), Layer()), 'model'))\n"
+        "print(description(nn.Sequential(nn.TransformerBlock(8, 2), Layer()), "
+        "'model'))\n"
         "print(digest(np.ones(3)), fingerprint({'a': np.ones((4, 2))}), program())\n"
     )
     printed = {

@@ -1,4 +1,6 @@
-"""The number that ranks compare for the steps of their optimisers: equal for equal steps, another for any other."""
+"""The number that ranks compare for the steps of their optimisers: equal for equal
+steps, another for any other.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from tests.execution.checks.changes import Powers, PowersElse
 
 
 def digest_after(*changes, rule=optim.SGD, **numbers):
-    """Return the digest after three steps; before the second one the changes are made."""
+    """Return the digest after three steps; before the second one the changes are
+    made.
+    """
     parameter = nn.Parameter(np.ones(2))
     updates = Updates([parameter])
     optimiser = rule([parameter], **numbers)
@@ -29,8 +33,12 @@ def set_rate(rate):
 CHANGES = {
     "a learning rate": set_rate(0.2),
     "a momentum": lambda optimiser: setattr(optimiser.groups[0], "momentum", 0.5),
-    "the factor of a schedule": lambda optimiser: setattr(optimiser, "rate_factor", 0.5),
-    "a loaded state": lambda optimiser: optimiser.load_state_dict(optimiser.state_dict()),
+    "the factor of a schedule": lambda optimiser: setattr(
+        optimiser, "rate_factor", 0.5
+    ),
+    "a loaded state": lambda optimiser: optimiser.load_state_dict(
+        optimiser.state_dict()
+    ),
     "a step more": lambda optimiser: optimiser.step(),
 }
 
@@ -40,7 +48,9 @@ def test_a_change_between_two_steps_changes_the_digest(name):
     usual = digest_after(learning_rate=0.1)
     assert digest_after(learning_rate=0.1) == usual
     assert digest_after(CHANGES[name], learning_rate=0.1) not in (usual, 0)
-    assert digest_after(CHANGES[name], learning_rate=0.1) == digest_after(CHANGES[name], learning_rate=0.1)
+    assert digest_after(CHANGES[name], learning_rate=0.1) == digest_after(
+        CHANGES[name], learning_rate=0.1
+    )
 
 
 def test_a_change_for_one_step_is_not_forgotten_when_it_is_taken_back():
@@ -49,10 +59,15 @@ def test_a_change_for_one_step_is_not_forgotten_when_it_is_taken_back():
         optimiser.step()
         optimiser.learning_rate = 0.1
 
-    assert digest_after(there_and_back, learning_rate=0.1) != digest_after(CHANGES["a step more"], learning_rate=0.1)
+    assert digest_after(there_and_back, learning_rate=0.1) != digest_after(
+        CHANGES["a step more"], learning_rate=0.1
+    )
 
 
-@pytest.mark.parametrize("change", [lambda rule: setattr(rule, "power", 2.0), lambda rule: setattr(rule, "new", 1)])
+@pytest.mark.parametrize(
+    "change",
+    [lambda rule: setattr(rule, "power", 2.0), lambda rule: setattr(rule, "new", 1)],
+)
 def test_attributes_of_a_custom_rule_count_in_every_step(change):
     usual = digest_after(rule=Powers)
     assert digest_after(rule=Powers) == usual != digest_after(change, rule=Powers)
@@ -61,7 +76,9 @@ def test_attributes_of_a_custom_rule_count_in_every_step(change):
 
 def digest_in_a_pipeline(rule, is_sharded):
     with init_process_group() as group:
-        pipeline = Pipeline(nn.Sequential(nn.Linear(2, 2)), group, loss=nn.MSELoss(), num_microbatches=1)
+        pipeline = Pipeline(
+            nn.Sequential(nn.Linear(2, 2)), group, loss=nn.MSELoss(), num_microbatches=1
+        )
         updates = Updates(pipeline.parameters())
         if is_sharded:
             optimiser = pipeline.sharded(rule, learning_rate=0.1)
@@ -74,5 +91,9 @@ def digest_in_a_pipeline(rule, is_sharded):
 
 
 def test_rules_that_are_equal_but_for_their_class_differ_sharded_or_not():
-    digests = {digest_in_a_pipeline(rule, is_sharded) for rule in (optim.SGD, optim.Adam) for is_sharded in (0, 1)}
+    digests = {
+        digest_in_a_pipeline(rule, is_sharded)
+        for rule in (optim.SGD, optim.Adam)
+        for is_sharded in (0, 1)
+    }
     assert len(digests) == 4

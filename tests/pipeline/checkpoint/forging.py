@@ -23,13 +23,17 @@ class Forge:
         group = OneRankGroup()
         self.pipeline, self.optimiser = small.pipeline_of(group)
         small.train(self.pipeline, self.optimiser)
-        self.path = checkpoint.save(folder, self.pipeline, self.optimiser, step=1, extra=small.EXTRA)
+        self.path = checkpoint.save(
+            folder, self.pipeline, self.optimiser, step=1, extra=small.EXTRA
+        )
         self.manifest = json.loads((self.path / storage.MANIFEST).read_bytes())
         self.part = (self.path / PART).read_bytes()
 
     def restore(self, manifest):
         """Restore what a manifest says: JSON, or the content of its file."""
-        content = manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode()
+        content = (
+            manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode()
+        )
         (self.path / storage.MANIFEST).write_bytes(content)
         (self.path / storage.MARKER).write_text(storage.digest_of(content).sha256)
         return checkpoint.restore(self.path, self.pipeline, self.optimiser)
@@ -38,19 +42,31 @@ class Forge:
         """Restore with another content of the file of arrays."""
         (self.path / PART).write_bytes(part)
         try:
-            return self.restore({**self.manifest, "files": {PART: storage.digest_of(part)}})
+            return self.restore(
+                {**self.manifest, "files": {PART: storage.digest_of(part)}}
+            )
         finally:
             (self.path / PART).write_bytes(self.part)
 
 
 def places(value, path=()):
     """Return the way to every part of a value in JSON."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path] * bool(path) + [place for key, item in items for place in places(item, (*path, key))]
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [path] * bool(path) + [
+        place for key, item in items for place in places(item, (*path, key))
+    ]
 
 
 def changed(manifest, draw):
-    """Return a manifest with some of its parts changed, taken away, renamed or exchanged, by random numbers."""
+    """Return a manifest with some of its parts changed, taken away, renamed or
+    exchanged, by random numbers.
+    """
     manifest = json.loads(json.dumps(manifest))
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
         everywhere = places(manifest)

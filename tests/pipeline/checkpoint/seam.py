@@ -1,4 +1,6 @@
-"""A seam at the file system: the k-th call of a save fails, or is the last thing that its process does."""
+"""A seam at the file system: the k-th call of a save fails, or is the last thing that
+its process does.
+"""
 
 import builtins
 import errno
@@ -7,8 +9,21 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-CALLS = ("listdir", "mkdir", "open", "fsync", "rename", "replace", "unlink", "rmdir", "scandir", "stat", "lstat")
-LOOKS = ("stat", "lstat")  # they fail in a dead process only: a name is there or it is not
+CALLS = (
+    "listdir",
+    "mkdir",
+    "open",
+    "fsync",
+    "rename",
+    "replace",
+    "unlink",
+    "rmdir",
+    "scandir",
+    "stat",
+    "lstat",
+)
+# they fail in a dead process only: a name is there or it is not
+LOOKS = ("stat", "lstat")
 
 
 class Crash(BaseException):
@@ -16,9 +31,11 @@ class Crash(BaseException):
 
 
 class Seam:
-    """Counts calls of the file system while it is armed. ``act`` is asked before each, with its number and name.
+    """Counts calls of the file system while it is armed. ``act`` is asked before each,
+    with its number and name.
 
-    Of a file that is written, ``open`` and ``write`` are calls; ``act`` may say how much of the content to write.
+    Of a file that is written, ``open`` and ``write`` are calls; ``act`` may say how
+    much of the content to write.
     """
 
     def __init__(self, patch, folder, act):
@@ -32,7 +49,9 @@ class Seam:
         patch.setattr(builtins, "open", self._open)
 
     def reach(self, name):
-        """Note a call, and do to it what is due; return the share of the content that is still written."""
+        """Note a call, and do to it what is due; return the share of the content that
+        is still written.
+        """
         if not self.is_armed:
             return 1.0
         with self._lock:
@@ -70,7 +89,9 @@ class Seam:
         return _File(opened, write)
 
     def lose_what_was_not_forced(self):
-        """Empty the files that a system which loses its power would not have on its disk."""
+        """Empty the files that a system which loses its power would not have on its
+        disk.
+        """
         for path in self._folder.rglob("*"):
             if path.is_file() and path.stat().st_ino not in self._synced:
                 path.write_bytes(b"")
@@ -116,7 +137,9 @@ def is_full(number):
 
 
 def crashes(number):
-    """The process dies at a call; of a content that is being written, half has gone out."""
+    """The process dies at a call; of a content that is being written, half has gone
+    out.
+    """
     state = SimpleNamespace(is_dead=False)
 
     def act(count, name):

@@ -1,4 +1,6 @@
-"""A small training that is saved, broken and restored, and what of it must be the same bits."""
+"""A small training that is saved, broken and restored, and what of it must be the same
+bits.
+"""
 
 import numpy as np
 
@@ -14,7 +16,9 @@ def model():
 
 
 def pipeline_of(group, seed=0):
-    pipeline = Pipeline(model(), group, loss=nn.MSELoss(), num_microbatches=4, seed=seed)
+    pipeline = Pipeline(
+        model(), group, loss=nn.MSELoss(), num_microbatches=4, seed=seed
+    )
     return pipeline, optim.Adam(pipeline.parameters(), 0.01)
 
 
@@ -25,10 +29,19 @@ def train(pipeline, optimiser, num_steps=1):
 
 
 def bits(pipeline, **optimisers):
-    """Return all that the next steps depend on, of this rank, in a form that can be compared."""
+    """Return all that the next steps depend on, of this rank, in a form that can be
+    compared.
+    """
     own = [name for name, _ in pipeline.named_parameters()]
     arrays, told = take(pipeline, optimisers, own)
-    return {key: (array.tobytes(), array.dtype, array.shape) for key, array in arrays.items()}, told, pipeline.num_steps
+    return (
+        {
+            key: (array.tobytes(), array.dtype, array.shape)
+            for key, array in arrays.items()
+        },
+        told,
+        pipeline.num_steps,
+    )
 
 
 def scramble(pipeline, optimiser):
@@ -37,12 +50,15 @@ def scramble(pipeline, optimiser):
         parameter.data[...] = 9
     for state in optimiser._states.values():
         state.clear()
-    optimiser.first = [group.hyper_parameters for group in optimiser.groups]  # a change on the way, not another script
+    # a change on the way, not another script
+    optimiser.first = [group.hyper_parameters for group in optimiser.groups]
     optimiser.learning_rate, optimiser.history, pipeline.num_steps = 0.5, (88, 0), 77
 
 
 def save_two(group, folder, seed=0):
-    """Train and save two checkpoints; return the pipeline, the optimiser, and the bits of both by their step."""
+    """Train and save two checkpoints; return the pipeline, the optimiser, and the bits
+    of both by their step.
+    """
     pipeline, optimiser = pipeline_of(group, seed)
     saved = {}
     for step in (1, 2):

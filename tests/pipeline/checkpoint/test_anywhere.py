@@ -1,4 +1,6 @@
-"""Row 15 of what must hold when things break: a checkpoint restores on any number of ranks, with the same bits."""
+"""Row 15 of what must hold when things break: a checkpoint restores on any number of
+ranks, with the same bits.
+"""
 
 import functools
 import json
@@ -20,7 +22,9 @@ SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1", "gpipe", "zb-v")
 
 
 def whole(parts):
-    """Return the values of all ranks as one, which must agree where several have the same, and the losses of all."""
+    """Return the values of all ranks as one, which must agree where several have the
+    same, and the losses of all.
+    """
     found = {}
     for values, losses in parts:
         assert losses == parts[0][1]
@@ -30,7 +34,11 @@ def whole(parts):
 
 
 def run(recipe, num_ranks, schedule, folder, num_steps):
-    return whole(spawn(lambda group: train(group, recipe, schedule, folder, num_steps), num_ranks))
+    return whole(
+        spawn(
+            lambda group: train(group, recipe, schedule, folder, num_steps), num_ranks
+        )
+    )
 
 
 @functools.cache
@@ -40,7 +48,9 @@ def in_one_run(recipe, num_steps):
 
 
 def check(recipe, first, then, n, m):
-    """Train n steps on one layout and m on another; each layout is a number of ranks and a schedule."""
+    """Train n steps on one layout and m on another; each layout is a number of ranks
+    and a schedule.
+    """
     with tempfile.TemporaryDirectory() as folder:
         saved, _ = run(recipe, *first, folder, n)
         restored, _ = run(recipe, *then, folder, n)  # no step
@@ -54,9 +64,17 @@ def check(recipe, first, then, n, m):
 LAYOUTS = st.tuples(st.integers(1, 4), st.sampled_from(SCHEDULES))
 
 
-@given(recipe=st.sampled_from(list(RECIPES)), first=LAYOUTS, then=LAYOUTS, n=st.integers(1, 3), m=st.integers(1, 2))
+@given(
+    recipe=st.sampled_from(list(RECIPES)),
+    first=LAYOUTS,
+    then=LAYOUTS,
+    n=st.integers(1, 3),
+    m=st.integers(1, 2),
+)
 @examples(6)
-def test_steps_through_a_checkpoint_on_another_layout_are_those_of_one_run(recipe, first, then, n, m):
+def test_steps_through_a_checkpoint_on_another_layout_are_those_of_one_run(
+    recipe, first, then, n, m
+):
     check(recipe, first, then, n, m)
 
 
@@ -75,7 +93,9 @@ def test_the_loss_scale_changes_on_the_way():
 
 
 def without(what):
-    """Return a mutant of what puts a checkpoint in its place, which forgets some of it."""
+    """Return a mutant of what puts a checkpoint in its place, which forgets some of
+    it.
+    """
 
     def put(pipeline, optimisers, arrays, found):
         for key, its in found.items():
@@ -90,15 +110,24 @@ def without(what):
 
 @pytest.mark.parametrize(
     ("recipe", "what"),
-    [("momentum", "arrays"), slowly("groups", "rates"), ("SGD", "num_steps"), slowly("tied", "num_steps")],
+    [
+        ("momentum", "arrays"),
+        slowly("groups", "rates"),
+        ("SGD", "num_steps"),
+        slowly("tied", "num_steps"),
+    ],
 )
 def test_what_is_not_restored_is_found(monkeypatch, recipe, what):
-    """Mutants: no momentum, no learning rate of a group, no number of steps, of which dropout draws."""
+    """Mutants: no momentum, no learning rate of a group, no number of steps, of which
+    dropout draws.
+    """
     check(recipe, (2, "1f1b"), (3, "1f1b"), 2, 1)
     monkeypatch.setattr(restoring, "put", without(what))
     if what == "num_steps":
         read = Manifest.read
-        monkeypatch.setattr(Manifest, "read", lambda path: replace(read(path), num_steps=0))
+        monkeypatch.setattr(
+            Manifest, "read", lambda path: replace(read(path), num_steps=0)
+        )
     with pytest.raises(AssertionError):
         check(recipe, (2, "1f1b"), (3, "1f1b"), 2, 1)
 
@@ -127,7 +156,9 @@ def test_processes_go_on_from_the_checkpoint_of_others(tmp_path, recipe, first, 
     for (num_ranks, schedule), num_steps in ((first, 2), (then, 4)):
         done = mpirun(num_ranks, "-c", SCRIPT, recipe, schedule, tmp_path, num_steps)
         assert done.code == 0, done.err
-        assert sorted(json.loads(line)[0] for line in done.out.splitlines()) == list(range(num_ranks))
+        assert sorted(json.loads(line)[0] for line in done.out.splitlines()) == list(
+            range(num_ranks)
+        )
     expected, its = in_one_run(recipe, 4)
     for line in done.out.splitlines():
         assert json.loads(line)[1] == its[2:]

@@ -1,4 +1,5 @@
-"""Row 12 of what must hold when things break: killed at any point of a save, or the disk full: the old or the new.
+"""Row 12 of what must hold when things break: killed at any point of a save, or the
+disk full: the old or the new.
 
 Nothing is mixed or half, and the next save leaves nothing partial behind.
 """
@@ -20,7 +21,9 @@ from tests.pipeline.checkpoint.seam import Crash, Seam, crashes, fails_once, is_
 
 @pytest.fixture
 def base(tmp_path):
-    """Return a folder with checkpoints of steps 1 and 2, and the bits of steps 2 and 3 on both ranks."""
+    """Return a folder with checkpoints of steps 1 and 2, and the bits of steps 2 and 3
+    on both ranks.
+    """
     folder = tmp_path / "base"
 
     def ranks(group):
@@ -64,7 +67,9 @@ def goes_on(group, folder, keep, expected):
 
 
 def run(monkeypatch, folder, expected, act, keep, in_background):
-    """Save with a seam, then go on. Return the number of calls, the error, and the step that was found."""
+    """Save with a seam, then go on. Return the number of calls, the error, and the step
+    that was found.
+    """
     failure = None
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Older checkpoints")
@@ -82,7 +87,8 @@ def run(monkeypatch, folder, expected, act, keep, in_background):
     if seam.is_dead:
         failure = Crash()  # perhaps of a thread alone
         seam.lose_what_was_not_forced()
-        monkeypatch.setattr(storage, "_THIS_JOB", storage.token_hex(4))  # another process goes on
+        # another process goes on
+        monkeypatch.setattr(storage, "_THIS_JOB", storage.token_hex(4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is damaged
         steps = spawn(lambda group: goes_on(group, folder, keep, expected), 2)
@@ -92,16 +98,24 @@ def run(monkeypatch, folder, expected, act, keep, in_background):
 
 
 ACTS = {"crashes": crashes, "fails_once": fails_once, "is_full": is_full}
-EVERY = [slowly(act, keep, back, 1) for act in ACTS for keep in (1, 2) for back in (False, True)]
+EVERY = [
+    slowly(act, keep, back, 1)
+    for act in ACTS
+    for keep in (1, 2)
+    for back in (False, True)
+]
 
 
-@pytest.mark.parametrize(("name", "keep", "in_background", "every"), [("crashes", 1, False, 4), *EVERY])
+@pytest.mark.parametrize(
+    ("name", "keep", "in_background", "every"), [("crashes", 1, False, 4), *EVERY]
+)
 def test_after_a_failure_at_any_call_it_is_the_old_or_the_new(
     base, tmp_path, monkeypatch, name, keep, in_background, every
 ):
-    """The stories: of a checkpoint that was being deleted the rest stayed for ever, without its marker; one of a job
-    with the same number of its process, as in a container, was taken for this job's; the error of a file that could
-    not be deleted hid that the save had succeeded."""
+    """The stories: of a checkpoint that was being deleted the rest stayed for ever,
+    without its marker; one of a job with the same number of its process, as in a
+    container, was taken for this job's; the error of a file that could not be deleted
+    hid that the save had succeeded."""
     folder, expected = base
     found, calls, last = set(), None, 0
     for number in count(1, every):
@@ -110,22 +124,29 @@ def test_after_a_failure_at_any_call_it_is_the_old_or_the_new(
         last = number
         copy = tmp_path / f"{number}"
         shutil.copytree(folder, copy)
-        calls, failure, step = run(monkeypatch, copy, expected, ACTS[name](number), keep, in_background)
+        calls, failure, step = run(
+            monkeypatch, copy, expected, ACTS[name](number), keep, in_background
+        )
         shutil.rmtree(copy)
         assert failure is not None or step > 2, number
         if isinstance(failure, CheckpointError):
             assert failure.code == "unwritable"
-            assert "could not write" in str(failure) and ("error" in str(failure) or "No space" in str(failure))
+            assert "could not write" in str(failure) and (
+                "error" in str(failure) or "No space" in str(failure)
+            )
         found.add((type(failure), step > 2))
     assert number > 20
     kind = Crash if name == "crashes" else CheckpointError
-    assert {(kind, False), (type(None), True)} <= found  # it failed, and at the end it did not
+    # it failed, and at the end it did not
+    assert {(kind, False), (type(None), True)} <= found
 
 
 def test_a_rank_that_writes_nothing_is_named_after_the_timeout(tmp_path, monkeypatch):
     """As where the ranks do not see the same folder."""
     real = saving.write_whole
-    monkeypatch.setattr(saving, "write_whole", lambda path, text: real(tmp_path / "elsewhere", text))
+    monkeypatch.setattr(
+        saving, "write_whole", lambda path, text: real(tmp_path / "elsewhere", text)
+    )
 
     def ranks(group):
         pipeline, optimiser = small.pipeline_of(group)
@@ -133,7 +154,11 @@ def test_a_rank_that_writes_nothing_is_named_after_the_timeout(tmp_path, monkeyp
         saver.save(1)
         if group.rank == 0:
             with pytest.raises(
-                CheckpointError, match=r"Rank 1 has not written its part of \S+ within 0.2 s. All ranks must"
+                CheckpointError,
+                match=(
+                    r"Rank 1 has not written its part of \S+ within 0.2 s. All ranks "
+                    r"must"
+                ),
             ):
                 saver.wait()
 
@@ -142,8 +167,9 @@ def test_a_rank_that_writes_nothing_is_named_after_the_timeout(tmp_path, monkeyp
 
 
 def test_no_rank_writes_into_what_another_one_discards(tmp_path, monkeypatch):
-    """The story: a rank that failed in the background deleted the folder while rank 0 was writing into it. A file came
-    in between, the folder stayed, and rank 0 waited for the other's word until the timeout."""
+    """The story: a rank that failed in the background deleted the folder while rank 0
+    was writing into it. A file came in between, the folder stayed, and rank 0 waited
+    for the other's word until the timeout."""
     partial, rmtree = storage.begin(tmp_path, 3), shutil.rmtree
 
     def late(path, **options):

@@ -1,4 +1,6 @@
-"""Rows 11 and 13 of what must hold when things break: no damage of a checkpoint goes unnoticed, whatever it is."""
+"""Rows 11 and 13 of what must hold when things break: no damage of a checkpoint goes
+unnoticed, whatever it is.
+"""
 
 import os
 import random
@@ -46,7 +48,9 @@ def truncations(files, every):
 
 
 def replacements(files, others):
-    """Yield what may lie in the place of a file: nothing, something else, or its like of another step or run."""
+    """Yield what may lie in the place of a file: nothing, something else, or its like
+    of another step or run.
+    """
 
     def instead(act):
         def damage(path):
@@ -66,7 +70,8 @@ def replacements(files, others):
 
 
 def check(folder, other_run, damages):
-    """Do each damage to the newest checkpoint; it must be noticed, and the older one be restored, bit for bit.
+    """Do each damage to the newest checkpoint; it must be noticed, and the older one be
+    restored, bit for bit.
 
     ``damages`` takes the files by name, and checkpoints whose files are like them.
     """
@@ -95,8 +100,11 @@ def check(folder, other_run, damages):
                 assert f"Resuming from {OLD}, of step 1." in str(warning.message)
                 seen += 1
             before = small.bits(pipeline, optimiser=optimiser)
-            with pytest.raises(CheckpointError, match="is damaged.*There is no other checkpoint") as refused:
-                checkpoint.restore(newest, pipeline, optimiser)  # this one, and no other
+            with pytest.raises(
+                CheckpointError, match="is damaged.*There is no other checkpoint"
+            ) as refused:
+                # this one, and no other
+                checkpoint.restore(newest, pipeline, optimiser)
             assert refused.value.code == "damaged"
             assert small.bits(pipeline, optimiser=optimiser) == before
             if group.rank == 0:
@@ -114,22 +122,37 @@ def check(folder, other_run, damages):
 
 @pytest.mark.parametrize("number", [100, slowly(3_000)])
 def test_no_flipped_bit_goes_unnoticed(tmp_path, number):
-    assert check(tmp_path / "a", tmp_path / "b", lambda files, _: flips(files, number)) == number
+    assert (
+        check(tmp_path / "a", tmp_path / "b", lambda files, _: flips(files, number))
+        == number
+    )
 
 
 @pytest.mark.parametrize("every", [97, slowly(1)])
 def test_no_missing_or_added_byte_goes_unnoticed(tmp_path, every):
-    seen = check(tmp_path / "a", tmp_path / "b", lambda files, _: truncations(files, every))
+    seen = check(
+        tmp_path / "a", tmp_path / "b", lambda files, _: truncations(files, every)
+    )
     assert seen > 2500 // every
 
 
 def test_nothing_in_the_place_of_a_file_goes_unnoticed(tmp_path):
-    """The stories: a checkpoint without its marker was passed over in silence; a pipe was waited for, 20 s."""
+    """The stories: a checkpoint without its marker was passed over in silence; a pipe
+    was waited for, 20 s.
+    """
     assert check(tmp_path / "a", tmp_path / "b", replacements) == 7 * len(FILES)
 
 
 def test_without_the_digest_a_flipped_bit_loads_silently(tmp_path, monkeypatch):
     """A mutant: safetensors itself notices nothing."""
-    monkeypatch.setattr(storage, "digest_of", lambda *content: storage.Digest(sum(map(len, content)), 64 * "0"))
+    monkeypatch.setattr(
+        storage,
+        "digest_of",
+        lambda *content: storage.Digest(sum(map(len, content)), 64 * "0"),
+    )
     with pytest.raises(AssertionError):
-        check(tmp_path / "a", tmp_path / "b", lambda files, _: flips({FILES[0]: files[FILES[0]]}, 20))
+        check(
+            tmp_path / "a",
+            tmp_path / "b",
+            lambda files, _: flips({FILES[0]: files[FILES[0]]}, 20),
+        )

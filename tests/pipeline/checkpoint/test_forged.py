@@ -1,4 +1,5 @@
-"""Rows 13, 14 and 16 of what must hold when things break: a forged checkpoint is refused before it takes memory.
+"""Rows 13, 14 and 16 of what must hold when things break: a forged checkpoint is
+refused before it takes memory.
 
 Whoever can write the files can make the digests fit, so nothing in them is believed.
 """
@@ -22,7 +23,9 @@ from tests.pipeline.checkpoint import small
 from tests.pipeline.checkpoint.forging import JUNK, PART, Forge, changed, places
 from tests.strategies import examples
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* was trained with .* microbatches", "ignore:.* in this script")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.* was trained with .* microbatches", "ignore:.* in this script"
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,9 @@ def forge(tmp_path_factory):
 
 
 def refused(forge, restore, *given, code="damaged"):
-    """Return the message of the error that restoring must raise; nothing may have changed, nor reach a terminal."""
+    """Return the message of the error that restoring must raise; nothing may have
+    changed, nor reach a terminal.
+    """
     before = small.bits(forge.pipeline, optimiser=forge.optimiser)
     with pytest.raises(CheckpointError) as caught:
         restore(*given)
@@ -72,27 +77,55 @@ def test_a_part_that_is_missing_is_named(forge):
     ("change", "words", "code"),
     [
         ({"format": "zip"}, "it is not a manifest of minipipe", "damaged"),
-        ({"version": 2}, "has version 2 of the format; this minipipe supports 1", "unsupported"),
+        (
+            {"version": 2},
+            "has version 2 of the format; this minipipe supports 1",
+            "unsupported",
+        ),
         ({"version": "\x1b[2J" * 999}, "has version '\\x1b[2J", "unsupported"),
-        ({"files": {PART: [10**18, "0" * 64]}}, "1,000,000,000,000,000,000 were written", "damaged"),
-        ({"num_steps": 2**63}, "'num_steps' is 9223372036854775808; expected a whole number", "damaged"),
+        (
+            {"files": {PART: [10**18, "0" * 64]}},
+            "1,000,000,000,000,000,000 were written",
+            "damaged",
+        ),
+        (
+            {"num_steps": 2**63},
+            "'num_steps' is 9223372036854775808; expected a whole number",
+            "damaged",
+        ),
         ({"num_steps": True}, "'num_steps' is True", "damaged"),
         (
             {"parameters": {}},
-            "it was saved from a different model. Only in the checkpoint: nothing; only in this pipeline: 0.weight",
+            (
+                "it was saved from a different model. Only in the checkpoint: "
+                "nothing; only in this pipeline: 0.weight"
+            ),
             "mismatch",
         ),
-        ({"parameters": {"\x1b[2J": [PART, "a", []]}}, "Only in the checkpoint: \\x1b[2J; only in", "mismatch"),
-        ({"seed": 10**30, "dropout_seed": 10**30}, f"it was trained with seed={10**30}", "mismatch"),
+        (
+            {"parameters": {"\x1b[2J": [PART, "a", []]}},
+            "Only in the checkpoint: \\x1b[2J; only in",
+            "mismatch",
+        ),
+        (
+            {"seed": 10**30, "dropout_seed": 10**30},
+            f"it was trained with seed={10**30}",
+            "mismatch",
+        ),
         (
             {"optimisers": {}},
-            "it has the states of these optimisers: none; this script passes 'optimiser'. Pass all by name, as in save",
+            (
+                "it has the states of these optimisers: none; this script passes "
+                "'optimiser'. Pass all by name, as in save"
+            ),
             "mismatch",
         ),
     ],
 )
 def test_a_manifest_of_something_else_is_refused(forge, change, words, code):
-    assert words in refused(forge, forge.restore, {**forge.manifest, **change}, code=code)
+    assert words in refused(
+        forge, forge.restore, {**forge.manifest, **change}, code=code
+    )
 
 
 def with_kept(manifest, kept):
@@ -101,17 +134,33 @@ def with_kept(manifest, kept):
     return {**manifest, "optimisers": {"optimiser": changed}}
 
 
-@pytest.mark.parametrize("number", [-1, 0, 2.5, 1e30, 2**63, True, float("inf"), float("nan"), 1.0])
+@pytest.mark.parametrize(
+    "number", [-1, 0, 2.5, 1e30, 2**63, True, float("inf"), float("nan"), 1.0]
+)
 def test_a_count_of_steps_that_no_optimiser_counts_is_refused(forge, number):
-    """The story: -1 and 1e30 failed in the next ``optimiser.step()``; 0, 2.5, True and inf changed its numbers."""
-    message = refused(forge, forge.restore, with_kept(forge.manifest, {"num_steps": number}), code="mismatch")
-    assert f"for parameter 0, the state keeps num_steps = {number!r}; expected a whole number, at least 1" in message
+    """The story: -1 and 1e30 failed in the next ``optimiser.step()``; 0, 2.5, True and
+    inf changed its numbers.
+    """
+    message = refused(
+        forge,
+        forge.restore,
+        with_kept(forge.manifest, {"num_steps": number}),
+        code="mismatch",
+    )
+    assert (
+        f"for parameter 0, the state keeps num_steps = {number!r}; expected a "
+        "whole number, at least 1"
+    ) in message
 
 
 @pytest.mark.parametrize("kept", [{}, {"steps": 1}, {"num_steps": 1, "more": 1.0}])
 def test_other_names_than_the_optimiser_keeps_are_refused(forge, kept):
-    """The story: a state without its count was taken, and failed in the next ``optimiser.step()``."""
-    message = refused(forge, forge.restore, with_kept(forge.manifest, kept), code="mismatch")
+    """The story: a state without its count was taken, and failed in the next
+    ``optimiser.step()``.
+    """
+    message = refused(
+        forge, forge.restore, with_kept(forge.manifest, kept), code="mismatch"
+    )
     assert "expected num_steps, mean, mean_square" in message
 
 
@@ -120,7 +169,9 @@ def test_other_names_than_the_optimiser_keeps_are_refused(forge, kept):
 def test_hyper_parameters_out_of_their_range_are_refused(forge, name, number):
     manifest = json.loads(json.dumps(forge.manifest))
     manifest["optimisers"]["optimiser"]["groups"][0]["numbers"][name] = number
-    assert f"{name} is {number!r}; expected" in refused(forge, forge.restore, manifest, code="mismatch")
+    assert f"{name} is {number!r}; expected" in refused(
+        forge, forge.restore, manifest, code="mismatch"
+    )
 
 
 ARRAYS = {
@@ -129,38 +180,69 @@ ARRAYS = {
         lambda mean: mean[:1],
         "an array of shape (1, 3) and dtype float32; expected",
     ),
-    "an array of another dtype": ("mean", lambda mean: mean.astype(int), "and dtype int64; expected an array of shape"),
-    "a mean of squares below 0": ("mean_square", lambda mean: mean - 1, "an array with elements below 0.0"),
-    "no array": ("mean_square", lambda mean: None, "'mean', 'num_steps'; expected num_steps, mean, mean_square"),
+    "an array of another dtype": (
+        "mean",
+        lambda mean: mean.astype(int),
+        "and dtype int64; expected an array of shape",
+    ),
+    "a mean of squares below 0": (
+        "mean_square",
+        lambda mean: mean - 1,
+        "an array with elements below 0.0",
+    ),
+    "no array": (
+        "mean_square",
+        lambda mean: None,
+        "'mean', 'num_steps'; expected num_steps, mean, mean_square",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_that_no_optimiser_keeps_are_refused(forge, name):
-    """The story: they failed in the next ``optimiser.step()``, or made parameters that are no numbers."""
+    """The story: they failed in the next ``optimiser.step()``, or made parameters that
+    are no numbers.
+    """
     what, change, words = ARRAYS[name]
     arrays = unpacked(forge.part)
     array = change(arrays.pop(f"optimiser/{what}/0.weight"))
     if array is not None:
         arrays[f"optimiser/{what}/0.weight"] = array
-    assert words in refused(forge, forge.restore_part, b"".join(pieces(arrays)), code="mismatch")
+    assert words in refused(
+        forge, forge.restore_part, b"".join(pieces(arrays)), code="mismatch"
+    )
 
 
 def test_a_shape_that_no_memory_holds_is_refused(forge):
-    parameters = {**forge.manifest["parameters"], "0.weight": [PART, "float32", [10**9, 10**9]]}
-    message = refused(forge, forge.restore, {**forge.manifest, "parameters": parameters}, code="mismatch")
-    assert "its 0.weight has shape (1000000000, 1000000000) and dtype float32; in this pipeline it has shape" in message
+    parameters = {
+        **forge.manifest["parameters"],
+        "0.weight": [PART, "float32", [10**9, 10**9]],
+    }
+    message = refused(
+        forge,
+        forge.restore,
+        {**forge.manifest, "parameters": parameters},
+        code="mismatch",
+    )
+    assert (
+        "its 0.weight has shape (1000000000, 1000000000) and dtype float32; in "
+        "this pipeline it has shape"
+    ) in message
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff", b"1" * 5000, b"[" * 100_000, b'{"a":' * 9999])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"null", b"\xff", b"1" * 5000, b"[" * 100_000, b'{"a":' * 9999],
+)
 def test_nonsense_in_the_place_of_a_manifest_is_refused(forge, content):
     refused(forge, forge.restore, content)
 
 
 @pytest.mark.parametrize("every", [5, slowly(1)])
 def test_every_field_of_a_manifest_may_be_anything(forge, every):
-    """Every part of it in turn is each kind of junk, or is not there. The story: digests of the wrong type, shapes of
-    text and groups without a place were TypeErrors or passed, and a learning rate below 0 left half of it restored."""
+    """Every part of it in turn is each kind of junk, or is not there. The story:
+    digests of the wrong type, shapes of text and groups without a place were TypeErrors
+    or passed, and a learning rate below 0 left half of it restored."""
     everywhere, accepted = places(forge.manifest), 0
     assert len(everywhere) > 60
     for *way, last in everywhere:
@@ -174,11 +256,13 @@ def test_every_field_of_a_manifest_may_be_anything(forge, every):
                 del owner[last]
             try:
                 forge.restore(manifest)
-                small.train(forge.pipeline, forge.optimiser)  # what is taken can be gone on from
+                # what is taken can be gone on from
+                small.train(forge.pipeline, forge.optimiser)
                 accepted += 1
             except CheckpointError:
                 pass
-    assert 0 < accepted < len(everywhere) * len(JUNK) / 4 / every  # numbers such as step may be others
+    # numbers such as step may be others
+    assert 0 < accepted < len(everywhere) * len(JUNK) / 4 / every
 
 
 @pytest.mark.slow
@@ -220,17 +304,24 @@ PARTS = {
     "nested": header(b"[" * 10**6, bytes(8)),
     "overlapping": header({"a": of(), "b": of()}, bytes(8)),
     "a hole": header({"a": of(), "b": of(offsets=(16, 24))}, bytes(24)),
-    "offsets outside": header({"a": of(offsets=(0, 10**12), shape=(10**12 // 4,))}, bytes(8)),
+    "offsets outside": header(
+        {"a": of(offsets=(0, 10**12), shape=(10**12 // 4,))}, bytes(8)
+    ),
     "offsets backwards": header({"a": of(offsets=(8, 0))}, bytes(8)),
     "a shape that overflows": header({"a": of(shape=(2**40, 2**40))}, bytes(8)),
     "a dtype nobody knows": header({"a": of(dtype="F7")}, bytes(8)),
     "a dtype NumPy has not": header({"a": of(dtype="F8_E4M3", shape=(8,))}, bytes(8)),
     "nothing of what should be there": header({"a": of()}, bytes(8)),
     "the right name, another shape": header({"parameters/0.weight": of()}, bytes(8)),
-    "the right name, another dtype": header({"parameters/0.weight": of("I32", (4, 3), (0, 48))}, bytes(48)),
+    "the right name, another dtype": header(
+        {"parameters/0.weight": of("I32", (4, 3), (0, 48))}, bytes(48)
+    ),
     "a pickle": pickle.dumps(Deed()),
     "a zip bomb": bomb(),
-    "an array of NumPy": b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n"
+    "an array of NumPy": (
+        b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': "
+        b"(1,), }\n"
+    )
     + b"." * 99,
 }
 
@@ -245,9 +336,14 @@ FAT = {
     "manifest": "b'[' * 10**8, None",
     "manifest of lists": "b'[' + b'[],' * 5 * 10**6 + b'0]', None",
     "header": "None, header(b' ' * 6 * 10**7 + b'{}')",
-    "header of arrays": "None, header({i: of(offsets=(8 * i, 8 * i + 8)) for i in range(10**5)}, bytes(8 * 10**5))",
+    "header of arrays": (
+        "None, header({i: of(offsets=(8 * i, 8 * i + 8)) for i in range(10**5)}, "
+        "bytes(8 * 10**5))"
+    ),
     "zip": "None, bomb() * 300",
-    "shape": "None, header({'a': of(shape=(10**9,), offsets=(0, 4 * 10**9))}, bytes(10**7))",
+    "shape": (
+        "None, header({'a': of(shape=(10**9,), offsets=(0, 4 * 10**9))}, bytes(10**7))"
+    ),
 }
 CONSTANT = 450 << 20  # bytes: JSON of 16 MiB, the limit, in lists of Python
 PROGRAM = """
@@ -270,7 +366,9 @@ except CheckpointError as error:
 
 @pytest.mark.parametrize("name", [slowly(name) for name in FAT])
 def test_what_is_forged_takes_at_most_twice_its_size(tmp_path, name):
-    done = run([sys.executable, "-c", PROGRAM.replace("{given}", FAT[name]), str(tmp_path)])
+    done = run(
+        [sys.executable, "-c", PROGRAM.replace("{given}", FAT[name]), str(tmp_path)]
+    )
     assert done.code == 0, done.err
     growth, size = map(int, done.out.split())
     print(f"{name}: {size >> 20} MiB, and {growth >> 20} MiB taken")

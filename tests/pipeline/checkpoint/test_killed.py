@@ -1,4 +1,6 @@
-"""Rows 1 and 12 of what must hold when things break, with real processes: killed anywhere, and gone on with."""
+"""Rows 1 and 12 of what must hold when things break, with real processes: killed
+anywhere, and gone on with.
+"""
 
 import os
 import re
@@ -35,7 +37,9 @@ def undisturbed(tmp_path_factory):
 
 
 def in_threads(num_ranks, folder):
-    return spawn(lambda group: job.train(group, folder, NUM_STEPS, NO_FAULT), num_ranks)[0]
+    return spawn(
+        lambda group: job.train(group, folder, NUM_STEPS, NO_FAULT), num_ranks
+    )[0]
 
 
 def in_processes(num_ranks, folder):
@@ -45,7 +49,9 @@ def in_processes(num_ranks, folder):
 
 
 def check(folder, undisturbed, resume, *fault, num_ranks=4):
-    """Train with a fault, and go on on 4 and on 3 ranks. Return whether the fault happened."""
+    """Train with a fault, and go on on 4 and on 3 ranks. Return whether the fault
+    happened.
+    """
     done = mpirun(num_ranks, JOB, folder, NUM_STEPS, *fault)
     if done.code == 0:
         assert final_bits(folder) == undisturbed
@@ -56,7 +62,11 @@ def check(folder, undisturbed, resume, *fault, num_ranks=4):
         assert resume(num_ranks, copy) in (1, 2)
         assert final_bits(copy) == undisturbed
         names = sorted(path.name for path in copy.iterdir())
-        assert names[-1].endswith("-step-4") and len(names) == 2 and not names[0].startswith("."), names
+        assert (
+            names[-1].endswith("-step-4")
+            and len(names) == 2
+            and not names[0].startswith(".")
+        ), names
     return True
 
 
@@ -64,22 +74,40 @@ def check(folder, undisturbed, resume, *fault, num_ranks=4):
     ("resume", "rank", "what", "number"),
     [
         (in_threads, 0, "call", 9),
-        *[slowly(in_threads, rank, what, 0) for rank in range(4) for what in ("warm-up", "steady", "cool-down")],
+        *[
+            slowly(in_threads, rank, what, 0)
+            for rank in range(4)
+            for what in ("warm-up", "steady", "cool-down")
+        ],
         *[slowly(in_processes, rank, "call", 2) for rank in (0, 3)],
     ],
 )
-def test_a_killed_training_goes_on_with_the_bits_of_one_that_was_not(tmp_path, undisturbed, resume, rank, what, number):
+def test_a_killed_training_goes_on_with_the_bits_of_one_that_was_not(
+    tmp_path, undisturbed, resume, rank, what, number
+):
     assert check(tmp_path / "runs", undisturbed, resume, rank, what, number)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_killed_at_any_call_of_the_file_system_it_is_the_old_or_the_new(tmp_path, undisturbed, rank):
+def test_killed_at_any_call_of_the_file_system_it_is_the_old_or_the_new(
+    tmp_path, undisturbed, rank
+):
     number = 1
-    while check(tmp_path / f"{number}", undisturbed, in_threads, rank, "call", number, KEEP, num_ranks=2):
+    while check(
+        tmp_path / f"{number}",
+        undisturbed,
+        in_threads,
+        rank,
+        "call",
+        number,
+        KEEP,
+        num_ranks=2,
+    ):
         number += 1
     print(f"rank {rank}: killed at {number - 1} calls")
-    assert number - 1 >= {0: 25, 1: 3}[rank]  # open, write and fsync; on rank 0 all the others, too
+    # open, write and fsync; on rank 0 all the others, too
+    assert number - 1 >= {0: 25, 1: 3}[rank]
 
 
 FULL = """
@@ -97,23 +125,36 @@ def newest(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, for namespaces of the kernel")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0,
+    reason="needs root, for namespaces of the kernel",
+)
 def test_on_a_full_disk_the_error_says_so_and_the_last_checkpoint_stays(tmp_path):
-    script = FULL.format(folder=tmp_path, mpirun=find_mpirun(), python=sys.executable, job=JOB)
+    script = FULL.format(
+        folder=tmp_path, mpirun=find_mpirun(), python=sys.executable, job=JOB
+    )
     done = run(["unshare", "--mount", "sh", "-c", script])
     assert re.search(
-        r"^\[rank \d\] CheckpointError: Rank \d could not write \S+: No space left on device. Earlier", done.err
+        r"^\[rank \d\] CheckpointError: Rank \d could not write \S+: No space "
+        r"left on device. Earlier",
+        done.err,
     )
     assert done.err.count("could not write") == 1
     code, step, *names = done.out.split()
     assert int(code) == 1
-    assert 1 <= int(step) == len(names) and sorted(names)[-1] == f"00000{step}-step-{step}"
+    assert (
+        1 <= int(step) == len(names) and sorted(names)[-1] == f"00000{step}-step-{step}"
+    )
 
 
 @pytest.mark.parametrize("rank", [slowly(0), 1])
 def test_a_file_that_grows_too_large_is_named_with_its_rank(tmp_path, rank):
     done = mpirun(2, JOB, tmp_path, NUM_STEPS, rank, "limit", 100)
     assert done.code == 1
-    assert re.search(rf"Rank {rank} could not write \S+/rank-{rank}.safetensors: File too large. Earlier", done.err)
+    assert re.search(
+        rf"Rank {rank} could not write \S+/rank-{rank}.safetensors: File too "
+        r"large. Earlier",
+        done.err,
+    )
     assert newest(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["000001-step-1"]

@@ -1,4 +1,6 @@
-"""How a student lost a run, or mixed two: each way is refused, or keeps what was there."""
+"""How a student lost a run, or mixed two: each way is refused, or keeps what was
+there.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ def steps_in(folder):
 
 
 def test_ranks_that_read_different_folders_are_refused_though_both_are_whole(tmp_path):
-    """The story: f"d{group.rank}" restored one half of each of two runs, and training went on."""
+    """The story: f"d{group.rank}" restored one half of each of two runs, and training
+    went on.
+    """
 
     def train(group):
         pipeline, optimiser = small.pipeline_of(group)
@@ -23,7 +27,8 @@ def test_ranks_that_read_different_folders_are_refused_though_both_are_whole(tmp
         checkpoint.restore(tmp_path / str(group.rank), pipeline, optimiser)
 
     with pytest.raises(
-        RankError, match=r"Ranks \d and \d have read different checkpoints .* the same folder"
+        RankError,
+        match=r"Ranks \d and \d have read different checkpoints .* the same folder",
     ) as caught:
         spawn(train, 2)
     assert caught.value.code == "disagreement"
@@ -34,13 +39,18 @@ def test_ranks_that_write_to_different_folders_are_told_so(tmp_path):
         pipeline, optimiser = small.pipeline_of(group)
         checkpoint.save(tmp_path / str(group.rank), pipeline, optimiser, step=3)
 
-    with pytest.raises(CheckpointError, match=r"Rank 1 does not see .* Pass the same folder on every rank"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"Rank 1 does not see .* Pass the same folder on every rank",
+    ):
         spawn(train, 2)
     assert not list(tmp_path.glob("*/0*"))
 
 
 def test_a_checkpoint_is_not_a_folder_for_checkpoints(tmp_path):
-    """The story: restore() takes the path of one checkpoint, so save() was given it; the next save deleted both."""
+    """The story: restore() takes the path of one checkpoint, so save() was given it;
+    the next save deleted both.
+    """
 
     def train(group):
         pipeline, optimiser = small.pipeline_of(group)
@@ -48,13 +58,17 @@ def test_a_checkpoint_is_not_a_folder_for_checkpoints(tmp_path):
         assert checkpoint.restore(one, pipeline, optimiser).step == 3
         checkpoint.save(one, pipeline, optimiser, step=4)
 
-    with pytest.raises(CheckpointError, match="is a checkpoint itself; pass the folder that holds it"):
+    with pytest.raises(
+        CheckpointError, match="is a checkpoint itself; pass the folder that holds it"
+    ):
         spawn(train, 2)
     assert steps_in(tmp_path) == [3]
 
 
 def test_a_run_that_begins_anew_deletes_nothing_of_a_longer_one(tmp_path):
-    """The story: without restore() two saves of a new run deleted what 100 steps had made."""
+    """The story: without restore() two saves of a new run deleted what 100 steps had
+    made.
+    """
 
     def train(group, steps):
         pipeline, optimiser = small.pipeline_of(group)
@@ -81,7 +95,10 @@ def test_one_of_two_optimisers_is_not_left_out(tmp_path):
 
     with pytest.raises(
         CheckpointError,
-        match="these optimisers: 'first', 'rest'; this script passes 'first'. Pass all by name",
+        match=(
+            "these optimisers: 'first', 'rest'; this script passes 'first'. Pass all "
+            "by name"
+        ),
     ) as caught:
         spawn(train, 1)
     assert caught.value.code == "mismatch"
@@ -97,7 +114,10 @@ def test_arguments_in_another_order_are_named(call, tmp_path):
             (tmp_path, small.model(), optimiser),
             (None, pipeline, optimiser),
         ):
-            with pytest.raises(ArgumentError, match=rf"checkpoint\.{call} got a \w+ and a \w+; expected a path"):
+            with pytest.raises(
+                ArgumentError,
+                match=rf"checkpoint\.{call} got a \w+ and a \w+; expected a path",
+            ):
                 getattr(checkpoint, call)(*given, **more)
 
     spawn(train, 1)

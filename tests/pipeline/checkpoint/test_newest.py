@@ -9,16 +9,25 @@ from minipipe.errors import CheckpointError
 
 
 def saved(folder, steps):
-    pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=1)
+    pipeline = Pipeline(
+        nn.Sequential(nn.Linear(2, 1)),
+        OneRankGroup(),
+        loss=nn.MSELoss(),
+        num_microbatches=1,
+    )
     pipeline.step(np.ones((1, 2), np.float32), np.ones((1, 1), np.float32))
-    return [checkpoint.save(folder, pipeline, step=step, extra={"epoch": 10 * step}) for step in steps]
+    return [
+        checkpoint.save(folder, pipeline, step=step, extra={"epoch": 10 * step})
+        for step in steps
+    ]
 
 
 def test_the_newest_says_its_step_its_extra_and_its_path(tmp_path):
     paths = saved(tmp_path, [1, 2])
     for folder in (tmp_path, str(tmp_path)):
         assert checkpoint.newest(folder) == (2, {"epoch": 20}, paths[1])
-    assert checkpoint.newest(paths[0]) == (1, {"epoch": 10}, paths[0])  # a checkpoint itself
+    # a checkpoint itself
+    assert checkpoint.newest(paths[0]) == (1, {"epoch": 10}, paths[0])
 
 
 def test_a_damaged_one_is_passed_over(tmp_path):
@@ -33,6 +42,8 @@ def test_a_damaged_one_is_passed_over(tmp_path):
 
 def test_a_folder_without_any_has_none(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(CheckpointError, match="There is no checkpoint in ") as caught:
+        with pytest.raises(
+            CheckpointError, match="There is no checkpoint in "
+        ) as caught:
             checkpoint.newest(folder)
         assert caught.value.code == "not-found"

@@ -1,4 +1,6 @@
-"""The model alone, in one file: names and bits of pipeline.state_dict(), to any model and from other programs."""
+"""The model alone, in one file: names and bits of pipeline.state_dict(), to any model
+and from other programs.
+"""
 
 import os
 import struct
@@ -29,7 +31,9 @@ def exported(path, model, num_ranks=2):
 def same(one, other):
     assert list(one) == list(other)
     for name, array in one.items():
-        assert (array.dtype, array.shape) == (other[name].dtype, other[name].shape), name
+        assert (array.dtype, array.shape) == (other[name].dtype, other[name].shape), (
+            name
+        )
         assert array.tobytes() == other[name].tobytes(), name
 
 
@@ -49,7 +53,10 @@ def test_the_file_holds_the_state_of_the_whole_model(tmp_path, recipe, num_ranks
 def test_halves_keep_their_bits(tmp_path, half):
     model = nn.Sequential(nn.Linear(3, 2, dtype=half))
     state = exported(tmp_path / "a", model, 1)
-    same(dict(sorted(unpacked((tmp_path / "a").read_bytes()).items())), dict(sorted(state.items())))
+    same(
+        dict(sorted(unpacked((tmp_path / "a").read_bytes()).items())),
+        dict(sorted(state.items())),
+    )
     other = nn.Sequential(nn.Linear(3, 2, dtype=half))
     checkpoint.load_weights(tmp_path / "a", other)
     same(other.state_dict(), state)
@@ -58,7 +65,10 @@ def test_halves_keep_their_bits(tmp_path, half):
 def test_a_parameter_without_elements_and_one_without_axes(tmp_path):
     class Odd(nn.Module):
         def __init__(self):
-            self.none, self.one = nn.Parameter(np.ones((0, 3))), nn.Parameter(np.array(2.5))
+            self.none, self.one = (
+                nn.Parameter(np.ones((0, 3))),
+                nn.Parameter(np.array(2.5)),
+            )
 
         def forward(self, x):
             return x * self.one
@@ -99,14 +109,23 @@ def test_the_file_of_another_model_changes_nothing(tmp_path, code):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "why"), [(d, "not real") for d in ("int64", "bool", "int8")] + [("float64", "round")]
+    ("dtype", "why"),
+    [(d, "not real") for d in ("int64", "bool", "int8")] + [("float64", "round")],
 )
 def test_numbers_that_a_parameter_cannot_hold_are_refused(tmp_path, dtype, why):
-    """The story: whole numbers, truth values and float64 became float32 without a word."""
+    """The story: whole numbers, truth values and float64 became float32 without a
+    word.
+    """
     model = small_model().initialise(1)
     before = {name: array.copy() for name, array in model.state_dict().items()}
-    save_file({**before, "0.bias": (before["0.bias"] + np.float64(0.1)).astype(dtype)}, tmp_path / "a")
-    words = rf"a cannot be loaded: 0\.bias has dtype float32, and the state holds {dtype}, which .*{why}"
+    save_file(
+        {**before, "0.bias": (before["0.bias"] + np.float64(0.1)).astype(dtype)},
+        tmp_path / "a",
+    )
+    words = (
+        r"a cannot be loaded: 0\.bias has dtype float32, and the state holds "
+        rf"{dtype}, which .*{why}"
+    )
     with pytest.raises(ParameterError, match=words) as caught:
         checkpoint.load_weights(tmp_path / "a", model)
     assert caught.value.code == "dtype"
@@ -118,19 +137,30 @@ def test_halves_are_taken_as_the_same_numbers_by_a_wider_model_alone(tmp_path, h
     state = exported(tmp_path / "a", nn.Sequential(nn.Linear(3, 2, dtype=half)), 1)
     wide = nn.Sequential(nn.Linear(3, 2))
     checkpoint.load_weights(tmp_path / "a", wide)
-    assert all((wide.state_dict()[name] == array.astype(np.float32)).all() for name, array in state.items())
+    assert all(
+        (wide.state_dict()[name] == array.astype(np.float32)).all()
+        for name, array in state.items()
+    )
     other = np.float16 if half != np.float16 else np.float32
     exported(tmp_path / "b", nn.Sequential(nn.Linear(3, 2, dtype=other)), 1)
-    with pytest.raises(ParameterError, match=f"and the state holds {np.dtype(other).name}, which it would round"):
-        checkpoint.load_weights(tmp_path / "b", nn.Sequential(nn.Linear(3, 2, dtype=half)))
+    with pytest.raises(
+        ParameterError,
+        match=f"and the state holds {np.dtype(other).name}, which it would round",
+    ):
+        checkpoint.load_weights(
+            tmp_path / "b", nn.Sequential(nn.Linear(3, 2, dtype=half))
+        )
 
 
-def test_what_is_no_regular_file_of_the_models_size_is_refused_before_it_is_read(tmp_path):
+def test_what_is_no_regular_file_of_the_models_size_is_refused_before_it_is_read(
+    tmp_path,
+):
     """The story: 50 GB of holes were read, and a pipe was waited for."""
     with open(tmp_path / "holes", "wb") as file:
         file.truncate(50 * 10**9)
     with pytest.raises(
-        FileError, match=r"50,000,000,000 bytes; the limit is [0-9,]+\. This model has 31 numbers"
+        FileError,
+        match=r"50,000,000,000 bytes; the limit is [0-9,]+\. This model has 31 numbers",
     ) as caught:
         checkpoint.load_weights(tmp_path / "holes", small_model())
     assert caught.value.code == "too-large"
@@ -142,15 +172,22 @@ def test_what_is_no_regular_file_of_the_models_size_is_refused_before_it_is_read
 
 def test_what_is_no_safetensors_file_is_refused(tmp_path):
     path = tmp_path / "a"
-    for content, words in ((b"PK\3\4" + bytes(99), "invalid header length"), (b"", "header too small")):
+    for content, words in (
+        (b"PK\3\4" + bytes(99), "invalid header length"),
+        (b"", "header too small"),
+    ):
         path.write_bytes(content)
         with pytest.raises(
-            CheckpointError, match=rf"{path} cannot be loaded: it is not a safetensors file: .*{words}"
+            CheckpointError,
+            match=rf"{path} cannot be loaded: it is not a safetensors file: .*{words}",
         ) as caught:
             checkpoint.load_weights(path, small_model())
         assert caught.value.code == "damaged"
     path.write_bytes(struct.pack("<Q", 2**24 + 8) + bytes(2**24 + 8))
-    with pytest.raises(CheckpointError, match="its header has 16,777,224 bytes; the limit is 16,777,216"):
+    with pytest.raises(
+        CheckpointError,
+        match="its header has 16,777,224 bytes; the limit is 16,777,216",
+    ):
         checkpoint.load_weights(path, small_model())
     for place in (tmp_path, "/dev/zero", tmp_path / "none"):
         with pytest.raises(FileError):

@@ -1,21 +1,26 @@
-"""One elastic training, as a user's script, in which ranks are killed: ``job.py OPTIONS``, which are JSON.
+"""One elastic training, as a user's script, in which ranks are killed: ``job.py
+OPTIONS``, which are JSON.
 
-``kills`` lists [rank, place, further victims]: when the rank, by its number in the world, comes to the place, it kills
-itself and the victims. A place is [step, what, number]:
+``kills`` lists [rank, place, further victims]: when the rank, by its number in the
+world, comes to the place, it kills itself and the victims. A place is [step, what,
+number]:
 
 * ``"F"``, ``"B"``: in the forward or backward of a microbatch;
 * ``"stepped"``, ``"updated"``: before and after the update of the parameters;
-* ``"message"``: before its next copy or barrier, the number of messages of that exchange after which it dies;
+* ``"message"``: before its next copy or barrier, the number of messages of that
+  exchange after which it dies;
 * ``"trained"``: behind the training;
-* ``"make"``: in ``make`` for so many ranks (the step is that in which the group before was left).
+* ``"make"``: in ``make`` for so many ranks (the step is that in which the group before
+  was left).
 
-With ``replicas``, there are as many wherever the ranks can be divided among them, and one otherwise, with the bits of
-``blocks``; ``shards`` divides the state of the optimiser among them. A ``mutant`` forgets a part of the state, or the
-blocks, after a loss, or raises in place of dying. With ``late``, MPI reports the failure of a send in the old group
-only when the new group sends.
+With ``replicas``, there are as many wherever the ranks can be divided among them, and
+one otherwise, with the bits of ``blocks``; ``shards`` divides the state of the
+optimiser among them. A ``mutant`` forgets a part of the state, or the blocks, after a
+loss, or raises in place of dying. With ``late``, MPI reports the failure of a send in
+the old group only when the new group sends.
 
-Prints a line of JSON: what is left, a digest of all values, how many groups were made, and when the first step of each
-was finished.
+Prints a line of JSON: what is left, a digest of all values, how many groups were made,
+and when the first step of each was finished.
 """
 
 import json
@@ -35,8 +40,23 @@ from minipipe.errors import LaunchError
 from minipipe.pipeline.elastic.vault import Made
 from minipipe.tensor import record
 
-OPTIONS = {"kills": [], "steps": 6, "copies": 1, "every": 1, "wait": True, "schedule": "1f1b", "optimiser": "Adam"}
-OPTIONS |= {"dtype": "float32", "mutant": "", "replicas": 1, "blocks": 1, "shards": False, "late": False}
+OPTIONS = {
+    "kills": [],
+    "steps": 6,
+    "copies": 1,
+    "every": 1,
+    "wait": True,
+    "schedule": "1f1b",
+    "optimiser": "Adam",
+}
+OPTIONS |= {
+    "dtype": "float32",
+    "mutant": "",
+    "replicas": 1,
+    "blocks": 1,
+    "shards": False,
+    "late": False,
+}
 MUTANTS = {
     "optimiser": lambda state: {
         **state,
@@ -154,14 +174,25 @@ def main(options):
             layers += [nn.Linear(8, 8, dtype=dtype), nn.Tanh(), nn.Dropout(0.1), Trap()]
         model = nn.Sequential(*layers, nn.Unembedding(embedding))
         replicas = options["replicas"] if group.size % options["replicas"] == 0 else 1
-        run = {"schedule": options["schedule"], "num_microbatches": 8 // replicas, "seed": 1}
+        run = {
+            "schedule": options["schedule"],
+            "num_microbatches": 8 // replicas,
+            "seed": 1,
+        }
         run |= {"replicas": replicas, "gradient_blocks": options["blocks"]}
         if options["mutant"] == "blocks":
             run["gradient_blocks"] = replicas
         pipeline = Pipeline(model, group, loss=nn.CrossEntropyLoss(), **run)
         if options["shards"]:
-            return pipeline, pipeline.sharded(optim.Adam, learning_rate=0.01), StepCounter()
-        rule = {"Adam": optim.Adam, "SGD": lambda p, rate: optim.SGD(p, rate, momentum=0.9)}[options["optimiser"]]
+            return (
+                pipeline,
+                pipeline.sharded(optim.Adam, learning_rate=0.01),
+                StepCounter(),
+            )
+        rule = {
+            "Adam": optim.Adam,
+            "SGD": lambda p, rate: optim.SGD(p, rate, momentum=0.9),
+        }[options["optimiser"]]
         return pipeline, rule(pipeline.parameters(), 0.01), StepCounter()
 
     finished, sizes = {}, Counter()
@@ -188,26 +219,46 @@ def main(options):
     if options["late"]:
         from minipipe.pipeline.elastic.survivors import SurvivorGroup
 
-        SurvivorGroup.of_survivors = survivors_with_a_late_failure(SurvivorGroup.of_survivors)
+        SurvivorGroup.of_survivors = survivors_with_a_late_failure(
+            SurvivorGroup.of_survivors
+        )
     ProcessGroup.isend = send_under_doom(ProcessGroup.isend)
     with init_process_group(timeout=20) as group:
         DOOM.kills = Doom(options["kills"]).kills
         DOOM.learn_pids(group)
-        trained = elastic.train(make, step, group, options["steps"], copies=options["copies"], every=options["every"])
+        trained = elastic.train(
+            make,
+            step,
+            group,
+            options["steps"],
+            copies=options["copies"],
+            every=options["every"],
+        )
         if trained.pipeline.group.size < group.size:
             check_closed(group)
         DOOM.step = options["steps"]
         DOOM.reach("trained", 0)
         state = trained.pipeline.state_dict()
-        kept = [trained.optimiser.state_dict()["groups"], list(map(float, trained.results))]
+        kept = [
+            trained.optimiser.state_dict()["groups"],
+            list(map(float, trained.results)),
+        ]
         digest = blake2b(json.dumps(kept).encode(), digest_size=8)
         for name in sorted(state):
             digest.update(name.encode() + state[name].tobytes())
         if trained.pipeline.group.rank == 0:
             size = trained.pipeline.group.size
-            found = {"size": size, "digest": digest.hexdigest(), "finished": finished, "steps": sizes}
+            found = {
+                "size": size,
+                "digest": digest.hexdigest(),
+                "finished": finished,
+                "steps": sizes,
+            }
             found["num_made"] = num_made
-            print(json.dumps({**found, "num_steps": trained.pipeline.num_steps}), flush=True)
+            print(
+                json.dumps({**found, "num_steps": trained.pipeline.num_steps}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -53,8 +53,15 @@ def test_1f1b_is_built_by_hand_and_recognised(editor):
     assert answer["said"] == "" and figures(answer)["placed"] == "7 of 8 actions"
     answer = place(editor, BUILD_1F1B[-1])
     assert answer["said"].startswith("You built 1f1b")
-    assert figures(answer) | {"bubble": "33.3 %", "makespan": "9 units", "gap": "28.6 %"} == figures(answer)
-    assert schedules.Schedule.from_text(answer["text"], "1f1b").actions == schedules.one_f_one_b(2, 2).actions
+    assert figures(answer) | {
+        "bubble": "33.3 %",
+        "makespan": "9 units",
+        "gap": "28.6 %",
+    } == figures(answer)
+    assert (
+        schedules.Schedule.from_text(answer["text"], "1f1b").actions
+        == schedules.one_f_one_b(2, 2).actions
+    )
 
 
 def test_what_has_no_name_is_complete_as_well(editor):
@@ -67,16 +74,28 @@ def test_what_is_opened_was_not_built(editor):
 
 
 def test_a_schedule_is_opened_by_its_name_in_any_case(editor):
-    """The story: it was built, and then the sentence about it was looked up as it was written: a KeyError."""
-    named = {name: asked(editor, do="open", name=name, ranks=2, microbatches=2) for name in ("1f1b", "1F1B")}
-    assert named["1F1B"]["said"] == named["1f1b"]["said"] and not named["1F1B"]["isRefused"]
+    """The story: it was built, and then the sentence about it was looked up as it was
+    written: a KeyError.
+    """
+    named = {
+        name: asked(editor, do="open", name=name, ranks=2, microbatches=2)
+        for name in ("1f1b", "1F1B")
+    }
+    assert (
+        named["1F1B"]["said"] == named["1f1b"]["said"]
+        and not named["1F1B"]["isRefused"]
+    )
 
 
 def test_a_wrong_action_is_refused_and_changes_nothing(editor):
     asked(editor, do="empty")
     before = text_of(editor)
     answer = asked(editor, do="place", rank=1, action="1B0")
-    assert answer["isRefused"] and answer["said"] == "Rank 1, position 0: 1B0 comes before 1F0, which it needs."
+    assert (
+        answer["isRefused"]
+        and answer["said"]
+        == "Rank 1, position 0: 1B0 comes before 1F0, which it needs."
+    )
     assert "player" not in answer and text_of(editor) == before
 
 
@@ -86,13 +105,19 @@ def test_a_rank_alone_places_what_is_ready_or_offers_it(editor):
     answer = asked(editor, do="place", rank=0)
     assert answer["offers"] == ["0F1", "0B0"] and "0F1 or 0B0" in answer["said"]
     assert "0F0 0F1" in asked(editor, do="place", rank=0, kind="F")["text"]
-    assert asked(editor, do="place", rank=1)["said"] == "" and "1B0 1F1" in text_of(editor)
+    assert asked(editor, do="place", rank=1)["said"] == "" and "1B0 1F1" in text_of(
+        editor
+    )
     assert "no W left to place" in asked(editor, do="place", rank=1, kind="W")["said"]
 
 
 def test_undo_and_redo_go_through_all_that_was_done(editor):
     texts = [text_of(editor)]
-    for message in ({"do": "empty"}, {"do": "place", "rank": 0}, {"do": "text", "text": "0F0 0F1\n1F0"}):
+    for message in (
+        {"do": "empty"},
+        {"do": "place", "rank": 0},
+        {"do": "text", "text": "0F0 0F1\n1F0"},
+    ):
         asked(editor, **message)
         texts.append(text_of(editor))
     assert asked(editor, do="show")["can"] == ["undo"]
@@ -111,19 +136,33 @@ def test_undo_and_redo_go_through_all_that_was_done(editor):
 
 def test_what_begins_at_a_time_or_later_is_cut(editor):
     answer = asked(editor, do="cut", time=3)
-    assert [len(rank["actions"]) for rank in answer["player"]["panels"][0]["ranks"]] == [2, 2]
-    assert asked(editor, do="cut", time="3")["said"] == "The time is '3'; expected a number."
+    assert [
+        len(rank["actions"]) for rank in answer["player"]["panels"][0]["ranks"]
+    ] == [2, 2]
+    assert (
+        asked(editor, do="cut", time="3")["said"]
+        == "The time is '3'; expected a number."
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
         ("0F0 0X1\n1F0", [1, 2], "Line 1, cell 2: '0X1' is not an action"),
-        ("# mine\nrank 0: 0F0 0B0\nrank 1: 1B0 1F0", [3, 1], "Rank 1, position 0: 1B0 comes before 1F0"),
+        (
+            "# mine\nrank 0: 0F0 0B0\nrank 1: 1B0 1F0",
+            [3, 1],
+            "Rank 1, position 0: 1B0 comes before 1F0",
+        ),
         ("0F0,0F0\n1F0,", [1, 2], "0F0 is a duplicate of position 0"),
         ("0F1 0B0 0F0 0B1\n1F0 1B0 1F1 1B1", [1, 2], "0B0 comes before 0F0"),
         ("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0", [1, 2], "wait for each other in a cycle"),
-        ("0F0 0B1\n1F0", [1, 2], "Rank 0, position 1: 0B1 comes before 0F1, which it needs."),  # 0F1 has no position
+        # 0F1 has no position
+        (
+            "0F0 0B1\n1F0",
+            [1, 2],
+            "Rank 0, position 1: 0B1 comes before 0F1, which it needs.",
+        ),
         ("0F0\n7F0", None, "Stage 7 occurs without stage 1"),
         ("", None, "The text has no action"),
     ],
@@ -131,13 +170,19 @@ def test_what_begins_at_a_time_or_later_is_cut(editor):
 def test_a_wrong_text_is_refused_with_its_place(editor, text, place, words):
     before = text_of(editor)
     answer = asked(editor, do="text", text=text)
-    assert (answer["isRefused"], answer["place"]) == (True, place) and words in answer["said"]
+    assert (answer["isRefused"], answer["place"]) == (True, place) and words in answer[
+        "said"
+    ]
     assert text_of(editor) == before
 
 
 def test_a_text_may_have_another_size_and_may_be_csv(editor):
     answer = asked(editor, do="text", text=schedules.zb_v(2, 4).to_csv())
-    assert answer["sizes"] == [2, 4, 4] and "You built zb-v" in answer["said"] and answer["halves"] is False
+    assert (
+        answer["sizes"] == [2, 4, 4]
+        and "You built zb-v" in answer["said"]
+        and answer["halves"] is False
+    )
 
 
 def test_costs_and_latency_change_the_figures(editor):
@@ -171,16 +216,25 @@ def test_a_search_continues_from_message_to_message_and_what_it_found_is_taken()
         answer = asked(editor, do="search", seconds=0.05)
     assert "none is shorter" in answer["said"]
     taken = asked(editor, do="take")
-    assert figures(taken)["makespan"] == "27 units" and taken["said"].startswith("Found by") and "undo" in taken["can"]
+    assert (
+        figures(taken)["makespan"] == "27 units"
+        and taken["said"].startswith("Found by")
+        and "undo" in taken["can"]
+    )
     assert asked(editor, do="search", seconds=60)["isRefused"]
 
 
 def test_nothing_is_taken_before_a_search(editor):
-    assert asked(editor, do="take")["said"] == "The search has no schedule yet; search first."
+    assert (
+        asked(editor, do="take")["said"]
+        == "The search has no schedule yet; search first."
+    )
 
 
 def test_a_search_counts_its_evaluations_over_messages():
-    editor = Editor(Draft.of(schedules.one_f_one_b(3, 5)), "F=1:2:1,I=1:2:1,W=2:2:1,latency=1")
+    editor = Editor(
+        Draft.of(schedules.one_f_one_b(3, 5)), "F=1:2:1,I=1:2:1,W=2:2:1,latency=1"
+    )
     asked(editor, do="search", seconds=1e-9)
     first = editor.search.evaluations
     asked(editor, do="search", seconds=1e-9)
@@ -189,7 +243,7 @@ def test_a_search_counts_its_evaluations_over_messages():
     assert editor.search.evaluations == first
 
 
-# -- addresses and files --------------------------------------------------------------------------------------------
+# -- addresses and files ---------------------------------------------------------------
 
 
 def test_a_shared_address_opens_the_same_draft_costs_and_limit(editor):
@@ -201,7 +255,11 @@ def test_a_shared_address_opens_the_same_draft_costs_and_limit(editor):
     other = Editor()
     answer = asked(other, do="shared", fragment=fragment)
     assert not answer["isRefused"]
-    assert (other.draft, other.costs, other.limit) == (editor.draft, editor.costs, editor.limit)
+    assert (other.draft, other.costs, other.limit) == (
+        editor.draft,
+        editor.costs,
+        editor.limit,
+    )
 
 
 def test_a_shared_puzzle_stays_a_puzzle():
@@ -218,7 +276,9 @@ def bomb():
     return packed(draft, "F=1" + " " * 10**7, None, 0)
 
 
-@pytest.mark.parametrize("fragment", ["", "zz", "é", "AAAA", "x" * 10**5, bomb(), 7, None])
+@pytest.mark.parametrize(
+    "fragment", ["", "zz", "é", "AAAA", "x" * 10**5, bomb(), 7, None]
+)
 def test_an_address_that_holds_no_schedule_is_refused(fragment):
     editor = Editor()
     answer = asked(editor, do="shared", fragment=fragment)
@@ -235,7 +295,8 @@ def test_a_forged_address_cannot_hold_an_illegal_schedule():
         packed(Draft("x", (0, 1), 1, ((), ())), "F=y", None, 0),
         packed(Draft("x", (0, 1), 1, ((), ())), "", -1, 0),
         packed(Draft("x", (0, 1), 1, ((), ())), "", None, 99),
-        packed(Draft("x", (0, 1), 1, ((), ())), "", None, 2),  # of another size than its puzzle
+        # of another size than its puzzle
+        packed(Draft("x", (0, 1), 1, ((), ())), "", None, 2),
     ):
         editor = Editor()
         answer = asked(editor, do="shared", fragment=wrong)
@@ -252,24 +313,36 @@ def test_csv_and_text_are_read_again_and_a_picture_is_of_a_finished_schedule(edi
     assert asked(editor, do="export", form="svg")["content"].startswith("<svg")
     asked(editor, do="back", rank=0)
     assert "missing: 1 action" in asked(editor, do="export", form="svg")["said"]
-    assert "expected 'csv', 'txt' or 'svg'" in asked(editor, do="export", form="exe")["said"]
+    assert (
+        "expected 'csv', 'txt' or 'svg'"
+        in asked(editor, do="export", form="exe")["said"]
+    )
 
 
-def test_a_page_without_a_file_saves_nothing_and_one_with_a_file_that_file(editor, tmp_path):
+def test_a_page_without_a_file_saves_nothing_and_one_with_a_file_that_file(
+    editor, tmp_path
+):
     assert "no file" in asked(editor, do="save")["said"]
     editor.file = tmp_path / "mine.csv"
     said = asked(editor, do="save")["said"]
-    assert f"Saved {editor.file}" in said and f"train.py --schedule {editor.file}" in said
-    assert Schedule.from_file(editor.file).actions == schedules.one_f_one_b(2, 2).actions
+    assert (
+        f"Saved {editor.file}" in said and f"train.py --schedule {editor.file}" in said
+    )
+    assert (
+        Schedule.from_file(editor.file).actions == schedules.one_f_one_b(2, 2).actions
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
     asked(editor, do="back", rank=0)
     said = asked(editor, do="save")["said"]
-    assert said.startswith(f"Warning: {editor.file} is incomplete: 1 action missing.") and "train.py" not in said
+    assert (
+        said.startswith(f"Warning: {editor.file} is incomplete: 1 action missing.")
+        and "train.py" not in said
+    )
     editor.file = tmp_path / "nowhere" / "mine.csv"
     assert "cannot be written" in asked(editor, do="save")["said"]
 
 
-# -- what is no message -----------------------------------------------------------------------------------------
+# -- what is no message ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -306,44 +379,82 @@ def test_a_page_without_a_file_saves_nothing_and_one_with_a_file_that_file(edito
 def test_a_wrong_message_gets_a_sentence_and_changes_nothing(editor, message):
     before = text_of(editor)
     answer = asked(editor, **message)
-    assert answer["isRefused"] is True and len(answer["said"]) > 10 and "Traceback" not in answer["said"]
+    assert (
+        answer["isRefused"] is True
+        and len(answer["said"]) > 10
+        and "Traceback" not in answer["said"]
+    )
     assert text_of(editor) == before
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", "7", '{"do": "show"', "[" * 10**5, "null"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "[]", "7", '{"do": "show"', "[" * 10**5, "null"]
+)
 def test_what_is_no_message_gets_a_sentence(text):
     answer = json.loads(Editor().ask(text))
-    assert answer["isRefused"] and answer["said"].startswith("No message of the editor: ")
+    assert answer["isRefused"] and answer["said"].startswith(
+        "No message of the editor: "
+    )
 
 
-# -- puzzles ----------------------------------------------------------------------------------------------------
+# -- puzzles ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", range(1, len(PUZZLES) + 1))
 def test_the_par_of_a_puzzle_is_proved_and_1f1b_does_not_reach_it(number):
     puzzle = PUZZLES[number - 1]
     costs = Costs.parse(puzzle.costs)
-    assert simulate(schedules.one_f_one_b(puzzle.num_ranks, puzzle.num_microbatches), costs).makespan > puzzle.par.value
+    assert (
+        simulate(
+            schedules.one_f_one_b(puzzle.num_ranks, puzzle.num_microbatches), costs
+        ).makespan
+        > puzzle.par.value
+    )
     answer = asked(Editor(), do="puzzle", number=number)
-    assert answer["said"].startswith(f"Par is {puzzle.par.value:g} units.") and answer["puzzle"] == number
+    assert (
+        answer["said"].startswith(f"Par is {puzzle.par.value:g} units.")
+        and answer["puzzle"] == number
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_the_par_of_a_puzzle_is_reached(number):
     puzzle = PUZZLES[number - 1]
-    workload = Costs.parse(puzzle.costs).workload(range(puzzle.num_ranks), puzzle.num_microbatches, puzzle.memory_limit)
-    assert find_schedule(workload, Objective.MAKESPAN, evaluations=100).value == puzzle.par.value
+    workload = Costs.parse(puzzle.costs).workload(
+        range(puzzle.num_ranks), puzzle.num_microbatches, puzzle.memory_limit
+    )
+    assert (
+        find_schedule(workload, Objective.MAKESPAN, evaluations=100).value
+        == puzzle.par.value
+    )
 
 
 def test_the_last_five_puzzles_are_those_of_the_coursework_and_its_solutions_reach_par():
-    (exercise,) = [each for each in exercises_in(find_source()) if each.name == "14_puzzle"]
-    levels, solution = load("checks", exercise.checks).LEVELS, load("solution", exercise.solution)
+    (exercise,) = [
+        each for each in exercises_in(find_source()) if each.name == "14_puzzle"
+    ]
+    levels, solution = (
+        load("checks", exercise.checks).LEVELS,
+        load("solution", exercise.solution),
+    )
     for number, level in levels.items():
         puzzle = PUZZLES[number - 1 - len(levels)]
-        of_both = (puzzle.num_ranks, puzzle.num_microbatches, puzzle.memory_limit, puzzle.par.value)
-        assert of_both == (level.num_ranks, level.num_microbatches, level.memory_limit, level.par)
+        of_both = (
+            puzzle.num_ranks,
+            puzzle.num_microbatches,
+            puzzle.memory_limit,
+            puzzle.par.value,
+        )
+        assert of_both == (
+            level.num_ranks,
+            level.num_microbatches,
+            level.memory_limit,
+            level.par,
+        )
         sizes = range(level.num_ranks), level.num_microbatches
-        assert Costs.parse(puzzle.costs).workload(*sizes) == level.costs.workload(*sizes)
+        assert Costs.parse(puzzle.costs).workload(*sizes) == level.costs.workload(
+            *sizes
+        )
         editor = Editor()
         asked(editor, do="puzzle", number=len(PUZZLES) - len(levels) + number)
         answer = asked(editor, do="text", text=getattr(solution, f"level_{number}")())
@@ -356,16 +467,25 @@ def test_costs_and_sizes_of_a_puzzle_stay():
     for message in ({"do": "costs", "costs": "F=0"}, {"do": "limit", "limit": None}):
         assert "belong to the puzzle" in asked(editor, **message)["said"]
     assert "Puzzle 1 has 2 stages" in asked(editor, do="text", text="0F0 0B0")["said"]
-    assert "above par" in asked(editor, do="text", text="0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")["said"]
+    assert (
+        "above par"
+        in asked(editor, do="text", text="0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")["said"]
+    )
 
 
 def test_the_page_shows_the_draft_before_any_message_and_holds_no_markup_of_a_name():
     draft = Draft("</script><b>", (0,), 1, ((),))
     page = draw_editor(Editor(draft), "worker")
-    assert "</script><b>" not in page and '"transport":"worker"' in page.replace(" ", "")
+    assert "</script><b>" not in page and '"transport":"worker"' in page.replace(
+        " ", ""
+    )
 
 
-@pytest.mark.parametrize(("name", "selected"), [("zb-h1", "zb-h1"), ("gpipe", "gpipe"), ("mine", "1f1b")])
+@pytest.mark.parametrize(
+    ("name", "selected"), [("zb-h1", "zb-h1"), ("gpipe", "gpipe"), ("mine", "1f1b")]
+)
 def test_the_page_selects_the_schedule_that_it_shows(name, selected):
     draft = Draft(name, (0,), 1, ((),))
-    assert re.findall(r"<option [^>]* selected>([^<]+)<", draw_editor(Editor(draft), "http")) == [selected]
+    assert re.findall(
+        r"<option [^>]* selected>([^<]+)<", draw_editor(Editor(draft), "http")
+    ) == [selected]

@@ -40,15 +40,21 @@ def test_many_named_schedules_can_be_edited():
     assert len({draft.name for draft in DRAFTS}) >= 12
 
 
-@pytest.mark.parametrize("draft", SAMPLE, ids=lambda draft: f"{draft.name} {len(draft.rows)}")
-def test_any_schedule_is_built_action_by_action_in_the_order_of_its_walk_and_each_was_a_choice(draft):
+@pytest.mark.parametrize(
+    "draft", SAMPLE, ids=lambda draft: f"{draft.name} {len(draft.rows)}"
+)
+def test_any_schedule_is_built_action_by_action_in_the_order_of_its_walk_and_each_was_a_choice(
+    draft,
+):
     built = empty(draft)
     for rank, action in complete_walk(draft.whole).order():
         chosen = {choice.action: choice.is_ready for choice in built.choices()[rank]}
         assert chosen.get(action, True), f"{action} is not ready"
         assert built.refusal(rank, action) is None
         built = built.placed(rank, action)
-    assert built == draft and not built.missing and all(not row for row in built.choices())
+    assert (
+        built == draft and not built.missing and all(not row for row in built.choices())
+    )
 
 
 @given(st.sampled_from(DRAFTS), st.data())
@@ -75,7 +81,10 @@ def test_a_choice_is_ready_exactly_if_placing_it_is_not_refused(draft, data):
         built = built.placed(rank, action)
     for rank, row in enumerate(built.choices()):
         for action, is_ready in row:
-            assert is_ready == (built.refusal(rank, action) is None), (rank, str(action))
+            assert is_ready == (built.refusal(rank, action) is None), (
+                rank,
+                str(action),
+            )
 
 
 @given(st.sampled_from(DRAFTS), st.data())
@@ -96,7 +105,9 @@ def test_what_is_added_behind_a_draft_does_not_change_its_times(draft, data):
 def test_the_last_action_of_a_rank_is_taken_back_unless_another_needs_it():
     draft = Draft.of(schedules.one_f_one_b(2, 2))
     assert [str(a) for a in draft.without_last(0).rows[0]] == ["0F0", "0F1", "0B0"]
-    with pytest.raises(ScheduleError, match="1B1 cannot be taken back before 0B1, which needs it"):
+    with pytest.raises(
+        ScheduleError, match="1B1 cannot be taken back before 0B1, which needs it"
+    ):
         draft.without_last(1)
     with pytest.raises(ScheduleError, match="Rank 1 has no action"):
         empty(draft).without_last(1)
@@ -112,13 +123,55 @@ def placed(draft, *words):
 @pytest.mark.parametrize(
     ("before", "rank", "cell", "code", "sentence"),
     [
-        ((), 1, "1F0", "order", "Rank 1, position 0: 1F0 comes before 0F0, which it needs."),
-        ((), 0, "0B0", "order", "Rank 0, position 0: 0B0 comes before 0F0, which it needs."),
-        (("0:0F0",), 0, "0B0", "order", "Rank 0, position 1: 0B0 comes before 1B0, which it needs."),
-        ((), 0, "1F0", "placement", "Rank 0, position 0: 1F0 is on the wrong rank; stage 1 is on rank 1."),
-        (("0:0F0",), 0, "0F0", "duplicate", "Rank 0, position 1: 0F0 is a duplicate of position 0."),
-        ((), 0, "5F0", "out-of-range", "Rank 0, position 0: 5F0 names stage 5; there are 2, counted from 0."),
-        ((), 0, "0F7", "out-of-range", "Rank 0, position 0: 0F7 names microbatch 7; there are 2, counted from 0."),
+        (
+            (),
+            1,
+            "1F0",
+            "order",
+            "Rank 1, position 0: 1F0 comes before 0F0, which it needs.",
+        ),
+        (
+            (),
+            0,
+            "0B0",
+            "order",
+            "Rank 0, position 0: 0B0 comes before 0F0, which it needs.",
+        ),
+        (
+            ("0:0F0",),
+            0,
+            "0B0",
+            "order",
+            "Rank 0, position 1: 0B0 comes before 1B0, which it needs.",
+        ),
+        (
+            (),
+            0,
+            "1F0",
+            "placement",
+            "Rank 0, position 0: 1F0 is on the wrong rank; stage 1 is on rank 1.",
+        ),
+        (
+            ("0:0F0",),
+            0,
+            "0F0",
+            "duplicate",
+            "Rank 0, position 1: 0F0 is a duplicate of position 0.",
+        ),
+        (
+            (),
+            0,
+            "5F0",
+            "out-of-range",
+            "Rank 0, position 0: 5F0 names stage 5; there are 2, counted from 0.",
+        ),
+        (
+            (),
+            0,
+            "0F7",
+            "out-of-range",
+            "Rank 0, position 0: 0F7 names microbatch 7; there are 2, counted from 0.",
+        ),
         (
             ("0:0F0", "1:1F0", "1:1B0"),
             1,
@@ -128,7 +181,9 @@ def placed(draft, *words):
         ),
     ],
 )
-def test_a_wrong_action_is_refused_with_the_verifiers_sentence(before, rank, cell, code, sentence):
+def test_a_wrong_action_is_refused_with_the_verifiers_sentence(
+    before, rank, cell, code, sentence
+):
     draft = placed(Draft("mine", (0, 1), 2, ((), ())), *before)
     problem = draft.refusal(rank, Action.parse(cell))
     assert (problem.code, problem.message) == (code, sentence)
@@ -137,7 +192,10 @@ def test_a_wrong_action_is_refused_with_the_verifiers_sentence(before, rank, cel
 def test_the_limit_of_memory_refuses_a_forward_but_not_what_is_still_to_come():
     draft = placed(Draft("mine", (0, 1), 3, ((), ())), "0:0F0", "0:0F1")
     problem = draft.refusal(0, Action.parse("0F2"), memory_limit=2)
-    assert (problem.code, problem.step) == ("memory", 2) and "it holds 3 (stage, microbatch) pairs" in problem.message
+    assert (problem.code, problem.step) == (
+        "memory",
+        2,
+    ) and "it holds 3 (stage, microbatch) pairs" in problem.message
     assert draft.problem(2) is None and draft.problem(1).step == 1
 
 
@@ -165,5 +223,7 @@ def test_what_cannot_be_placed_by_hand_is_refused(table, words):
 
 
 def test_a_schedule_that_is_too_large_to_be_drawn_at_each_edit_is_refused():
-    with pytest.raises(ScheduleError, match="24,000 actions; the editor takes at most 20,000"):
+    with pytest.raises(
+        ScheduleError, match="24,000 actions; the editor takes at most 20,000"
+    ):
         Draft("mine", tuple(range(80)), 100, ((),) * 80)

@@ -1,4 +1,6 @@
-"""A refused message changes nothing, and after an accepted one the page can be drawn."""
+"""A refused message changes nothing, and after an accepted one the page can be
+drawn.
+"""
 
 import json
 import math
@@ -14,9 +16,37 @@ from minipipe.render.editor.sharing import packed
 from tests.launch import covering, slowly
 
 COSTS = [
-    *("", "F=2,I=1,W=1", "F=1:2,I=1,W=1:1", "F=1:2:3:4", "hosts=0:1", "hosts=2", "hosts=1:1", "hosts=0:0:1:1,cores=1"),
-    *("F=0,I=0,W=0", "F=1e-320", "F=1e300", "F=1e307", "F=1e308", "latency=1e300,F=1e308", "latency=1e308", "F=1e999"),
-    *("F=nan", "F=-1", "F=x", "F", "=", "bandwidth=0", "bandwidth=1e-320,message_size=1", "overlap=2", "update=1"),
+    *(
+        "",
+        "F=2,I=1,W=1",
+        "F=1:2,I=1,W=1:1",
+        "F=1:2:3:4",
+        "hosts=0:1",
+        "hosts=2",
+        "hosts=1:1",
+        "hosts=0:0:1:1,cores=1",
+    ),
+    *(
+        "F=0,I=0,W=0",
+        "F=1e-320",
+        "F=1e300",
+        "F=1e307",
+        "F=1e308",
+        "latency=1e300,F=1e308",
+        "latency=1e308",
+        "F=1e999",
+    ),
+    *(
+        "F=nan",
+        "F=-1",
+        "F=x",
+        "F",
+        "=",
+        "bandwidth=0",
+        "bandwidth=1e-320,message_size=1",
+        "overlap=2",
+        "update=1",
+    ),
     *(
         "activation=3",
         "activation=1e308",
@@ -30,21 +60,66 @@ COSTS = [
     ),
 ]
 TEXTS = [
-    *("0F0 0F1\n1F0", "0F0 0B0\n1B0 1F0", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1", "0F0 0B0", "", "0F0,\x00", "rank 1: 0F0"),
-    *('"0F0', "0F" + "9" * 5000, "0F999999999", "7F0", "\ud800", "x" * 200_000 + ",", "0F0 0F1 0I0 0W0 0I1 0W1"),
+    *(
+        "0F0 0F1\n1F0",
+        "0F0 0B0\n1B0 1F0",
+        "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1",
+        "0F0 0B0",
+        "",
+        "0F0,\x00",
+        "rank 1: 0F0",
+    ),
+    *(
+        '"0F0',
+        "0F" + "9" * 5000,
+        "0F999999999",
+        "7F0",
+        "\ud800",
+        "x" * 200_000 + ",",
+        "0F0 0F1 0I0 0W0 0I1 0W1",
+    ),
     *("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n2F0 2B0 2F1 2B1", "(0F1;0B0)OVERLAP_F_B"),
 ]
 FRAGMENTS = [
     packed(Draft.of(schedules.gpipe(2, 2)), costs, limit, puzzle)
-    for costs, limit, puzzle in [("F=2", None, 0), ("", 1, 0), ("hosts=2", None, 0), ("F=1e308", 2, 0), ("", None, 1)]
+    for costs, limit, puzzle in [
+        ("F=2", None, 0),
+        ("", 1, 0),
+        ("hosts=2", None, 0),
+        ("F=1e308", 2, 0),
+        ("", None, 1),
+    ]
 ]
 NUMBERS = [-1, 0, 1, 2, 3, 4, 10**6, 10**400, 0.5, 1e308, True, None, "1", [], {}]
 VALUES = {
-    "name": ["gpipe", "1f1b", "GPipe", "zb-v", "interleaved-1f1b", "chimera", "nosuch", "", [], None, "\ud800"],
+    "name": [
+        "gpipe",
+        "1f1b",
+        "GPipe",
+        "zb-v",
+        "interleaved-1f1b",
+        "chimera",
+        "nosuch",
+        "",
+        [],
+        None,
+        "\ud800",
+    ],
     "costs": COSTS,
     "text": TEXTS,
     "fragment": [*FRAGMENTS, FRAGMENTS[0][:-5], "", "é", "\ud800", "AAAA"],
-    "action": ["0F0", "1F0", "0B0", "0I0", "0W0", "1B1", "x", "0F" + "9" * 5000, 3, None],
+    "action": [
+        "0F0",
+        "1F0",
+        "0B0",
+        "0I0",
+        "0W0",
+        "1B1",
+        "x",
+        "0F" + "9" * 5000,
+        3,
+        None,
+    ],
     "kind": ["F", "B", "I", "W", "x", [], None],
     "form": ["csv", "txt", "svg", "exe", "", [], "\ud800"],
     "halves": [True, False, "no", None],
@@ -76,7 +151,9 @@ ARGUMENTS = {
 
 
 def test_the_messages_below_are_all_that_there_are():
-    assert {name.removeprefix("do_") for name in vars(Editor) if name.startswith("do_")} == set(ARGUMENTS)
+    assert {
+        name.removeprefix("do_") for name in vars(Editor) if name.startswith("do_")
+    } == set(ARGUMENTS)
 
 
 @st.composite
@@ -87,12 +164,19 @@ def messages(draw):
     if draw(st.integers(0, 9)) == 0:
         names = draw(st.lists(st.sampled_from([*VALUES, "rank", "nosuch"]), max_size=3))
     sizes = [2, 2, 2, 4, *NUMBERS]  # or most would be refused at once
-    return {"do": verb, **{name: draw(st.sampled_from(VALUES.get(name, sizes))) for name in names}}
+    return {
+        "do": verb,
+        **{name: draw(st.sampled_from(VALUES.get(name, sizes))) for name in names},
+    }
 
 
 def state(editor):
     """All that is kept, and all that is shown, but for how far a search is."""
-    kept = {name: value for name, value in vars(editor).items() if name not in ("_sight", "_named", "search")}
+    kept = {
+        name: value
+        for name, value in vars(editor).items()
+        if name not in ("_sight", "_named", "search")
+    }
     return kept, editor.ask('{"do":"show"}'), draw_editor(editor, "http")
 
 
@@ -109,15 +193,21 @@ def test_a_refused_message_changes_nothing_and_an_accepted_one_leaves_a_page(exa
         for message in sent:
             answer = json.loads(editor.ask(json.dumps(message)))
             after = state(editor)
-            assert not answer["isRefused"] or (answer["said"] and after == before), message
+            assert not answer["isRefused"] or (answer["said"] and after == before), (
+                message
+            )
             before = after
 
     law()
 
 
-@pytest.mark.parametrize(("costs", "opened"), covering(COSTS, ["gpipe", "1f1b"], strength=1))
+@pytest.mark.parametrize(
+    ("costs", "opened"), covering(COSTS, ["gpipe", "1f1b"], strength=1)
+)
 def test_costs_are_taken_whole_or_not_at_all(costs, opened):
-    """The story: ``hosts=2`` was refused and kept; from then on the page was an empty reply."""
+    """The story: ``hosts=2`` was refused and kept; from then on the page was an empty
+    reply.
+    """
     editor = Editor(Draft.of(schedules.build(opened, 4, 4)))
     before = state(editor)
     answer = json.loads(editor.ask(json.dumps({"do": "costs", "costs": costs})))
@@ -134,7 +224,10 @@ def test_costs_are_taken_whole_or_not_at_all(costs, opened):
         {"do": "text", "text": "0F0 0B0\n1F0 1B0\n2F0 2B0"},
         {"do": "undo"},
         {"do": "redo"},
-        {"do": "shared", "fragment": packed(Draft.of(schedules.gpipe(3, 2)), "hosts=0:1", None, 0)},
+        {
+            "do": "shared",
+            "fragment": packed(Draft.of(schedules.gpipe(3, 2)), "hosts=0:1", None, 0),
+        },
     ],
 )
 def test_a_draft_of_a_size_that_the_costs_do_not_fit_is_refused_and_not_kept(message):
@@ -146,7 +239,9 @@ def test_a_draft_of_a_size_that_the_costs_do_not_fit_is_refused_and_not_kept(mes
     assert not editor.answer({"do": "costs", "costs": "hosts=0:1"})["isRefused"]
     before = state(editor)
     answer = editor.answer(message)
-    assert answer["isRefused"] and "3 ranks" in answer["said"] and state(editor) == before
+    assert (
+        answer["isRefused"] and "3 ranks" in answer["said"] and state(editor) == before
+    )
 
 
 def test_an_error_that_nobody_expected_changes_nothing_either(monkeypatch):
@@ -184,4 +279,6 @@ def test_no_figure_of_a_page_is_infinite():
     for costs in COSTS:
         editor = start()
         if not editor.answer({"do": "costs", "costs": costs})["isRefused"]:
-            assert math.isfinite(editor.sight.end) and math.isfinite(editor.sight.bound.value)
+            assert math.isfinite(editor.sight.end) and math.isfinite(
+                editor.sight.bound.value
+            )

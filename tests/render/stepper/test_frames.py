@@ -19,7 +19,10 @@ from tests.strategies import examples, named_schedules, table
 def test_a_screen_of_1f1b_as_on_paper():
     walkthrough = Walkthrough(schedules.one_f_one_b(4, 8))
     assert Frame(walkthrough).draw(walkthrough[17], 79, 23) == [
-        "1f1b: 4 ranks, 4 stages, 8 microbatches       step 17 of 64, time 9 of 33 units",
+        (
+            "1f1b: 4 ranks, 4 stages, 8 microbatches       step 17 of 64, time 9 of "
+            "33 units"
+        ),
         "rank 2 begins 2B1: backward of microbatch 1 on stage 2",
         "",
         "units  |0        |5        |10       |15       |20       |25       |30",
@@ -58,7 +61,9 @@ def test_a_frame_fits_its_window_and_colour_changes_no_character(
 ):
     schedule = lower(named[1]) if is_lowered else named[1]
     if is_broken:
-        rows = [row[1:] if rank == 0 else row for rank, row in enumerate(schedule.actions)]
+        rows = [
+            row[1:] if rank == 0 else row for rank, row in enumerate(schedule.actions)
+        ]
         schedule = table("broken", schedule.placement, schedule.num_microbatches, rows)
     try:
         walkthrough = Walkthrough(schedule, Costs(unit, latency=latency))
@@ -67,21 +72,32 @@ def test_a_frame_fits_its_window_and_colour_changes_no_character(
     snapshot = walkthrough[data.draw(st.integers(0, len(walkthrough) - 1))]
     lines = Frame(walkthrough).draw(snapshot, width, height)
     assert len(lines) <= height and all(len(line) <= width for line in lines)
-    assert list(map(plain, Frame(walkthrough, colour=True).draw(snapshot, width, height))) == lines
+    assert (
+        list(map(plain, Frame(walkthrough, colour=True).draw(snapshot, width, height)))
+        == lines
+    )
     if snapshot.event:
         assert any(re.match(rf"rank {snapshot.event.rank} *>", line) for line in lines)
 
 
 def test_an_action_on_a_wrong_rank_has_the_shade_of_its_box_in_the_strip():
-    """The story: the table looked its stage up among those placed on the rank, and colour raised a ValueError."""
+    """The story: the table looked its stage up among those placed on the rank, and
+    colour raised a ValueError.
+    """
     walkthrough = Walkthrough(schedule_of_text("0F0 0F1 1F0 0B0\n1B0 1F1 1B1 0B1"))
     lines = Frame(walkthrough, colour=True).draw(walkthrough[3], 79, 23)
-    drawn = [re.search(r"\x1b\[([\d;]+)m1F0", line) for line in lines if plain(line).startswith("rank 0>")]
+    drawn = [
+        re.search(r"\x1b\[([\d;]+)m1F0", line)
+        for line in lines
+        if plain(line).startswith("rank 0>")
+    ]
     assert len({shade[1] for shade in drawn}) == 1 and len(drawn) == 2
 
 
 @examples(60)
-@given(data=st.data(), named=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=2))
+@given(
+    data=st.data(), named=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=2)
+)
 def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named):
     walkthrough = Walkthrough(named[1], Costs(update=1))
     snapshot = walkthrough[data.draw(st.integers(0, len(walkthrough) - 1))]
@@ -90,11 +106,17 @@ def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named)
     at = next(i for i, line in enumerate(lines) if line.startswith("units"))
     columns = frame.grid.columns
     for rank, state in enumerate(snapshot.ranks):
-        now = round(columns.column(state.until if state.activity == "runs" else snapshot.time))
+        now = round(
+            columns.column(state.until if state.activity == "runs" else snapshot.time)
+        )
         row = lines[at + 2 + rank][len("rank 0 ") :].ljust(now)
         assert " " not in row[:now] and not set(row[now:]) & set("-=~#+·")
-        coming = walkthrough.program.actions[rank][state.position + (state.activity == "runs") :]
-        assert re.findall(r"[FBIWU][\d.]+", row[now:].upper()) == [f"{a.kind}{a.microbatch}" for a in coming]
+        coming = walkthrough.program.actions[rank][
+            state.position + (state.activity == "runs") :
+        ]
+        assert re.findall(r"[FBIWU][\d.]+", row[now:].upper()) == [
+            f"{a.kind}{a.microbatch}" for a in coming
+        ]
 
 
 @examples(60)
@@ -103,7 +125,9 @@ def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named)
     named=named_schedules(["1f1b", "zb-v", "gpipe"], max_ranks=4, max_microbatches=12),
     width=st.integers(LEAST_SIZE[0], 90),
 )
-def test_the_part_of_the_grid_that_is_shown_has_the_cursor_and_is_busy_where_its_ranks_are(data, named, width):
+def test_the_part_of_the_grid_that_is_shown_has_the_cursor_and_is_busy_where_its_ranks_are(
+    data, named, width
+):
     walkthrough = Walkthrough(named[1])
     snapshot = walkthrough[data.draw(st.integers(1, len(walkthrough) - 1))]
     frame = Frame(walkthrough)
@@ -111,10 +135,14 @@ def test_the_part_of_the_grid_that_is_shown_has_the_cursor_and_is_busy_where_its
     at = next(i for i, line in enumerate(lines) if line.startswith("units"))
     tick = re.search(r"\|(\d+)", lines[at])
     per_unit = frame.grid.columns.total / walkthrough.timeline.makespan
-    first = int(tick[1]) * per_unit - (tick.start() - 7)  # the strip's column at the left edge
+    # the strip's column at the left edge
+    first = int(tick[1]) * per_unit - (tick.start() - 7)
     marker = lines[at + 1].index("v")
     assert 7 <= marker < width
-    assert marker - 7 + first == snapshot.time * per_unit or snapshot.number == len(walkthrough) - 1
+    assert (
+        marker - 7 + first == snapshot.time * per_unit
+        or snapshot.number == len(walkthrough) - 1
+    )
     for row, spans in zip(lines[at + 2 :], walkthrough.timeline.spans):
         busy = {unit for _, start, end in spans for unit in range(int(start), int(end))}
         for column, sign in enumerate(row[7:marker]):

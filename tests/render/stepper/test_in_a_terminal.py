@@ -1,4 +1,6 @@
-"""``minipipe step`` in a pseudo-terminal: keys, redrawing, and a terminal left as it was found."""
+"""``minipipe step`` in a pseudo-terminal: keys, redrawing, and a terminal left as it
+was found.
+"""
 
 import codecs
 import contextlib
@@ -21,7 +23,9 @@ from tests.render.stepper.screens import NAIVE, plain
 
 
 def heed_ctrl_c():
-    """Take the terminal, which then sends SIGINT on Ctrl-C; a shell that starts tests with & has it ignored."""
+    """Take the terminal, which then sends SIGINT on Ctrl-C; a shell that starts tests
+    with & has it ignored.
+    """
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -34,7 +38,8 @@ class Terminal:
         self.resize(*size)
         self.before = termios.tcgetattr(self.slave)
         self.output = ""
-        self.decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
+        # a read may end within a character
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "minipipe", "step", *map(str, arguments)],
             stdin=self.slave,
@@ -48,23 +53,33 @@ class Terminal:
 
     def resize(self, columns, lines):
         self.size = columns, lines
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        fcntl.ioctl(
+            self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0)
+        )
 
     def press(self, keys, words, limit=30):
         """Press keys, wait until the screen has the words, and return it."""
         os.write(self.master, keys.encode())
         deadline = time.monotonic() + limit
         while not self.is_drawn() or words not in "\n".join(self.screen()):
-            if not select.select([self.master], [], [], max(0, deadline - time.monotonic()))[0]:
-                raise AssertionError(f"{words!r} never came; the screen:\n{self.screen()}")
+            if not select.select(
+                [self.master], [], [], max(0, deadline - time.monotonic())
+            )[0]:
+                raise AssertionError(
+                    f"{words!r} never came; the screen:\n{self.screen()}"
+                )
             self.output += self.decoder.decode(os.read(self.master, 65536))
         return self.screen()
 
     def is_drawn(self):
-        return "\x1b[J" in self.output.rsplit("\x1b[H", 1)[-1] or "\x1b" not in self.output
+        return (
+            "\x1b[J" in self.output.rsplit("\x1b[H", 1)[-1] or "\x1b" not in self.output
+        )
 
     def screen(self):
-        return plain(self.output.rsplit("\x1b[H", 1)[-1]).replace("\r\n", "\n").split("\n")
+        return (
+            plain(self.output.rsplit("\x1b[H", 1)[-1]).replace("\r\n", "\n").split("\n")
+        )
 
     def end(self, limit=30):
         """Wait until the program has ended; return its status and all that it wrote."""
@@ -94,7 +109,9 @@ def terminal():
 
 def test_in_a_terminal_keys_walk_back_and_forth_and_it_is_left_as_it_was(terminal):
     window = terminal("1f1b")
-    assert window.press("", "n next  p back")[0].endswith("step 0 of 64, time 0 of 33 units")
+    assert window.press("", "n next  p back")[0].endswith(
+        "step 0 of 64, time 0 of 33 units"
+    )
     assert termios.tcgetattr(window.slave) != window.before
     window.press("n", "step 1 of 64")
     window.press("\x1b[C", "step 2 of 64")  # right
@@ -108,7 +125,10 @@ def test_in_a_terminal_keys_walk_back_and_forth_and_it_is_left_as_it_was(termina
     window.press("?", "press any key to go back")
     window.press(" ", "rank 2 begins")
     screen = window.press("\x1b[F", "end, time 33 units")
-    assert "1f1b: makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1" in screen
+    assert (
+        "1f1b: makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1"
+        in screen
+    )
     window.press("\x1b[H", "step 0 of 64")
     os.write(window.master, b"q")
     status, output = window.end()
@@ -118,7 +138,9 @@ def test_in_a_terminal_keys_walk_back_and_forth_and_it_is_left_as_it_was(termina
     assert "\x1b[?25h" in output and left.strip().startswith("1f1b: makespan 33 units")
 
 
-def test_it_follows_the_size_of_the_window_at_the_next_key_and_shows_the_rank_in_question(terminal):
+def test_it_follows_the_size_of_the_window_at_the_next_key_and_shows_the_rank_in_question(
+    terminal,
+):
     window = terminal("1f1b", "--ranks", 12, NO_COLOR="1")
     screen = window.press("", "q quit")
     assert len(screen) == 24 and max(map(len, screen)) <= 80
@@ -128,7 +150,9 @@ def test_it_follows_the_size_of_the_window_at_the_next_key_and_shows_the_rank_in
         screen = window.press("g40\r", "step 40 of")
         assert len(screen) == lines and columns - 15 <= max(map(len, screen)) <= columns
         rank = re.match(r"rank (\d+) begins", screen[1])[1]
-        assert sum(line.startswith(f"rank {rank}".ljust(7) + ">") for line in screen) == 2
+        assert (
+            sum(line.startswith(f"rank {rank}".ljust(7) + ">") for line in screen) == 2
+        )
     assert "\x1b[3" not in window.output and "\x1b[48" not in window.output
 
 
@@ -138,14 +162,22 @@ def test_ctrl_c_restores_the_terminal_and_ends_with_130(terminal):
     os.write(window.master, b"\x03")
     status, output = window.end()
     assert status == 130 and termios.tcgetattr(window.slave) == window.before
-    assert output.rstrip().endswith("\x1b[?25h\x1b[?1049l") and "Traceback" not in output
+    assert (
+        output.rstrip().endswith("\x1b[?25h\x1b[?1049l") and "Traceback" not in output
+    )
 
 
-def test_an_illegal_one_is_shown_in_a_terminal_with_its_problem_and_ends_with_1(terminal, file):
+def test_an_illegal_one_is_shown_in_a_terminal_with_its_problem_and_ends_with_1(
+    terminal, file
+):
     window = terminal(file(NAIVE))
     screen = window.press("", "n next")
-    assert screen[2].startswith("[rendezvous-deadlock] These ranks wait for each other in a cycle")
-    screen = window.press("\x1b[F", "the cycle: rank 0 waits for rank 1, rank 1 waits for rank 0")
+    assert screen[2].startswith(
+        "[rendezvous-deadlock] These ranks wait for each other in a cycle"
+    )
+    screen = window.press(
+        "\x1b[F", "the cycle: rank 0 waits for rank 1, rank 1 waits for rank 0"
+    )
     assert any(line.endswith("0SEND_F1!") for line in screen) and any(
         "stuck: needs 0RECV_B0" in line for line in screen
     )

@@ -1,4 +1,5 @@
-"""A second opinion about schedules: a token game over sets of facts, written from the rules alone.
+"""A second opinion about schedules: a token game over sets of facts, written from the
+rules alone.
 
 It shares no code with the verifier.
 """
@@ -11,15 +12,29 @@ TAKERS = ("REDUCE_GRAD", "U")  # of the gradients of several microbatches
 
 
 def is_legal(schedule):
-    """Play the schedule. Actions are (rank, stage, letter, microbatch), and facts are tuples that begin with a word."""
+    """Play the schedule. Actions are (rank, stage, letter, microbatch), and facts are
+    tuples that begin with a word.
+    """
     if not (are_pairs(schedule) and are_there(schedule)):
         return False
-    rows = [[action for action in row if action.kind.value not in "ROL"] for row in schedule.actions]
+    rows = [
+        [action for action in row if action.kind.value not in "ROL"]
+        for row in schedule.actions
+    ]
     schedule = replace(schedule, actions=rows)
-    cells = [(r, a.stage, a.kind.value, a.microbatch) for r, row in enumerate(schedule.numbered) for a in row]
-    sends_by_hand = any(letter.startswith(("SEND", "RECV")) for _, _, letter, _ in cells)
+    cells = [
+        (r, a.stage, a.kind.value, a.microbatch)
+        for r, row in enumerate(schedule.numbered)
+        for a in row
+    ]
+    sends_by_hand = any(
+        letter.startswith(("SEND", "RECV")) for _, _, letter, _ in cells
+    )
     homes = {(stage, k): rank for rank, stage, letter, k in cells if letter == "F"}
-    if any(letter in TAKERS and homes.get((stage, k)) != rank for rank, stage, letter, k in cells):
+    if any(
+        letter in TAKERS and homes.get((stage, k)) != rank
+        for rank, stage, letter, k in cells
+    ):
         return False
     cells = [cell for cell in cells if cell[2] not in TAKERS]
     bag = meant(schedule, cells, sends_by_hand, homes)
@@ -27,15 +42,24 @@ def is_legal(schedule):
 
 
 def are_there(schedule):
-    """Tell whether F, R and backward find the activations that they need, and no O, L or R is in vain."""
+    """Tell whether F, R and backward find the activations that they need, and no O, L
+    or R is in vain.
+    """
     n = schedule.num_slices
-    steps = {"F": {None: "new"}, "O": {"new": "away"}, "L": {"away": "back"}, "R": {"new": "again", "back": "again"}}
+    steps = {
+        "F": {None: "new"},
+        "O": {"new": "away"},
+        "L": {"away": "back"},
+        "R": {"new": "again", "back": "again"},
+    }
     for row in schedule.numbered:
         state = {}
         for stage, kind, k in row:
             now = state.get((stage, k))
             sequence_before = range(k - k % n, k)  # whose keys and values a slice needs
-            if kind.value in "FRBI" and "away" in {state.get((stage, i)) for i in sequence_before}:
+            if kind.value in "FRBI" and "away" in {
+                state.get((stage, i)) for i in sequence_before
+            }:
                 return False
             if kind.value in "BI":
                 if now == "away":
@@ -51,26 +75,53 @@ def are_there(schedule):
 
 
 def are_pairs(schedule):
-    """Tell whether each joined forward has a backward of another microbatch behind it."""
-    rows = [[(str(a), a.kind.value, a.microbatch) for a in row] for row in schedule.actions]
-    pairs = [(a, b) for row in rows for a, b in zip(row, row[1:]) if a[0] in map(str, schedule.overlaps)]
-    return len(pairs) == len(schedule.overlaps) and all(b[1] in "BI" and a[2] != b[2] for a, b in pairs)
+    """Tell whether each joined forward has a backward of another microbatch behind
+    it.
+    """
+    rows = [
+        [(str(a), a.kind.value, a.microbatch) for a in row] for row in schedule.actions
+    ]
+    pairs = [
+        (a, b)
+        for row in rows
+        for a, b in zip(row, row[1:])
+        if a[0] in map(str, schedule.overlaps)
+    ]
+    return len(pairs) == len(schedule.overlaps) and all(
+        b[1] in "BI" and a[2] != b[2] for a, b in pairs
+    )
 
 
 def meant(schedule, cells, sends_by_hand, homes):
-    """Return the bag of actions that a legal schedule with these backwards has; None, if there is no such schedule.
+    """Return the bag of actions that a legal schedule with these backwards has; None,
+    if there is no such schedule.
 
     A microbatch is on a stage where its F is.
     """
     pairs = set(product(range(schedule.num_stages), range(schedule.num_microbatches)))
-    if homes.keys() != pairs or not all(rank in schedule.ranks_of(stage) for (stage, _), rank in homes.items()):
+    if homes.keys() != pairs or not all(
+        rank in schedule.ranks_of(stage) for (stage, _), rank in homes.items()
+    ):
         return None
-    if any(homes[stage, k] != homes[stage, k - k % schedule.num_slices] for stage, k in pairs):
+    if any(
+        homes[stage, k] != homes[stage, k - k % schedule.num_slices]
+        for stage, k in pairs
+    ):
         return None
     for cut in range(schedule.num_stages - 1):
-        if len({homes[cut, k] == homes[cut + 1, k] for k in range(schedule.num_microbatches)}) > 1:
+        if (
+            len(
+                {
+                    homes[cut, k] == homes[cut + 1, k]
+                    for k in range(schedule.num_microbatches)
+                }
+            )
+            > 1
+        ):
             return None
-    backwards = {(stage, letter, k) for _, stage, letter, k in cells if letter in ("B", "I", "W")}
+    backwards = {
+        (stage, letter, k) for _, stage, letter, k in cells if letter in ("B", "I", "W")
+    }
     bag = Counter()
     for stage, k in pairs:
         home = homes[stage, k]
@@ -88,9 +139,14 @@ def meant(schedule, cells, sends_by_hand, homes):
 
 
 def ends(schedule, sends_by_hand, homes):
-    """Take actions off the heads of the lists, in any order that the facts allow, until nothing moves."""
+    """Take actions off the heads of the lists, in any order that the facts allow, until
+    nothing moves.
+    """
     last = schedule.num_stages - 1
-    left = [[(a.stage, a.kind.value, a.microbatch) for a in row] for row in schedule.numbered]
+    left = [
+        [(a.stage, a.kind.value, a.microbatch) for a in row]
+        for row in schedule.numbered
+    ]
     facts = {("input", 0, k) for k in range(schedule.num_microbatches)}
     facts |= {("gradient", last, k) for k in range(schedule.num_microbatches)}
     whole = [list(row) for row in left]
@@ -105,21 +161,33 @@ def ends(schedule, sends_by_hand, homes):
             gives = {("kept", stage, k), ("output", stage, k)}
             if stage < last and is_direct(stage, stage + 1, k):
                 gives |= {("input", stage + 1, k)}
-            return {("input", stage, k)} | ({("kept", stage, k - 1)} if nth else set()), gives
+            return {("input", stage, k)} | (
+                {("kept", stage, k - 1)} if nth else set()
+            ), gives
         if letter == "W":
             return {("halfway", stage, k)}, {("done", stage, k)}
-        gives = {("halfway", stage, k), ("sensitivity", stage, k)} | ({("done", stage, k)} if letter == "B" else set())
+        gives = {("halfway", stage, k), ("sensitivity", stage, k)} | (
+            {("done", stage, k)} if letter == "B" else set()
+        )
         if stage > 0 and is_direct(stage, stage - 1, k):
             gives |= {("gradient", stage - 1, k)}
         later = {("halfway", stage, k + 1)} if nth < n - 1 else set()
         return {("kept", stage, k), ("gradient", stage, k)} | later, gives
 
     def gradients(rank, stage):
-        return {k for s, letter, k in whole[rank] if s == stage and letter in ("B", "W")}
+        return {
+            k for s, letter, k in whole[rank] if s == stage and letter in ("B", "W")
+        }
 
     def take(rank, stage, letter, k):
-        """Return the facts of taking all gradients up to k that were not taken; None, where this may not be."""
-        mine = {i for i in gradients(rank, stage) if i <= k and (letter, stage, i) not in facts}
+        """Return the facts of taking all gradients up to k that were not taken; None,
+        where this may not be.
+        """
+        mine = {
+            i
+            for i in gradients(rank, stage)
+            if i <= k and (letter, stage, i) not in facts
+        }
         is_ready = all(("done", stage, i) in facts for i in mine)
         has_replicas = len(schedule.ranks_of(stage)) > 1
         if letter == "U" and has_replicas and (stage, k) not in ends_of_sums:
@@ -134,7 +202,11 @@ def ends(schedule, sends_by_hand, homes):
         for rank, row in enumerate(left):
             if row and row[0][1] in TAKERS and row[0] not in taken:
                 stage, letter, k = row[0]
-                meets = [(r, left[r][0]) for r in schedule.ranks_of(stage) if left[r] and left[r][0][:2] == row[0][:2]]
+                meets = [
+                    (r, left[r][0])
+                    for r in schedule.ranks_of(stage)
+                    if left[r] and left[r][0][:2] == row[0][:2]
+                ]
                 if letter == "U":
                     meets = [(rank, row[0])]
                 elif len(meets) < len(schedule.ranks_of(stage)):
@@ -142,7 +214,9 @@ def ends(schedule, sends_by_hand, homes):
                 gifts = [take(r, *cell) for r, cell in meets]
                 if None not in gifts:
                     taken |= {cell for _, cell in meets}
-                    ends_of_sums |= {(stage, cell[2]) for _, cell in meets if letter != "U"}
+                    ends_of_sums |= {
+                        (stage, cell[2]) for _, cell in meets if letter != "U"
+                    }
                     facts |= set().union(*gifts)
         for stage, letter, k in heads:
             if letter in TAKERS:
@@ -156,7 +230,9 @@ def ends(schedule, sends_by_hand, homes):
                     facts |= gives
             elif letter.startswith("SEND"):  # a rendezvous: both at once or neither
                 neighbour, carried, gift = (
-                    (stage + 1, "output", "input") if letter == "SEND_F" else (stage - 1, "sensitivity", "gradient")
+                    (stage + 1, "output", "input")
+                    if letter == "SEND_F"
+                    else (stage - 1, "sensitivity", "gradient")
                 )
                 partner = (neighbour, letter.replace("SEND", "RECV"), k)
                 if partner in heads and (carried, stage, k) in facts:
@@ -168,12 +244,18 @@ def ends(schedule, sends_by_hand, homes):
 
 
 def all_taken(schedule, whole, facts):
-    """Whether sums and updates leave no gradient out: in all stages, or in none; a sum of one replica is by choice."""
+    """Whether sums and updates leave no gradient out: in all stages, or in none; a sum
+    of one replica is by choice.
+    """
     for letter in TAKERS:
         is_used = any(letter == other for row in whole for _, other, _ in row)
         for row in whole if is_used else ():
             for stage, other, k in row:
-                is_due = letter == "U" or len(schedule.ranks_of(stage)) > 1 or (stage, letter) in {c[:2] for c in row}
+                is_due = (
+                    letter == "U"
+                    or len(schedule.ranks_of(stage)) > 1
+                    or (stage, letter) in {c[:2] for c in row}
+                )
                 if other in ("B", "W") and is_due and (letter, stage, k) not in facts:
                     return False
     return True

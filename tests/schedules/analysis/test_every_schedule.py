@@ -1,4 +1,6 @@
-"""Laws of every named schedule, over all sizes up to 8 ranks, 24 microbatches and 4 chunks."""
+"""Laws of every named schedule, over all sizes up to 8 ranks, 24 microbatches and 4
+chunks.
+"""
 
 from collections import Counter
 
@@ -39,11 +41,21 @@ def test_it_is_legal_and_ends_even_when_every_send_waits_for_its_receive(drawn):
 def test_it_adds_gradients_in_ascending_order_and_is_what_was_asked_for(drawn):
     (name, num_ranks, num_microbatches, _), schedule = drawn
     sizes = schedule.num_ranks, schedule.num_microbatches
-    assert (schedule.name, *sizes) == (name, num_ranks, num_microbatches * schedule.num_slices)
+    assert (schedule.name, *sizes) == (
+        name,
+        num_ranks,
+        num_microbatches * schedule.num_slices,
+    )
     assert schedule.is_reproducible
-    held = Counter(rank for stage in range(schedule.num_stages) for rank in schedule.ranks_of(stage))
+    held = Counter(
+        rank
+        for stage in range(schedule.num_stages)
+        for rank in schedule.ranks_of(stage)
+    )
     replicas = 2 if schedule.has_replicas else 1
-    assert held == dict.fromkeys(range(num_ranks), replicas * schedule.num_stages // num_ranks)
+    assert held == dict.fromkeys(
+        range(num_ranks), replicas * schedule.num_stages // num_ranks
+    )
 
 
 @LAWS
@@ -57,7 +69,9 @@ def test_it_survives_csv_and_text_with_messages_and_without(drawn, with_messages
 
 
 def predicted(formula, *sizes, **options):
-    """Return what a formula says, or None where it holds only under other conditions."""
+    """Return what a formula says, or None where it holds only under other
+    conditions.
+    """
     try:
         return formula(*sizes, **options)
     except ScheduleError as error:
@@ -67,17 +81,27 @@ def predicted(formula, *sizes, **options):
 
 @examples(400)
 @given(named_schedules(), st.integers(1, 5), TIMES, TIMES)
-def test_the_formulas_of_time_are_what_the_simulator_finds(drawn, forward, backward_input, backward_weight):
+def test_the_formulas_of_time_are_what_the_simulator_finds(
+    drawn, forward, backward_input, backward_weight
+):
     (name, p, m, v), schedule = drawn
     timeline = simulate(schedule, Costs(forward, backward_input, backward_weight))
-    share = {"forward": forward * v, "backward_input": backward_input * v, "backward_weight": backward_weight * v}
+    share = {
+        "forward": forward * v,
+        "backward_input": backward_input * v,
+        "backward_weight": backward_weight * v,
+    }
     makespan = predicted(theory.makespan, name, p, m, v, **share)
     event(f"{name}: {'no formula' if makespan is None else 'formula'}")
     if makespan is not None:
         assert timeline.makespan == pytest.approx(makespan)
     if makespan is not None:
-        assert timeline.bubble_fraction == pytest.approx(theory.bubble_fraction(name, p, m, v, **share))
-        assert timeline.bubble_over_ideal == pytest.approx(theory.bubble_over_ideal(name, p, m, v, **share))
+        assert timeline.bubble_fraction == pytest.approx(
+            theory.bubble_fraction(name, p, m, v, **share)
+        )
+        assert timeline.bubble_over_ideal == pytest.approx(
+            theory.bubble_over_ideal(name, p, m, v, **share)
+        )
     within = predicted(theory.span_bubble, name, p, m, v, **share)
     if within is not None:
         assert max(map(timeline.idle_within_span, range(p))) == pytest.approx(within)
@@ -85,7 +109,9 @@ def test_the_formulas_of_time_are_what_the_simulator_finds(drawn, forward, backw
 
 @examples(300)
 @given(named_schedules(), st.integers(0, 4), st.integers(0, 4))
-def test_the_formulas_of_memory_are_what_the_simulator_finds(drawn, activation, weight_activation):
+def test_the_formulas_of_memory_are_what_the_simulator_finds(
+    drawn, activation, weight_activation
+):
     (name, p, m, v), schedule = drawn
     pairs = predicted(theory.peak_activations, name, p, m, v)
     event(f"{name}: {'no formula' if pairs is None else 'formula'}")
@@ -94,7 +120,11 @@ def test_the_formulas_of_memory_are_what_the_simulator_finds(drawn, activation, 
     held = {"activation": activation, "weight_activation": weight_activation}
     memory = predicted(theory.peak_memory, name, p, m, v, **held)
     if memory is not None:
-        assert peak_memory(schedule, Costs(**held)) == memory == simulate(schedule, Costs(**held)).peak_memory
+        assert (
+            peak_memory(schedule, Costs(**held))
+            == memory
+            == simulate(schedule, Costs(**held)).peak_memory
+        )
 
 
 @LAWS
@@ -102,7 +132,9 @@ def test_the_formulas_of_memory_are_what_the_simulator_finds(drawn, activation, 
 def test_its_tick_grid_is_its_timeline_when_everything_takes_one_tick(drawn):
     _, schedule = drawn
     n = schedule.num_slices
-    costs = Costs(n, n, 0, update=1) if ActionKind.BACKWARD in schedule.kinds else Costs()
+    costs = (
+        Costs(n, n, 0, update=1) if ActionKind.BACKWARD in schedule.kinds else Costs()
+    )
     if len({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT} & schedule.kinds) == 2:
         return  # B and I cannot both take one unit
     timeline = simulate(schedule, costs)
@@ -116,5 +148,9 @@ def test_its_tick_grid_is_its_timeline_when_everything_takes_one_tick(drawn):
 @pytest.mark.parametrize("name", schedules.REGISTRY)
 def test_unless_told_it_is_made_for_eight_microbatches(name):
     schedule = schedules.build(name, 4)
-    assert schedule.num_microbatches == schedules.build(name, 2).num_microbatches == 8 * schedule.num_slices
+    assert (
+        schedule.num_microbatches
+        == schedules.build(name, 2).num_microbatches
+        == 8 * schedule.num_slices
+    )
     assert predicted(theory.peak_activations, name, 4, 8) == peak_activations(schedule)

@@ -1,4 +1,6 @@
-"""One walk orders all actions; lowering puts each SEND and its RECV at one place of it, and so cannot deadlock."""
+"""One walk orders all actions; lowering puts each SEND and its RECV at one place of it,
+and so cannot deadlock.
+"""
 
 from collections import Counter
 
@@ -16,22 +18,33 @@ from tests.strategies import table
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
-SEND_F, RECV_F, SEND_B, RECV_B = ActionKind.SEND_F, ActionKind.RECV_F, ActionKind.SEND_B, ActionKind.RECV_B
+SEND_F, RECV_F, SEND_B, RECV_B = (
+    ActionKind.SEND_F,
+    ActionKind.RECV_F,
+    ActionKind.SEND_B,
+    ActionKind.RECV_B,
+)
 
 
 def rows(schedule):
     return [" ".join(map(str, row)) for row in schedule.actions]
 
 
-# -- the walk --------------------------------------------------------------------------------------------------
+# -- the walk --------------------------------------------------------------------------
 
 
 def walk_by_rounds(schedule):
     """Follow the rule of DESIGN.md word for word: look at every rank in every round."""
     rounds, done, position = [], set(), [0] * schedule.num_ranks
     while True:
-        heads = [(rank, row[position[rank]]) for rank, row in enumerate(schedule.actions) if position[rank] < len(row)]
-        ready = [(rank, action) for rank, action in heads if can_run(schedule, action, done)]
+        heads = [
+            (rank, row[position[rank]])
+            for rank, row in enumerate(schedule.actions)
+            if position[rank] < len(row)
+        ]
+        ready = [
+            (rank, action) for rank, action in heads if can_run(schedule, action, done)
+        ]
         if not ready:
             return [step for one_round in rounds for step in one_round]
         for rank, action in ready:
@@ -46,11 +59,15 @@ def can_run(schedule, action, done):
         return stage == 0 or (stage - 1, F, k) in done
     if kind is WEIGHT:
         return (stage, INPUT, k) in done
-    after_next = stage + 1 == schedule.num_stages or not done.isdisjoint({(stage + 1, B, k), (stage + 1, INPUT, k)})
+    after_next = stage + 1 == schedule.num_stages or not done.isdisjoint(
+        {(stage + 1, B, k), (stage + 1, INPUT, k)}
+    )
     return (stage, F, k) in done and after_next
 
 
-def test_in_each_round_every_rank_that_is_ready_runs_one_action_the_lowest_rank_first(every_schedule):
+def test_in_each_round_every_rank_that_is_ready_runs_one_action_the_lowest_rank_first(
+    every_schedule,
+):
     for schedule in every_schedule:
         steps = walk(schedule)
         assert list(steps.order()) == walk_by_rounds(schedule), str(schedule)
@@ -60,21 +77,38 @@ def test_in_each_round_every_rank_that_is_ready_runs_one_action_the_lowest_rank_
 def test_the_walk_drawn_for_1f1b_on_two_ranks():
     # rank 0   0F0 0F1 .   0B0 .   0B1
     # rank 1   .   1F0 1B0 1F1 1B1 .
-    order = [f"{rank}:{action}" for rank, action in walk(schedules.one_f_one_b(2, 2)).order()]
-    assert order == ["0:0F0", "0:0F1", "1:1F0", "1:1B0", "0:0B0", "1:1F1", "1:1B1", "0:0B1"]
+    order = [
+        f"{rank}:{action}" for rank, action in walk(schedules.one_f_one_b(2, 2)).order()
+    ]
+    assert order == [
+        "0:0F0",
+        "0:0F1",
+        "1:1F0",
+        "1:1B0",
+        "0:0B0",
+        "1:1F1",
+        "1:1B1",
+        "0:0B1",
+    ]
 
 
 def test_the_walk_says_who_is_left_and_what_each_waits_for():
     steps = walk(schedule_of_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
     assert [str(action) for _, action in steps.order()] == ["0F0"]
-    assert [(stuck.rank, stuck.position, str(stuck.action), str(stuck.awaited)) for stuck in steps.blocked] == [
+    assert [
+        (stuck.rank, stuck.position, str(stuck.action), str(stuck.awaited))
+        for stuck in steps.blocked
+    ] == [
         (0, 1, "0B0", "1B0"),
         (1, 0, "1F1", "0F1"),
     ]
 
 
-def test_the_walk_looks_at_an_action_once_and_once_more_for_each_thing_it_waits_for(monkeypatch):
-    # Looking at every rank in every round would be 64 times as much here: only one rank is ever ready.
+def test_the_walk_looks_at_an_action_once_and_once_more_for_each_thing_it_waits_for(
+    monkeypatch,
+):
+    # Looking at every rank in every round would be 64 times as much here: only one rank
+    # is ever ready.
     looks = Counter()
     run = _Runner.run
 
@@ -86,15 +120,17 @@ def test_the_walk_looks_at_an_action_once_and_once_more_for_each_thing_it_waits_
     for schedule in (schedules.sequential(64, 16), lower(schedules.sequential(64, 16))):
         looks.clear()
         assert walk(schedule).blocked == []
-        assert max(looks.values()) <= 2  # when the rank comes to an action, and when what it waits for has happened
+        # when the rank comes to an action, and when what it waits for has happened
+        assert max(looks.values()) <= 2
         assert len(looks) > 64 * 16
 
 
-# -- lowering --------------------------------------------------------------------------------------------------
+# -- lowering --------------------------------------------------------------------------
 
 
 def test_a_send_and_its_receive_stand_where_the_value_is_produced():
-    # RECV_F1 stands before 1F0: it is noted when rank 0 has produced the value, not when rank 1 needs it.
+    # RECV_F1 stands before 1F0: it is noted when rank 0 has produced the value, not
+    # when rank 1 needs it.
     assert rows(lower(schedules.one_f_one_b(2, 2))) == [
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         "1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
@@ -115,14 +151,21 @@ def test_neighbouring_stages_on_one_rank_exchange_no_message():
     ]
 
 
-def test_every_send_has_one_receive_on_the_neighbours_rank_and_nobody_else_talks(every_schedule):
+def test_every_send_has_one_receive_on_the_neighbours_rank_and_nobody_else_talks(
+    every_schedule,
+):
     for schedule in every_schedule:
         lowered = lower(schedule)
         where = Counter(
-            (rank, action) for rank, row in enumerate(lowered.actions) for action in row if action.kind.is_communication
+            (rank, action)
+            for rank, row in enumerate(lowered.actions)
+            for action in row
+            if action.kind.is_communication
         )
         wanted = Counter()
-        for below, above in zip(range(schedule.num_stages), range(1, schedule.num_stages)):
+        for below, above in zip(
+            range(schedule.num_stages), range(1, schedule.num_stages)
+        ):
             for k in schedule.microbatches:
                 low, high = schedule.rank_of(below, k), schedule.rank_of(above, k)
                 if low == high:
@@ -141,7 +184,9 @@ def test_on_one_rank_there_is_nothing_to_send():
         assert lower(schedule).actions == schedule.actions
 
 
-def test_messages_pass_between_a_pair_of_ranks_in_one_order_at_both_ends(every_schedule):
+def test_messages_pass_between_a_pair_of_ranks_in_one_order_at_both_ends(
+    every_schedule,
+):
     # What is sent first is received first: the message system need not look for a tag.
     def message(action):
         stage, kind, k = action
@@ -186,7 +231,7 @@ def test_under_the_lowering_rule_gpipe_needs_two_receive_buffers_at_most():
     assert held_at_most == [1, 2, 2, 2]
 
 
-# -- deadlock --------------------------------------------------------------------------------------------------
+# -- deadlock --------------------------------------------------------------------------
 
 
 def lower_naively(schedule):
@@ -206,7 +251,12 @@ def lower_naively(schedule):
             if kind is B and stage > 0:
                 program.append(Action(stage, SEND_B, k))
         programs.append(program)
-    return table(f"naive {schedule.name}", schedule.placement, schedule.num_microbatches, programs)
+    return table(
+        f"naive {schedule.name}",
+        schedule.placement,
+        schedule.num_microbatches,
+        programs,
+    )
 
 
 def deadlocks(schedule):
@@ -218,7 +268,9 @@ def deadlocks(schedule):
     return False
 
 
-def test_every_lowered_schedule_ends_even_when_each_send_blocks_until_it_is_received(every_schedule):
+def test_every_lowered_schedule_ends_even_when_each_send_blocks_until_it_is_received(
+    every_schedule,
+):
     for schedule in every_schedule:
         lowered = lower(schedule)
         steps = walk(lowered)
@@ -246,8 +298,14 @@ def test_in_the_classic_deadlock_both_neighbours_send_and_neither_receives():
     # rank 1     1RECV_F0 1F0 1B0           >1SEND_B0< 1RECV_F1 …
     with pytest.raises(ScheduleError) as caught:
         verify(lower_naively(schedules.one_f_one_b(2, 2)))
-    assert "rank 0 cannot run 0SEND_F1 (position 3) before 1RECV_F1, which rank 1 runs later" in str(caught.value)
-    assert "rank 1 cannot run 1SEND_B0 (position 3) before 0RECV_B0, which rank 0 runs later" in str(caught.value)
+    assert (
+        "rank 0 cannot run 0SEND_F1 (position 3) before 1RECV_F1, which rank 1 "
+        "runs later"
+    ) in str(caught.value)
+    assert (
+        "rank 1 cannot run 1SEND_B0 (position 3) before 0RECV_B0, which rank 0 "
+        "runs later"
+    ) in str(caught.value)
 
 
 def test_what_cannot_end_cannot_be_lowered():

@@ -22,7 +22,9 @@ def refusal(schedule, *limit):
 
 
 def assert_legal(schedule):
-    """Verify a schedule as it is and lowered, and see in a simulation of each that every row is run to its end."""
+    """Verify a schedule as it is and lowered, and see in a simulation of each that
+    every row is run to its end.
+    """
     for one in (schedule, lower(schedule)):
         verify(one)
         assert computations(schedule.actions) == computations(
@@ -31,14 +33,24 @@ def assert_legal(schedule):
 
 
 def computations(rows):
-    return [[action for action in row if not action.kind.is_communication] for row in rows]
+    return [
+        [action for action in row if not action.kind.is_communication] for row in rows
+    ]
 
 
 def changed(schedule, change):
-    """Return the schedule after ``change`` has had its way with a list of lists of its actions."""
+    """Return the schedule after ``change`` has had its way with a list of lists of its
+    actions.
+    """
     programs = [list(row) for row in schedule.actions]
     change(programs)
-    return table(schedule.name, schedule.placement, schedule.num_microbatches, programs, schedule.num_slices)
+    return table(
+        schedule.name,
+        schedule.placement,
+        schedule.num_microbatches,
+        programs,
+        schedule.num_slices,
+    )
 
 
 def trains(schedule):
@@ -49,6 +61,7 @@ def split(schedule):
     """Return the schedule with every B written as I, W."""
     halves = {B: (INPUT, WEIGHT)}
     rows = [
-        [Action(s, part, k) for s, kind, k in row for part in halves.get(kind, (kind,))] for row in schedule.actions
+        [Action(s, part, k) for s, kind, k in row for part in halves.get(kind, (kind,))]
+        for row in schedule.actions
     ]
     return replace(schedule, actions=tuple(map(tuple, rows)))

@@ -23,12 +23,18 @@ def check_times(clock):
     """Compare the end of every action with that in the core, bit for bit."""
     workload, facts = clock.facts.workload, clock.facts
     schedule = schedule_of(clock.words, workload, "drawn")
-    tasks = times(Flow(schedule), Rates(workload.durations, workload.message, workload.overhead)).tasks
+    tasks = times(
+        Flow(schedule), Rates(workload.durations, workload.message, workload.overhead)
+    ).tasks
     ends = [[clock.ended[event] for event in row] for row in clock.rows]
     assert ends == [[task.end for task in row] for row in tasks]
     assert clock.begins == [row[0].start for row in tasks]
     assert clock.ends == [row[-1].end for row in tasks]
-    assert all(facts.cell_of(event)[1] in own for row, own in zip(clock.rows, facts.own) for event in row)
+    assert all(
+        facts.cell_of(event)[1] in own
+        for row, own in zip(clock.rows, facts.own)
+        for event in row
+    )
 
 
 @examples(300)
@@ -40,32 +46,55 @@ def test_sweeps_start_each_action_as_early_as_its_order_allows(workload, decisio
 
 
 @examples(300)
-@given(workload=any_workloads(), priority=st.sampled_from(["BF", "FB", "IFW", "FIW", "WIF", "IWF"]))
-def test_greedy_scheduling_starts_each_action_as_early_as_its_order_allows(workload, priority):
+@given(
+    workload=any_workloads(),
+    priority=st.sampled_from(["BF", "FB", "IFW", "FIW", "WIF", "IWF"]),
+)
+def test_greedy_scheduling_starts_each_action_as_early_as_its_order_allows(
+    workload, priority
+):
     kinds = [ActionKind(kind) for kind in ("B" if "B" in priority else "IW")]
     footprint = workload.footprint._replace(activation=(1,) * workload.num_stages)
-    unlimited = workload._replace(footprint=footprint, memory_limit=(1e9,) * workload.num_ranks)
+    unlimited = workload._replace(
+        footprint=footprint, memory_limit=(1e9,) * workload.num_ranks
+    )
     check_times(_Greedy(Facts(unlimited, kinds), priority))
 
 
 @examples(300)
 @given(data=st.data(), workload=any_workloads())
-def test_a_rank_holds_what_its_activations_take_and_all_is_as_before_when_taken_back(data, workload):
+def test_a_rank_holds_what_its_activations_take_and_all_is_as_before_when_taken_back(
+    data, workload
+):
     facts = Facts(workload)
-    words = ListScheduler(facts, [Policy(data.draw(st.integers(1, 6)))] * workload.num_ranks).words
+    words = ListScheduler(
+        facts, [Policy(data.draw(st.integers(1, 6)))] * workload.num_ranks
+    ).words
     levels = memory_levels(schedule_of(words, workload, "drawn"), workload.footprint)
-    clock, left = Clock(facts), [list(zip(word, row)) for word, row in zip(words, levels)]
+    clock, left = (
+        Clock(facts),
+        [list(zip(word, row)) for word, row in zip(words, levels)],
+    )
     while any(left):
-        rank = data.draw(st.sampled_from([rank for rank, word in enumerate(left) if word]))
+        rank = data.draw(
+            st.sampled_from([rank for rank, word in enumerate(left) if word])
+        )
         cell, (during, after) = left[rank][0]
         before, held = copy.deepcopy({**vars(clock), "facts": None}), clock.held[rank]
         clock.run(rank, [cell])
         if clock.rows[rank] == before["rows"][rank]:  # its value does not exist yet
             assert {**vars(clock), "facts": None} == before
-            others = [r for r, word in enumerate(left) if word and clock.next_at(word[0][0]) < float("inf")]
+            others = [
+                r
+                for r, word in enumerate(left)
+                if word and clock.next_at(word[0][0]) < float("inf")
+            ]
             rank = others[0]
             cell, (during, after) = left[rank][0]
-            before, held = copy.deepcopy({**vars(clock), "facts": None}), clock.held[rank]
+            before, held = (
+                copy.deepcopy({**vars(clock), "facts": None}),
+                clock.held[rank],
+            )
             clock.run(rank, [cell])
         assert held + facts.steps[cell].during == pytest.approx(during)
         assert clock.held[rank] == pytest.approx(after)
@@ -107,7 +136,10 @@ def test_an_action_waits_for_the_value_of_another_rank_that_is_the_last_to_arriv
 
 def test_what_a_cell_needs_and_who_takes_it_follows_from_the_declarations():
     facts = Facts(Costs(latency=2).workload((0, 1, 0), 1))
-    needs = {cell: {facts.cell_of(event): delay for event, delay in step.needs} for cell, step in facts.steps.items()}
+    needs = {
+        cell: {facts.cell_of(event): delay for event, delay in step.needs}
+        for cell, step in facts.steps.items()
+    }
     forward, inputs, weights = (ActionKind(letter) for letter in "FIW")
     assert needs == {
         (forward, 0): {},

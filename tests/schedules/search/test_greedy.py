@@ -1,4 +1,6 @@
-"""The list scheduler: legal for anything, and 1F1B and GPipe where those are what it is asked for."""
+"""The list scheduler: legal for anything, and 1F1B and GPipe where those are what it is
+asked for.
+"""
 
 from itertools import permutations
 
@@ -17,14 +19,22 @@ from minipipe.schedules.simulation.simulator import simulate
 from minipipe.search.list_scheduling import greedy
 from tests.strategies import examples
 
-PRIORITIES = ["".join(order) for letters in ("BF", "FIW") for order in permutations(letters)]
+PRIORITIES = [
+    "".join(order) for letters in ("BF", "FIW") for order in permutations(letters)
+]
 EVEN = st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 5))
 
 
 @examples(150)
 @given(p=st.integers(1, 8), m=st.integers(1, 24), times=EVEN)
 def test_backward_first_with_room_for_the_stages_left_is_1f1b(p, m, times):
-    built = greedy(m, Costs(*times), range(p), memory_limit=[p - r for r in range(p)], priority="BF")
+    built = greedy(
+        m,
+        Costs(*times),
+        range(p),
+        memory_limit=[p - r for r in range(p)],
+        priority="BF",
+    )
     if times[1] + times[2]:  # a backward that takes no time leaves room at once
         assert built.actions == schedules.one_f_one_b(p, m).actions
 
@@ -32,26 +42,44 @@ def test_backward_first_with_room_for_the_stages_left_is_1f1b(p, m, times):
 @examples(150)
 @given(p=st.integers(1, 8), m=st.integers(1, 24), times=EVEN)
 def test_forward_first_without_a_limit_is_gpipe(p, m, times):
-    assert greedy(m, Costs(*times), range(p), priority="FB").actions == schedules.gpipe(p, m).actions
+    assert (
+        greedy(m, Costs(*times), range(p), priority="FB").actions
+        == schedules.gpipe(p, m).actions
+    )
 
 
 @st.composite
 def requests(draw):
-    """Draw any placement, uneven costs, and limits that leave room for one microbatch or more."""
+    """Draw any placement, uneven costs, and limits that leave room for one microbatch
+    or more.
+    """
     num_stages = draw(st.integers(1, 8))
     wished = draw(st.lists(st.integers(0, 4), min_size=num_stages, max_size=num_stages))
     used = sorted(set(wished))
     placement = [used.index(rank) for rank in wished]
     by_stage = st.lists(st.integers(0, 6), min_size=num_stages, max_size=num_stages)
-    costs = Costs(draw(by_stage), draw(by_stage), draw(by_stage), latency=draw(st.sampled_from([0, 1, 7])))
+    costs = Costs(
+        draw(by_stage),
+        draw(by_stage),
+        draw(by_stage),
+        latency=draw(st.sampled_from([0, 1, 7])),
+    )
     least = [placement.count(rank) for rank in range(len(used))]
     limits = draw(st.none() | st.tuples(*[st.integers(n, n + 4) for n in least]))
-    return draw(st.integers(1, 9)), costs, placement, limits, draw(st.sampled_from(PRIORITIES))
+    return (
+        draw(st.integers(1, 9)),
+        costs,
+        placement,
+        limits,
+        draw(st.sampled_from(PRIORITIES)),
+    )
 
 
 @examples(500)
 @given(requests())
-def test_it_is_legal_within_its_memory_and_ascending_for_any_costs_and_placement(request):
+def test_it_is_legal_within_its_memory_and_ascending_for_any_costs_and_placement(
+    request,
+):
     num_microbatches, costs, placement, limits, priority = request
     built = greedy(num_microbatches, costs, placement, limits, priority)
     verify(built, memory_limit=limits)
@@ -63,30 +91,44 @@ def test_it_is_legal_within_its_memory_and_ascending_for_any_costs_and_placement
 @examples(200)
 @given(requests())
 def test_no_rank_waits_while_it_could_work(request):
-    # What the simulator finds is what the builder reckoned with: it never starts an action later than it had to.
+    # What the simulator finds is what the builder reckoned with: it never starts an
+    # action later than it had to.
     num_microbatches, costs, placement, _, _ = request
     timeline = simulate(greedy(num_microbatches, costs, placement, None, "BF"), costs)
     ends = {span.action: span.end for row in timeline.spans for span in row}
     for row in timeline.spans:
         for i, (_, start, _) in enumerate(row):
             free = row[i - 1].end if i else 0.0
-            # In any pause before this action, no later action of the rank had its value.
+            # In any pause before this action, no later action of the rank had its
+            # value.
             for later in row[i:]:
                 stage, kind, k = later.action
-                source = schedules.Action(stage + (-1 if kind.value == "F" else 1), kind, k)
-                if source.stage < 0 or (kind.value == "B" and source.stage == len(placement)):
-                    source = schedules.Action(stage, ActionKind.FORWARD, k) if kind.value == "B" else None
+                source = schedules.Action(
+                    stage + (-1 if kind.value == "F" else 1), kind, k
+                )
+                if source.stage < 0 or (
+                    kind.value == "B" and source.stage == len(placement)
+                ):
+                    source = (
+                        schedules.Action(stage, ActionKind.FORWARD, k)
+                        if kind.value == "B"
+                        else None
+                    )
                 arrived = 0.0 if source is None else ends[source]
                 if source is not None and placement[source.stage] != placement[stage]:
                     arrived += costs.latency
                 if kind.value == "B":
-                    arrived = max(arrived, ends[schedules.Action(stage, ActionKind.FORWARD, k)])
+                    arrived = max(
+                        arrived, ends[schedules.Action(stage, ActionKind.FORWARD, k)]
+                    )
                 assert start <= max(free, arrived)
 
 
 def test_it_beats_1f1b_where_stages_are_uneven():
     # A slow first stage: everything behind it has time for backwards at once.
-    costs = Costs(forward=[1, 3, 1, 1], backward_input=[1, 3, 1, 1], backward_weight=[1, 3, 1, 1])
+    costs = Costs(
+        forward=[1, 3, 1, 1], backward_input=[1, 3, 1, 1], backward_weight=[1, 3, 1, 1]
+    )
     limits = [8, 8, 8, 8]
     split = simulate(greedy(16, costs, range(4), limits, "IFW"), costs)
     assert split.makespan < simulate(schedules.one_f_one_b(4, 16), costs).makespan
@@ -100,13 +142,22 @@ def test_it_beats_1f1b_where_stages_are_uneven():
         ((4, Costs(), ()), "placement is ()"),
         (
             (4, Costs(), (0, 1, 0), 1),
-            "memory_limit is 1 on rank 0, but one microbatch alone takes 2 there; expected at least that",
+            (
+                "memory_limit is 1 on rank 0, but one microbatch alone takes 2 "
+                "there; expected at least that"
+            ),
         ),
         (
             (4, Costs(), (0, 1), [1]),
-            "memory_limit is [1]; expected an amount above 0, or one for each of 2 ranks",
+            (
+                "memory_limit is [1]; expected an amount above 0, or one for each of "
+                "2 ranks"
+            ),
         ),
-        ((4, Costs(), (0, 1), None, "FBW"), "expected an order of B and F, or of F, I and W"),
+        (
+            (4, Costs(), (0, 1), None, "FBW"),
+            "expected an order of B and F, or of F, I and W",
+        ),
         ((4, Costs(forward=[1]), (0, 1)), "forward has 1 value for 2 stages"),
     ],
 )
@@ -121,4 +172,6 @@ def rows_of(schedule):
 
 
 def test_of_equal_microbatches_greedy_takes_the_weights_of_the_earlier_stage_first():
-    assert rows_of(greedy(1, Costs(), (0, 0), None, "IFW")) == ["0F0 1F0 1I0 0I0 0W0 1W0"]
+    assert rows_of(greedy(1, Costs(), (0, 0), None, "IFW")) == [
+        "0F0 1F0 1I0 0I0 0W0 1W0"
+    ]

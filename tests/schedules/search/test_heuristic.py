@@ -1,4 +1,6 @@
-"""The heuristic: what it finds is legal, within memory and no better than possible; known optima it reaches."""
+"""The heuristic: what it finds is legal, within memory and no better than possible;
+known optima it reaches.
+"""
 
 from random import Random
 
@@ -43,7 +45,9 @@ def test_list_scheduling_ends_for_every_placement_policy_and_limit(data, workloa
 
 @examples(200)
 @given(workload=any_workloads(), seed=st.integers(0, 99))
-def test_an_order_is_timed_as_the_simulator_times_it_and_refused_where_the_verifier_refuses(workload, seed):
+def test_an_order_is_timed_as_the_simulator_times_it_and_refused_where_the_verifier_refuses(
+    workload, seed
+):
     facts, random = Facts(workload), Random(seed)
     words = ListScheduler(facts, [Policy(6)] * workload.num_ranks).words
     for _ in range(4):
@@ -60,8 +64,16 @@ def test_an_order_is_timed_as_the_simulator_times_it_and_refused_where_the_verif
     tasks = times(Flow(schedule), rates).tasks
     assert trial.ends == [row[-1].end for row in tasks]
     assert trial.begins == [row[0].start for row in tasks]
-    ends = {(*facts.cell_of(event), event % workload.num_microbatches): end for event, end in enumerate(trial.ended)}
-    assert ends == {(kind, stage, k): task.end for row in tasks for task in row for stage, kind, k in [task.action]}
+    ends = {
+        (*facts.cell_of(event), event % workload.num_microbatches): end
+        for event, end in enumerate(trial.ended)
+    }
+    assert ends == {
+        (kind, stage, k): task.end
+        for row in tasks
+        for task in row
+        for stage, kind, k in [task.action]
+    }
     timeline = simulate(schedule, costs_of(workload))
     assert trial.ends == pytest.approx([row[-1].end for row in timeline.spans])
 
@@ -80,52 +92,78 @@ def test_the_memory_limit_of_every_rank_is_kept():
     limits = [4.0, 3.5, 2.9, 1.0]
     found = find_schedule(costs.workload(range(4), 8, limits), evaluations=1000)
     verify(found.schedule)
-    assert all(peak <= limit for peak, limit in zip(simulate(found.schedule, costs).peak_memory, limits))
+    assert all(
+        peak <= limit
+        for peak, limit in zip(simulate(found.schedule, costs).peak_memory, limits)
+    )
 
 
-UNIT = [("makespan", limit, best) for limit, best in zip((1, 2, 4, 5), (72, 41, 27, 27))]
+UNIT = [
+    ("makespan", limit, best) for limit, best in zip((1, 2, 4, 5), (72, 41, 27, 27))
+]
 UNIT += [pytest.param("makespan", 3, 31, marks=pytest.mark.slow)]
 UNIT += [("span", limit, best) for limit, best in zip(range(4, 8), (27, 26, 25, 24))]
 
 
 def best_found(workload, objective, known):
-    """Return what the search finds; it ends where it reaches what is known to be the best."""
-    return Search(workload, Objective(objective), known, 0).run(evaluations=50_000).value
+    """Return what the search finds; it ends where it reaches what is known to be the
+    best.
+    """
+    return (
+        Search(workload, Objective(objective), known, 0).run(evaluations=50_000).value
+    )
 
 
 @pytest.mark.parametrize("objective, limit, best", UNIT)
-def test_known_optima_of_four_ranks_and_eight_microbatches_are_reached(objective, limit, best):
+def test_known_optima_of_four_ranks_and_eight_microbatches_are_reached(
+    objective, limit, best
+):
     """Proved by an exact solver, where no bound proves them."""
     assert best_found(Costs().workload(range(4), 8, limit), objective, best) == best
 
 
 @pytest.mark.parametrize("limit, best", [(4, 49), (5, 48), (6, 47), (7, 46)])
 def test_known_optima_with_cheap_weight_gradients_are_reached(limit, best):
-    assert best_found(Costs(2, 2, 1).workload(range(4), 8, limit), "makespan", best) == best
+    assert (
+        best_found(Costs(2, 2, 1).workload(range(4), 8, limit), "makespan", best)
+        == best
+    )
 
 
 def question_of(p, m, times, sizes, microbatches):
-    """Return a row of the paper's table, with memory for so many microbatches on each rank."""
+    """Return a row of the paper's table, with memory for so many microbatches on each
+    rank.
+    """
     heads, width, length = sizes
     held = 34 * width + 5 * heads * length
-    return Costs(*times, activation=held, weight_activation=32 * width).workload(range(p), m, microbatches * held)
+    return Costs(*times, activation=held, weight_activation=32 * width).workload(
+        range(p), m, microbatches * held
+    )
 
 
 @pytest.mark.parametrize("row", [*TABLE_5[:9], *map(slowly, TABLE_5[9:])])
 @pytest.mark.parametrize("times", [1, 2])
 def test_eight_evaluations_reach_every_row_of_the_published_table(row, times):
-    """With half of a core 0.0554 became 0.0656: what reaches the published schedules was not tried first."""
+    """With half of a core 0.0554 became 0.0656: what reaches the published schedules
+    was not tried first.
+    """
     p, m, costs, sizes, *rates = row
     question = question_of(p, m, costs, sizes, times * p)
-    found = Search(question, Objective.SPAN, lower_bound(question).value, 0).run(evaluations=8)
+    found = Search(question, Objective.SPAN, lower_bound(question).value, 0).run(
+        evaluations=8
+    )
     assert 1 - m * sum(costs[:3]) / found.value <= rates[times - 1] + 0.00005
 
 
 @pytest.mark.parametrize(
-    "m, chunks, best", [(8, 4, 59), slowly(8, 6, 53), (8, 8, 51), slowly(16, 4, 107), slowly(16, 6, 101)]
+    "m, chunks, best",
+    [(8, 4, 59), slowly(8, 6, 53), (8, 8, 51), slowly(16, 4, 107), slowly(16, 6, 101)],
 )
 def test_the_search_is_as_good_as_the_named_schedules_in_a_v(m, chunks, best):
-    assert best_found(Costs().workload(v_placement(4), m, chunks), "makespan", best) == best
+    assert (
+        best_found(Costs().workload(v_placement(4), m, chunks), "makespan", best)
+        == best
+    )
 
 
 @pytest.mark.slow
@@ -141,11 +179,20 @@ def test_a_v_is_found_without_the_named_schedules(monkeypatch):
             {"memory_limit": 0.5},
             "memory_limit is 0.5 on rank 0, but one microbatch alone takes 1 there",
         ),
-        ({"memory_limit": [4, 4]}, r"memory_limit is \[4, 4\]; expected an amount above 0, or one for each of 4 ranks"),
+        (
+            {"memory_limit": [4, 4]},
+            (
+                r"memory_limit is \[4, 4\]; expected an amount above 0, or one for "
+                r"each of 4 ranks"
+            ),
+        ),
         ({"seconds": 0}, "seconds is 0; expected a time above 0"),
         ({"seconds": "long"}, "seconds is 'long'; expected a time above 0"),
         ({"evaluations": 0}, "evaluations is 0; expected a whole number, at least 1"),
-        ({"evaluations": 2.5}, "evaluations is 2.5; expected a whole number, at least 1"),
+        (
+            {"evaluations": 2.5},
+            "evaluations is 2.5; expected a whole number, at least 1",
+        ),
         ({"objective": "speed"}, "objective is 'speed'; expected 'makespan' or 'span'"),
     ],
 )

@@ -17,7 +17,14 @@ from minipipe.search.list_scheduling import ListScheduler, Policy
 from tests.schedules.search.workloads import any_workloads
 from tests.strategies import examples
 
-KINDS = {str(kind): kind for kind in (ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)}
+KINDS = {
+    str(kind): kind
+    for kind in (
+        ActionKind.FORWARD,
+        ActionKind.BACKWARD_INPUT,
+        ActionKind.BACKWARD_WEIGHT,
+    )
+}
 
 
 @pytest.mark.parametrize(
@@ -25,13 +32,19 @@ KINDS = {str(kind): kind for kind in (ActionKind.FORWARD, ActionKind.BACKWARD_IN
     [
         # rank 0: F0 F1 .. I0 W0 .. I1 W1      I1 of rank 0 waits for that of rank 1, which is late for W0 before F1
         # rank 1: .. F0 I0 W0 F1 I1 W1
-        (["FFIWIW", "FIWFIW"], [(0, 5), (1, 4), (1, 3), (1, 2), (1, 1)], [(1, 5), (1, 4), (1, 3), (1, 2), (1, 1)]),
+        (
+            ["FFIWIW", "FIWFIW"],
+            [(0, 5), (1, 4), (1, 3), (1, 2), (1, 1)],
+            [(1, 5), (1, 4), (1, 3), (1, 2), (1, 1)],
+        ),
         # rank 0: F0 F1 .. .. I0 I1 W0 W1      an action like the one before it is not late for it
         # rank 1: .. F0 F1 I0 I1 W0 W1
         (["FFIIWW", "FFIIWW"], [(0, 4), (1, 2)], [(1, 4), (1, 2)]),
     ],
 )
-def test_delays_are_the_steps_of_the_critical_path_that_stay_on_a_rank(rows, of_rank_0, of_rank_1):
+def test_delays_are_the_steps_of_the_critical_path_that_stay_on_a_rank(
+    rows, of_rank_0, of_rank_1
+):
     words = [[(KINDS[letter], rank) for letter in row] for rank, row in enumerate(rows)]
     order = TimedOrder(words, Facts(Costs().workload((0, 1), 2)))
     assert (order.delays(0), order.delays(1)) == (of_rank_0, of_rank_1)
@@ -39,7 +52,9 @@ def test_delays_are_the_steps_of_the_critical_path_that_stay_on_a_rank(rows, of_
 
 @examples(100)
 @given(data=st.data(), workload=any_workloads())
-def test_a_delayed_action_starts_when_its_rank_is_free_and_follows_another_one(data, workload):
+def test_a_delayed_action_starts_when_its_rank_is_free_and_follows_another_one(
+    data, workload
+):
     words = ListScheduler(Facts(workload), [Policy(6)] * workload.num_ranks).words
     spans = simulate(schedule_of(words, workload, "drawn"), costs_of(workload)).spans
     last = data.draw(st.sampled_from([rank for rank, word in enumerate(words) if word]))
@@ -53,21 +68,33 @@ def test_a_delayed_action_starts_when_its_rank_is_free_and_follows_another_one(d
 
 
 @given(seed=st.integers(0, 99), position=st.integers(1, 5))
-def test_without_a_delay_an_action_comes_earlier_or_the_w_before_it_later(seed, position):
+def test_without_a_delay_an_action_comes_earlier_or_the_w_before_it_later(
+    seed, position
+):
     word = [(KINDS[letter], 0) for letter in "FFIWIW"]
     changed = without_delay(word, position, Random(seed))
     assert sorted(changed) == sorted(word)
-    first = next((i for i, (old, new) in enumerate(zip(word, changed)) if old != new), None)
+    first = next(
+        (i for i, (old, new) in enumerate(zip(word, changed)) if old != new), None
+    )
     if first is not None:
-        assert (changed[first] == word[position] and first < position) or word[first][0] is KINDS["W"]
+        assert (changed[first] == word[position] and first < position) or word[first][
+            0
+        ] is KINDS["W"]
 
 
 def test_an_action_comes_a_few_places_earlier_and_a_w_before_it_any_number_later():
-    """It moves up to three places, any move up to six, and a W as far as the end; all of these come up."""
+    """It moves up to three places, any move up to six, and a W as far as the end; all
+    of these come up.
+    """
     word = [(KINDS["F"], stage) for stage in range(20)]
-    assert {without_delay(word, 10, Random(seed)).index(word[10]) for seed in range(50)} == {7, 8, 9}
+    assert {
+        without_delay(word, 10, Random(seed)).index(word[10]) for seed in range(50)
+    } == {7, 8, 9}
     word[9] = KINDS["W"], 9
-    assert {without_delay(word, 10, Random(seed)).index(word[9]) for seed in range(200)} == {*range(10, 20)}
+    assert {
+        without_delay(word, 10, Random(seed)).index(word[9]) for seed in range(200)
+    } == {*range(10, 20)}
     steps = set()
     for seed in range(500):
         changed = with_any_move(word, Random(seed))
@@ -78,7 +105,9 @@ def test_an_action_comes_a_few_places_earlier_and_a_w_before_it_any_number_later
 
 
 class Halves(Random):
-    """Draws 0.5 where a chance is asked for, so what is accepted is what is likelier accepted than not."""
+    """Draws 0.5 where a chance is asked for, so what is accepted is what is likelier
+    accepted than not.
+    """
 
     def random(self):
         return 0.5
@@ -86,14 +115,18 @@ class Halves(Random):
 
 def a_search():
     search = Search(Costs().workload((0, 1), 4), Objective.MAKESPAN, 0.0, seed=0)
-    search.best = search.candidate(ListScheduler(search.facts, [Policy(4)] * 2), "list scheduling")
+    search.best = search.candidate(
+        ListScheduler(search.facts, [Policy(4)] * 2), "list scheduling"
+    )
     return search
 
 
-@pytest.mark.parametrize(("hot", "cold", "accepted"), [(2.0, 0.125, 61), (0.125, 0.125, 0), (2.0, 2.0, 99)])
+@pytest.mark.parametrize(
+    ("hot", "cold", "accepted"), [(2.0, 0.125, 61), (0.125, 0.125, 0), (2.0, 2.0, 99)]
+)
 def test_annealing_accepts_what_is_worse_while_it_is_hot_enough(hot, cold, accepted):
-    """A rise of 0.26 mean times of an action is likelier accepted than not above a heat of 0.375, which cooling from 2
-    to 1/8 reaches after 0.604 of its steps."""
+    """A rise of 0.26 mean times of an action is likelier accepted than not above a heat
+    of 0.375, which cooling from 2 to 1/8 reaches after 0.604 of its steps."""
     search, energies = a_search(), []
     search.random = Halves(0)
 
@@ -102,10 +135,16 @@ def test_annealing_accepts_what_is_worse_while_it_is_hot_enough(hot, cold, accep
         return now._replace(energy=now.energy + 0.26 * search.mean_time)
 
     assert len(list(search.anneal(rise, 100, hot, cold))) == 100
-    assert [later > before for before, later in pairwise(energies)] == [True] * accepted + [False] * (99 - accepted)
+    assert [later > before for before, later in pairwise(energies)] == [
+        True
+    ] * accepted + [False] * (99 - accepted)
 
 
 def test_an_order_of_which_no_delay_is_known_is_changed_by_any_move():
     search = a_search()
     found = [search.with_other_order(search.best) for _ in range(40)]
-    assert any(candidate.run.words != search.best.run.words for candidate in found if candidate is not None)
+    assert any(
+        candidate.run.words != search.best.run.words
+        for candidate in found
+        if candidate is not None
+    )

@@ -1,4 +1,6 @@
-"""Windows: a part of a schedule gets the best order there is, and the rest keeps its own."""
+"""Windows: a part of a schedule gets the best order there is, and the rest keeps its
+own.
+"""
 
 from random import Random
 
@@ -32,7 +34,9 @@ def energy(search, words):
 
 
 @examples(30)
-@given(workload=workloads(), objective=st.sampled_from(Objective), seed=st.integers(0, 9))
+@given(
+    workload=workloads(), objective=st.sampled_from(Objective), seed=st.integers(0, 9)
+)
 def test_a_window_is_possible_and_never_worse(workload, objective, seed):
     pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
     search = Search(workload, objective, 0.0, 0)
@@ -41,7 +45,11 @@ def test_a_window_is_possible_and_never_worse(workload, objective, seed):
     if (
         search.order_of(changed, range(workload.num_ranks), "") is None
     ):  # CP-SAT may start actions of no length together
-        assert 0 in (*workload.forward, *workload.backward_input, *workload.backward_weight)
+        assert 0 in (
+            *workload.forward,
+            *workload.backward_input,
+            *workload.backward_weight,
+        )
     else:
         assert energy(search, changed) <= energy(search, words) + 1e-9
 
@@ -52,7 +60,11 @@ def test_the_same_window_has_the_same_order_again_and_what_is_far_from_it_stays(
     words = ListScheduler(search.facts, [Policy(6)] * 4).words
     changed = search.windows.reordered(words, Random(3))
     assert changed == search.windows.reordered(words, Random(3)) != words
-    moved = sum(old != new for word, other in zip(words, changed) for old, new in zip(word, other))
+    moved = sum(
+        old != new
+        for word, other in zip(words, changed)
+        for old, new in zip(word, other)
+    )
     assert moved <= 80 and energy(search, changed) < energy(search, words)
 
 
@@ -78,18 +90,31 @@ def test_without_its_solver_a_search_goes_on_with_orders(monkeypatch):
     search = Search(small, Objective.MAKESPAN, 0.0, 0)
     assert search.windows is None and list(search.reorder(40)) == []
     monkeypatch.setattr(Search, "seeds", lambda self: self.named())
-    assert search.run(evaluations=6100).value >= lower_bound(small, Objective.MAKESPAN).value
+    assert (
+        search.run(evaluations=6100).value
+        >= lower_bound(small, Objective.MAKESPAN).value
+    )
     assert search.evaluations == 6100
 
 
 @pytest.mark.parametrize("limit", [slowly(2), 3.5, slowly(50)])
 def test_with_more_memory_a_search_begins_with_all_that_less_memory_has(limit):
-    """With memory for five microbatches it ended at 404 to 407, and with memory for four at 388."""
+    """With memory for five microbatches it ended at 404 to 407, and with memory for
+    four at 388.
+    """
     less, more = (
-        Search(Costs(3, 4, 2).workload(v_placement(2), 3, allowed), Objective.MAKESPAN, 0.0, 0)
+        Search(
+            Costs(3, 4, 2).workload(v_placement(2), 3, allowed),
+            Objective.MAKESPAN,
+            0.0,
+            0,
+        )
         for allowed in (limit, limit + 1)
     )
-    has_less, has_more = ({str(seed.run.words) for seed in search.seeds() if seed} for search in (less, more))
+    has_less, has_more = (
+        {str(seed.run.words) for seed in search.seeds() if seed}
+        for search in (less, more)
+    )
     assert has_less <= has_more
 
 
@@ -97,7 +122,11 @@ def test_with_more_memory_a_search_begins_with_all_that_less_memory_has(limit):
 def test_more_memory_is_no_worse_on_a_v():
     limit, costs = 4, Costs(3, 4, 2, activation=1, weight_activation=1)
     values = [
-        find_schedule(costs.workload(v_placement(4), 16, allowed), Objective.MAKESPAN, evaluations=6000).value
+        find_schedule(
+            costs.workload(v_placement(4), 16, allowed),
+            Objective.MAKESPAN,
+            evaluations=6000,
+        ).value
         for allowed in (limit, limit + 1)
     ]
     assert values[1] <= values[0]

@@ -8,17 +8,35 @@ from minipipe.schedules.analysis.workload import Objective
 from minipipe.search.clock import one_after_another
 
 STRAIGHT, V = (0, 1, 2, 3), (0, 1, 2, 3, 3, 2, 1, 0)
-PLACEMENTS = [(0,), (0, 1), (0, 1, 2), (0, 1, 1, 0), (0, 1, 0, 1), (0, 0, 1), (0, 1, 0), (1, 0), (0, 1, 0, 2)]
+PLACEMENTS = [
+    (0,),
+    (0, 1),
+    (0, 1, 2),
+    (0, 1, 1, 0),
+    (0, 1, 0, 1),
+    (0, 0, 1),
+    (0, 1, 0),
+    (1, 0),
+    (0, 1, 0, 2),
+]
 
 
 @st.composite
 def workloads(draw, placements=PLACEMENTS, most_actions=18):
-    """Draw a workload of which at least one microbatch fits: uneven stages, zeros, fractions, messages, transients."""
+    """Draw a workload of which at least one microbatch fits: uneven stages, zeros,
+    fractions, messages, transients.
+    """
     placement = draw(st.sampled_from(placements))
     microbatches = draw(st.integers(1, max(most_actions // (3 * len(placement)), 1)))
 
     def by_stage(values):
-        return draw(st.lists(st.sampled_from(values), min_size=len(placement), max_size=len(placement)))
+        return draw(
+            st.lists(
+                st.sampled_from(values),
+                min_size=len(placement),
+                max_size=len(placement),
+            )
+        )
 
     costs = Costs(
         forward=by_stage([1, 2, 0.5, 0]),
@@ -49,12 +67,17 @@ TIMES = st.integers(0, 5)
 
 @st.composite
 def any_workloads(draw, most_ranks=4, most_stages=6, most_microbatches=6):
-    """Draw any placement, uneven times, latencies and memory, within limits that one microbatch keeps."""
+    """Draw any placement, uneven times, latencies and memory, within limits that one
+    microbatch keeps.
+    """
     num_ranks = draw(st.integers(1, most_ranks))
-    others = draw(st.lists(st.integers(0, num_ranks - 1), max_size=most_stages - num_ranks))
+    others = draw(
+        st.lists(st.integers(0, num_ranks - 1), max_size=most_stages - num_ranks)
+    )
     placement = draw(st.permutations([*range(num_ranks), *others]))
     by_stage = [
-        draw(st.lists(kind, min_size=len(placement), max_size=len(placement))) for kind in [TIMES] * 3 + [AMOUNTS] * 3
+        draw(st.lists(kind, min_size=len(placement), max_size=len(placement)))
+        for kind in [TIMES] * 3 + [AMOUNTS] * 3
     ]
     costs = Costs(
         *by_stage[:3],
@@ -66,5 +89,8 @@ def any_workloads(draw, most_ranks=4, most_stages=6, most_microbatches=6):
     )
     workload = costs.workload(placement, draw(st.integers(1, most_microbatches)))
     spare = [draw(st.integers(0, 6)) / 4 for _ in range(num_ranks)]
-    limits = tuple(max(workload.least_memory(rank) + more, 0.001) for rank, more in enumerate(spare))
+    limits = tuple(
+        max(workload.least_memory(rank) + more, 0.001)
+        for rank, more in enumerate(spare)
+    )
     return workload._replace(memory_limit=limits)

@@ -15,20 +15,36 @@ def gaps_of(schedule, costs=None, **options):
 
 
 @examples(60)
-@given(named=named_schedules(max_ranks=4, max_microbatches=8, max_chunks=3), data=st.data())
+@given(
+    named=named_schedules(max_ranks=4, max_microbatches=8, max_chunks=3), data=st.data()
+)
 def test_no_schedule_is_below_the_bound_of_its_memory(named, data):
-    """Whatever makes it longer: sends that block, updates. Overhead and the memory of W count in split halves only."""
+    """Whatever makes it longer: sends that block, updates. Overhead and the memory of W
+    count in split halves only.
+    """
     number = st.sampled_from([0, 0.25, 1, 3])
-    names = ("latency", "overhead", "update", "weight_activation", "transient_activation")
-    costs = Costs(*(data.draw(number) for _ in range(3)), sends_block=data.draw(st.booleans()))
+    names = (
+        "latency",
+        "overhead",
+        "update",
+        "weight_activation",
+        "transient_activation",
+    )
+    costs = Costs(
+        *(data.draw(number) for _ in range(3)), sends_block=data.draw(st.booleans())
+    )
     costs = Costs(**{**vars(costs), **{name: data.draw(number) for name in names}})
     for objective, workload, value, bound in gaps_of(named[1], costs):
         assert bound.value <= value + 1e-9, (objective, bound)
-        assert set(workload.memory_limit) == {max(simulate(named[1], costs).peak_memory)}
+        assert set(workload.memory_limit) == {
+            max(simulate(named[1], costs).peak_memory)
+        }
 
 
 def test_a_whole_backward_has_no_overhead_between_its_halves_and_holds_no_more_for_w():
-    """Against split halves with their overhead, and their memory, a schedule of one rank would be below the bound."""
+    """Against split halves with their overhead, and their memory, a schedule of one
+    rank would be below the bound.
+    """
     schedule = schedules.one_f_one_b(1, 3)
     makespan, span = gaps_of(schedule, Costs(overhead=1, weight_activation=2))
     assert makespan.bound.value == span.bound.value == 9 and makespan.value == 14
@@ -53,4 +69,7 @@ def test_a_rank_without_a_stage_and_costs_of_nothing_have_a_gap():
     last = tuple(action._replace(stage=1) for action in first)
     lame = schedules.Schedule("lame", (0, 2), 1, (first, (), last))
     assert [(gap.value, gap.bound.value) for gap in gaps_of(lame)] == [(5, 5), (5, 5)]
-    assert [gap.relative for gap in gaps_of(lame, Costs(0, 0, 0, activation=0))] == [0, 0]
+    assert [gap.relative for gap in gaps_of(lame, Costs(0, 0, 0, activation=0))] == [
+        0,
+        0,
+    ]

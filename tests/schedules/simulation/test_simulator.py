@@ -1,4 +1,6 @@
-"""The simulator gives the published numbers, and every time in a timeline has its reason."""
+"""The simulator gives the published numbers, and every time in a timeline has its
+reason.
+"""
 
 import re
 
@@ -28,10 +30,12 @@ TIMES = st.integers(1, 9)  # whole numbers, so that sums are exact
 
 def whole(t_forward, t_backward, latency=0):
     """Costs of schedules whose backward is whole."""
-    return Costs(forward=t_forward, backward_input=t_backward, backward_weight=0, latency=latency)
+    return Costs(
+        forward=t_forward, backward_input=t_backward, backward_weight=0, latency=latency
+    )
 
 
-# -- the unit numbers ------------------------------------------------------------------------------------------
+# -- the unit numbers ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -40,11 +44,14 @@ def whole(t_forward, t_backward, latency=0):
         (schedules.sequential(4, 8), 96, (1, 1, 1, 1)),
         (schedules.gpipe(4, 8), 33, (8, 8, 8, 8)),
         (schedules.one_f_one_b(4, 8), 33, (4, 3, 2, 1)),
-        (schedules.interleaved_1f1b(4, 8, 2), 57, (11, 9, 7, 5)),  # in chunks, and units of one chunk
+        # in chunks, and units of one chunk
+        (schedules.interleaved_1f1b(4, 8, 2), 57, (11, 9, 7, 5)),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_with_four_ranks_eight_microbatches_and_unit_costs_the_numbers_are_the_published_ones(schedule, makespan, peak):
+def test_with_four_ranks_eight_microbatches_and_unit_costs_the_numbers_are_the_published_ones(
+    schedule, makespan, peak
+):
     timeline = simulate(schedule)
     assert timeline.makespan == makespan
     assert timeline.peak_activations == peak_activations(schedule) == peak
@@ -56,7 +63,8 @@ def test_1f1b_with_equal_forward_and_backward_takes_22():
 
 
 def test_interleaving_is_paid_back_only_in_the_right_order():
-    # All chunks of microbatch 0, then of 1, …, then all backwards, is a common mistake: 86 chunk units, not 38.
+    # All chunks of microbatch 0, then of 1, …, then all backwards, is a common mistake:
+    # 86 chunk units, not 38.
     def microbatch_major(p, m, v):
         placement = tuple(range(p)) * v
         lines = [
@@ -89,7 +97,8 @@ def test_a_pair_of_stage_and_microbatch_is_held_from_f_until_b_or_w(peak, text):
 
 
 def test_a_split_backward_holds_its_activations_until_w():
-    # ZB-H1 by hand, p = 2, m = 3: 3m + p - 1 = 10 units, and two microbatches on either rank.
+    # ZB-H1 by hand, p = 2, m = 3: 3m + p - 1 = 10 units, and two microbatches on either
+    # rank.
     schedule = schedule_of_text(
         """
         rank 0: 0F0 0F1     0I0 0W0 0F2 0I1 0W1 0I2 0W2
@@ -104,12 +113,14 @@ def test_a_split_backward_holds_its_activations_until_w():
     ]  # fmt: skip
 
 
-# -- formulas --------------------------------------------------------------------------------------------------
+# -- formulas --------------------------------------------------------------------------
 
 
 @examples(60)
 @given(p=RANKS, m=MICROBATCHES, forward=TIMES, backward=TIMES)
-def test_sequential_takes_every_stage_of_every_microbatch_one_after_another(p, m, forward, backward):
+def test_sequential_takes_every_stage_of_every_microbatch_one_after_another(
+    p, m, forward, backward
+):
     timeline = simulate(schedules.sequential(p, m), whole(forward, backward))
     assert timeline.makespan == m * p * (forward + backward)
     assert timeline.bubble_fraction == pytest.approx((p - 1) / p)
@@ -128,29 +139,47 @@ def test_gpipe_and_1f1b_take_the_same_time(p, m, forward, backward):
 @examples(60)
 @given(data=st.data(), p=RANKS, m=MICROBATCHES)
 def test_gpipe_over_uneven_stages_waits_for_the_slowest(data, p, m):
-    forward, inputs, weights = (data.draw(st.lists(TIMES, min_size=p, max_size=p)) for _ in range(3))
+    forward, inputs, weights = (
+        data.draw(st.lists(TIMES, min_size=p, max_size=p)) for _ in range(3)
+    )
     backward = [i + w for i, w in zip(inputs, weights)]
     timeline = simulate(schedules.gpipe(p, m), Costs(forward, inputs, weights))
-    assert timeline.makespan == sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+    assert timeline.makespan == sum(forward) + (m - 1) * max(forward) + sum(
+        backward
+    ) + (m - 1) * max(backward)
 
 
 @examples(100)
-@given(p=RANKS, rounds=st.integers(1, 3), group=st.integers(1, 12), v=st.integers(1, 3), forward=TIMES, backward=TIMES)
-def test_interleaved_1f1b_fills_and_drains_in_chunks(p, rounds, group, v, forward, backward):
+@given(
+    p=RANKS,
+    rounds=st.integers(1, 3),
+    group=st.integers(1, 12),
+    v=st.integers(1, 3),
+    forward=TIMES,
+    backward=TIMES,
+)
+def test_interleaved_1f1b_fills_and_drains_in_chunks(
+    p, rounds, group, v, forward, backward
+):
     m = rounds * group
-    if max(1, m // p) != rounds:  # another number of rounds: make it one that is accepted
+    # another number of rounds: make it one that is accepted
+    if max(1, m // p) != rounds:
         m = rounds * p
     group = m // rounds
     timeline = simulate(schedules.interleaved_1f1b(p, m, v), whole(forward, backward))
     chunk_units = (v - 1) * max(m, p) + m + p - 1  # v T(m)
     assert timeline.makespan == chunk_units * (forward + backward)
-    assert timeline.peak_activations == tuple(min(2 * (p - r - 1) + (v - 1) * group + 1, m * v) for r in range(p))
+    assert timeline.peak_activations == tuple(
+        min(2 * (p - r - 1) + (v - 1) * group + 1, m * v) for r in range(p)
+    )
 
 
 @examples(60)
 @given(p=RANKS, m=MICROBATCHES, v=st.integers(1, 3), forward=TIMES)
 def test_forward_only_takes_the_forward_half_and_keeps_nothing(p, m, v, forward):
-    timeline = simulate(schedules.forward_only_over(tuple(range(p)) * v, m), Costs(forward=forward))
+    timeline = simulate(
+        schedules.forward_only_over(tuple(range(p)) * v, m), Costs(forward=forward)
+    )
     assert timeline.makespan == ((v - 1) * max(m, p) + m + p - 1) * forward
     assert timeline.peak_activations == (1,) * p
 
@@ -158,7 +187,9 @@ def test_forward_only_takes_the_forward_half_and_keeps_nothing(p, m, v, forward)
 @examples(60)
 @given(p=RANKS, m=MICROBATCHES)
 def test_1f1b_holds_at_most_stages_left_activations(p, m):
-    assert peak_activations(schedules.one_f_one_b(p, m)) == tuple(min(p - r, m) for r in range(p))
+    assert peak_activations(schedules.one_f_one_b(p, m)) == tuple(
+        min(p - r, m) for r in range(p)
+    )
 
 
 @examples(60)
@@ -168,13 +199,20 @@ def test_gpipe_holds_every_microbatch_on_every_rank(p, m):
 
 
 def test_a_warm_up_of_one_more_forward_costs_an_activation_on_all_ranks_but_the_last_and_gains_no_time():
-    # p - r forwards, then (F, B) pairs: another common mistake. Legal, as slow, and larger.
+    # p - r forwards, then (F, B) pairs: another common mistake. Legal, as slow, and
+    # larger.
     def eager_by_one(p, m):
         lines = []
         for r in range(p):
             w = min(p - r, m)
-            pairs = [cell for k in range(m - w) for cell in (f"{r}F{w + k}", f"{r}B{k}")]
-            lines.append([f"{r}F{k}" for k in range(w)] + pairs + [f"{r}B{k}" for k in range(m - w, m)])
+            pairs = [
+                cell for k in range(m - w) for cell in (f"{r}F{w + k}", f"{r}B{k}")
+            ]
+            lines.append(
+                [f"{r}F{k}" for k in range(w)]
+                + pairs
+                + [f"{r}B{k}" for k in range(m - w, m)]
+            )
         return schedule_of_text("\n".join(map(" ".join, lines)))
 
     timeline = simulate(eager_by_one(4, 8))
@@ -182,7 +220,7 @@ def test_a_warm_up_of_one_more_forward_costs_an_activation_on_all_ranks_but_the_
     assert timeline.peak_activations == (5, 4, 3, 2)
 
 
-# -- latency ---------------------------------------------------------------------------------------------------
+# -- latency ---------------------------------------------------------------------------
 
 
 def test_once_messages_take_time_1f1b_is_slower_than_gpipe():
@@ -196,48 +234,68 @@ def starts_on_rank_0(timeline, kind):
 
 
 def test_with_latency_1f1b_settles_into_a_period_of_seven_and_a_half():
-    starts = starts_on_rank_0(simulate(schedules.one_f_one_b(4, 32), whole(2, 4, latency=1)), B)
+    starts = starts_on_rank_0(
+        simulate(schedules.one_f_one_b(4, 32), whole(2, 4, latency=1)), B
+    )
     middle = starts[8:24]
     assert all(later - earlier == 4 * 7.5 for earlier, later in zip(middle, middle[4:]))
 
 
 @examples(60)
 @given(p=st.integers(2, 5), forward=TIMES, backward=TIMES, c=st.integers(0, 6))
-def test_the_steady_period_of_1f1b_is_its_work_or_one_round_trip_shared_by_those_in_flight(p, forward, backward, c):
+def test_the_steady_period_of_1f1b_is_its_work_or_one_round_trip_shared_by_those_in_flight(
+    p, forward, backward, c
+):
     costs = whole(forward, backward, latency=c)
     period = max(forward + backward, (p * (forward + backward) + 2 * (p - 1) * c) / p)
-    short, long = (simulate(schedules.one_f_one_b(p, m), costs).makespan for m in (10 * p, 14 * p))
+    short, long = (
+        simulate(schedules.one_f_one_b(p, m), costs).makespan for m in (10 * p, 14 * p)
+    )
     assert long - short == pytest.approx(4 * p * period)
 
 
 @examples(60)
 @given(p=RANKS, m=MICROBATCHES, forward=TIMES, backward=TIMES, c=st.integers(0, 6))
-def test_gpipe_pays_the_latency_once_each_way_and_sequential_for_every_microbatch(p, m, forward, backward, c):
+def test_gpipe_pays_the_latency_once_each_way_and_sequential_for_every_microbatch(
+    p, m, forward, backward, c
+):
     costs = whole(forward, backward, latency=c)
-    assert simulate(schedules.gpipe(p, m), costs).makespan == (m + p - 1) * (forward + backward) + 2 * (p - 1) * c
-    assert simulate(schedules.sequential(p, m), costs).makespan == m * (p * (forward + backward) + 2 * (p - 1) * c)
+    assert (
+        simulate(schedules.gpipe(p, m), costs).makespan
+        == (m + p - 1) * (forward + backward) + 2 * (p - 1) * c
+    )
+    assert simulate(schedules.sequential(p, m), costs).makespan == m * (
+        p * (forward + backward) + 2 * (p - 1) * c
+    )
 
 
 def test_neighbouring_stages_on_one_rank_pay_no_latency():
-    # 0 -> 1 crosses, 1 -> 2 does not, 2 -> 3 crosses: two messages forward, two back, on the only path there is.
+    # 0 -> 1 crosses, 1 -> 2 does not, 2 -> 3 crosses: two messages forward, two back,
+    # on the only path there is.
     schedule = schedule_of_text("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0")
     assert simulate(schedule, Costs(1, 1, 0, latency=10)).makespan == 8 + 4 * 10
 
 
-# -- bandwidth and memory --------------------------------------------------------------------------------------
+# -- bandwidth and memory --------------------------------------------------------------
 
 
 @examples(60)
 @given(p=RANKS, m=MICROBATCHES, size=st.integers(0, 8), latency=st.integers(0, 4))
-def test_a_message_takes_the_latency_and_its_size_over_the_bandwidth(p, m, size, latency):
+def test_a_message_takes_the_latency_and_its_size_over_the_bandwidth(
+    p, m, size, latency
+):
     costs = Costs(latency=latency, bandwidth=2, message_size=size)
     for name in ("gpipe", "1f1b", "zb-h1"):
         schedule = schedules.build(name, p, m)
-        assert simulate(schedule, costs).spans == simulate(schedule, Costs(latency=latency + size / 2)).spans
+        assert (
+            simulate(schedule, costs).spans
+            == simulate(schedule, Costs(latency=latency + size / 2)).spans
+        )
 
 
 def test_the_gradient_that_comes_back_is_as_large_as_the_result_that_went():
-    # rank 0 F0 --4--> rank 1 F0 --6--> rank 2 F0 B0 and the same way back; the last stage sends nothing.
+    # rank 0 F0 --4--> rank 1 F0 --6--> rank 2 F0 B0 and the same way back; the last
+    # stage sends nothing.
     costs = Costs(1, 1, 0, bandwidth=1, message_size=[4, 6, 100])
     assert simulate(schedules.gpipe(3, 1), costs).makespan == 6 + 2 * (4 + 6)
 
@@ -253,9 +311,13 @@ def test_memory_by_stage_is_held_from_f_until_b_or_i_and_until_w():
     # after    F0  F1  I0          W0         I1   W1     with 5 until I and 3 from I to W
     # held     5   10  8           5          3    0
     schedule = schedule_of_text("0F0 0F1 0I0 0W0 0I1 0W1")
-    assert simulate(schedule, Costs(activation=5, weight_activation=3)).peak_memory == (10,)
+    assert simulate(schedule, Costs(activation=5, weight_activation=3)).peak_memory == (
+        10,
+    )
     # 8 linears: 8 units until I and 15 from I to W; then I, not F, is the peak.
-    assert simulate(schedule, Costs(activation=8, weight_activation=15)).peak_memory == (8 + 15,)
+    assert simulate(
+        schedule, Costs(activation=8, weight_activation=15)
+    ).peak_memory == (8 + 15,)
     assert simulate(schedule).peak_memory == (2,) == simulate(schedule).peak_activations
     two = schedule_of_text("0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1")
     assert simulate(two, Costs(activation=[2, 7])).peak_memory == (9,)
@@ -265,8 +327,12 @@ def test_memory_by_stage_is_held_from_f_until_b_or_i_and_until_w():
 
 def test_costs_are_read_from_a_line():
     assert Costs.parse("") == Costs()
-    assert Costs.parse("F=2, I=1,W=0.5:1,latency=0.25") == Costs(2.0, 1.0, (0.5, 1.0), 0.25)
-    assert Costs.parse("bandwidth=4,message_size=8,activation=3,weight_activation=1:2") == Costs(
+    assert Costs.parse("F=2, I=1,W=0.5:1,latency=0.25") == Costs(
+        2.0, 1.0, (0.5, 1.0), 0.25
+    )
+    assert Costs.parse(
+        "bandwidth=4,message_size=8,activation=3,weight_activation=1:2"
+    ) == Costs(
         bandwidth=4.0, message_size=8.0, activation=3.0, weight_activation=(1.0, 2.0)
     )
 
@@ -287,19 +353,25 @@ def test_a_line_that_gives_no_costs_is_refused(text, words):
     assert caught.value.code == "value" and words in str(caught.value)
 
 
-# -- every time has its reason ---------------------------------------------------------------------------------
+# -- every time has its reason ---------------------------------------------------------
 
 
 @examples(100)
 @given(data=st.data())
-def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(every_schedule, data):
+def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(
+    every_schedule, data
+):
     schedule = data.draw(st.sampled_from(every_schedule))
     stages = schedule.num_stages
     forward, inputs, weights = (
-        data.draw(st.lists(st.integers(0, 5), min_size=stages, max_size=stages)) for _ in range(3)
+        data.draw(st.lists(st.integers(0, 5), min_size=stages, max_size=stages))
+        for _ in range(3)
     )
     latency = data.draw(st.integers(0, 5))
-    whole = ([schedule.num_slices * time for time in times] for times in (forward, inputs, weights))
+    whole = (
+        [schedule.num_slices * time for time in times]
+        for times in (forward, inputs, weights)
+    )
     timeline = simulate(schedule, Costs(*whole, latency, update=[7] * stages))
     ends = {span.action: span.end for row in timeline.spans for span in row}
 
@@ -316,9 +388,21 @@ def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(
         for source, kinds in sources:
             if 0 <= source < stages:
                 crosses = schedule.rank_of(source, k) != schedule.rank_of(stage, k)
-                yield min(ends[source, one, k] for one in kinds if (source, one, k) in ends) + latency * crosses
+                yield (
+                    min(
+                        ends[source, one, k]
+                        for one in kinds
+                        if (source, one, k) in ends
+                    )
+                    + latency * crosses
+                )
 
-    durations = {F: forward, INPUT: inputs, WEIGHT: weights, B: [i + w for i, w in zip(inputs, weights)]}
+    durations = {
+        F: forward,
+        INPUT: inputs,
+        WEIGHT: weights,
+        B: [i + w for i, w in zip(inputs, weights)],
+    }
     durations[U] = [7] * stages
     for row, spans in zip(schedule.actions, timeline.spans):
         free = 0
@@ -342,17 +426,26 @@ def test_bubble_fraction_is_idle_time_over_all_time():
 def test_the_makespan_counts_from_the_first_start():
     # As measured: the clock of a run need not begin at 0, and rank 1 is the first here.
     forward, backward = Action(0, F, 0), Action(0, B, 0)
-    timeline = Timeline("clock", ((Span(forward, 7.0, 9.0),), (Span(backward, 5.0, 8.0),)), (1, 1))
+    timeline = Timeline(
+        "clock", ((Span(forward, 7.0, 9.0),), (Span(backward, 5.0, 8.0),)), (1, 1)
+    )
     assert timeline.makespan == 9.0 - 5.0
 
 
 @examples(60)
 @given(data=st.data())
-def test_measured_costs_give_back_the_timeline_they_were_measured_in(every_schedule, data):
+def test_measured_costs_give_back_the_timeline_they_were_measured_in(
+    every_schedule, data
+):
     schedule = data.draw(st.sampled_from(every_schedule))
     stages = schedule.num_stages
-    times = [data.draw(st.lists(st.integers(0, 5), min_size=stages, max_size=stages)) for _ in range(3)]
-    split = schedule_of_text(re.sub(r"(\d+)B(\d+)", r"\1I\2 \1W\2", schedule.to_text()), name=schedule.name)
+    times = [
+        data.draw(st.lists(st.integers(0, 5), min_size=stages, max_size=stages))
+        for _ in range(3)
+    ]
+    split = schedule_of_text(
+        re.sub(r"(\d+)B(\d+)", r"\1I\2 \1W\2", schedule.to_text()), name=schedule.name
+    )
     for measured in (schedule, split):
         timeline = simulate(measured, Costs(*times))
         assert simulate(measured, Costs.measured(timeline)) == timeline

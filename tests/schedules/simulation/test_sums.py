@@ -1,4 +1,6 @@
-"""Sums of gradients over replicas, and updates within a schedule: when they end, and who waits for them."""
+"""Sums of gradients over replicas, and updates within a schedule: when they end, and
+who waits for them.
+"""
 
 from dataclasses import replace
 from math import inf
@@ -15,7 +17,12 @@ from minipipe.schedules.simulation.simulator import timeline_of
 from minipipe.schedules.simulation.span import IdleCause
 from minipipe.schedules.transforms import repeat
 from minipipe.simulation.hosts import Hosts
-from tests.strategies import examples, replicated_schedules, runnable_schedules, updated_schedules
+from tests.strategies import (
+    examples,
+    replicated_schedules,
+    runnable_schedules,
+    updated_schedules,
+)
 
 SIX = Costs(gradient_size=6, bandwidth=1)  # two replicas: 6 units for the sum of a rank
 HOSTS = (*range(8),)
@@ -27,7 +34,10 @@ UNEVEN = """
 
 def ends(timeline):
     """Return, by rank, the end of its last sum."""
-    return [max(found.end for found in timeline.sums if rank in found.ranks) for rank in range(timeline.num_ranks)]
+    return [
+        max(found.end for found in timeline.sums if rank in found.ranks)
+        for rank in range(timeline.num_ranks)
+    ]
 
 
 @pytest.mark.parametrize("hosts", [None, HOSTS], ids=["exact", "fluid"])
@@ -40,8 +50,12 @@ def ends(timeline):
     ],
     ids=lambda given: given.name if isinstance(given, Schedule) else "",
 )
-def test_a_sum_hides_in_the_cool_down_of_all_ranks_but_the_first(one, chunks, alone, together, hosts):
-    """Of 1F1B the last rank has ended 6 units before the first one, which hides its sum; ZB-H1's end together."""
+def test_a_sum_hides_in_the_cool_down_of_all_ranks_but_the_first(
+    one, chunks, alone, together, hosts
+):
+    """Of 1F1B the last rank has ended 6 units before the first one, which hides its
+    sum; ZB-H1's end together.
+    """
     costs = Costs(gradient_size=6, bandwidth=1, hosts=hosts).cut(chunks)
     assert simulate(one, SIX.cut(chunks)).makespan == alone
     both = schedules.data_parallel(one, 2)
@@ -53,10 +67,17 @@ def test_a_sum_hides_in_the_cool_down_of_all_ranks_but_the_first(one, chunks, al
 
 
 @pytest.mark.parametrize(
-    ("size", "together"), [((4, 4), [19, 17, 17, 19]), ((4, 8), [33, 31, 31, 33]), ((8, 8), [39, 37, 35, 33])]
+    ("size", "together"),
+    [
+        ((4, 4), [19, 17, 17, 19]),
+        ((4, 8), [33, 31, 31, 33]),
+        ((8, 8), [39, 37, 35, 33]),
+    ],
 )
 def test_chimera_sums_over_its_own_replicas(size, together):
-    """Two stages on each rank, with sums of 3 units each; the middle ranks hide them."""
+    """Two stages on each rank, with sums of 3 units each; the middle ranks hide
+    them.
+    """
     both = schedules.data_parallel(schedules.chimera(*size), 1)
     verify(both)
     timeline = simulate(both, Costs(gradient_size=3, bandwidth=1))
@@ -68,7 +89,12 @@ def test_chimera_sums_over_its_own_replicas(size, together):
 
 
 @examples(40)
-@given(runnable_schedules(), st.integers(1, 4), st.sampled_from([0.0, 0.5]), st.integers(1, 3))
+@given(
+    runnable_schedules(),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.5]),
+    st.integers(1, 3),
+)
 def test_copies_take_the_time_of_one_and_its_last_sums(one, n, latency, num_steps):
     costs = Costs(forward=1, backward_input=2, latency=latency, update=0.5)
     alone = simulate(one, costs, num_steps)
@@ -82,7 +108,8 @@ def test_copies_take_the_time_of_one_and_its_last_sums(one, n, latency, num_step
             for row in alone.spans
         )
     for found in timeline.sums:
-        assert found.end == found.begin + 2 * latency and len(found.ranks) == n  # the bandwidth is infinite
+        # the bandwidth is infinite
+        assert found.end == found.begin + 2 * latency and len(found.ranks) == n
     assert len(timeline.sums) == (n > 1) * num_steps * one.num_stages
 
 
@@ -94,12 +121,21 @@ def moved(action, replica, n, one):
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 @pytest.mark.parametrize("fluid", [False, True])
-def test_a_sum_takes_two_rounds_in_which_every_replica_sends_all_parts_but_its_own(replicas, fluid):
-    costs = Costs(gradient_size=30, bandwidth=2, latency=0.25, hosts=(*range(replicas),) if fluid else None)
+def test_a_sum_takes_two_rounds_in_which_every_replica_sends_all_parts_but_its_own(
+    replicas, fluid
+):
+    costs = Costs(
+        gradient_size=30,
+        bandwidth=2,
+        latency=0.25,
+        hosts=(*range(replicas),) if fluid else None,
+    )
     both = schedules.data_parallel(schedules.gpipe(1, 2), replicas)
     timeline = simulate(both, costs)
     volume = 2 * (replicas - 1) / replicas * 30  # as much as on a ring
-    assert timeline.makespan == pytest.approx(6 + (replicas > 1) * (2 * 0.25 + volume / 2))
+    assert timeline.makespan == pytest.approx(
+        6 + (replicas > 1) * (2 * 0.25 + volume / 2)
+    )
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4])
@@ -107,7 +143,14 @@ def test_a_sum_takes_two_rounds_in_which_every_replica_sends_all_parts_but_its_o
 def test_costs_fitted_to_a_timeline_with_sums_predict_it(name, replicas):
     both = schedules.data_parallel(schedules.build(name, 2, 4), replicas)
     sizes = [6.0, 30.0, 14.0, 2.0][: both.num_stages]
-    given = Costs(forward=2, backward_input=1.5, backward_weight=0.5, latency=0.25, gradient_size=sizes, bandwidth=2)
+    given = Costs(
+        forward=2,
+        backward_input=1.5,
+        backward_weight=0.5,
+        latency=0.25,
+        gradient_size=sizes,
+        bandwidth=2,
+    )
     timeline = simulate(both, given)
     found = Costs.measured(timeline)
     assert list(found.gradient_size) == sizes
@@ -118,64 +161,119 @@ def test_costs_fitted_to_a_timeline_with_sums_predict_it(name, replicas):
 def test_a_sum_beside_which_its_ranks_computed_tells_nothing_where_another_one_does():
     both = schedules.data_parallel(schedules.gpipe(2, 2, chunks_per_rank=2), 2)
     timeline = simulate(both, Costs(latency=0.25, gradient_size=6, bandwidth=2))
-    late = [s._replace(end=s.end + 100) if s.actions[0].stage == 3 else s for s in timeline.sums]
+    late = [
+        s._replace(end=s.end + 100) if s.actions[0].stage == 3 else s
+        for s in timeline.sums
+    ]
     predicted = simulate(both, Costs.measured(replace(timeline, sums=tuple(late)))).sums
-    assert late != list(timeline.sums) and [s.end for s in predicted] == pytest.approx([s.end for s in timeline.sums])
+    assert late != list(timeline.sums) and [s.end for s in predicted] == pytest.approx(
+        [s.end for s in timeline.sums]
+    )
 
 
 def test_sums_share_the_links_of_a_host():
-    """Two replicas of two stages, a replica on each host: both stages sum over the same two links."""
+    """Two replicas of two stages, a replica on each host: both stages sum over the same
+    two links.
+    """
     both = schedules.data_parallel(schedules.gpipe(2, 1), 2)
     apart = Costs(backward_input=0.5, backward_weight=0.5, gradient_size=6, bandwidth=1)
     timeline = simulate(both, apart)
     assert ends(timeline)[:2] == [4 + 6, 3 + 6]
     shared = simulate(both, Costs(**vars(apart) | {"hosts": (0, 0, 1, 1)}))
-    # From 3 to 4 stage 1 is alone. Then both rounds of both stages share the links: 12 units of work from 3 on, and no
-    # gap before the end of the last.
+    # From 3 to 4 stage 1 is alone. Then both rounds of both stages share the links: 12
+    # units of work from 3 on, and no gap before the end of the last.
     assert max(ends(shared)) == 3 + 12 and ends(shared)[1] > 3 + 6
-    within = simulate(both, Costs(**vars(apart) | {"hosts": (0, 1, 0, 1)}))  # both replicas of a stage on one host
+    # both replicas of a stage on one host
+    within = simulate(both, Costs(**vars(apart) | {"hosts": (0, 1, 0, 1)}))
     assert ends(within) == ends(timeline)
 
 
 @pytest.mark.parametrize("costs", [{}, {"hosts": (0, 1)}, {"cores": 2}], ids=str)
 def test_an_update_waits_for_the_sum_of_all_replicas_and_says_for_whom(costs):
-    timeline = simulate(Schedule.from_text(UNEVEN), Costs(gradient_size=6, bandwidth=1, update=0.5, **costs))
+    timeline = simulate(
+        Schedule.from_text(UNEVEN),
+        Costs(gradient_size=6, bandwidth=1, update=0.5, **costs),
+    )
     first, second = timeline.sums
-    assert (first.reached, first.begin, first.last_rank, first.end) == ((3, 6), 6, 1, 12)
+    assert (first.reached, first.begin, first.last_rank, first.end) == (
+        (3, 6),
+        6,
+        1,
+        12,
+    )
     assert (second.reached, second.end) == ((15.5, 15.5), 21.5)
-    waits = [[(slot.start, slot.end, describe_wait(slot)) for slot in row] for row in timeline.idle]
+    waits = [
+        [(slot.start, slot.end, describe_wait(slot)) for slot in row]
+        for row in timeline.idle
+    ]
     on_its_way = "waits for the gradient all-reduce of stage 0: it is in progress"
     assert waits[0] == [
         (3, 12, "waits for the gradient all-reduce of stage 0: rank 1 is still in 0B1"),
         (15.5, 21.5, on_its_way),
     ]
     assert waits[1] == [(6, 12, on_its_way), (15.5, 21.5, on_its_way)]
-    assert str(timeline.idle[0][0].awaited) == "0REDUCE_GRAD2" and timeline.idle[0][0].source == 1
-    assert [str(span.action) for _, span in timeline.critical_path][:5] == ["0F1", "0F2", "0B1", "0B2", "0U0"]
+    assert (
+        str(timeline.idle[0][0].awaited) == "0REDUCE_GRAD2"
+        and timeline.idle[0][0].source == 1
+    )
+    assert [str(span.action) for _, span in timeline.critical_path][:5] == [
+        "0F1",
+        "0F2",
+        "0B1",
+        "0B2",
+        "0U0",
+    ]
 
 
 def test_a_rank_that_has_nothing_left_waits_for_its_sum_and_then_drains():
     timeline = simulate(schedules.data_parallel(schedules.one_f_one_b(4, 8), 2), SIX)
-    ends_of = [[(slot.cause, slot.start, slot.end) for slot in row][-2:] for row in timeline.idle]
+    ends_of = [
+        [(slot.cause, slot.start, slot.end) for slot in row][-2:]
+        for row in timeline.idle
+    ]
     assert ends_of[3] == [(IdleCause.WAITING, 27, 33), (IdleCause.DRAIN, 33, 39)]
     assert ends_of[0][-1] == (IdleCause.WAITING, 33, 39)
-    assert [str(span.action) for _, span in timeline.critical_path][-2:] == ["1B7", "0B7"]
+    assert [str(span.action) for _, span in timeline.critical_path][-2:] == [
+        "1B7",
+        "0B7",
+    ]
 
 
 def test_the_next_step_begins_when_the_sums_of_the_rank_are_there():
     both = schedules.data_parallel(schedules.gpipe(1, 2), 2)
     for hosts in (None, (0, 1)):
-        timeline = simulate(both, Costs(gradient_size=6, bandwidth=1, update=0.5, hosts=hosts), num_steps=3)
+        timeline = simulate(
+            both,
+            Costs(gradient_size=6, bandwidth=1, update=0.5, hosts=hosts),
+            num_steps=3,
+        )
         assert [change.left for change in timeline.step_changes[0]] == [12, 24.5]
         assert timeline.makespan == 37 and timeline.time_of_further_step == 12.5
 
 
 @examples(60)
-@given(updated_schedules(), st.sampled_from([0.0, 0.25]), st.sampled_from([0, 3]), st.integers(1, 2), st.booleans())
-def test_both_simulations_agree_about_sums_and_updates(schedule, latency, size, num_steps, wait):
-    costs = Costs(forward=1, backward_input=2, update=0.5, latency=latency, gradient_size=size, bandwidth=2)
+@given(
+    updated_schedules(),
+    st.sampled_from([0.0, 0.25]),
+    st.sampled_from([0, 3]),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_both_simulations_agree_about_sums_and_updates(
+    schedule, latency, size, num_steps, wait
+):
+    costs = Costs(
+        forward=1,
+        backward_input=2,
+        update=0.5,
+        latency=latency,
+        gradient_size=size,
+        bandwidth=2,
+    )
     exact = simulate(schedule, costs, num_steps, wait)
-    fluid = timeline_of(schedule, costs, num_steps, wait, Hosts((0,) * schedule.num_ranks, (inf,)))
+    fluid = timeline_of(
+        schedule, costs, num_steps, wait, Hosts((0,) * schedule.num_ranks, (inf,))
+    )
     assert fluid.makespan == pytest.approx(exact.makespan)
     for row, other in zip(fluid.spans, exact.spans):
         assert [span.action for span in row] == [span.action for span in other]
@@ -187,27 +285,38 @@ def test_both_simulations_agree_about_sums_and_updates(schedule, latency, size, 
         assert total == pytest.approx(exact.makespan)
 
 
-# -- updates -----------------------------------------------------------------------------------------------------------
+# -- updates ---------------------------------------------------------------------------
 
 
 def test_2bw_needs_no_flush():
-    """20 microbatches in batches of 4 on 4 ranks: 69 units, where 5 flushes of 1F1B take 105."""
+    """20 microbatches in batches of 4 on 4 ranks: 69 units, where 5 flushes of 1F1B
+    take 105.
+    """
     assert simulate(schedules.two_buffered(4, 20, 4)).makespan == 69
     assert 5 * simulate(schedules.one_f_one_b(4, 4)).makespan == 105
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])
-@pytest.mark.parametrize("build", [schedules.pipedream, schedules.vertical_sync, schedules.paci])
-def test_without_flushes_a_microbatch_takes_the_time_of_its_forward_and_backward(build, p):
+@pytest.mark.parametrize(
+    "build", [schedules.pipedream, schedules.vertical_sync, schedules.paci]
+)
+def test_without_flushes_a_microbatch_takes_the_time_of_its_forward_and_backward(
+    build, p
+):
     """Narayanan et al. 2019, section 3.2: in the steady state no rank is idle."""
     costs = Costs(forward=1, backward_input=1, backward_weight=1, update=0.25)
     every = {"microbatches_per_update": 1} if build is schedules.paci else {}
-    times = [simulate(build(p, m, **every), costs).makespan for m in (3 * p, 3 * p + 1, 3 * p + 2)]
+    times = [
+        simulate(build(p, m, **every), costs).makespan
+        for m in (3 * p, 3 * p + 1, 3 * p + 2)
+    ]
     assert [b - a for a, b in zip(times, times[1:])] == [3.25, 3.25]
 
 
 def with_updates(schedule):
-    """Return a synchronous schedule whose ranks update all of their stages at the end of their rows."""
+    """Return a synchronous schedule whose ranks update all of their stages at the end
+    of their rows.
+    """
     last = schedule.num_microbatches - 1
     rows = [
         [*row, *(Action(stage, U, last) for stage in schedule.stages_of(rank))]
@@ -216,7 +325,9 @@ def with_updates(schedule):
     return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)
 
 
-@pytest.mark.parametrize("build", [schedules.one_f_one_b, schedules.zb_h2, schedules.interleaved_1f1b])
+@pytest.mark.parametrize(
+    "build", [schedules.one_f_one_b, schedules.zb_h2, schedules.interleaved_1f1b]
+)
 def test_steps_that_follow_each_other_are_one_table_with_updates(build):
     """Up to the last update, which ``num_steps`` leaves out."""
     costs = Costs(update=0.5, latency=0.25)
@@ -224,10 +335,11 @@ def test_steps_that_follow_each_other_are_one_table_with_updates(build):
     table = simulate(repeat(with_updates(build(4, 8)), 3), costs)
     for row, other in zip(steps.spans, table.spans):
         assert list(row) == [span for span in other if span.action.kind is not U]
-    assert simulate(with_updates(build(4, 8)), costs, num_steps=3).spans == table.spans  # a step has its U itself
+    # a step has its U itself
+    assert simulate(with_updates(build(4, 8)), costs, num_steps=3).spans == table.spans
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,10 +353,15 @@ def test_steps_that_follow_each_other_are_one_table_with_updates(build):
     ids=lambda given: given.name if isinstance(given, Schedule) else "",
 )
 def test_further_versions_and_sums_take_the_memory_of_the_weights(schedule, copies):
-    """Versions beyond one, and sums of gradients beyond one: 2BW has one of each, but on the last stage."""
+    """Versions beyond one, and sums of gradients beyond one: 2BW has one of each, but
+    on the last stage.
+    """
     timeline = simulate(schedule, Costs(activation=0, weights=10))
     assert timeline.peak_memory == tuple(10.0 * number for number in copies)
-    assert schedules.peak_memory(schedule, Costs(activation=0, weights=10)) == timeline.peak_memory
+    assert (
+        schedules.peak_memory(schedule, Costs(activation=0, weights=10))
+        == timeline.peak_memory
+    )
     first = simulate(schedule, Costs(activation=0, weights=[10, 0, 0, 0])).peak_memory
     assert first == (10.0 * copies[0], 0, 0, 0)
     alike = simulate(schedule, Costs(weights=10)).peak_memory
@@ -253,11 +370,17 @@ def test_further_versions_and_sums_take_the_memory_of_the_weights(schedule, copi
 
 def test_memory_is_known_after_every_span_though_sums_have_none():
     timeline = simulate(Schedule.from_text(UNEVEN), Costs(gradient_size=6, bandwidth=1))
-    assert REDUCE_GRAD not in {span.action.kind for row in timeline.spans for span in row}
-    assert [len(row) for row in timeline.memory] == [len(row) for row in timeline.spans] == [6, 8]
+    assert REDUCE_GRAD not in {
+        span.action.kind for row in timeline.spans for span in row
+    }
+    assert (
+        [len(row) for row in timeline.memory]
+        == [len(row) for row in timeline.spans]
+        == [6, 8]
+    )
 
 
-# -- data_parallel -----------------------------------------------------------------------------------------------------
+# -- data_parallel ---------------------------------------------------------------------
 
 
 def test_each_copy_sums_behind_the_last_gradient_of_each_stage_and_of_each_update():
@@ -274,18 +397,25 @@ def test_each_copy_sums_behind_the_last_gradient_of_each_stage_and_of_each_updat
     again = schedules.data_parallel(both, 2)
     verify(again)
     assert again.ranks_of(0) == (0, 2, 4, 6)
-    assert sum(action.kind is REDUCE_GRAD for row in again.actions for action in row) == 16
+    assert (
+        sum(action.kind is REDUCE_GRAD for row in again.actions for action in row) == 16
+    )
 
 
 @examples(100)
 @given(replicated_schedules(), st.integers(1, 2))
 def test_replicas_come_to_their_sums_in_one_order(drawn, num_replicas):
-    """The story: with an odd number of microbatches, ranks of DualPipe waited at different sums for each other."""
+    """The story: with an odd number of microbatches, ranks of DualPipe waited at
+    different sums for each other.
+    """
     verify(schedules.data_parallel(drawn[0], num_replicas))
 
 
 def test_a_sum_waits_for_the_replica_with_one_more_microbatch():
-    assert [" ".join(map(str, row)) for row in schedules.data_parallel(schedules.dualpipe(2, 3), 1).actions] == [
+    assert [
+        " ".join(map(str, row))
+        for row in schedules.data_parallel(schedules.dualpipe(2, 3), 1).actions
+    ] == [
         "0F0 1F2 0F1 1B2 0B0 1REDUCE_GRAD2 0I1 0W1 0REDUCE_GRAD1",
         "0F2 1F0 1B0 1F1 0B2 1B1 1REDUCE_GRAD1 0REDUCE_GRAD2",
     ]
@@ -296,7 +426,9 @@ def test_data_parallel_refuses_what_has_no_gradients_and_numbers_that_are_none()
         with pytest.raises(ScheduleError) as caught:
             schedules.data_parallel(schedules.gpipe(2, 2), wrong)
         assert caught.value.code == code
-    with pytest.raises(ScheduleError, match="forward-only has no backward, and so no gradients to sum"):
+    with pytest.raises(
+        ScheduleError, match="forward-only has no backward, and so no gradients to sum"
+    ):
         schedules.data_parallel(schedules.forward_only(2, 2), 2)
     one = schedules.gpipe(2, 2)
     assert schedules.data_parallel(one, 1) is one

@@ -14,7 +14,10 @@ class Factor(Tensor):
     """A tensor without ``*``, which is what this task is about."""
 
     def __mul__(self, other):
-        raise TypeError("the * of tensors is not available in this task; multiply arrays, in a function with @op()")
+        raise TypeError(
+            "the * of tensors is not available in this task; multiply arrays, in "
+            "a function with @op()"
+        )
 
     __rmul__ = __mul__
 
@@ -43,7 +46,11 @@ def check(task, seed, shape, other):
     a, b = generator.standard_normal(shape), generator.standard_normal(other)
     gradient = generator.standard_normal(np.broadcast_shapes(shape, other))
     found, expected = (multiplied(each, a, b, gradient) for each in (task, LIBRARY))
-    whats = ("multiply", "gradient of the first factor by multiply", "gradient of the second factor by multiply")
+    whats = (
+        "multiply",
+        "gradient of the first factor by multiply",
+        "gradient of the second factor by multiply",
+    )
     for what, value, wanted in zip(whats, found, expected, strict=True):
         expect_close(value, np.asarray(wanted), f"{what} of shapes {shape} and {other}")
 
@@ -75,7 +82,9 @@ def test_a_column_times_a_matrix(task):
 def test_a_number_times_itself(task):
     """The derivative of x x is 2 x: the tape adds the gradients from both sides."""
     gradient, _ = twice_multiplied(task, np.array([3.0, -2.0]), np.zeros(2))
-    expect_close(gradient, np.array([6.0, -4.0]), "gradient of multiply(x, x) at [3, -2]")
+    expect_close(
+        gradient, np.array([6.0, -4.0]), "gradient of multiply(x, x) at [3, -2]"
+    )
 
 
 # HIDDEN
@@ -104,9 +113,18 @@ def test_a_gradient_that_somebody_else_needs_stays_as_it_is(task):
 
 WRONG_ANSWERS = [
     (
-        "each factor gets the gradient times itself: an easy mix-up, unnoticed if both are the same tensor",
-        "a=lambda g, b, shape: summed_to(shape, g * b),\n    b=lambda g, a, shape: summed_to(shape, g * a),",
-        "a=lambda g, a, shape: summed_to(shape, g * a),\n    b=lambda g, b, shape: summed_to(shape, g * b),",
+        (
+            "each factor gets the gradient times itself: an easy mix-up, unnoticed "
+            "if both are the same tensor"
+        ),
+        (
+            "a=lambda g, b, shape: summed_to(shape, g * b),\n    b=lambda g, a, "
+            "shape: summed_to(shape, g * a),"
+        ),
+        (
+            "a=lambda g, a, shape: summed_to(shape, g * a),\n    b=lambda g, b, "
+            "shape: summed_to(shape, g * b),"
+        ),
     ),
     (
         "only missing axes are summed: enough for the bias of a linear layer",
@@ -121,6 +139,9 @@ WRONG_ANSWERS = [
     (
         "the gradient is overwritten with the product, to save an array",
         "    a=lambda g, b, shape: summed_to(shape, g * b),\n",
-        "    a=lambda g, b, shape: g.__imul__(b) if g.shape == shape else summed_to(shape, g * b),\n",
+        (
+            "    a=lambda g, b, shape: g.__imul__(b) if g.shape == shape else "
+            "summed_to(shape, g * b),\n"
+        ),
     ),
 ]

@@ -43,18 +43,31 @@ def check_gradient(task, scores):
         difference = expected_of(scores + step) - expected_of(scores - step)
         slope[place] = (weights * difference).sum() / (2 * epsilon)
     _, found = softened(task, scores, weights)
-    expect_close(found, slope, f"gradient of softmax of an array of shape {scores.shape}", tolerance=1e-8)
+    expect_close(
+        found,
+        slope,
+        f"gradient of softmax of an array of shape {scores.shape}",
+        tolerance=1e-8,
+    )
 
 
 def test_a_quarter_and_three_quarters(task):
     """Softmax of [0, ln 3] is [1/4, 3/4]."""
-    expect_close(probabilities(task, np.array([0.0, np.log(3)])), np.array([0.25, 0.75]), "softmax([0, ln 3])")
+    expect_close(
+        probabilities(task, np.array([0.0, np.log(3)])),
+        np.array([0.25, 0.75]),
+        "softmax([0, ln 3])",
+    )
 
 
 def test_each_row_adds_up_to_one(task):
     """The sum runs along the last axis, row by row."""
     scores = np.random.default_rng(0).standard_normal((4, 5))
-    expect_close(probabilities(task, scores).sum(axis=-1), np.ones(4), "sums of the rows of softmax")
+    expect_close(
+        probabilities(task, scores).sum(axis=-1),
+        np.ones(4),
+        "sums of the rows of softmax",
+    )
 
 
 def test_large_scores_do_not_overflow(task):
@@ -63,7 +76,11 @@ def test_large_scores_do_not_overflow(task):
     Hint: subtract the largest score of a row before np.exp.
     """
     with np.errstate(all="ignore"):
-        expect_close(probabilities(task, np.array([1000.0, 1000.0])), np.array([0.5, 0.5]), "softmax([1000, 1000])")
+        expect_close(
+            probabilities(task, np.array([1000.0, 1000.0])),
+            np.array([0.5, 0.5]),
+            "softmax([1000, 1000])",
+        )
 
 
 def test_the_gradient_of_a_matrix(task):
@@ -80,13 +97,19 @@ def test_rows_that_differ_much(task):
     scores = np.array([[0.0], [2000.0], [-2000.0]]) + np.array([0.0, np.log(3)])
     with np.errstate(all="ignore"):
         found = probabilities(task, scores)
-        expect_close(found, np.full((3, 2), 1) * [0.25, 0.75], "softmax of rows thousands apart")
+        expect_close(
+            found, np.full((3, 2), 1) * [0.25, 0.75], "softmax of rows thousands apart"
+        )
 
 
 def test_three_axes(task):
     """Any number of axes works; the last one is the axis of the scores."""
     scores = np.random.default_rng(2).standard_normal((2, 3, 4))
-    expect_close(probabilities(task, scores), expected_of(scores), "softmax of an array of shape (2, 3, 4)")
+    expect_close(
+        probabilities(task, scores),
+        expected_of(scores),
+        "softmax of an array of shape (2, 3, 4)",
+    )
     check_gradient(task, scores)
 
 
@@ -111,7 +134,10 @@ def test_what_is_given_stays_as_it_was(task):
 
 WRONG_ANSWERS = [
     (
-        "scores are clipped where np.exp overflows: no more nan, but all large scores look alike",
+        (
+            "scores are clipped where np.exp overflows: no more nan, but all large "
+            "scores look alike"
+        ),
         "x - x.max(axis=-1, keepdims=True)",
         "np.clip(x, -700, 700)",
     ),
@@ -127,7 +153,10 @@ WRONG_ANSWERS = [
         "x.max()",
     ),
     (
-        "the derivative s (1 - s), right for a sigmoid: but the probabilities in a row depend on each other",
+        (
+            "the derivative s (1 - s), right for a sigmoid: but the probabilities in "
+            "a row depend on each other"
+        ),
         "result * (g - (g * result).sum(axis=-1, keepdims=True))",
         "g * result * (1 - result)",
     ),

@@ -9,7 +9,9 @@ from minipipe.coursework import expect_bits, expect_close, remote
 
 LOSSES = {
     "mean squared error": functional.mean_squared_error,
-    "a hundredth of it": lambda outputs, targets: functional.mean_squared_error(outputs, targets) * 0.01,
+    "a hundredth of it": lambda outputs, targets: (
+        functional.mean_squared_error(outputs, targets) * 0.01
+    ),
     "sum of products": lambda outputs, targets: (outputs * targets).sum(),
 }
 
@@ -30,12 +32,21 @@ def trained(task, widths, seed, loss, num_steps):
 
     Each stage is a linear layer and a tanh.
     """
-    stages = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(widths, widths[1:])]
+    stages = [
+        nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(widths, widths[1:])
+    ]
     for number, stage in enumerate(stages):
         stage.initialise(seed + number)
     generator = np.random.default_rng(seed)
-    batch, targets = (generator.standard_normal((6, width), dtype=np.float32) for width in (widths[0], widths[-1]))
-    named = [(f"stage {s}, {name}", p) for s, stage in enumerate(stages) for name, p in stage.named_parameters()]
+    batch, targets = (
+        generator.standard_normal((6, width), dtype=np.float32)
+        for width in (widths[0], widths[-1])
+    )
+    named = [
+        (f"stage {s}, {name}", p)
+        for s, stage in enumerate(stages)
+        for name, p in stage.named_parameters()
+    ]
     for step in range(num_steps):
         for _, parameter in named if step else ():
             parameter.data = parameter.data - 0.3 * parameter.grad
@@ -86,7 +97,10 @@ def test_another_loss(task):
 
 def test_a_hundred_steps_learn_as_the_uncut_model_does(task):
     """With the right gradients the loss falls exactly as in the model in one piece."""
-    losses = [trained(each, [3, 8, 2], 50, "mean squared error", 100)[0] for each in (task, UNCUT)]
+    losses = [
+        trained(each, [3, 8, 2], 50, "mean squared error", 100)[0]
+        for each in (task, UNCUT)
+    ]
     expect_close(losses[0], losses[1], "the loss after 100 steps")
 
 
@@ -102,7 +116,10 @@ WRONG_ANSWERS = [
         "outputs.backward(np.ones_like(outputs.numpy()))",
     ),
     (
-        "every stage gets the gradient with respect to the last output: the widths may be equal",
+        (
+            "every stage gets the gradient with respect to the last output: the "
+            "widths may be equal"
+        ),
         "        gradient = inputs.grad\n",
         "",
     ),

@@ -12,7 +12,11 @@ def check_fraction(task, num_ranks, num_microbatches, expected):
 
 
 def check_number(task, num_ranks, bubble, expected):
-    expect_equal(task.microbatches_for(num_ranks, bubble), expected, f"microbatches_for({num_ranks}, {bubble})")
+    expect_equal(
+        task.microbatches_for(num_ranks, bubble),
+        expected,
+        f"microbatches_for({num_ranks}, {bubble})",
+    )
 
 
 def test_four_ranks(task):
@@ -45,7 +49,9 @@ def test_at_most_a_fifth(task):
 def test_more_ranks_than_microbatches(task):
     """The formula holds for m < p, and a single rank is never idle."""
     for num_ranks, num_microbatches in ((8, 3), (5, 1), (16, 7)):
-        expected = simulate(schedules.one_f_one_b(num_ranks, num_microbatches)).bubble_fraction
+        expected = simulate(
+            schedules.one_f_one_b(num_ranks, num_microbatches)
+        ).bubble_fraction
         check_fraction(task, num_ranks, num_microbatches, expected)
     check_fraction(task, 1, 5, 0.0)
     check_fraction(task, 1000, 1_000_000, 999 / 1_000_999)
@@ -76,7 +82,9 @@ def test_a_bubble_that_is_met_exactly_is_small_enough(task):
     check_number(task, 3, 0.5, 2)
     for num_ranks in range(2, 30):
         for num_microbatches in (1, 2, 3, 6, 9, 33):
-            check_number(task, num_ranks, met_by(num_ranks, num_microbatches), num_microbatches)
+            check_number(
+                task, num_ranks, met_by(num_ranks, num_microbatches), num_microbatches
+            )
 
 
 def met_by(num_ranks, num_microbatches):
@@ -109,42 +117,67 @@ WRONG_ANSWERS = [
     (
         "rounded down, as int() does: one microbatch too few",
         "    while bubble_fraction(num_ranks, enough) > bubble:",
-        "    enough = max(1, int((num_ranks - 1) / bubble) - num_ranks + 1)\n    while False:",
+        (
+            "    enough = max(1, int((num_ranks - 1) / bubble) - num_ranks + 1)\n    "
+            "while False:"
+        ),
     ),
     (
         "rounded to nearest: too few microbatches half of the time",
         "    while bubble_fraction(num_ranks, enough) > bubble:",
-        "    enough = max(1, round((num_ranks - 1) * (1 - bubble) / bubble))\n    while False:",
+        (
+            "    enough = max(1, round((num_ranks - 1) * (1 - bubble) / bubble))\n   "
+            " while False:"
+        ),
     ),
     (
-        "the quotient rounded up, although rounding errors can put it just above a whole number",
+        (
+            "the quotient rounded up, although rounding errors can put it just above "
+            "a whole number"
+        ),
         "    while bubble_fraction(num_ranks, enough) > bubble:",
-        "    enough = max(1, math.ceil((num_ranks - 1) * (1 - bubble) / bubble))\n    while False:",
+        (
+            "    enough = max(1, math.ceil((num_ranks - 1) * (1 - bubble) / "
+            "bubble))\n    while False:"
+        ),
     ),
 ]
 
 VARIANTS = [
     [("(task, 4, 0.16, 16)",), ("(task, 6, 0.16, 27)",), ("(task, 3, 0.16, 11)",)],
     [("(task, 8, 0.3, 17)",), ("(task, 6, 0.3, 12)",), ("(task, 9, 0.3, 19)",)],
-    [("((8, 3), (5, 1), (16, 7))",), ("((9, 4), (6, 1), (14, 3))",), ("((7, 2), (4, 1), (15, 11))",)],
+    [
+        ("((8, 3), (5, 1), (16, 7))",),
+        ("((9, 4), (6, 1), (14, 3))",),
+        ("((7, 2), (4, 1), (15, 11))",),
+    ],
     [
         (
             "For a bubble of at most 20 %, 4 ranks need 12",
-            "For a bubble of at most 0.2, 4 ranks need 12 microbatches, and for 0.1 they need 27",
+            (
+                "For a bubble of at most 0.2, 4 ranks need 12 microbatches, and for "
+                "0.1 they need 27"
+            ),
             "(task, 4, 0.2, 12)",
             "(task, 4, 0.1, 27)",
             "slightly above 12.",
         ),
         (
             "For a bubble of at most 20 %, 13 ranks need 48",
-            "For a bubble of at most 0.2, 13 ranks need 48 microbatches, and for 0.1 they need 108",
+            (
+                "For a bubble of at most 0.2, 13 ranks need 48 microbatches, and for "
+                "0.1 they need 108"
+            ),
             "(task, 13, 0.2, 48)",
             "(task, 13, 0.1, 108)",
             "slightly above 48.",
         ),
         (
             "For a bubble of at most 20 %, 7 ranks need 24",
-            "For a bubble of at most 0.2, 7 ranks need 24 microbatches, and for 0.1 they need 54",
+            (
+                "For a bubble of at most 0.2, 7 ranks need 24 microbatches, and for "
+                "0.1 they need 54"
+            ),
             "(task, 7, 0.2, 24)",
             "(task, 7, 0.1, 54)",
             "slightly above 24.",

@@ -7,18 +7,34 @@ from minipipe.coursework import expect_equal, expect_legal, expect_sequence
 def rows_of(task, num_ranks, num_microbatches):
     call = f"rows({num_ranks}, {num_microbatches})"
     rows = expect_sequence(task.rows(num_ranks, num_microbatches), call)
-    return [expect_sequence(row, f"rank {rank} of {call}") for rank, row in enumerate(rows)]
+    return [
+        expect_sequence(row, f"rank {rank} of {call}") for rank, row in enumerate(rows)
+    ]
 
 
 def built(task, num_ranks, num_microbatches):
-    return Schedule("rows", range(num_ranks), num_microbatches, rows_of(task, num_ranks, num_microbatches))
+    return Schedule(
+        "rows",
+        range(num_ranks),
+        num_microbatches,
+        rows_of(task, num_ranks, num_microbatches),
+    )
 
 
 def check_memory(task, num_ranks, num_microbatches):
-    schedule, call = built(task, num_ranks, num_microbatches), f"rows({num_ranks}, {num_microbatches})"
+    schedule, call = (
+        built(task, num_ranks, num_microbatches),
+        f"rows({num_ranks}, {num_microbatches})",
+    )
     expect_legal(schedule, call)
-    expected = tuple(min(num_ranks - rank, num_microbatches) for rank in range(num_ranks))
-    expect_equal(schedules.peak_activations(schedule), expected, f"microbatches that the ranks of {call} hold at most")
+    expected = tuple(
+        min(num_ranks - rank, num_microbatches) for rank in range(num_ranks)
+    )
+    expect_equal(
+        schedules.peak_activations(schedule),
+        expected,
+        f"microbatches that the ranks of {call} hold at most",
+    )
 
 
 def check_time(task, num_ranks, num_microbatches):
@@ -26,13 +42,18 @@ def check_time(task, num_ranks, num_microbatches):
     schedule = built(task, num_ranks, num_microbatches)
     expect_legal(schedule, call)
     expect_equal(
-        simulate(schedule).makespan, 3.0 * (num_microbatches + num_ranks - 1), f"time of {call}, F one unit and B two"
+        simulate(schedule).makespan,
+        3.0 * (num_microbatches + num_ranks - 1),
+        f"time of {call}, F one unit and B two",
     )
 
 
 def test_two_ranks_and_three_microbatches(task):
     """The rows of the example."""
-    expected = [["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"], ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]]
+    expected = [
+        ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"],
+        ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
+    ]
     expect_equal(rows_of(task, 2, 3), expected, "rows(2, 3)")
 
 
@@ -79,7 +100,10 @@ WRONG_ANSWERS = [
         "num_ranks - rank, num_microbatches",
     ),
     (
-        "the rank's number itself: the last rank, which could start backwards at once, waits longest",
+        (
+            "the rank's number itself: the last rank, which could start backwards at "
+            "once, waits longest"
+        ),
         "min(num_ranks - 1 - rank, num_microbatches)",
         "min(rank, num_microbatches)",
     ),

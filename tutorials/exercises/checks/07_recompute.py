@@ -13,22 +13,30 @@ DIRECTLY = SimpleNamespace(recompute=lambda function, x: function(x))
 
 def layers(seed, width):
     """Return a part of a network."""
-    return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)).initialise(seed)
+    return nn.Sequential(
+        nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+    ).initialise(seed)
 
 
 # What is computed, with a function that recomputes, or not.
 MODELS = {
     "a part": lambda part, dropout, recompute: lambda x: recompute(part, x),
     "a dropout": lambda part, dropout, recompute: lambda x: recompute(dropout, x),
-    "two dropouts": lambda part, dropout, recompute: lambda x: recompute(lambda y: dropout(part(dropout(y))), x),
+    "two dropouts": lambda part, dropout, recompute: (
+        lambda x: recompute(lambda y: dropout(part(dropout(y))), x)
+    ),
     "a part, then one that is recomputed": lambda part, dropout, recompute: (
         lambda x: recompute(lambda y: dropout(part(y)), dropout(part(x)))
     ),
     "a part that is recomputed, then one that is not": lambda part, dropout, recompute: (
         lambda x: dropout(part(recompute(lambda y: dropout(part(y)), x)))
     ),
-    "tanh and sum": lambda part, dropout, recompute: lambda x: recompute(lambda y: (y * 2).tanh().sum(axis=1), x),
-    "a square of three times x": lambda part, dropout, recompute: lambda x: recompute(lambda y: y * y, x * 3.0),
+    "tanh and sum": lambda part, dropout, recompute: (
+        lambda x: recompute(lambda y: (y * 2).tanh().sum(axis=1), x)
+    ),
+    "a square of three times x": lambda part, dropout, recompute: (
+        lambda x: recompute(lambda y: y * y, x * 3.0)
+    ),
 }
 
 
@@ -64,7 +72,10 @@ def are_freed(task):
 def numbers_of_calls(task):
     """Return how often the function has been called after the forward pass, and after the backward pass."""
     calls = []
-    result = task.recompute(lambda x: calls.append(1) or (x * x).sum(), Tensor(np.ones(3), requires_grad=True))
+    result = task.recompute(
+        lambda x: calls.append(1) or (x * x).sum(),
+        Tensor(np.ones(3), requires_grad=True),
+    )
     forward = len(calls)
     result.backward()
     return forward, len(calls)
@@ -93,7 +104,9 @@ def test_it_lets_go_of_what_is_in_between(task):
 
     Hint: inside no_grad() no graph is recorded that could hold them.
     """
-    expect_equal(are_freed(task), [True], "whether the array in between is gone after forward")
+    expect_equal(
+        are_freed(task), [True], "whether the array in between is gone after forward"
+    )
 
 
 def test_it_computes_once_in_each_pass(task):
@@ -116,7 +129,10 @@ def test_dropout_draws_the_same_mask_again(task):
 def test_two_parts_in_a_row(task):
     """Each part continues the draws of the part before it, and gets its own gradients."""
     # Only one part is recomputed: its draws must be neither lost nor repeated for the other part.
-    for model in ("a part, then one that is recomputed", "a part that is recomputed, then one that is not"):
+    for model in (
+        "a part, then one that is recomputed",
+        "a part that is recomputed, then one that is not",
+    ):
         check_bits(task, model, 4, single(4, (3, 6)))
 
 
@@ -134,7 +150,10 @@ WRONG_ANSWERS = [
     ),
     (
         "computed again at the place of the backward pass, with a different mask",
-        "        with at(place.copy()):\n            function(again).backward(gradient)",
+        (
+            "        with at(place.copy()):\n            "
+            "function(again).backward(gradient)"
+        ),
         "        function(again).backward(gradient)",
     ),
     (
@@ -143,7 +162,10 @@ WRONG_ANSWERS = [
         "place = current_place()",
     ),
     (
-        "the forward pass draws at a copy, too: the code after it draws the same numbers again",
+        (
+            "the forward pass draws at a copy, too: the code after it draws the same "
+            "numbers again"
+        ),
         "    with no_grad():\n",
         "    with no_grad(), at(place.copy()):\n",
     ),
@@ -154,7 +176,13 @@ WRONG_ANSWERS = [
     ),
     (
         "the place is copied after the function has drawn",
-        "    place = current_place().copy()\n    with no_grad():\n        result = function(x)\n",
-        "    with no_grad():\n        result = function(x)\n    place = current_place().copy()\n",
+        (
+            "    place = current_place().copy()\n    with no_grad():\n        result "
+            "= function(x)\n"
+        ),
+        (
+            "    with no_grad():\n        result = function(x)\n    place = "
+            "current_place().copy()\n"
+        ),
     ),
 ]

@@ -14,21 +14,34 @@ def check(task, name, num_ranks, num_microbatches):
     """Expect a program that is legal even if every send blocks, and that has the computations of the schedule."""
     schedule = schedules.build(name, num_ranks, num_microbatches)
     what = f"add_messages of {name}, {num_ranks} ranks, {num_microbatches} microbatches"
-    programs = expect_sequence(lowered_by(task, name, num_ranks, num_microbatches), what)
+    programs = expect_sequence(
+        lowered_by(task, name, num_ranks, num_microbatches), what
+    )
     lowered = Program(name, schedule.placement, num_microbatches, programs)
     cuts = sum(map(schedule.crosses_ranks, range(schedule.num_stages - 1)))
-    messages = sum(action.kind in (ActionKind.SEND_F, ActionKind.SEND_B) for row in lowered.actions for action in row)
+    messages = sum(
+        action.kind in (ActionKind.SEND_F, ActionKind.SEND_B)
+        for row in lowered.actions
+        for action in row
+    )
     expect_equal(messages, 2 * cuts * num_microbatches, f"number of SENDs in {what}")
     expect_legal(lowered, what)
     for rank in range(num_ranks):
         computed = lowered.schedule.actions[rank]
-        expect_equal(list(computed), list(schedule.actions[rank]), f"{what}: what rank {rank} computes")
+        expect_equal(
+            list(computed),
+            list(schedule.actions[rank]),
+            f"{what}: what rank {rank} computes",
+        )
 
 
 def test_two_ranks_and_one_microbatch(task):
     """One microbatch on two ranks gives the programs of the example."""
     found = lowered_by(task, "gpipe", 2, 1)
-    expected = [["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]]
+    expected = [
+        ["0F0", "0SEND_F0", "0RECV_B0", "0B0"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0"],
+    ]
     expect_equal(found, expected, "add_messages of gpipe, 2 ranks, 1 microbatch")
 
 
@@ -78,8 +91,14 @@ def test_other_sizes(task):
 
 WRONG_ANSWERS = [
     (
-        "receive just before use, send right after: hangs as soon as sends block, and passes with small messages",
-        "    for rank, action in global_order(schedule):\n        stage, kind, k = action\n",
+        (
+            "receive just before use, send right after: hangs as soon as sends "
+            "block, and passes with small messages"
+        ),
+        (
+            "    for rank, action in global_order(schedule):\n        stage, kind, k "
+            "= action\n"
+        ),
         "    for rank, action in global_order(schedule):\n"
         "        stage, kind, k = action\n"
         "        row = programs[rank]\n"
@@ -90,7 +109,8 @@ WRONG_ANSWERS = [
         "        row.append(action)\n"
         "        if kind is F and schedule.crosses_ranks(stage):\n"
         "            row.append(Action(stage, ActionKind.SEND_F, k))\n"
-        "        if kind in (B, I) and stage > 0 and schedule.crosses_ranks(stage - 1):\n"
+        "        if kind in (B, I) and stage > 0 and "
+        "schedule.crosses_ranks(stage - 1):\n"
         "            row.append(Action(stage, ActionKind.SEND_B, k))\n"
         "        continue\n",
     ),

@@ -14,7 +14,10 @@ def stuck_in(task, placement, num_microbatches, rows):
 
 
 def found_in(task, schedule, what):
-    return expect_sequence(stuck_in(task, schedule.placement, schedule.num_microbatches, schedule.actions), what)
+    return expect_sequence(
+        stuck_in(task, schedule.placement, schedule.num_microbatches, schedule.actions),
+        what,
+    )
 
 
 def check_text(task, text, expected):
@@ -34,7 +37,9 @@ def check_shuffled(task, name, num_ranks, num_microbatches, seed):
                 i = generator.randrange(len(row) - 1)
                 row[i], row[i + 1] = row[i + 1], row[i]
         schedule = Schedule(name, original.placement, num_microbatches, rows)
-        expected = [(blocked.rank, blocked.position) for blocked in walk(schedule).blocked]
+        expected = [
+            (blocked.rank, blocked.position) for blocked in walk(schedule).blocked
+        ]
         found = found_in(task, schedule, f"stuck of {name} with swapped actions")
         expect_equal(sorted(found), expected, f"stuck of\n{schedule}\n")
 
@@ -58,7 +63,11 @@ def test_a_legal_schedule_that_needs_many_rounds_and_then_one_that_sticks(task):
     schedule = schedules.one_f_one_b(4, 8)
     found = found_in(task, schedule, "stuck of 1F1B")
     expect_equal(found, [], "stuck of 1F1B, 4 ranks, 8 microbatches")
-    check_text(task, "0F0 0F1 0B0 0B1\n1F0 1F1 1B1 1B0\n2F1 2B0 2F0 2B1", [(0, 2), (1, 2), (2, 1)])
+    check_text(
+        task,
+        "0F0 0F1 0B0 0B1\n1F0 1F1 1B1 1B0\n2F1 2B0 2F0 2B1",
+        [(0, 2), (1, 2), (2, 1)],
+    )
 
 
 # HIDDEN
@@ -71,7 +80,11 @@ def test_the_weights_need_the_input_gradient(task):
 
 def test_three_ranks_in_a_cycle(task):
     """Rank 0 waits for rank 1, rank 1 for rank 2, and rank 2 for rank 0."""
-    check_text(task, "0F0 0B0 0F1 0B1\n1F0 1B0 1F1 1B1\n2F1 2F0 2B0 2B1", [(0, 1), (1, 1), (2, 0)])
+    check_text(
+        task,
+        "0F0 0B0 0F1 0B1\n1F0 1B0 1F1 1B1\n2F1 2F0 2B0 2B1",
+        [(0, 1), (1, 1), (2, 0)],
+    )
 
 
 def test_exchanged_actions_of_every_kind_of_schedule(task):
@@ -86,17 +99,27 @@ def test_a_long_one(task):
     rows[3][-1], rows[3][-2] = rows[3][-2], rows[3][-1]
     schedule = Schedule("long", range(4), 1000, rows)
     found = found_in(task, schedule, "stuck of a long schedule")
-    expect_equal(sorted(found), [(0, 1999), (1, 1999), (2, 1999), (3, 1998)], "stuck of a long schedule")
+    expect_equal(
+        sorted(found),
+        [(0, 1999), (1, 1999), (2, 1999), (3, 1998)],
+        "stuck of a long schedule",
+    )
 
 
 WRONG_ANSWERS = [
     (
-        "a single pass over the ranks: each may wait for one that comes later in the list",
+        (
+            "a single pass over the ranks: each may wait for one that comes later in "
+            "the list"
+        ),
         "                is_moving = True\n",
         "",
     ),
     (
-        "only dependencies on other stages: the stage's own forward seems to go without saying",
+        (
+            "only dependencies on other stages: the stage's own forward seems to go "
+            "without saying"
+        ),
         "    if Action(stage, F, k) not in done:\n        return False\n",
         "",
     ),
@@ -112,12 +135,12 @@ WRONG_ANSWERS = [
     ),
     (
         "positions are counted from 1, as people do",
-        "[(rank, step) for",
-        "[(rank, step + 1) for",
+        "(rank, step)\n",
+        "(rank, step + 1)\n",
     ),
     (
         "only the first stuck rank is reported, although the cause may be on another",
-        "if step < len(schedule.actions[rank])]",
-        "if step < len(schedule.actions[rank])][:1]",
+        "if step < len(schedule.actions[rank])\n    ]",
+        "if step < len(schedule.actions[rank])\n    ][:1]",
     ),
 ]

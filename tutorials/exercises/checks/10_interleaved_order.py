@@ -12,11 +12,17 @@ def check(task, num_ranks, num_microbatches, num_chunks, costs=EQUAL):
     sizes = f"{num_ranks} ranks, {num_microbatches} microbatches, {num_chunks} chunks"
     rows = task.rows(num_ranks, num_microbatches, num_chunks)
     expect_type(rows, (list, tuple), f"rows for {sizes}")
-    schedule = Schedule("rows", tuple(range(num_ranks)) * num_chunks, num_microbatches, rows)
+    schedule = Schedule(
+        "rows", tuple(range(num_ranks)) * num_chunks, num_microbatches, rows
+    )
     expect_legal(schedule, f"rows for {sizes}")
     rounds = max(num_microbatches, num_ranks) * (num_chunks - 1) + num_microbatches
     unit = 2 if costs is EQUAL else 3
-    expect_at_most(simulate(schedule, costs).makespan, unit * (rounds + num_ranks - 1), f"time of {sizes}")
+    expect_at_most(
+        simulate(schedule, costs).makespan,
+        unit * (rounds + num_ranks - 1),
+        f"time of {sizes}",
+    )
 
 
 def test_four_ranks_take_38_units(task):
@@ -59,17 +65,24 @@ def test_fewer_microbatches_than_ranks(task):
 WRONG_ANSWERS = [
     (
         "groups of two microbatches, whatever the number of ranks: pictures show two",
-        "range(0, num_microbatches, num_ranks)\n        for chunk in range(num_chunks)\n"
+        "range(0, num_microbatches, num_ranks)\n        for chunk in "
+        "range(num_chunks)\n"
         "        for k in range(first, min(first + num_ranks, num_microbatches))",
         "range(0, num_microbatches, 2)\n        for chunk in range(num_chunks)\n"
         "        for k in range(first, min(first + 2, num_microbatches))",
     ),
     (
-        "one microbatch too few in each group: p - 1 others, without the microbatch itself",
-        "range(0, num_microbatches, num_ranks)\n        for chunk in range(num_chunks)\n"
+        (
+            "one microbatch too few in each group: p - 1 others, without the "
+            "microbatch itself"
+        ),
+        "range(0, num_microbatches, num_ranks)\n        for chunk in "
+        "range(num_chunks)\n"
         "        for k in range(first, min(first + num_ranks, num_microbatches))",
-        "range(0, num_microbatches, max(1, num_ranks - 1))\n        for chunk in range(num_chunks)\n"
-        "        for k in range(first, min(first + max(1, num_ranks - 1), num_microbatches))",
+        "range(0, num_microbatches, max(1, num_ranks - 1))\n        for chunk in "
+        "range(num_chunks)\n"
+        "        for k in range(first, min(first + max(1, num_ranks - 1), "
+        "num_microbatches))",
     ),
     (
         "the last chunk first, as in the backward pass",

@@ -1,7 +1,14 @@
 """Tests of 11_weight_placement."""
 
 from minipipe import Action, ActionKind, Schedule, schedules, simulate
-from minipipe.coursework import expect_at_most, expect_equal, expect_legal, expect_sequence, expect_that, remote
+from minipipe.coursework import (
+    expect_at_most,
+    expect_equal,
+    expect_legal,
+    expect_sequence,
+    expect_that,
+    remote,
+)
 
 B, I, W = ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
@@ -9,26 +16,40 @@ B, I, W = ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WE
 @remote
 def placed_by(task, rows, memory_limit):
     """Return the rows with every W, as text."""
-    return task.place_weights([[Action.parse(cell) for cell in row] for row in rows], memory_limit)
+    return task.place_weights(
+        [[Action.parse(cell) for cell in row] for row in rows], memory_limit
+    )
 
 
 def halves(name, num_ranks, num_microbatches):
     """Return the rows of a schedule with I in place of B and without W."""
     rows = schedules.build(name, num_ranks, num_microbatches).actions
-    return [[a._replace(kind=I) if a.kind is B else a for a in row if a.kind is not W] for row in rows]
+    return [
+        [a._replace(kind=I) if a.kind is B else a for a in row if a.kind is not W]
+        for row in rows
+    ]
 
 
 def check(task, name, num_ranks, num_microbatches, memory_limit):
     rows = halves(name, num_ranks, num_microbatches)
-    what = f"{name}, {num_ranks} ranks, {num_microbatches} microbatches, memory for {memory_limit}"
+    what = (
+        f"{name}, {num_ranks} ranks, {num_microbatches} microbatches, memory for "
+        f"{memory_limit}"
+    )
     placed = expect_sequence(placed_by(task, rows, memory_limit), what)
     schedule = Schedule("placed", range(num_ranks), num_microbatches, placed)
     expect_legal(schedule, what, memory_limit)
     for rank, row in enumerate(rows):
         kept = [a for a in schedule.actions[rank] if a.kind is not W]
         expect_equal(kept, row, f"{what}: F and I of rank {rank}")
-    expect_that(schedule.is_reproducible, what, "W ascending on every stage", schedule.to_text())
-    expect_at_most(simulate(schedule).makespan, 3 * num_microbatches + num_ranks - 1, f"time of {what}")
+    expect_that(
+        schedule.is_reproducible, what, "W ascending on every stage", schedule.to_text()
+    )
+    expect_at_most(
+        simulate(schedule).makespan,
+        3 * num_microbatches + num_ranks - 1,
+        f"time of {what}",
+    )
 
 
 def test_two_ranks(task):
@@ -62,7 +83,9 @@ def test_other_numbers(task):
 def test_rows_that_run_ahead(task):
     """Rows with a longer warm-up, as in ZB-H2, and memory for it."""
     for num_ranks, num_microbatches in ((2, 4), (3, 6), (4, 8)):
-        check(task, "zb-h2", num_ranks, num_microbatches, memory_limit=2 * num_ranks - 1)
+        check(
+            task, "zb-h2", num_ranks, num_microbatches, memory_limit=2 * num_ranks - 1
+        )
 
 
 def test_a_little_more_memory_than_needed(task):
@@ -74,23 +97,32 @@ def test_a_little_more_memory_than_needed(task):
 WRONG_ANSWERS = [
     (
         "W right after its I, the lazy way: it delays the I of every rank",
-        "if action and can_run(action, ended, num_ranks) and not (action.kind is F and is_full):",
-        "if not due[rank] and action and can_run(action, ended, num_ranks):",
+        "if is_ready and not (action.kind is F and is_full):",
+        "if is_ready and not due[rank]:",
     ),
     (
-        "W only when the rank is idle, however late that is: as fast, but it exceeds the memory limit",
+        (
+            "W only when the rank is idle, however late that is: as fast, but it "
+            "exceeds the memory limit"
+        ),
         "            is_full = held[rank] == memory_limit\n",
         "            is_full = False\n",
     ),
     (
-        "the newest W first, like a stack: gradients add in a different order from one process",
+        (
+            "the newest W first, like a stack: gradients add in a different order "
+            "from one process"
+        ),
         "action = due[rank].pop(0)",
         "action = due[rank].pop()",
     ),
     (
         "memory is counted until I instead of until W",
         "                    due[rank].append(action._replace(kind=W))\n",
-        "                    due[rank].append(action._replace(kind=W))\n                    held[rank] -= 1\n",
+        (
+            "                    due[rank].append(action._replace(kind=W))\n         "
+            "           held[rank] -= 1\n"
+        ),
     ),
     (
         "no W after the last I: a W that never finds an idle slot is lost",

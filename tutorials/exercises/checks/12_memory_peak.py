@@ -18,9 +18,14 @@ def check(task, name, num_ranks, num_microbatches, expected):
 
 
 def check_ratio(task, num_ranks, num_microbatches, rank):
-    peaks = [schedules.peak_activations(build(num_ranks, num_microbatches))[rank] for build in BOTH]
+    peaks = [
+        schedules.peak_activations(build(num_ranks, num_microbatches))[rank]
+        for build in BOTH
+    ]
     call = f"memory_ratio({num_ranks}, {num_microbatches}, {rank})"
-    expect_close(task.memory_ratio(num_ranks, num_microbatches, rank), peaks[0] / peaks[1], call)
+    expect_close(
+        task.memory_ratio(num_ranks, num_microbatches, rank), peaks[0] / peaks[1], call
+    )
 
 
 BOTH = (schedules.one_f_one_b, schedules.gpipe)
@@ -103,6 +108,9 @@ WRONG_ANSWERS = [
     (
         "microbatches are counted instead of (stage, microbatch) pairs",
         "        held = peak = 0\n",
-        "        held = peak = 0\n        row = [a for a in row if a.stage == row[0].stage]\n",
+        (
+            "        held = peak = 0\n        row = [a for a in row if a.stage == "
+            "row[0].stage]\n"
+        ),
     ),
 ]

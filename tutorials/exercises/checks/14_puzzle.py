@@ -2,8 +2,24 @@
 
 import numpy as np
 
-from minipipe import Costs, Pipeline, Schedule, functional, nn, schedules, simulate, spawn
-from minipipe.coursework import Level, expect_at_most, expect_close, expect_equal, expect_legal, expect_type
+from minipipe import (
+    Costs,
+    Pipeline,
+    Schedule,
+    functional,
+    nn,
+    schedules,
+    simulate,
+    spawn,
+)
+from minipipe.coursework import (
+    Level,
+    expect_at_most,
+    expect_close,
+    expect_equal,
+    expect_legal,
+    expect_type,
+)
 from minipipe.testing import one_process_step
 
 LEVELS = {
@@ -22,8 +38,14 @@ def built(task, number):
     expect_type(text, str, f"level_{number}()")
     schedule = Schedule.from_text(text, name=f"level {number}")
     sizes = (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches)
-    expect_equal(sizes, (level.num_ranks, level.num_ranks, level.num_microbatches), "ranks, stages and microbatches")
-    expect_equal(schedule.is_forward_only, False, f"whether level_{number}() has forwards only")
+    expect_equal(
+        sizes,
+        (level.num_ranks, level.num_ranks, level.num_microbatches),
+        "ranks, stages and microbatches",
+    )
+    expect_equal(
+        schedule.is_forward_only, False, f"whether level_{number}() has forwards only"
+    )
     expect_legal(schedule, f"level_{number}()", level.memory_limit)
     return level, schedule
 
@@ -31,12 +53,16 @@ def built(task, number):
 def check(task, number, most):
     level, schedule = built(task, number)
     makespan = simulate(schedule, level.costs).makespan
-    expect_at_most(makespan, most, f"makespan of level_{number}(), whose par is {level.par:g}")
+    expect_at_most(
+        makespan, most, f"makespan of level_{number}(), whose par is {level.par:g}"
+    )
 
 
 def as_fast_as_1f1b(number):
     level = LEVELS[number]
-    return simulate(schedules.one_f_one_b(level.num_ranks, level.num_microbatches), level.costs).makespan
+    return simulate(
+        schedules.one_f_one_b(level.num_ranks, level.num_microbatches), level.costs
+    ).makespan
 
 
 def near_par(number):
@@ -147,19 +173,34 @@ def check_training(task, number):
     layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(level.num_ranks)]
     model = nn.Sequential(*layers).initialise(0)
     generator = np.random.default_rng(number)
-    inputs, targets = generator.standard_normal((2, 2 * level.num_microbatches, 4), dtype=np.float32)
+    inputs, targets = generator.standard_normal(
+        (2, 2 * level.num_microbatches, 4), dtype=np.float32
+    )
 
     def step(group):
-        pipeline = Pipeline(model, group, loss=functional.mean_squared_error, schedule=schedule)
+        pipeline = Pipeline(
+            model, group, loss=functional.mean_squared_error, schedule=schedule
+        )
         loss = pipeline.step(inputs, targets)
-        return loss, {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+        return loss, {
+            name: parameter.grad for name, parameter in pipeline.named_parameters()
+        }
 
     by_rank = spawn(step, level.num_ranks)
-    expected = one_process_step(model, functional.mean_squared_error, inputs, targets, level.num_microbatches)
+    expected = one_process_step(
+        model, functional.mean_squared_error, inputs, targets, level.num_microbatches
+    )
     for loss, gradients in by_rank:
-        expect_close(loss, expected.loss, f"loss of a step by level_{number}()", tolerance=1e-6)
+        expect_close(
+            loss, expected.loss, f"loss of a step by level_{number}()", tolerance=1e-6
+        )
         for name, gradient in gradients.items():
-            expect_close(gradient, expected.gradients[name], f"level_{number}(): gradient of {name}", tolerance=1e-5)
+            expect_close(
+                gradient,
+                expected.gradients[name],
+                f"level_{number}(): gradient of {name}",
+                tolerance=1e-5,
+            )
 
 
 def test_levels_1_and_2_train(task):
@@ -182,12 +223,18 @@ def test_level_5_trains(task):
 WRONG_ANSWERS = [
     (
         "1F1B as in the paper, made for equal stages",
-        '    """Return the rows for 3 ranks, the middle one twice as slow, with whole backwards."""\n',
+        (
+            '    """Return the rows for 3 ranks, the middle one twice as slow, with '
+            'whole backwards."""\n'
+        ),
         f'    return """{schedules.one_f_one_b(3, 4).to_text()}"""\n',
     ),
     (
         "ZB-H1, the best for equal stages: close to par, but not par",
-        '    """Return the rows for 3 ranks, no two alike, with backwards in two halves."""\n',
+        (
+            '    """Return the rows for 3 ranks, no two alike, with backwards in two '
+            'halves."""\n'
+        ),
         f'    return """{schedules.zb_h1(3, 5).to_text()}"""\n',
     ),
     (
@@ -197,16 +244,28 @@ WRONG_ANSWERS = [
     ),
     (
         "greedy, which never looks ahead: nearly as good as par",
-        '    """Return the rows for 4 ranks, with more microbatches than you can keep in your head."""\n',
-        f'    return """{schedules.greedy(6, LEVELS[4].costs, range(4), 4, "IFW").to_text()}"""\n',
+        (
+            '    """Return the rows for 4 ranks, with more microbatches than you can '
+            'keep in your head."""\n'
+        ),
+        (
+            "    return "
+            f'"""{schedules.greedy(6, LEVELS[4].costs, range(4), 4, "IFW").to_text()}"""\n'
+        ),
     ),
     (
         "1F1B, which is as fast as was asked, but holds a microbatch too many",
-        '    """Return the rows for 4 equal ranks, which hold one microbatch less than 1F1B does."""\n',
+        (
+            '    """Return the rows for 4 equal ranks, which hold one microbatch '
+            'less than 1F1B does."""\n'
+        ),
         f'    return """{schedules.one_f_one_b(4, 8).to_text()}"""\n',
     ),
     (
-        "two actions swapped to fill a gap: rank 1 then waits for a gradient that waits for rank 1",
+        (
+            "two actions swapped to fill a gap: rank 1 then waits for a gradient "
+            "that waits for rank 1"
+        ),
         "2F0 2B0 2F1 2F2",
         "2F1 2B0 2F0 2F2",
     ),
@@ -215,7 +274,10 @@ WRONG_ANSWERS = [
 VARIANTS = [
     [
         (
-            "1      3      4             1:2:1    2:4:2    0:0:0    0        3       28    27",
+            (
+                "1      3      4             1:2:1    2:4:2    0:0:0    0        3   "
+                "    28    27"
+            ),
             "--ranks 3 --microbatches 4",
             "Level(3, 4, Costs([1, 2, 1], [2, 4, 2], 0), 3, 27)",
             "Level 1, first point: legal, at most 3 pairs held, no more than 28 units",
@@ -227,7 +289,10 @@ VARIANTS = [
             "2F0 2B0 2F1 2F2 2B1 2B2 2F3 2B3\n",
         ),
         (
-            "1      3      5             1:2:1    2:4:2    0:0:0    0        3       34    33",
+            (
+                "1      3      5             1:2:1    2:4:2    0:0:0    0        3   "
+                "    34    33"
+            ),
             "--ranks 3 --microbatches 5",
             "Level(3, 5, Costs([1, 2, 1], [2, 4, 2], 0), 3, 33)",
             "Level 1, first point: legal, at most 3 pairs held, no more than 34 units",
@@ -239,7 +304,10 @@ VARIANTS = [
             "2F0 2B0 2F1 2F2 2B1 2B2 2F3 2B3 2F4 2B4\n",
         ),
         (
-            "1      3      6             1:2:1    2:4:2    0:0:0    0        3       40    39",
+            (
+                "1      3      6             1:2:1    2:4:2    0:0:0    0        3   "
+                "    40    39"
+            ),
             "--ranks 3 --microbatches 6",
             "Level(3, 6, Costs([1, 2, 1], [2, 4, 2], 0), 3, 39)",
             "Level 1, first point: legal, at most 3 pairs held, no more than 40 units",

@@ -11,7 +11,9 @@ def check(task, forward, backward, num_microbatches):
     costs = Costs(forward, backward, 0)
     expected = simulate(schedules.gpipe(len(forward), num_microbatches), costs).makespan
     call = f"gpipe_time({forward}, {backward}, {num_microbatches})"
-    expect_close(task.gpipe_time(list(forward), list(backward), num_microbatches), expected, call)
+    expect_close(
+        task.gpipe_time(list(forward), list(backward), num_microbatches), expected, call
+    )
 
 
 def test_the_example(task):
@@ -54,7 +56,9 @@ def test_other_numbers(task):
     """The simulator agrees, whatever the times are."""
     generator = random.Random(15)
     for num_ranks in (2, 3, 5, 6):
-        forward, backward = ([generator.randint(1, 9) for _ in range(num_ranks)] for _ in range(2))
+        forward, backward = (
+            [generator.randint(1, 9) for _ in range(num_ranks)] for _ in range(2)
+        )
         for num_microbatches in (1, 2, num_ranks + 3):
             check(task, forward, backward, num_microbatches)
 
@@ -62,14 +66,25 @@ def test_other_numbers(task):
 def test_many_microbatches(task):
     """A hundred microbatches on seven ranks, with fractional times."""
     generator = random.Random(16)
-    check(task, [generator.random() for _ in range(7)], [2 * generator.random() for _ in range(7)], 100)
+    check(
+        task,
+        [generator.random() for _ in range(7)],
+        [2 * generator.random() for _ in range(7)],
+        100,
+    )
 
 
 WRONG_ANSWERS = [
     (
-        "the clocks of the ranks are reset before the backwards: each rank does two things at once",
+        (
+            "the clocks of the ranks are reset before the backwards: each rank does "
+            "two things at once"
+        ),
         "    pass_through(reversed(range(len(backward))), backward, ready, free)",
-        "    free = [0.0] * len(forward)\n    pass_through(reversed(range(len(backward))), backward, ready, free)",
+        (
+            "    free = [0.0] * len(forward)\n    "
+            "pass_through(reversed(range(len(backward))), backward, ready, free)"
+        ),
     ),
     (
         "one clock for all ranks: then only one of them works at a time",
@@ -84,10 +99,16 @@ WRONG_ANSWERS = [
     (
         "the formula for equal stages, using the slowest stage for all of them",
         "    return ready[-1]\n",
-        "    return (num_microbatches + len(forward) - 1) * (max(forward) + max(backward))\n",
+        (
+            "    return (num_microbatches + len(forward) - 1) * (max(forward) + "
+            "max(backward))\n"
+        ),
     ),
     (
-        "forward and backward of a rank as a single piece of work, as if the same rank were slowest in both",
+        (
+            "forward and backward of a rank as a single piece of work, as if the "
+            "same rank were slowest in both"
+        ),
         "    return ready[-1]\n",
         "    both = [f + b for f, b in zip(forward, backward)]\n"
         "    return sum(both) + (num_microbatches - 1) * max(both)\n",
@@ -101,7 +122,12 @@ WRONG_ANSWERS = [
 ]
 
 VARIANTS = [
-    [("random.Random(15)",), ("random.Random(17)",), ("random.Random(18)",), ("random.Random(19)",)],
+    [
+        ("random.Random(15)",),
+        ("random.Random(17)",),
+        ("random.Random(18)",),
+        ("random.Random(19)",),
+    ],
     [
         ("[1, 2, 1], [2, 4, 2], 6)", "[5, 1, 1], [1, 1, 6], 4)"),
         ("[1, 3, 1], [2, 6, 2], 5)", "[4, 1, 2], [2, 1, 7], 5)"),

@@ -32,7 +32,10 @@ def check_shares(task, lengths, ignored=-100, seed=0):
 
 
 def network(seed):
-    first, last = nn.Linear(3, 4, dtype=np.float64), nn.Linear(4, CLASSES, dtype=np.float64)
+    first, last = (
+        nn.Linear(3, 4, dtype=np.float64),
+        nn.Linear(4, CLASSES, dtype=np.float64),
+    )
     return nn.Sequential(first, nn.Tanh(), last).initialise(seed)
 
 
@@ -42,14 +45,18 @@ def stepped(task, inputs, labels, ignored, seed, num_steps):
     model = network(seed)
     for _ in range(num_steps):
         loss = task.train_step(model, inputs, labels, ignored)
-    return loss, [(name, parameter.grad) for name, parameter in model.named_parameters()]
+    return loss, [
+        (name, parameter.grad) for name, parameter in model.named_parameters()
+    ]
 
 
 def check_step(task, lengths, ignored=-100, seed=0, num_steps=1):
     """Expect the loss and the gradients of all tokens in one piece, after the last step."""
     inputs, labels = cut_batch(lengths, ignored, seed)
     counts = [sum(texts) for texts in lengths]
-    call = f"train_step of microbatches with {counts} tokens, padding marked by {ignored}"
+    call = (
+        f"train_step of microbatches with {counts} tokens, padding marked by {ignored}"
+    )
     check_losses(task, inputs, labels, ignored, call, seed, num_steps)
 
 
@@ -117,7 +124,10 @@ def test_a_microbatch_of_padding_alone(task):
     """
     inputs, labels = cut_batch([[3, 2], [1, 1]], -100, seed=5)
     empty = np.full((2, 3), -100)
-    found = expect_sequence(task.shares([labels[0], empty, labels[1]], -100), "shares with one of padding alone")
+    found = expect_sequence(
+        task.shares([labels[0], empty, labels[1]], -100),
+        "shares with one of padding alone",
+    )
     for k, (share, expected) in enumerate(zip(found, (5 / 7, 0.0, 2 / 7), strict=True)):
         expect_close(share, expected, f"shares of 5, 0 and 2 tokens: microbatch {k}")
     inputs = [inputs[0], np.ones((2, 3, 3)), inputs[1]]
@@ -144,17 +154,26 @@ WRONG_ANSWERS = [
         "    return [1 / len(counts) for count in counts]\n",
     ),
     (
-        "texts are counted instead of tokens, as a pipeline does that is not told what a loss counts",
+        (
+            "texts are counted instead of tokens, as a pipeline does that is not "
+            "told what a loss counts"
+        ),
         COUNTS,
         "    counts = [len(own) for own in labels]\n",
     ),
     (
-        "places are counted, padding included: all microbatches of a padded batch are equal again",
+        (
+            "places are counted, padding included: all microbatches of a padded "
+            "batch are equal again"
+        ),
         COUNTS,
         "    counts = [own.size for own in labels]\n",
     ),
     (
-        "everything from 0 on is a token: right for padding marked by -100, but any number can mark it",
+        (
+            "everything from 0 on is a token: right for padding marked by -100, but "
+            "any number can mark it"
+        ),
         COUNTS,
         "    counts = [int((own >= 0).sum()) for own in labels]\n",
     ),
@@ -164,7 +183,10 @@ WRONG_ANSWERS = [
         "    return [count / sum(counts[: k + 1]) for k, count in enumerate(counts)]\n",
     ),
     (
-        "only the loss that is reported is weighted; the gradients are added as they are",
+        (
+            "only the loss that is reported is weighted; the gradients are added as "
+            "they are"
+        ),
         "loss.backward(share)",
         "loss.backward()",
     ),
@@ -174,12 +196,21 @@ WRONG_ANSWERS = [
         "        total += loss.item() / len(labels)\n",
     ),
     (
-        "the share is counted twice: in the loss, and again at the start of its backward",
+        (
+            "the share is counted twice: in the loss, and again at the start of its "
+            "backward"
+        ),
         "        loss = functional.cross_entropy(model(x), y, ignore_index=ignored)\n",
-        "        loss = functional.cross_entropy(model(x), y, ignore_index=ignored) * share\n",
+        (
+            "        loss = functional.cross_entropy(model(x), y, "
+            "ignore_index=ignored) * share\n"
+        ),
     ),
     (
-        "a microbatch of padding alone is left out, so that the shares after it go to the wrong microbatches",
+        (
+            "a microbatch of padding alone is left out, so that the shares after it "
+            "go to the wrong microbatches"
+        ),
         "for count in counts]\n",
         "for count in counts if count]\n",
     ),
@@ -189,7 +220,10 @@ WRONG_ANSWERS = [
         "",
     ),
     (
-        "gradients are cleared before every microbatch, so that only the last one counts",
+        (
+            "gradients are cleared before every microbatch, so that only the last "
+            "one counts"
+        ),
         "        loss.backward(share)\n",
         "        model.zero_grad()\n        loss.backward(share)\n",
     ),

@@ -1,7 +1,9 @@
-"""Pages made from files of the repository: the READMEs, the lessons, and the glossary of the lessons' README.
+"""Pages made from files of the repository: the READMEs, the lessons, and the glossary
+of the lessons' README.
 
-Each file is copied into the sources of the site before Sphinx reads them. A relative link in it leads to a page of the
-site if the target has one, to source code if it is a file of the package, and otherwise to the file itself.
+Each file is copied into the sources of the site before Sphinx reads them. A relative
+link in it leads to a page of the site if the target has one, to source code if it is a
+file of the package, and otherwise to the file itself.
 """
 
 import json
@@ -20,19 +22,26 @@ from tutorials import notebooks
 ROOT = Path(__file__).resolve().parents[3]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)]*)?(?=\))")
 INTRODUCTIONS = {
-    "packages": "Each package of minipipe has one task. Its page shows how to use it, lists its files in reading "
+    "packages": "Each package of minipipe has one task. Its page shows how to use it, lists "
+    "its files in reading "
     "order, and says what to know before you change it.",
-    "project": "Installation, the design and its reasons, how to contribute, measurements, and changes by release.",
+    "project": (
+        "Installation, the design and its reasons, how to contribute, measurements, "
+        "and changes by release."
+    ),
 }
 PICTURE = '<div class="output text_html picture" tabindex="0">'
 FOLDERS = ("api", "lessons", "packages", "papers", "project", "schedules")
 WRITTEN: set[Path] = set()  # pages of this build
-TABLE = re.compile(r"^(?=\|.*\n\|-.*\n\| \[)", re.MULTILINE)  # with a link in its first column
+# with a link in its first column
+TABLE = re.compile(r"^(?=\|.*\n\|-.*\n\| \[)", re.MULTILINE)
 TERM = re.compile(r"^- \*\*(.+?)\*\*: ((?:.+\n)(?:  .+\n)*)", re.MULTILINE)
 
 
 def places() -> dict[Path, str]:
-    """Return the files of the repository that have a page on the site, with the names of their pages."""
+    """Return the files of the repository that have a page on the site, with the names
+    of their pages.
+    """
     found = {
         ROOT / "README.md": "project/readme",
         ROOT / "DESIGN.md": "project/design",
@@ -49,12 +58,16 @@ def places() -> dict[Path, str]:
     for lesson in sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py")):
         found[lesson] = f"lessons/{lesson.stem}"
     for readme in sorted((ROOT / "minipipe").rglob("README.md")):
-        found[readme] = "packages/" + "-".join(readme.parent.relative_to(ROOT / "minipipe").parts)
+        found[readme] = "packages/" + "-".join(
+            readme.parent.relative_to(ROOT / "minipipe").parts
+        )
     return found
 
 
 def with_links(text: str, source: Path, page: str, pages: dict[Path, str]) -> str:
-    """Return a text with its relative links changed: from the folder of ``source`` to the folder of a page."""
+    """Return a text with its relative links changed: from the folder of ``source`` to
+    the folder of a page.
+    """
 
     def target(link: re.Match) -> str:
         path = Path(os.path.normpath(source.parent / link[1]))
@@ -68,19 +81,27 @@ def with_links(text: str, source: Path, page: str, pages: dict[Path, str]) -> st
 
 
 def without_glossary(text: str) -> tuple[str, dict[str, str]]:
-    """Split the README of the lessons into the text without the glossary, and the definitions by their terms."""
+    """Split the README of the lessons into the text without the glossary, and the
+    definitions by their terms.
+    """
     head, glossary = text.split("## Glossary\n")
     terms = {term: " ".join(words.split()) for term, words in TERM.findall(glossary)}
     if rest := TERM.sub("", glossary).strip():
-        raise ValueError(f"The glossary of tutorials/README.md has more than terms: {rest[:200]!r}")
+        raise ValueError(
+            f"The glossary of tutorials/README.md has more than terms: {rest[:200]!r}"
+        )
     return head, terms
 
 
 def glossary_page(terms: dict[str, str]) -> str:
-    """Return the page of the glossary. A definition links to another term at its first use."""
+    """Return the page of the glossary. A definition links to another term at its first
+    use.
+    """
     # Single letters are not linked: "I" is also a word.
     known = sorted((term for term in terms if len(term) > 1), key=len, reverse=True)
-    pattern = re.compile(rf"(?<![\w`-])({'|'.join(map(re.escape, known))})(s?)(?![\w-])")
+    pattern = re.compile(
+        rf"(?<![\w`-])({'|'.join(map(re.escape, known))})(s?)(?![\w-])"
+    )
     entries = []
     for term, words in terms.items():
         seen = {term}
@@ -89,7 +110,11 @@ def glossary_page(terms: dict[str, str]) -> str:
             if found[1] in seen:
                 return found[0]
             seen.add(found[1])
-            return f"{{term}}`{found[0]} <{found[1]}>`" if found[2] else f"{{term}}`{found[0]}`"
+            return (
+                f"{{term}}`{found[0]} <{found[1]}>`"
+                if found[2]
+                else f"{{term}}`{found[0]}`"
+            )
 
         parts = re.split(r"(`[^`]*`)", words)
         parts[::2] = [pattern.sub(linked, part) for part in parts[::2]]
@@ -98,7 +123,9 @@ def glossary_page(terms: dict[str, str]) -> str:
 
 
 def write(app: Sphinx, page: str, text: str) -> None:
-    """Write a page into the sources. An unchanged file is left alone, so that Sphinx does not read it again."""
+    """Write a page into the sources. An unchanged file is left alone, so that Sphinx
+    does not read it again.
+    """
     path = Path(app.srcdir) / page
     path.parent.mkdir(parents=True, exist_ok=True)
     WRITTEN.add(path)
@@ -111,13 +138,17 @@ def notebook(source: str, path: Path, page: str, pages: dict[Path, str]) -> str:
     made = notebooks.notebook(source)
     texts = [cell for cell in made["cells"] if cell["cell_type"] == "markdown"]
     for cell in texts:
-        cell["source"] = [with_links(line, path, page, pages) for line in cell["source"]]
+        cell["source"] = [
+            with_links(line, path, page, pages) for line in cell["source"]
+        ]
     with_one_title([cell["source"] for cell in texts])
     return json.dumps(made)
 
 
 def with_one_title(texts: list[list[str]]) -> None:
-    """Move all headings after the title one level down if a lesson has parts, each with a title of its own."""
+    """Move all headings after the title one level down if a lesson has parts, each with
+    a title of its own.
+    """
     places = [(lines, at) for lines in texts for at in headings_of(lines)]
     if sum(lines[at].startswith("# ") for lines, at in places) > 1:
         for lines, at in places[1:]:
@@ -125,7 +156,9 @@ def with_one_title(texts: list[list[str]]) -> None:
 
 
 def headings_of(lines: list[str]) -> list[int]:
-    """Return the indices of the headings in a text. In a block of code, ``#`` begins a comment."""
+    """Return the indices of the headings in a text. In a block of code, ``#`` begins a
+    comment.
+    """
     found, is_code = [], False
     for at, line in enumerate(lines):
         if line.startswith("```"):
@@ -136,7 +169,9 @@ def headings_of(lines: list[str]) -> list[int]:
 
 
 def joined(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join the parts in which the kernel sends the text of a cell. MyST-NB would begin a line with each part."""
+    """Join the parts in which the kernel sends the text of a cell. MyST-NB would begin
+    a line with each part.
+    """
     found, streams = [], {}
     for output in outputs:
         name = output.get("name")
@@ -166,34 +201,60 @@ def write_chapters(app: Sphinx) -> None:
             text, terms = without_glossary(text)
             text = TABLE.sub("{.list-on-phone}\n", text)
             write(app, "glossary.md", glossary_page(terms))
-            names = sorted(name for name in pages.values() if name.startswith("lessons/") and name != page)
+            names = sorted(
+                name
+                for name in pages.values()
+                if name.startswith("lessons/") and name != page
+            )
             names = [Path(name).name for name in names]
             text += "\n" + toctree("hidden:", names)
         if page == "project/benchmarks":
             text = with_pictures(text)
-        text = with_links(text, path, page, pages).replace("(#glossary)", "(../glossary.md)")
+        text = with_links(text, path, page, pages).replace(
+            "(#glossary)", "(../glossary.md)"
+        )
         write(app, f"{page}.md", text)
     for folder, title in (("packages", "Packages"), ("project", "The project")):
-        names = [page.split("/")[1] for page in pages.values() if page.startswith(f"{folder}/")]
-        write(app, f"{folder}/index.md", f"# {title}\n\n{INTRODUCTIONS[folder]}\n\n{toctree('maxdepth: 1', names)}")
+        names = [
+            page.split("/")[1]
+            for page in pages.values()
+            if page.startswith(f"{folder}/")
+        ]
+        write(
+            app,
+            f"{folder}/index.md",
+            f"# {title}\n\n{INTRODUCTIONS[folder]}\n\n{toctree('maxdepth: 1', names)}",
+        )
 
 
 def remove_others(app: Sphinx) -> None:
-    """Remove pages that an earlier build wrote and this one did not, such as a renamed lesson."""
+    """Remove pages that an earlier build wrote and this one did not, such as a renamed
+    lesson.
+    """
     for folder in FOLDERS:
         for path in (Path(app.srcdir) / folder).rglob("*"):
             if path.is_file() and path not in WRITTEN:
                 path.unlink()
 
 
-def finish(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Let pictures follow the theme of the page instead of the system, and scroll on narrow pages."""
+def finish(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Let pictures follow the theme of the page instead of the system, and scroll on
+    narrow pages.
+    """
     if "body" in context:  # a screen reader would announce an empty cell as a header
-        context["body"] = context["body"].replace('<th class="head"><p></p></th>', "<td></td>")
+        context["body"] = context["body"].replace(
+            '<th class="head"><p></p></th>', "<td></td>"
+        )
     if "<svg" in context.get("body", ""):
-        body = context["body"].replace("@media screen and (prefers-color-scheme:dark){", 'html[data-theme="dark"]{')
+        body = context["body"].replace(
+            "@media screen and (prefers-color-scheme:dark){", 'html[data-theme="dark"]{'
+        )
         # The keyboard must reach everything that scrolls.
-        context["body"] = re.sub(r'<div class="output text_html">(?=\s*<svg)', PICTURE, body)
+        context["body"] = re.sub(
+            r'<div class="output text_html">(?=\s*<svg)', PICTURE, body
+        )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,4 +1,5 @@
-"""Tables for the two pages "Coming from …", made from ``minipipe/hints.toml``, which error messages quote.
+"""Tables for the two pages "Coming from …", made from ``minipipe/hints.toml``, which
+error messages quote.
 
 A line ``<!-- hints: Tensor -->`` becomes the table of that section.
 """
@@ -15,7 +16,9 @@ MARK = re.compile(r"^<!-- hints: (.+) -->$", re.MULTILINE)
 
 
 def table_of(section: str) -> str:
-    """Return a section of the file, or of its table ``instead``, as a table in Markdown."""
+    """Return a section of the file, or of its table ``instead``, as a table in
+    Markdown.
+    """
     entries = HINTS["instead"].get(section) or HINTS[section]
     rows = ["| there | here |", "|---|---|"]
     for names, text in entries.items():
@@ -23,7 +26,10 @@ def table_of(section: str) -> str:
         text = text.replace("{name}", "NAME" if " " in names else names)
         # Markdown must be escaped in prose, but would show its backslashes in code.
         parts = re.split(r"(`[^`]*`)", text.replace("|", "\\|"))
-        parts[::2] = [part.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_") for part in parts[::2]]
+        parts[::2] = [
+            part.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+            for part in parts[::2]
+        ]
         rows.append(f"| {there} | {''.join(parts)} |")
     return "\n".join(rows)
 

@@ -1,4 +1,6 @@
-"""The first page: picture, buttons and install command. Also builds the playground and adds it to the header."""
+"""The first page: picture, buttons and install command. Also builds the playground and
+adds it to the header.
+"""
 
 import importlib.util
 import re
@@ -16,7 +18,9 @@ CARD = re.compile(r"^- .*?playground/.*?(?=^- )", re.DOTALL | re.MULTILINE)
 
 
 def insert_install_command(app: Sphinx, page: str, source: list[str]) -> None:
-    """Insert the first command of README.md, which installs minipipe. Without a playground, remove its card."""
+    """Insert the first command of README.md, which installs minipipe. Without a
+    playground, remove its card.
+    """
     if page == "index":
         if not app.config.playground:
             source[0] = CARD.sub("", source[0], count=1)
@@ -25,15 +29,28 @@ def insert_install_command(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = source[0].replace(INSTALL, command)
 
 
-def fill(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Insert picture and buttons into the first page, and link to the playground in the header of all pages."""
-    playground = context["pathto"]("playground/index.html", resource=True) if app.config.playground else ""
+def fill(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Insert picture and buttons into the first page, and link to the playground in the
+    header of all pages.
+    """
+    playground = (
+        context["pathto"]("playground/index.html", resource=True)
+        if app.config.playground
+        else ""
+    )
     if playground:
         context["playground"] = playground
     if page == "index":
-        body = context["body"].replace('<div id="buttons"></div>', buttons(context["pathto"], playground))
+        body = context["body"].replace(
+            '<div id="buttons"></div>', buttons(context["pathto"], playground)
+        )
         drawing = DRAWING.read_text(encoding="utf-8")
-        context["body"] = body.replace('<div id="picture"></div>', f"{PICTURE}{drawing[drawing.index('<svg') :]}</div>")
+        context["body"] = body.replace(
+            '<div id="picture"></div>',
+            f"{PICTURE}{drawing[drawing.index('<svg') :]}</div>",
+        )
 
 
 def buttons(pathto: Any, playground: str) -> str:
@@ -45,7 +62,9 @@ def buttons(pathto: Any, playground: str) -> str:
 
 
 def build_playground(app: Sphinx) -> None:
-    """Build the playground first, because its build may find that Node.js is missing."""
+    """Build the playground first, because its build may find that Node.js is
+    missing.
+    """
     if app.config.playground and app.builder.format == "html":
         spec = importlib.util.spec_from_file_location("playground_build", PLAYGROUND)
         module = importlib.util.module_from_spec(spec)
@@ -54,7 +73,9 @@ def build_playground(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Build the playground at the start, and fill the first page before other extensions change pages."""
+    """Build the playground at the start, and fill the first page before other
+    extensions change pages.
+    """
     app.add_config_value("playground", True, "html")
     app.connect("builder-inited", build_playground, priority=100)
     app.connect("source-read", insert_install_command)

@@ -1,4 +1,5 @@
-"""A page for each paper whose figures are reproduced: its table beside ours, from ``tests/schedules/published.py``.
+"""A page for each paper whose figures are reproduced: its table beside ours, from
+``tests/schedules/published.py``.
 
 A test compares the same numbers.
 """
@@ -19,7 +20,9 @@ from tests.schedules.published import PUBLISHED, Figures
 
 def reference(name: str) -> str:
     """Return the reference in the docstring of a schedule's builder."""
-    return " ".join(" ".join(FunctionDoc(schedules.REGISTRY[name])["References"]).split())
+    return " ".join(
+        " ".join(FunctionDoc(schedules.REGISTRY[name])["References"]).split()
+    )
 
 
 def title(name: str) -> str:
@@ -31,7 +34,11 @@ def cell(value: Any) -> str:
     """Return a value for a table. Bubble rates have four digits, as in papers."""
     if isinstance(value, tuple):
         return ", ".join(map(cell, value))
-    return f"{value:.4f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return (
+        f"{value:.4f}".rstrip("0").rstrip(".")
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def section(figures: Figures) -> str:
@@ -42,9 +49,15 @@ def section(figures: Figures) -> str:
     rows = []
     for sizes, published in figures.rows:
         pairs = zip(published, figures.ours(*sizes), strict=True)
-        rows.append([*map(cell, sizes), *(cell(value) for pair in pairs for value in pair)])
+        rows.append(
+            [*map(cell, sizes), *(cell(value) for pair in pairs for value in pair)]
+        )
     names = ", ".join(f":doc:`/schedules/{name}`" for name in figures.names)
-    held = "Our figures equal the published ones." if figures.holds == "equal" else "Our figures are at most as large."
+    held = (
+        "Our figures equal the published ones."
+        if figures.holds == "equal"
+        else "Our figures are at most as large."
+    )
     return f"{figures.claim}\n\n{table(head, rows)}{held} Schedules: {names}.\n\n"
 
 
@@ -54,12 +67,23 @@ def write_papers(app: Sphinx) -> None:
     for name, several in groupby(PUBLISHED, key=lambda figures: figures.paper):
         tables = list(several)
         first = tables[0].names[0]
-        text = heading(title(first)) + f"{reference(first)}\n\n" + "".join(map(section, tables))
+        text = (
+            heading(title(first))
+            + f"{reference(first)}\n\n"
+            + "".join(map(section, tables))
+        )
         write(app, f"papers/{name}.rst", text)
         names.append(name)
-    intro = "Each page compares figures published in a paper with the schedules of minipipe. A test compares them.\n\n"
+    intro = (
+        "Each page compares figures published in a paper with the schedules of "
+        "minipipe. A test compares them.\n\n"
+    )
     listed = "".join(f"   {name}\n" for name in names)
-    write(app, "papers/index.rst", f"{heading('Papers')}{intro}.. toctree::\n   :maxdepth: 1\n\n{listed}")
+    write(
+        app,
+        "papers/index.rst",
+        f"{heading('Papers')}{intro}.. toctree::\n   :maxdepth: 1\n\n{listed}",
+    )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

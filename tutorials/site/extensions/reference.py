@@ -1,7 +1,8 @@
-"""The reference: a page for each public name, and for each public module a page with the table of its names.
+"""The reference: a page for each public name, and for each public module a page with
+the table of its names.
 
-A name is public if it is in ``__all__`` of a public module. A name of several modules has its page in the first of them
-in the list below, and the others link to it.
+A name is public if it is in ``__all__`` of a public module. A name of several modules
+has its page in the first of them in the list below, and the others link to it.
 """
 
 import ast
@@ -20,7 +21,8 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.pycode import ModuleAnalyzer
 
-# The modules that users import. Their order decides where a name of several modules has its page.
+# The modules that users import. Their order decides where a name of several modules has
+# its page.
 MODULES = [
     "minipipe",
     "minipipe.schedules",
@@ -59,12 +61,16 @@ class Public(NamedTuple):
 
 
 def module_of(name: str) -> ModuleType:
-    """Return a module by its public name: the file of ``minipipe.schedules.theory`` is in ``analysis``."""
+    """Return a module by its public name: the file of ``minipipe.schedules.theory`` is
+    in ``analysis``.
+    """
     return resolved(name)
 
 
 def public_names() -> dict[str, list[Public]]:
-    """Return the public names of each module, in the order of ``__all__``, each with the module of its page."""
+    """Return the public names of each module, in the order of ``__all__``, each with
+    the module of its page.
+    """
     homes: dict[int, Public] = {}
     found: dict[str, list[Public]] = {}
     for module in MODULES:
@@ -74,30 +80,47 @@ def public_names() -> dict[str, list[Public]]:
             value = getattr(offered, name)
             if not isinstance(value, ModuleType) and not name.startswith("_"):
                 here = Public(module, name, value)
-                found[module].append(homes.setdefault(id(value), here) if is_documented(value) else here)
+                found[module].append(
+                    homes.setdefault(id(value), here) if is_documented(value) else here
+                )
     return found
 
 
 def is_documented(value: Any) -> bool:
-    """Say whether a value is a function or a class, which have docstrings, and not a constant or an alias."""
+    """Say whether a value is a function or a class, which have docstrings, and not a
+    constant or an alias.
+    """
     return inspect.isfunction(value) or inspect.isclass(value)
 
 
 def pages(app: Sphinx) -> None:
-    """Write a page for each module with a table of its names, and a page for each name."""
+    """Write a page for each module with a table of its names, and a page for each
+    name.
+    """
     found = public_names()
     listed = "\n   ".join(["", *MODULES])
-    summary = "".join(f"* :py:mod:`{module}`: {summary_of(module_of(module))}\n" for module in MODULES)
-    write(app, "api/index.rst", f"{heading('Reference')}{summary}\n.. toctree::\n   :hidden:\n{listed}\n")
+    summary = "".join(
+        f"* :py:mod:`{module}`: {summary_of(module_of(module))}\n" for module in MODULES
+    )
+    write(
+        app,
+        "api/index.rst",
+        f"{heading('Reference')}{summary}\n.. toctree::\n   :hidden:\n{listed}\n",
+    )
     for module, names in found.items():
         own = [public for public in names if public.module == module]
         other = [public.path for public in names if public.module != module]
-        text = f"{heading(module)}.. module:: {module}\n\n{inspect.getdoc(module_of(module))}\n\n"
+        text = (
+            f"{heading(module)}.. module:: "
+            f"{module}\n\n{inspect.getdoc(module_of(module))}\n\n"
+        )
         if own:
             text += f".. autosummary::\n   :toctree: {module}\n   :nosignatures:\n\n"
             text += "".join(f"   {public.name}\n" for public in own) + "\n"
         if other:
-            text += "Also here:\n\n.. autosummary::\n   :nosignatures:\n\n" + "".join(f"   {path}\n" for path in other)
+            text += "Also here:\n\n.. autosummary::\n   :nosignatures:\n\n" + "".join(
+                f"   {path}\n" for path in other
+            )
         write(app, f"api/{module}.rst", text)
         for public in own:
             write(app, f"api/{module}/{public.path}.rst", page_of(public))
@@ -109,19 +132,36 @@ def heading(title: str) -> str:
 
 
 def page_of(public: Public) -> str:
-    """Return the page of a name: its docstring and, if it is a class, the docstrings of its members."""
-    kind = "class" if inspect.isclass(public.value) else "function" if inspect.isroutine(public.value) else "data"
+    """Return the page of a name: its docstring and, if it is a class, the docstrings of
+    its members.
+    """
+    kind = (
+        "class"
+        if inspect.isclass(public.value)
+        else "function"
+        if inspect.isroutine(public.value)
+        else "data"
+    )
     if inspect.isclass(public.value) and issubclass(public.value, BaseException):
         kind = "exception"
     members = options_of(public.value) if inspect.isclass(public.value) else ""
-    return f"{heading(public.name)}.. currentmodule:: {public.module}\n\n.. auto{kind}:: {public.name}\n{members}"
+    return (
+        f"{heading(public.name)}.. currentmodule:: {public.module}\n\n.. "
+        f"auto{kind}:: {public.name}\n{members}"
+    )
 
 
 def options_of(value: type) -> str:
-    """Return the options of autodoc for a class: its members, also inherited ones, and its public bases."""
+    """Return the options of autodoc for a class: its members, also inherited ones, and
+    its public bases.
+    """
     options = "   :members:\n"
-    if any(has_documented_members(base) for base in value.__mro__[1:] if is_inside(base)):
-        shown_elsewhere = [base.__name__ for base in value.__mro__[1:] if not is_inside(base)]
+    if any(
+        has_documented_members(base) for base in value.__mro__[1:] if is_inside(base)
+    ):
+        shown_elsewhere = [
+            base.__name__ for base in value.__mro__[1:] if not is_inside(base)
+        ]
         options += f"   :inherited-members: {', '.join(shown_elsewhere)}\n"
     if public_bases(value.__bases__) not in ([], [object]):
         options += "   :show-inheritance:\n"
@@ -135,10 +175,15 @@ def is_inside(base: type) -> bool:
 
 
 def has_documented_members(base: type) -> bool:
-    """Say whether a class itself defines a public method or property with a docstring."""
-    members = {name: value for name, value in vars(base).items() if not name.startswith("_")}
+    """Say whether a class itself defines a public method or property with a
+    docstring.
+    """
+    members = {
+        name: value for name, value in vars(base).items() if not name.startswith("_")
+    }
     return any(
-        (inspect.isroutine(value) or isinstance(value, property)) and value.__doc__ for value in members.values()
+        (inspect.isroutine(value) or isinstance(value, property)) and value.__doc__
+        for value in members.values()
     )
 
 
@@ -147,11 +192,17 @@ def public_bases(bases: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for base in bases:
         inner = inspect.isclass(base) and is_inside(base)
-        found += [each for each in (public_bases(base.__bases__) if inner else [base]) if each not in found]
+        found += [
+            each
+            for each in (public_bases(base.__bases__) if inner else [base])
+            if each not in found
+        ]
     return [base for base in found if base is not object] or [object]
 
 
-def show_public_bases(app: Sphinx, name: str, value: type, options: Any, bases: list[Any]) -> None:
+def show_public_bases(
+    app: Sphinx, name: str, value: type, options: Any, bases: list[Any]
+) -> None:
     """Show no inner class as a base."""
     bases[:] = public_bases(bases)
 
@@ -161,11 +212,13 @@ def summary_of(module: ModuleType) -> str:
     return inspect.getdoc(module).partition("\n\n")[0].replace("\n", " ")
 
 
-# -- references from docstrings to names inside the package ----------------------------------------------------------
+# -- references from docstrings to names inside the package ----------------------------
 
 
 def value_of(target: str, context: list[str]) -> Any:
-    """Return the value of a reference, looked up in the modules and classes around it, or None."""
+    """Return the value of a reference, looked up in the modules and classes around it,
+    or None.
+    """
     for prefix in ["", *context]:
         path = f"{prefix}.{target}" if prefix else target
         if path.split(".")[0] == "minipipe":
@@ -191,13 +244,19 @@ def resolved(path: str) -> Any:
 def missing_reference(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
 ) -> nodes.Element | None:
-    """Resolve a reference to the page of a name, or to its source code if it has no page."""
+    """Resolve a reference to the page of a name, or to its source code if it has no
+    page.
+    """
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"]
     name = node.get("py:class") and f"{node.get('py:module')}.{node['py:class']}"
     modules = [home for home in (name, node.get("py:module")) if home]
-    documented = {id(public.value): public for names in public_names().values() for public in names}
+    documented = {
+        id(public.value): public
+        for names in public_names().values()
+        for public in names
+    }
     around = [resolved_or_none(home) for home in modules]
     modules += [value.__module__ for value in around if hasattr(value, "__module__")]
     value = value_of(target, modules)
@@ -205,23 +264,42 @@ def missing_reference(
         return None
     if id(value) in documented and is_documented(value):
         path = documented[id(value)].path
-        return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, "obj", path, node, content)
+        return env.domains["py"].resolve_xref(
+            env, node["refdoc"], app.builder, "obj", path, node, content
+        )
     owner, _, member = getattr(value, "__qualname__", "").rpartition(".")
     if owner:
         holder = value_of(owner, [value.__module__])
         if id(holder) in documented:
             path = f"{documented[id(holder)].path}.{member}"
-            return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, "obj", path, node, content)
+            return env.domains["py"].resolve_xref(
+                env, node["refdoc"], app.builder, "obj", path, node, content
+            )
     return source_link(app, node, value, content)
 
 
 def only_definition(name: str) -> Any:
-    """Return the value of a name that is public in one module or defined in one file, or None if it is ambiguous."""
-    public = {id(each.value): each.value for names in public_names().values() for each in names if each.name == name}
+    """Return the value of a name that is public in one module or defined in one file,
+    or None if it is ambiguous.
+    """
+    public = {
+        id(each.value): each.value
+        for names in public_names().values()
+        for each in names
+        if each.name == name
+    }
     if len(public) == 1:
         return next(iter(public.values()))
-    homes = [module for path, module in sorted(sys.modules.items()) if path.startswith("minipipe")]
-    values = {id(value): value for module in homes if is_documented(value := vars(module).get(name))}
+    homes = [
+        module
+        for path, module in sorted(sys.modules.items())
+        if path.startswith("minipipe")
+    ]
+    values = {
+        id(value): value
+        for module in homes
+        if is_documented(value := vars(module).get(name))
+    }
     return next(iter(values.values())) if len(values) == 1 else None
 
 
@@ -230,9 +308,15 @@ def resolved_or_none(path: str) -> Any:
     return value_of(path, [])
 
 
-def source_link(app: Sphinx, node: pending_xref, value: Any, content: nodes.Element) -> nodes.Element | None:
+def source_link(
+    app: Sphinx, node: pending_xref, value: Any, content: nodes.Element
+) -> nodes.Element | None:
     """Return a link to the source code of a module or of a value that it defines."""
-    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    module = (
+        value.__name__
+        if isinstance(value, ModuleType)
+        else getattr(value, "__module__", None)
+    )
     if module is None:
         return None
     page = f"_modules/{module.replace('.', '/')}"
@@ -241,10 +325,14 @@ def source_link(app: Sphinx, node: pending_xref, value: Any, content: nodes.Elem
 
 
 def source_pages(app: Sphinx, env: BuildEnvironment) -> None:
-    """Let viewcode write a page for every file of the package, also for those without public names."""
+    """Let viewcode write a page for every file of the package, also for those without
+    public names.
+    """
     known = env._viewcode_modules
     for path in sorted((ROOT / "minipipe").rglob("*.py")):
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
         if not known.get(module):
             analyzer = ModuleAnalyzer.for_module(module)
             analyzer.find_tags()
@@ -252,7 +340,9 @@ def source_pages(app: Sphinx, env: BuildEnvironment) -> None:
 
 
 def choose_lexers(app: Sphinx, tree: nodes.document) -> None:
-    """Colour a block without a language as Python only if it is Python; most are schedules and drawings."""
+    """Colour a block without a language as Python only if it is Python; most are
+    schedules and drawings.
+    """
     for block in tree.findall(nodes.literal_block):
         if "language" not in block:
             block["language"] = "python" if is_python(block.astext()) else "text"
@@ -267,8 +357,16 @@ def is_python(text: str) -> bool:
     return True
 
 
-def back_links(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Let source code link to the page of a name, which is not always in the module that defines the name."""
+def back_links(
+    app: Sphinx,
+    page: str,
+    template: str,
+    context: dict[str, Any],
+    doctree: nodes.document | None,
+) -> None:
+    """Let source code link to the page of a name, which is not always in the module
+    that defines the name.
+    """
     if page.startswith("_modules/"):
         found = r"/(minipipe[\w.]*\.(\w+))\.html#[\w.]*?\.\2(\.\w+)?\""
         context["body"] = re.sub(found, r'/\1.html#\1\3"', context["body"])

@@ -1,7 +1,9 @@
-"""Build the playground: the page of ``minipipe edit`` with Python in the browser, as static files of the site.
+"""Build the playground: the page of ``minipipe edit`` with Python in the browser, as
+static files of the site.
 
-The build fetches Pyodide from npm; the finished page fetches only its own files. The build also starts Python once in
-Node.js and saves its memory. The page starts from this copy in a third of the time of a normal start.
+The build fetches Pyodide from npm; the finished page fetches only its own files. The
+build also starts Python once in Node.js and saves its memory. The page starts from this
+copy in a third of the time of a normal start.
 """
 
 import base64
@@ -24,14 +26,30 @@ HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[2] / "minipipe"
 PYODIDE = "314.0.7"
 INTEGRITY = "sha512-0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD82LN7y2q+SNvi/6V5JEsOlD2R1A=="
-# The files that the page loads, and package.json, which names the licence and the source.
+# The files that the page loads, and package.json, which names the licence and the
+# source.
 NEEDED = (
-    *("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json"),
+    *(
+        "pyodide.mjs",
+        "pyodide.asm.mjs",
+        "pyodide.asm.wasm",
+        "python_stdlib.zip",
+        "pyodide-lock.json",
+    ),
     "package.json",
 )
 # The parts of minipipe that the editor needs. The page has no NumPy.
 PARTS = (
-    *("__init__.py", "_lazy.py", "errors.py", "specs.py", "hints.py", "hints.toml", "io.py", "limits.py"),
+    *(
+        "__init__.py",
+        "_lazy.py",
+        "errors.py",
+        "specs.py",
+        "hints.py",
+        "hints.toml",
+        "io.py",
+        "limits.py",
+    ),
     *("core", "passes", "render", "schedules", "search", "simulation"),
 )
 
@@ -43,7 +61,8 @@ class CannotBuild(SphinxError):
 
 
 def build(destination: Path) -> None:
-    """Write the playground into a folder, and delete the previous content of the folder.
+    """Write the playground into a folder, and delete the previous content of the
+    folder.
 
     Parameters
     ----------
@@ -53,17 +72,21 @@ def build(destination: Path) -> None:
     Raises
     ------
     CannotBuild
-        If npm or Node.js is missing, or if Pyodide cannot be fetched or has the wrong checksum.
+        If npm or Node.js is missing, or if Pyodide cannot be fetched or has the wrong
+        checksum.
     """
     shutil.rmtree(destination, ignore_errors=True)
     destination.mkdir(parents=True)
     unpack_pyodide(destination / "pyodide")
-    with zipfile.ZipFile(destination / "minipipe.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(
+        destination / "minipipe.zip", "w", zipfile.ZIP_DEFLATED
+    ) as archive:
         for path in files():
             archive.write(path, Path("minipipe", path.relative_to(PACKAGE)))
     memory = destination / "memory.bin"
     run("node", HERE / "snapshot.mjs", destination, memory)
-    memory.write_bytes(gzip.compress(memory.read_bytes(), 6, mtime=0))  # level 9 saves 1 % in five times the time
+    # level 9 saves 1 % in five times the time
+    memory.write_bytes(gzip.compress(memory.read_bytes(), 6, mtime=0))
     shutil.copy(HERE / "worker.js", destination)
     page = draw_editor(Editor(), "worker", home="../index.html")
     (destination / "index.html").write_text(page, encoding="utf-8")
@@ -72,13 +95,23 @@ def build(destination: Path) -> None:
 def unpack_pyodide(destination: Path) -> None:
     """Fetch Pyodide from npm or its cache, check it, and unpack the needed files."""
     with tempfile.TemporaryDirectory() as folder:
-        listed = run("npm", "pack", "--json", "--prefer-offline", f"pyodide@{PYODIDE}", cwd=folder)
+        listed = run(
+            "npm",
+            "pack",
+            "--json",
+            "--prefer-offline",
+            f"pyodide@{PYODIDE}",
+            cwd=folder,
+        )
         path = Path(folder, json.loads(listed)[0]["filename"])
         check_integrity(path)
         destination.mkdir()
         with tarfile.open(path) as archive:
             for name in NEEDED:
-                with archive.extractfile(f"package/{name}") as source, open(destination / name, "wb") as target:
+                with (
+                    archive.extractfile(f"package/{name}") as source,
+                    open(destination / name, "wb") as target,
+                ):
                     shutil.copyfileobj(source, target)
 
 
@@ -93,7 +126,9 @@ def files() -> Iterator[Path]:
     """Yield the files of minipipe that are part of the page."""
     for part in PARTS:
         top = PACKAGE / part
-        for path in sorted(top.rglob("*")) if top.is_dir() else (top, top.with_suffix(".pyi")):
+        for path in (
+            sorted(top.rglob("*")) if top.is_dir() else (top, top.with_suffix(".pyi"))
+        ):
             if path.is_file() and path.suffix not in (".pyc", ".md"):
                 yield path
 
@@ -103,10 +138,19 @@ def run(program: str, *arguments: str | Path, cwd: str | Path | None = None) -> 
     found = shutil.which(program)
     if found is None:
         raise CannotBuild(
-            f"{program} is missing; the playground needs Node.js and its npm. Install them (apt-get install npm), or"
+            f"{program} is missing; the playground needs Node.js and its npm. "
+            "Install them (apt-get install npm), or"
             " build the site without the playground: sphinx-build -D playground=0 …"
         )
-    done = subprocess.run([found, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [found, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        raise CannotBuild(f"{program} {' '.join(map(str, arguments))} failed:\n{done.stderr.strip()}")
+        raise CannotBuild(
+            f"{program} {' '.join(map(str, arguments))} failed:\n{done.stderr.strip()}"
+        )
     return done.stdout
