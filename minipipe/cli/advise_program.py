@@ -63,7 +63,8 @@ class _Watcher:
     """
 
     def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
-        self._leave, self._limits = leave, limits
+        self._leave = leave
+        self._limits = limits
         self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}
 
     def begin(

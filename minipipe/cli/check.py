@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.certificate is not None:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
-    n, memory = schedule.num_stages, memory_of(costs, schedule)
+    n = schedule.num_stages
+    memory = memory_of(costs, schedule)
     weights = costs.weight_memory(n)
     keys_values = costs.sliced(schedule.num_slices).by_stage("keys_values", n)
     ages = {
@@ -106,7 +107,8 @@ def _ages(schedule: ActionTable) -> dict[str, Any]:
     """
     rows = (copies_held(flow_of(schedule), rank) for rank in range(schedule.num_ranks))
     versions = [max((held.versions for held, _ in row), default=1) for row in rows]
-    drifts, stale = drift(schedule), staleness(schedule)
+    drifts = drift(schedule)
+    stale = staleness(schedule)
     return {
         "versions": versions,
         "drift": max(map(max, drifts)),
@@ -169,9 +171,11 @@ def _facts(
     """Return a certificate with the value simulated here and the largest bound proved
     here.
     """
-    bound, bound_by = min(finding.formula.value, finding.value), finding.formula.name
+    bound = min(finding.formula.value, finding.value)
+    bound_by = finding.formula.name
     if proof is not None and proof.bound > bound:
-        bound, bound_by = proof.bound, proof.bound_by
+        bound = proof.bound
+        bound_by = proof.bound_by
     return certificate._replace(value=finding.value, bound=bound, bound_by=bound_by)
 
 
@@ -180,7 +184,8 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
     from minipipe.search.brute_force import solve_by_branch_and_bound
     from minipipe.search.exact import solve
 
-    workload, objective = certificate.workload, certificate.objective
+    workload = certificate.workload
+    objective = certificate.objective
     try:
         found = solve(workload, objective, seconds, certificate.schedule)
     except ArgumentError:

@@ -105,7 +105,8 @@ class Page(ThreadingHTTPServer):
 
     def __init__(self, editor) -> None:  # type: ignore[no-untyped-def]  # an Editor, which is imported at run time
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.editor, self.turn = editor, threading.Lock()
+        self.editor = editor
+        self.turn = threading.Lock()
         self.host = f"127.0.0.1:{self.server_address[1]}"
         self.path = f"/{secrets.token_urlsafe(24)}/"
         self.url = f"http://{self.host}{self.path}"

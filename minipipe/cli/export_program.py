@@ -70,7 +70,9 @@ class Exporter:
         tell: Tell | None = None,
     ) -> None:
         self._tell = tell
-        self._program, self._num_ranks, self._num_steps = program, num_ranks, num_steps
+        self._program = program
+        self._num_ranks = num_ranks
+        self._num_steps = num_steps
         self._folder = folder
         self.followers: dict[int, Follower] = {}
         self._pipelines: dict[int, Pipeline] = {}

@@ -109,7 +109,8 @@ def _run(words: list[str]) -> int:
         _explain_or_refuse(words)
     verb = import_module(f"minipipe.cli.{words[0]}")
     parser = _parser_of(words[0], verb)
-    own, passed_on = words[1:], []
+    own = words[1:]
+    passed_on = []
     # options of a program, which argparse would not know
     if getattr(verb, "PASSES_ON", False) and "--" in own:
         own, passed_on = own[: own.index("--")], own[own.index("--") + 1 :]

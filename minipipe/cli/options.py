@@ -183,7 +183,8 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     schedule = _one_step(given, options)
     with _about("--freeze"):
         schedule = freeze_stages(schedule, options.freeze)
-    offload, replicas = options.offload, options.replicas
+    offload = options.offload
+    replicas = options.replicas
     for name, is_given, transform in (
         ("--recompute", options.recompute, recomputed),
         ("--offload", offload is not None, lambda found: offloaded(found, offload)),
@@ -293,9 +294,11 @@ def _table_of(given: str, ignore_sharding: bool) -> Schedule | Program:
         return schedule_of_text(text, "stdin", ignore_sharding)
     if os.path.exists(given) and not os.path.isdir(given):
         return read_schedule(given, ignore_sharding)
-    what, expected = "neither a schedule nor a", expected_names(given)
+    what = "neither a schedule nor a"
+    expected = expected_names(given)
     if given.lower().endswith((".csv", ".txt")):
-        what, expected = "no", "expected a file, or a name from `minipipe schedules`"
+        what = "no"
+        expected = "expected a file, or a name from `minipipe schedules`"
     message = f"There is {what} file {quoted(given, 120)}; {expected}."
     raise misuse(message, Code.NAME)
 

@@ -53,7 +53,8 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.work, self.seconds = work, seconds
+        self.work = work
+        self.seconds = seconds
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._is_long = is_long
@@ -96,7 +97,8 @@ class Progress:
             self._draw(now - self._begun)
         elif now - self._said >= _INTERVAL:
             if not self._is_long:
-                self._is_long, self._said = True, now
+                self._is_long = True
+                self._said = now
                 self._begin()
                 return
             self._said = now

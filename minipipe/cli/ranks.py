@@ -91,7 +91,8 @@ def answer_of_ranks(
             "COLUMNS": str(terminal_width()),
         }
         job = run_job(command, hear, environment)
-        error, answer = Path(folder, _ERROR), Path(folder, _ANSWER)
+        error = Path(folder, _ERROR)
+        answer = Path(folder, _ANSWER)
         if error.exists():
             _raise(
                 json.loads(error.read_text()), f"{failed} under mpirun -n {num_ranks}"
@@ -106,7 +107,8 @@ def warn_if_busy() -> None:
     """Warn before a measurement if other processes keep cores busy, because they change
     its results.
     """
-    busy, here = busy_cores(), num_cores()
+    busy = busy_cores()
+    here = num_cores()
     if busy > _BUSY * here:
         used = f"other processes use {busy:.1f} of {counted(here, 'core')}"
         how = "Measurements depend on this load; repeat them on an idle machine"
@@ -121,7 +123,8 @@ def check_room(num_ranks: int) -> None:
     ScheduleError
         Code ``value``.
     """
-    needed, here = num_ranks * BYTES_OF_A_RANK, memory_of_this_host()
+    needed = num_ranks * BYTES_OF_A_RANK
+    here = memory_of_this_host()
     if needed > here:
         sizes = [
             format_memory(size, "bytes") for size in (BYTES_OF_A_RANK, needed, here)
@@ -182,7 +185,9 @@ def _raise(found: Mapping[str, Any], failed: str) -> NoReturn:
     ------
     MinipipeError
     """
-    kind, code, message = found["kind"], found.get("code"), found["message"]
+    kind = found["kind"]
+    code = found.get("code")
+    message = found["message"]
     if code is None:
         problem = f"{failed}: rank {found['rank']}"
         raise LaunchError("unavailable", f"{problem}: {kind}: {message}")

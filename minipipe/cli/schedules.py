@@ -82,7 +82,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         if row["error"] is not None:
             cells.append([row["schedule"], *"-----", row["error"]])
             continue
-        time, bubble = f"{row['makespan']:g}", f"{100 * row['bubble_fraction']:.1f}"
+        time = f"{row['makespan']:g}"
+        bubble = f"{100 * row['bubble_fraction']:.1f}"
         gap = "-" if row["gap"] is None else f"{100 * row['gap']:.1f}"
         cells.append(
             [
@@ -112,7 +113,8 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     if options.memory_limit is not None:
         problem = "--memory-limit is for the table"
         raise misuse(f"{problem}; a picture has all limits. Leave it out.")
-    seconds, costs = options.search, costs_of(options)
+    seconds = options.search
+    costs = costs_of(options)
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]

@@ -67,9 +67,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
     workload = costs.workload(
         PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit
     )
-    seconds, evaluations = options.seconds, options.evaluations
+    seconds = options.seconds
+    evaluations = options.evaluations
     if seconds is evaluations is None:
-        seconds, evaluations = _SECONDS, usual_evaluations(workload)
+        seconds = _SECONDS
+        evaluations = usual_evaluations(workload)
     objective = Objective(options.objective)
     with Progress(_work(workload, evaluations), seconds, is_at_most=True) as progress:
         found = find_schedule(

@@ -86,7 +86,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Draw schedules above each other on one time axis, or write one schedule in a
     format that can be read again.
     """
-    schedules, costs = schedules_of(options.schedule, options), costs_of(options)
+    schedules = schedules_of(options.schedule, options)
+    costs = costs_of(options)
     options.format = _format(options)
     _check(options)
     content: str | bytes
@@ -215,7 +216,8 @@ def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
 def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str | bytes:
     from minipipe.render.files import drawing
 
-    is_picture, given = options.format in _PICTURES, {"title": options.title}
+    is_picture = options.format in _PICTURES
+    given = {"title": options.title}
     if is_picture:
         given |= {"width": options.width, "font_size": options.font_size}
         given |= {

@@ -136,7 +136,8 @@ def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
     asked = {
         name: _asking(name, probe) for name in dict.fromkeys(names) if not is_here(name)
     }
-    end, silent = time.monotonic() + _PATIENCE, {}
+    end = time.monotonic() + _PATIENCE
+    silent = {}
     for name, process in asked.items():
         try:
             code = process.wait(max(0.0, end - time.monotonic()))

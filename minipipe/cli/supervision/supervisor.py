@@ -159,7 +159,8 @@ def _line(
     why_not: str,
 ) -> str:
     """Return the message about the last attempt."""
-    number, ranks = len(endings), job.ranks_without(list(silent))
+    number = len(endings)
+    ranks = job.ranks_without(list(silent))
     gone = "".join(f", without {name} ({why})" for name, why in silent.items())
     if ranks < job.ranks:
         some = f"{ranks} of {counted(job.ranks, 'rank')}"
