@@ -9,7 +9,7 @@ as plain data (:mod:`minipipe.coursework.checking`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -522,19 +522,27 @@ def grade_text(
             else:
                 problem = f"{exercise.name}.py does not load: {reason}"
                 report = _untested(exercise, problem)
-    text = content.decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    outcomes = report.outcomes
-    if not outcomes:
+    if not report.problem:
         outcomes = tuple((test, results[test.name]) for test in exercise.tests)
+        report = TaskReport(exercise, outcomes)
+    entries = tuple(entries_of("", levels_in(checks), answers))
+    return replace(_with_runs(report, content, runs), entries=entries)
+
+
+def _with_runs(
+    report: TaskReport, content: bytes, runs: Sequence[StudentProcess]
+) -> TaskReport:
+    """Return the report with all that is known about a file and its processes."""
+    exercise = report.exercise
+    text = content.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    is_of_another = exercise.title in text and exercise.statement not in text
     return replace(
         report,
-        outcomes=outcomes,
         output="".join(run.output for run in runs)[:LONGEST_OUTPUT],
         is_as_given=text == exercise.stub,
         containment=weakest(run.containment for run in runs),
         flags=tuple(dict.fromkeys(chain(*(run.flags for run in runs)))),
-        entries=tuple(entries_of("", levels_in(checks), answers)),
-        is_of_another=_is_of_another(exercise, text),
+        is_of_another=bool(exercise.variants) and is_of_another,
     )
 
 
@@ -562,13 +570,6 @@ def _fail_next(
     results[left[0]] = CheckResult(False, reason)
     if is_late:
         results |= dict.fromkeys(left[1:], CheckResult(False, _NOT_REACHED))
-
-
-def _is_of_another(exercise: Exercise, text: str) -> bool:
-    """Whether a file has the statement of the exercise with other numbers."""
-    if not exercise.variants or exercise.title not in text:
-        return False
-    return exercise.statement not in text
 
 
 def _noting(answers: dict[str, str], ask: Callable[..., Any]) -> Callable[..., Any]:
