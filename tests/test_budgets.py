@@ -27,7 +27,6 @@ LONG_YET = """
     execution.plan:__init__
     execution.plan:build_stages
     execution.timeline:measured_timeline
-    nn.fully_sharded
     pipeline.pipeline
     pipeline.running:run
     pipeline.tied:exchange_gradients
