@@ -62,7 +62,7 @@ BY_RANKS = [
     (
         "pipelining.py",
         ["--case", "d=32", "--steps", "2", "--rounds", "1"],
-        ["floor", "peer", "zb-h1", "ms a step"],
+        ["floor", "peer", "zb-h1", "compiled", "ms a step"],
     ),
     (
         "pipelining.py",
