@@ -1,18 +1,20 @@
 """Outer packages can be deleted: what does not import them at module level goes on."""
 
+import functools
 import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.test_budgets import IS_PACKAGE, closure
+from tests.test_budgets import file_of, imports_at_module_level
 from tests.test_house import FILES, PACKAGE
 
-OUTER = (
-    "checkpoint elastic cli coursework compile data search simulation tuning "
-    "schedules.simulation pipeline.elastic pipeline.checkpoint io testing"
-).split()
+OUTER = [
+    *("checkpoint", "elastic", "cli", "coursework", "compile", "data", "search"),
+    *("simulation", "tuning", "schedules.simulation", "io", "testing"),
+    *("pipeline.elastic", "pipeline.checkpoint"),
+]
 IMPORT_ALL = """
 import importlib, os, sys
 import minipipe
@@ -32,21 +34,27 @@ def is_in(module, package):
 
 
 def independent_of(package):
-    """Return the modules that reach none of a package by imports at module level."""
+    """Return the modules that load nothing of a package when they are imported."""
     return [
         module
         for module in FILES
-        if not is_in(module, package)
-        and not module.endswith("__main__")
-        and not any(is_in(reached, package) for reached in reached_by(module))
+        if module != "__main__"
+        and not any(is_in(loaded, package) for loaded in loaded_by(module))
     ]
 
 
-def reached_by(module):
-    """Return what importing a module loads: the packages around files, too."""
-    files = closure(module)
-    around = {parent for file in files for parent in parents(file)}
-    return files | (around & IS_PACKAGE)
+@functools.cache
+def loaded_by(module):
+    """Return the modules that the import of a module loads, packages included."""
+    loaded, coming = set(), [module]
+    while coming:
+        module = coming.pop()
+        if module not in loaded:
+            loaded.add(module)
+            coming += parents(module)
+            for home, name in imports_at_module_level(module):
+                coming += filter(None, (home, file_of(home, name)))
+    return loaded
 
 
 def parents(module):
@@ -71,6 +79,7 @@ def test_without_a_package_all_that_does_not_import_it_loads(package, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL],
         input="\n".join(names),
+        cwd=tmp_path,  # which comes first on the path
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
