@@ -335,7 +335,7 @@ def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
         raise ArgumentError("type", message)
     if outputs not in (True, False, "everywhere"):
         raise ArgumentError(
-            "value", f"outputs is {outputs!r}; expected True, False or 'everywhere'."
+            f"outputs is {outputs!r}; expected True, False or 'everywhere'."
         )
     hint = "Give its value: scale=scale.value." if hasattr(scale, "value") else ""
     Spec(int | float | np.number, expected="a number", advice=hint, code="type").check(

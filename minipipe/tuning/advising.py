@@ -266,7 +266,7 @@ def weigh(
         sizes = f"{counted(num_layers, 'layer')} on {counted(num_ranks, 'rank')}"
         given = f"chunks_per_rank={chunks} and partition={question.partition}"
         message = f"No schedule fits {sizes} with {given}; leave one of these out."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     own, one = (question.own_plan(num_ranks, of_one) for of_one in (False, True))
     counts = cost_model.layers
     if own is None or one is None or own.schedule.num_microbatches not in counts:

@@ -201,8 +201,7 @@ def chosen(
     ):
         if given is not None:
             instead = "measures layers and chooses replicas"
-            message = f'schedule="auto" {instead}; leave {name} out.'
-            raise ArgumentError("value", message)
+            raise ArgumentError(f'schedule="auto" {instead}; leave {name} out.')
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
     limit = inf if memory_limit is None else memory_size(memory_limit)
     cut = None if str(partition) == "measured" else partition
@@ -358,8 +357,7 @@ class Race:
         )
         if inputs is None:
             where = "pass sample=(inputs, targets), on at least one rank"
-            message = f"{_CALL} needs a batch to measure: {where}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{_CALL} needs a batch to measure: {where}.")
         self.question = replace(question, inputs=inputs, targets=targets)
         self.group = group
         self._make, self._last_parameters = make, list[ref[Parameter]]()

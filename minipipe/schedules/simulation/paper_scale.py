@@ -220,8 +220,7 @@ def read_runs(text: str) -> list[Run]:
     head, *rows = [*lines] or [[]]
     if tuple(head) != Run._fields:
         given, expected = quoted(",".join(head)), ",".join(Run._fields)
-        message = f"The first line is {given}; expected {expected}."
-        raise ArgumentError("value", message)
+        raise ArgumentError(f"The first line is {given}; expected {expected}.")
     return [_run_of(dict(zip_longest(Run._fields, row))) for row in rows]
 
 
@@ -234,14 +233,14 @@ def _run_of(row: dict[str, str]) -> Run:
         numbers = {}
     if not numbers or None in row.values() or len(row) > len(Run._fields):
         hint = f"expected whole numbers in {', '.join(_COUNTS)}"
-        raise ArgumentError("value", f"{where} has a wrong cell; {hint}.")
+        raise ArgumentError(f"{where} has a wrong cell; {hint}.")
     for name, (pattern, expected) in _TEXTS.items():
         if not re.fullmatch(pattern, row[name]):
             message = f"{where}: {name} is {quoted(row[name])}; expected {expected}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     if min(numbers.values()) < 1:
-        raise ArgumentError("value", f"{where} has a number below 1.")
+        raise ArgumentError(f"{where} has a number below 1.")
     for product, of in (
         (("tensor", "pipeline"), "gpus"),
         (("pipeline", "chunks"), "layers"),
@@ -254,8 +253,7 @@ def _run_of(row: dict[str, str]) -> Run:
         if getattr(run, of) % divisor:
             names = " times ".join(product)
             hint = f"expected a multiple of {names}, {divisor}"
-            message = f"{where}: {of} is {getattr(run, of)}; {hint}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{where}: {of} is {getattr(run, of)}; {hint}.")
     return run
 
 
