@@ -25,6 +25,7 @@ FLOORS = [
         _lazy core
         simulation
         schedules autograd comm.job
+        core.framing
         schedules.analysis passes tensor comm
         schedules.simulation pytree functional parallel
         search data nn
