@@ -39,6 +39,7 @@ def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
 
 
 def check_counts(num_layers: int, num_stages: int) -> None:
+    """Refuse numbers of layers and stages that do not fit each other."""
     COUNT._replace(error=PartitionError).check("num_stages", num_stages)
     if num_layers < num_stages:
         raise PartitionError(
