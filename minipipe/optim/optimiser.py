@@ -240,7 +240,6 @@ class Optimiser(Familiar, ABC):
         is_divided = any(parameter.is_divided for parameter in self.parameters)
         if is_divided and not vars(type(self)).get("is_elementwise"):
             raise ArgumentError(
-                "value",
                 f"{type(self).__name__} may read a parameter as a whole, but ranks "
                 "keep parts of these; if it does not, write is_elementwise = True "
                 "into the class.",
@@ -273,7 +272,7 @@ class Optimiser(Familiar, ABC):
             wrong = f"has {unknown}" if unknown else 'has no "parameters"'
             expected = f'"parameters" and any of {", ".join(defaults)}'
             message = f"A group of {type(self).__name__} {wrong}; expected {expected}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
         return ParameterGroup(parameters, {**defaults, **own})
 
     @property
@@ -293,8 +292,7 @@ class Optimiser(Familiar, ABC):
         rates = [group.learning_rate for group in self.groups]
         if len(set(rates)) > 1:
             advice = "Read optimiser.groups[i].learning_rate."
-            message = f"The groups' learning rates differ: {rates}. {advice}"
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"The groups' learning rates differ: {rates}. {advice}")
         return rates[0]
 
     @learning_rate.setter
@@ -517,7 +515,7 @@ class Optimiser(Familiar, ABC):
             or a number or an array is not one that the rule leaves behind.
         """
         if problem := self._problem_with(state):
-            raise ArgumentError("value", f"{type(self).__name__}: {problem}.")
+            raise ArgumentError(f"{type(self).__name__}: {problem}.")
         for numbers in (*state["groups"], *(state.get("first") or ())):
             ParameterGroup((), numbers)
 
@@ -635,7 +633,6 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
             owner = id(parameter.owner)
             if owner in first_group:
                 raise ArgumentError(
-                    "value",
                     f"A parameter of shape {parameter.shape} is in group "
                     f"{first_group[owner]} and again in group {i}; each step would "
                     "change it twice. Leave one out.",

@@ -66,7 +66,7 @@ class Compiling:
                 "Leave one of them out, or pass compile='where-possible', which runs "
                 "such steps eagerly."
             )
-            raise ArgumentError("value", f"{message} {advice}")
+            raise ArgumentError(f"{message} {advice}")
         if how is True:
             from minipipe.compile.reasons import reason_against, refused
 
@@ -170,18 +170,16 @@ class Compiling:
             Code ``value``: the stage is not on this rank, or is not compiled.
         """
         if stage not in local:
-            message = (
+            raise ArgumentError(
                 f"source({stage!r}): stage {stage!r} is not on this rank; its stages: "
                 f"{[*local]}."
             )
-            raise ArgumentError("value", message)
         program = self._latest()
         if program is None or stage not in program.sources:
-            message = (
+            raise ArgumentError(
                 f"source({stage}): stage {stage} is not compiled; compile_report() "
                 f"says:\n{self.report()}"
             )
-            raise ArgumentError("value", message)
         return program.sources[stage]
 
     def _latest(self) -> Any:

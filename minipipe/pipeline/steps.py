@@ -142,7 +142,6 @@ class Steps:
         taken = len(self.records)
         if num_steps > taken:
             raise ArgumentError(
-                "value",
                 f"timeline: num_steps is {num_steps}; {counted(taken, 'step')} are "
                 f"known since the last error, if any; at most {_KEPT} are kept. Call "
                 "step() first.",
