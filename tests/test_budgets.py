@@ -19,12 +19,8 @@ MOST_IN_A_FUNCTION = 40
 LONG_YET = """
     autograd.walk:_fitted
     autograd.walk:_pass_gradients
-    cli.compare:run
-    cli.grade:run
-    cli.paper:run
     comm.launch:spawn
     comm.mpi:_wait_until
-    coursework.grading:grade_text
     execution.executor:__init__
     execution.plan
     execution.plan:__init__
