@@ -29,15 +29,6 @@ LONG_YET = """
     pipeline.pipeline
     pipeline.running:run
     pipeline.tied:exchange_gradients
-    render.stepper.walkthrough:_state
-    schedules.simulation.simulator:timeline_of
-    tuning.advising:weigh
-    tuning.grids:__init__
-    tuning.hosts:on_hosts
-    tuning.measuring:_held
-    tuning.race:advice_on_ranks
-    tuning.race:chosen
-    tuning.stages:measure_costs
 """
 IS_PACKAGE = {module for module, path in FILES.items() if path.name == "__init__.py"}
 
