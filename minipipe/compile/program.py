@@ -296,8 +296,7 @@ class CompiledRow:
             for section, function in found.items():
                 self._namespace[part.name_of(section)] = function
             if part.leaves:
-                for i in range(len(part.sections.lifetimes)):
-                    (values,) = part.sections.lists(found, i)
+                for i, values in enumerate(part.sections.stashes(found)):
                     self._namespace[f"stash{i}_{part.name}"] = values
         self.given.pairs = list(given.values())
         if gradients is not None:

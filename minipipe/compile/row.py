@@ -288,10 +288,10 @@ class Row:
             following in self._leaving and self._programs[following].reads_later("x")
         )
 
-    def _away(self, program: StageProgram, k: int) -> list[str]:
+    def _away(self, program: StageProgram, k: int) -> dict[str, str]:
         """Return the arrays of the row that are away with the values of sections."""
-        names = [self._argument(p, program, k, ()) for p in program.read_later]
-        return [name for name in dict.fromkeys(names) if name in self._local]
+        names = {p: self._argument(p, program, k, ()) for p in program.read_later}
+        return {p: name for p, name in names.items() if name in self._local}
 
     def _taken_out(self, program: StageProgram, binding: Binding) -> str:
         """Return the line that takes the values of a microbatch for its O."""
@@ -301,17 +301,18 @@ class Row:
             for i, (first, _) in enumerate(program.sections.lifetimes)
             if first == "forward"
         ]
-        arrays = ", ".join(self._away(program, k))
-        return f"{name} = Kept([{arrays}], [{', '.join(slots)}])"
+        away = self._away(program, k).items()
+        arrays = ", ".join(f'"{parameter}": {array}' for parameter, array in away)
+        return f"{name} = Kept({{{arrays}}}, [{', '.join(slots)}])"
 
     def _put_back(self, program: StageProgram, binding: Binding) -> Iterator[str]:
         """Yield lines that wait for the values of a microbatch after its L."""
         for value in binding.takes:
             if value.name == "back":
                 name = variable_of(value)
-                arrays = self._away(program, value.microbatch)
+                arrays = self._away(program, value.microbatch).values()
                 left = f"{', '.join(arrays)}, = " if arrays else ""
-                yield f"{left}{name}.wait().put_back()"
+                yield f"{left}{name}.wait().arrays.values()"
                 yield f"del {name}"
 
     # -- channels ----------------------------------------------------------------------
