@@ -217,7 +217,7 @@ class CompiledRow:
         Of the sections of each compiled stage.
     report : str
     is_whole : bool
-        Whether nothing in it runs eagerly.
+        Whether nothing in it computes eagerly.
     is_static : bool
         Whether all weight gradients are arrays that are written in each step.
     given : GivenGradients
@@ -436,16 +436,14 @@ def _stage_programs(
 
 
 def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
-    """Return whether a schedule runs nothing but compiled sections, copies to a file
-    and messages.
+    """Return whether all computations of a schedule are compiled sections, or copies to
+    a file.
     """
     for binding in executor.bindings:
         stage, kind, k = binding.action
-        if kind.declaration.of_rank or kind.is_communication:
+        if not binding.is_timed:
             continue
         if (stage, k) not in programs or kind not in (*SECTIONS, O, L):
-            return False
-        if hasattr(binding.handler, "then"):
             return False
     return True
 
