@@ -27,9 +27,10 @@ FLOORS = [
         schedules autograd comm.job
         core.framing
         schedules.analysis passes tensor comm
+        core.joints
         schedules.simulation pytree functional parallel
         search data nn
-        execution.payload
+        execution.payload core.sgd
         core.objective
         core.batch
         render optim
@@ -51,7 +52,7 @@ WITHOUT_NUMPY = {
     *("core", "simulation", "passes", "schedules", "search", "render"),
     *("errors", "limits", "specs", "io", "hints", "_lazy", "cli", "comm.job"),
 }
-WITH_NUMPY = {"core.objective", "core.batch", "core.pipeline"}  # the training half
+WITH_NUMPY = {"core.sgd", "core.batch", "core.pipeline"}  # the training half
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
     "threadpoolctl": {"comm.job.host", "cli.info"},

@@ -10,7 +10,7 @@ from typing import Any
 from minipipe.compile.memory import Use, slots_of
 from minipipe.compile.recording import Recorded
 from minipipe.execution.executor import Binding
-from minipipe.execution.handlers import HANDLERS
+from minipipe.execution.row_handlers import HANDLERS
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {

@@ -55,6 +55,9 @@ class Module(Familiar):
     _described: str = ""
     # the attribute whose parts keep the names that they would have without this module
     _inlined: str = ""
+    # A module that this one computes by its method ``compute(function, x)``. If it is a
+    # sequence, its layers draw random numbers as if they stood in place of this one.
+    _unfolded: Any = None
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the module does not take; the error names the equivalent

@@ -14,9 +14,9 @@ from weakref import ReferenceType, WeakValueDictionary
 
 import numpy as np
 
-from minipipe.autograd import Leaf, backend
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, Shape
-from minipipe.autograd.graph import BackwardWalk
+from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.modes import next_order
 from minipipe.errors import ParameterError, TensorError
 from minipipe.hints import with_hints
