@@ -20,8 +20,8 @@ from minipipe.autograd.calls import Nothing, calling, has_half, recording
 from minipipe.autograd.graph import CUSTOM, Leaf, Node, StageInput, Vjp
 from minipipe.autograd.operation import Operation, names_in
 from minipipe.autograd.walk import backward
+from minipipe.core.familiar import refuse_calls, with_hints
 from minipipe.errors import TensorError, shape_error
-from minipipe.hints import refuse_calls, with_hints
 
 __all__ = ["Operand", "Tensor", "as_tensor", "op", "record"]
 

@@ -21,6 +21,7 @@ FLOORS = [
     for line in """
         errors limits
         specs
+        core.familiar core.texts
         io hints
         _lazy core
         simulation
@@ -69,6 +70,7 @@ ONLY_HERE = {
 DOORS = {
     ("schedules.written", "render.notebook"),
     ("comm.process_group", "parallel.reduction"),
+    ("core.familiar", "hints"),
     ("schedules.cells", "passes.kinds"),
 }
 FIRST_PATH = [

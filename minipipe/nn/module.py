@@ -12,8 +12,14 @@ from typing import Any, Self, TypeGuard, TypeVar
 import numpy as np
 
 from minipipe.autograd import backend
+from minipipe.core.familiar import (
+    Familiar,
+    check_keywords,
+    check_options,
+    explain,
+    with_hints,
+)
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.hints import Familiar, check_keywords, check_options, explain, with_hints
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.rebinding import rebound
 from minipipe.nn.untrained import warn_of_untrained
