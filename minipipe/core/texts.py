@@ -110,4 +110,4 @@ def parse_whole(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS:
         return int(text)
     message = f"{quoted(text)} is not a whole number of at most {MOST_DIGITS} digits"
-    raise ArgumentError("value", message)
+    raise ArgumentError(message)

@@ -138,6 +138,19 @@ class BatchObjective(Objective):
         return "gradients" if self.is_given else "targets"
 
     @property
+    def of_pipeline(self) -> tuple[Loss | None, Weight | None]:
+        """The arguments that are the same in all calls of a pipeline without a mesh."""
+        return self.loss, self._loss_weight
+
+    @property
+    def weighs_by_form(self) -> bool:
+        """Whether the shares of microbatches follow from the form of a batch, as long
+        as the loss has the same attributes.
+        """
+        weight = self._loss_weight or getattr(self.loss, "weight", None)
+        return not callable(weight) or getattr(weight, "weighs_items", False)
+
+    @property
     def alike(self) -> dict[str, float | None]:
         """Numbers, by name, that must be equal on all ranks."""
         is_everywhere = self.where == "everywhere"
@@ -304,7 +317,7 @@ def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
         raise ArgumentError("type", message)
     if outputs not in (True, False, "everywhere"):
         raise ArgumentError(
-            "value", f"outputs is {outputs!r}; expected True, False or 'everywhere'."
+            f"outputs is {outputs!r}; expected True, False or 'everywhere'."
         )
     hint = "Give its value: scale=scale.value." if hasattr(scale, "value") else ""
     Spec(int | float | np.number, expected="a number", advice=hint, code="type").check(

@@ -85,7 +85,7 @@ def partition_by_stage_cost(
     if placement is not None and len(placement) != num_stages:
         given, expected = counted(len(placement), "rank"), counted(num_stages, "stage")
         message = f"The placement has {given}; expected one for each of {expected}."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     return smallest_largest_rank(
         costs, range(num_stages) if placement is None else placement
     )
