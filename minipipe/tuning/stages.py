@@ -43,11 +43,11 @@ from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import Executor, Handler, Handlers, Pending
-from minipipe.execution.handlers import handlers_of
 from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
+from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
