@@ -39,7 +39,7 @@ from minipipe.execution.executor import Executor, Step
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut
 from minipipe.execution.sliced import SlicedStage
-from minipipe.schedules.action import L, O
+from minipipe.schedules.action import O
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
@@ -241,7 +241,7 @@ class CompiledRow:
         Of the sections of each compiled stage.
     report : str
     is_whole : bool
-        Whether nothing in it runs eagerly.
+        Whether nothing in it computes eagerly.
     is_static : bool
         Whether all weight gradients are arrays that are written in each step.
     given : GivenGradients
@@ -462,16 +462,12 @@ def _stage_programs(
 
 
 def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
-    """Return whether a schedule runs nothing but compiled sections, copies to a file
-    and messages.
-    """
+    """Return whether all computations of a schedule are compiled sections."""
     for binding in executor.bindings:
         stage, kind, k = binding.action
-        if kind.declaration.of_rank or kind.is_communication:
+        if not binding.is_timed:
             continue
-        if (stage, k) not in programs or kind not in (*SECTIONS, O, L):
-            return False
-        if hasattr(binding.handler, "then"):
+        if kind not in SECTIONS or (stage, k) not in programs:
             return False
     return True
 

@@ -32,6 +32,7 @@ from minipipe.execution.source import name_of, targets_of, variable_of
 from minipipe.schedules.action import (
     RECV_B,
     RECV_F,
+    REDUCE_GRAD,
     SEND_B,
     SEND_F,
     Action,
@@ -75,7 +76,9 @@ class Row:
             if not binding.action.kind.declaration.of_rank
         ]
         self._last_stage = executor.program.num_stages - 1
-        self._reduces = any(b.action.kind == "REDUCE_GRAD" for b in self._bindings)
+        self._reductions = [
+            each for each in self._bindings if each.action.kind is REDUCE_GRAD
+        ]
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
         self.losses: dict[int, Any] = {}
@@ -129,17 +132,20 @@ class Row:
             yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
             yield from self._given_arrays("y", "objective.targets", targets)
+        first_sum = next(iter(self._reductions), None)
         for position, binding in enumerate(self._bindings):
             if position:
                 advance = f"activity.position = {position}"
-                yield f"    {'rank.advance()' if self._reduces else advance}"
+                yield f"    {'rank.advance()' if self._reductions else advance}"
+            if binding is first_sum:
+                yield from _GIVEN
             for line in self._instruction(position, binding):
                 yield f"    {line}"
         for name, message in self.messages.items():
             if message.is_send:
                 yield from (f"    {line}" for line in sent(name))
-        yield "    for leaf, gradient in given.pairs:"
-        yield "        leaf.grad = gradient"
+        if first_sum is None:
+            yield from _GIVEN
 
     def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
         """Yield the lines that name the arrays of a batch, and remember its rows."""
@@ -462,6 +468,13 @@ class Row:
         taken = sum(map(_is_held, binding.takes))
         self._counts[stage] = self._counts.get(stage, 0) + given - taken
         return self._counts[stage]
+
+
+_GIVEN = """\
+    for leaf, gradient in given.pairs:
+        leaf.grad = gradient""".splitlines()
+"""Behind all sections that write gradients, or before a sum takes the first ones; the
+other sections write into these arrays too."""
 
 
 def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ row and judges the result. If the last one was compiled and its batch was plain,
 of that is known, and the rest is printed, instruction by instruction of the row::
 
     HANDSHAKE    forms, guards, agreement
-    …            the compiled schedule
+    …            the compiled schedule; if it has REDUCE_GRADs, a wait for their sums
     FINITE       a dot product of all gradients
     LOSS         a sum, or an exchange
 
@@ -25,7 +25,7 @@ from functools import partial
 from itertools import count
 from math import isfinite
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import numpy as np
@@ -42,6 +42,9 @@ from minipipe.execution.source import name_of
 from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.plain_batch import PlainBatch
 from minipipe.pipeline.training_call import TrainingCall
+
+if TYPE_CHECKING:
+    from minipipe.execution.sums import GradientSums
 
 _numbers = count()  # of steps: each has its own file name
 
@@ -71,6 +74,7 @@ def repeated(
     intake: Intake,
     finite: FiniteCheck,
     pending: deque[PendingLoss],
+    sums: GradientSums | None,
 ) -> RepeatedStep | None:
     """Return what runs steps like the last one; None if no other can be like it.
 
@@ -83,13 +87,17 @@ def repeated(
     finite : FiniteCheck
     pending : deque of PendingLoss
         The losses of earlier steps that nothing has waited for.
+    sums : GradientSums or None
+        The gradient all-reduces of replicas.
     """
     program, form = compiler.program, intake.last
     if program is None or not program.is_whole or form is None:
         return None
-    if form.call != "step" or finite.grid is not None:
+    if form.call != "step":
         return None
     names = {"rank": executor, "compiler": compiler, "pending": pending}
+    if sums is not None:
+        names["sums"] = sums
     step = RepeatedStep(executor, program, intake, form, finite, names)
     return step if step.source else None
 
@@ -180,6 +188,7 @@ class RepeatedStep:
         framing = [b for b in bindings if b.action.kind.declaration.of_rank]
         others = [b for b in framing if b.action.kind not in printers]
         self._has_others = bool(others)
+        self._has_sums = "sums" in self._names
         self._checks = any(b.action.kind == "FINITE" for b in framing)
         if any(binding.takes or binding.gives for binding in others):
             return []
@@ -206,6 +215,7 @@ class RepeatedStep:
             "        leaf.grad = None",
             "    try:",
             "        program.run(rank)  # the schedule",
+            *["        sums.finish()"] * self._has_sums,
             *(f"        {line}" for lines in behind for line in lines()),
             *(f"        {line}" for line in forget),
             "        record = rank.record",
@@ -298,9 +308,12 @@ class RepeatedStep:
         self._names |= {"batch": batch, "sizes": batch.sizes, "objective": objective}
         yield "batch.step, batch.training_step = calls.count, pipeline.num_steps"
         yield "objective.scale = scale"
+        yield "objective.losses.clear()"
         for noun, cut in cuts.items():
             self._names[f"{noun}_of_batch"] = cut.whole.arrays
             yield f"{noun}_of_batch[0] = {noun}"
+        if self._has_sums:
+            yield "sums.begin(False)"
         if self._intake.needs.targets:
             self._names["targets_in_microbatches"] = cuts.get("targets")
             begin = "objective.begin(sizes, targets_in_microbatches)"
@@ -314,11 +327,15 @@ class RepeatedStep:
         """Yield the lines that find a gradient that is not finite."""
         finite, program = self._finite, self._program
         self._names |= {"finite": finite, "given": program.given}
+        if finite.is_shared:  # by tensor-parallel ranks
+            yield "culprit, waits = finite.of_step(batch, waits=True).findings"
+            return
         yield "culprit = -1.0  # the number of a parameter whose gradient is not finite"
+        yield "waits = 1.0"
         if finite.may_overflow:
             return
-        yield "if objective.scale <= 1:"
-        if program.is_static and not self._has_others:
+        yield "if scale <= 1:"
+        if program.is_static and not (self._has_others or self._has_sums):
             self._names |= {"vdot": np.vdot}  # which does not warn of an overflow
             yield "    squares = map(vdot, given.flat, given.flat)"
             yield "    if not all(map(isfinite, squares)):"
@@ -336,7 +353,7 @@ class RepeatedStep:
             gradients = "batch, rank.record.input_gradients"
             yield f"steps.input_gradients = intake.input_gradients({gradients})"
         num_results = 1 + len(self._form.sizes)
-        findings = "culprit, 1.0" if self._checks else ""
+        findings = "culprit, waits" if self._checks else ""
         root = intake.delivery.root
         own = (
             f"objective.numbers({findings})" if group.rank == root else f"[{findings}]"
