@@ -300,7 +300,9 @@ def problems_of_parameters(documented):
         for head in heads
         for name in head.partition(" : ")[0].split(",")
     ]
-    if documented.name == "Pipeline" and "options" in signature:  # whose own keywords are in a table
+    if (
+        documented.name == "Pipeline" and "options" in signature
+    ):  # whose own keywords are in a table
         assert {*KEYWORDS} <= {*described}
         described = [name for name in described if name not in KEYWORDS]
     if described != signature:

@@ -39,7 +39,7 @@ from minipipe.execution.executor import Executor, Step
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut
 from minipipe.execution.sliced import SlicedStage
-from minipipe.schedules.action import O
+from minipipe.schedules.action import L, O
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
@@ -462,12 +462,14 @@ def _stage_programs(
 
 
 def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
-    """Return whether all computations of a schedule are compiled sections."""
+    """Return whether all computations of a schedule are compiled sections, or copies to
+    a file.
+    """
     for binding in executor.bindings:
         stage, kind, k = binding.action
         if not binding.is_timed:
             continue
-        if kind not in SECTIONS or (stage, k) not in programs:
+        if (stage, k) not in programs or kind not in (*SECTIONS, O, L):
             return False
     return True
 
