@@ -33,6 +33,7 @@ import numpy as np
 
 from minipipe.autograd.modes import mode
 from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.core.objective import Objective
 from minipipe.data import take_last_draw
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
@@ -367,7 +368,7 @@ class RepeatedStep:
     def _deliver(self) -> Iterator[str]:
         """Yield the lines that give all ranks the loss, and judge it."""
         intake, group = self._intake, self._executor.group
-        self._names["BatchLoss"] = BatchLoss
+        self._names |= {"BatchLoss": BatchLoss, "results": Objective.numbers}
         yield "pipeline.num_steps += 1"
         if intake.returns_input_gradients:
             self._names["intake"] = intake
@@ -376,9 +377,9 @@ class RepeatedStep:
         num_results = 1 + len(self._form.sizes)
         findings = "culprit, waits" if self._checks else ""
         root = intake.delivery.root
-        own = (
-            f"objective.numbers({findings})" if group.rank == root else f"[{findings}]"
-        )
+        own = f"[{findings}]"
+        if group.rank == root:
+            own = f"[*results(objective), {findings}]"
         if intake.calls.is_alone:
             yield f"found = {{{root}: {own}}}"
         else:
