@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.autograd import backend
 from minipipe.comm.message import packed_step
 from minipipe.compile.memory import Layout, RowMemory, read_after
 from minipipe.compile.messages import Message, sent
+from minipipe.compile.offloads import Kept, with_deletions
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
@@ -31,12 +33,14 @@ from minipipe.execution.source import name_of, targets_of, variable_of
 from minipipe.schedules.action import (
     RECV_B,
     RECV_F,
+    REDUCE_GRAD,
     SEND_B,
     SEND_F,
     Action,
     B,
     F,
     I,
+    O,
     R,
     W,
 )
@@ -57,6 +61,8 @@ class Row:
         To which the lines refer, besides the sections.
     losses : dict of int to dtype
         By microbatch, of those that this rank computes.
+    passed : dict of (int, int) to list of str
+        By stage and microbatch, the arrays that it leaves for later slices.
     inputs : dict of (int, int) to str
         By stage and microbatch, the name of the value that it gets.
     forms : dict of str to Form
@@ -73,12 +79,13 @@ class Row:
             if not binding.action.kind.declaration.of_rank
         ]
         self._last_stage = executor.program.num_stages - 1
-        self._reduces = any(b.action.kind == "REDUCE_GRAD" for b in self._bindings)
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
         self.losses: dict[int, Any] = {}
         self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
-        self._outputs: dict[tuple[int, int], str] = {}
+        self._results: dict[tuple[int, int], list[str]] = {}  # names of arrays
+        self.passed: dict[tuple[int, int], list[str]] = {}  # to the later slices
+        self._came: dict[tuple[int, int], list[str]] = {}  # the gradients of these
         self._gradients: dict[tuple[int, int], str] = {}  # that came back
         self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
         self._form_by_value: dict[Any, Any] = {}
@@ -93,17 +100,25 @@ class Row:
             b.takes[0] for b in self._bindings if b.action.kind in (SEND_F, SEND_B)
         }
         self._counts: dict[int, int] = {}  # by stage, the microbatches that it holds
+        self._leaving = {p for p in programs if programs[p].leaves}
+        self._local = set[str]()  # arrays that are new in each step, and deleted in it
         self.names: dict[str, Any] = {
+            "Kept": Kept,
             "cell": [binding.action for binding in self._bindings],
             "carried": [_carried(executor, b.action) for b in self._bindings],
             "Receipt": Receipt,
             "new": tuple.__new__,
             "packed_step": packed_step,
             "asarray": np.asarray,
+            "add": backend.quietly(np.add),  # halves, whose sum may be infinite
         }
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the function `schedule`."""
+    def lines(self) -> list[str]:
+        """Return the lines of the function `schedule`."""
+        lines = list(self._lines())  # which find the local arrays
+        return with_deletions(lines, self._local) if self._local else lines
+
+    def _lines(self) -> Iterator[str]:
         yield "def schedule(rank):"
         yield "    batch, ran = rank.batch, rank.record.ran.append"
         yield "    seed, step = batch.seed, batch.training_step"
@@ -120,17 +135,25 @@ class Row:
             yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
             yield from self._given_arrays("y", "objective.targets", targets)
+        has_begun = False  # a sum, which goes on between the instructions
+        first_sum = next(
+            (b for b in self._bindings if b.action.kind is REDUCE_GRAD), None
+        )
         for position, binding in enumerate(self._bindings):
-            if position:
-                advance = f"activity.position = {position}"
-                yield f"    {'rank.advance()' if self._reduces else advance}"
+            if has_begun:
+                yield "    rank.advance()"
+            elif position:
+                yield f"    activity.position = {position}"
+            if binding is first_sum:
+                has_begun = True
+                yield from _GIVEN
             for line in self._instruction(position, binding):
                 yield f"    {line}"
         for name, message in self.messages.items():
             if message.is_send:
                 yield from (f"    {line}" for line in sent(name))
-        yield "    for leaf, gradient in given.pairs:"
-        yield "        leaf.grad = gradient"
+        if first_sum is None:
+            yield from _GIVEN
 
     def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
         """Yield the lines that name the arrays of a batch, and remember its rows."""
@@ -156,6 +179,9 @@ class Row:
         program = self._programs.get((action.stage, action.microbatch))
         if program is not None and action.kind in SECTIONS:
             yield from self._section(program, position, binding)
+        elif program is not None and action.kind is O:
+            yield self._taken_out(program, binding)
+            yield from self._handler(position, binding)
         elif action.kind in (SEND_F, SEND_B) and self._is_sent_plainly(binding):
             message = self._message(binding, self._form_by_value[binding.takes[0]])
             yield f"sent[carried[{position}]] = now()"
@@ -175,22 +201,28 @@ class Row:
         recorded, is_forward = program.recorded, kind is F
         given = self._given(position)
         yield from self._taken_arrays(binding, recorded)
+        yield from self._put_back(program, binding)
         section = program.section_of(kind)
         is_loss = is_forward and recorded.result is None
         is_output = is_forward and stage == self._last_stage and not is_loss
-        own, out = given.get("x" if is_forward else "g"), list[str]()
+        own, out = given.get("x" if is_forward else "g"), ["loss"] * is_loss
         result = recorded.result if is_forward else recorded.gradient
         if kind not in (R, W) and result is not None:
             base = self._name_of_result(binding.action, own)
             out = result.names(base)
-            if is_output:  # not in arrays of the program: the user keeps them
+            is_leaving = is_forward and self._leaves(stage, k)
+            if is_output or is_leaving:  # not in arrays of the program: they are kept
                 yield f"{', '.join(out)}, = {self._form(result)}.new()"
+                self._local.update(out if is_leaving else ())
             else:
                 self.forms[base] = result
-            if is_forward:
-                self._outputs[stage, k] = base
-        call = self._call(program, section, k, out)
-        if own in self._sends and result is not None and result.is_plain:
+        further = self._passed_by(program, section, k)
+        results = [*(out or ["None"] * recorded.num_inputs), *further]
+        if is_forward:
+            self._results[stage, k] = results
+        call = self._call(program, section, k, results)
+        is_sent = own in self._sends and result is not None and result.is_plain
+        if is_sent and self._local.isdisjoint(out):
             yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_loss:
@@ -199,6 +231,7 @@ class Row:
         else:
             yield from _assigned(out, result, call)
         yield f"ran((begun, now(), {self._held(binding)}))"
+        yield from self._added(stage, k, further) if not is_forward else ()
         if own is not None and out:
             self._state[own], self._form_by_value[own] = "arrays", result
         yield from self._behind_section(position, binding, section)
@@ -234,6 +267,8 @@ class Row:
             if role in taken:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
+        if "x" in taken and self._leaves(stage - 1, k):
+            self._local.update(recorded.received.names(variable_of(taken["x"])))
         if kind is F and "x" in taken:
             self.inputs[stage, k] = variable_of(taken["x"])
         if "g" in taken:  # a later W may read it once more
@@ -250,11 +285,51 @@ class Row:
             self.names[name] = then
             yield f"{name}(rank, cell[{position}])"
 
+    # -- values that are away ----------------------------------------------------------
+
+    def _leaves(self, stage: int, k: int) -> bool:
+        """Return whether the result of a stage leaves the memory: read later by its
+        own backward, or by the one of the next stage.
+        """
+        own, following = (stage, k), (stage + 1, k)
+        return (own in self._leaving and self._programs[own].reads_later("y")) or (
+            following in self._leaving and self._programs[following].reads_later("x")
+        )
+
+    def _away(self, program: StageProgram, k: int) -> dict[str, str]:
+        """Return the arrays of the row that are away with the values of sections."""
+        names = {p: self._argument(p, program, k, ()) for p in program.read_later}
+        return {p: name for p, name in names.items() if name in self._local}
+
+    def _taken_out(self, program: StageProgram, binding: Binding) -> str:
+        """Return the line that takes the values of a microbatch for its O."""
+        k, name = binding.action.microbatch, variable_of(binding.takes[0])
+        slots = [
+            f"(stash{i}_{program.name}, {program.slots[k][i]})"
+            for i, (first, _) in enumerate(program.sections.lifetimes)
+            if first == "forward"
+        ]
+        away = self._away(program, k).items()
+        arrays = ", ".join(f'"{parameter}": {array}' for parameter, array in away)
+        return f"{name} = Kept({{{arrays}}}, [{', '.join(slots)}])"
+
+    def _put_back(self, program: StageProgram, binding: Binding) -> Iterator[str]:
+        """Yield lines that wait for the values of a microbatch after its L."""
+        for value in binding.takes:
+            if value.name == "back":
+                name = variable_of(value)
+                arrays = self._away(program, value.microbatch).values()
+                left = f"{', '.join(arrays)}, = " if arrays else ""
+                yield f"{left}{name}.wait().arrays.values()"
+                yield f"del {name}"
+
     # -- channels ----------------------------------------------------------------------
 
     def _is_sent_plainly(self, binding: Binding) -> bool:
         """Return whether a SEND sends one array, which a section has written."""
         value = binding.takes[0]
+        if f"{variable_of(value)}_0" in self._local:
+            return False
         return (
             self._state.get(value) == "arrays" and self._form_by_value[value].is_plain
         )
@@ -262,9 +337,9 @@ class Row:
     def _plain_form(self, action: Action) -> Form | None:
         """Return the form of the value of a RECV, if it is one array for a section."""
         program = self._programs.get((action.stage, action.microbatch))
-        if program is None:
-            return None
         is_forward = action.kind is RECV_F
+        if program is None or (is_forward and self._leaves(*_before(action))):
+            return None
         form = program.recorded.received if is_forward else program.recorded.came
         return form if form is not None and form.is_plain else None
 
@@ -307,21 +382,78 @@ class Row:
         if letter == "x":
             return self._input(program, k, i)
         if letter == "g":
-            name = self._gradients.get((program.stage, k))
-            return f"seeds[{k}]" if name is None else f"{name}_{i}"
+            return self._gradient(program, k, i)
         if letter == "out":
             return out[i]
         assert letter == "y", parameter
-        return f"{self._outputs[program.stage, k]}_{i}"
+        return self._results[program.stage, k][i]
 
     def _input(self, program: StageProgram, k: int, i: int) -> str:
-        """Return the name of an array of a stage's input, or of the targets."""
+        """Return the name of an array of a stage's input, of the targets, or of an
+        earlier slice.
+        """
         count = program.recorded.num_inputs
         if i >= count:
-            return self._batch["y", k][i - count]
+            targets = self._batch["y", k] if program.recorded.result is None else []
+            earlier = self.earlier(program.stage, k)
+            return [*targets, *earlier][i - count]
         if program.stage == 0:
             return self._batch["x", k][i]
         return f"{self.inputs[program.stage, k]}_{i}"
+
+    def _gradient(self, program: StageProgram, k: int, i: int) -> str:
+        """Return the name of a gradient of a stage's result, or of what it has left for
+        later slices.
+        """
+        name, came = self._gradients.get((program.stage, k)), program.recorded.came
+        count = 1 if came is None else len(came.shapes)
+        if i >= count:
+            return self._came[program.stage, k][i - count]
+        return f"seeds[{k}]" if name is None else f"{name}_{i}"
+
+    # -- slices of sequences -----------------------------------------------------------
+
+    def _before(self, k: int) -> range:
+        """Return the slices of a sequence before one."""
+        return range(k - k % self._executor.program.num_slices, k)
+
+    def earlier(self, stage: int, k: int) -> list[str]:
+        """Return the names of what the slices before one have passed on."""
+        passed = [self.passed.get((stage, each), []) for each in self._before(k)]
+        return [name for names in passed for name in names]
+
+    def _passed_by(self, program: StageProgram, section: str, k: int) -> list[str]:
+        """Return the names of the further results of a section: keys and values for
+        later slices, or gradients of those of earlier ones.
+        """
+        recorded, is_forward = program.recorded, section == "forward"
+        count = recorded.num_inputs
+        if is_forward:
+            count = 1 if recorded.result is None else len(recorded.result.shapes)
+        variables = recorded.trace.variables
+        own = [variables.get(name) for name in recorded.trace.results[section][count:]]
+        if not own:
+            return []
+        form = Form.of_variables(own)
+        base = f"{'passed' if is_forward else 'grad_passed'}{program.stage}_{k}"
+        names, self.forms[base] = form.names(base), form
+        if is_forward:
+            self.passed[program.stage, k] = names
+        return names
+
+    def _added(self, stage: int, k: int, names: Sequence[str]) -> Iterator[str]:
+        """Yield the lines that add gradients to those of the earlier slices."""
+        own = iter(names)
+        for before in self._before(k) if names else ():
+            new = [next(own) for _ in self.passed[stage, before]]
+            came = self._came.setdefault((stage, before), new)
+            if came is new:
+                continue
+            for i, (total, part) in enumerate(zip(came, new)):
+                if "None" in (total, part):
+                    came[i] = part if total == "None" else total
+                else:
+                    yield f"add({total}, {part}, {total})"
 
     def _handler(self, position: int, binding: Binding) -> Iterator[str]:
         """Yield the line of an instruction that its eager handler runs."""
@@ -401,10 +533,17 @@ class Row:
     def _held(self, binding: Binding) -> int:
         """Return how many microbatches the stage holds after an action."""
         stage = binding.action.stage
-        given = sum(NOUNS[value.name].keeps_weights for _, value in binding.gives)
-        taken = sum(NOUNS[value.name].keeps_weights for value in binding.takes)
+        given = sum(_is_held(value) for _, value in binding.gives)
+        taken = sum(map(_is_held, binding.takes))
         self._counts[stage] = self._counts.get(stage, 0) + given - taken
         return self._counts[stage]
+
+
+_GIVEN = """\
+    for leaf, gradient in given.pairs:
+        leaf.grad = gradient""".splitlines()
+"""Behind all sections that write gradients, or before a sum takes the first ones; the
+other sections write into these arrays too."""
 
 
 def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[str]:
@@ -430,6 +569,17 @@ def _carried(executor: Executor, action: Action) -> Any:
     """Return the value of a message, as records know it; None for another action."""
     route = executor.routes.get(action)
     return None if route is None else route.value
+
+
+def _is_held(value: Any) -> bool:
+    """Return whether a value is a graph in memory."""
+    noun = NOUNS[value.name]
+    return noun.keeps_weights and not noun.is_away
+
+
+def _before(action: Action) -> tuple[int, int]:
+    """Return the stage before that of an action, and its microbatch."""
+    return action.stage - 1, action.microbatch
 
 
 def _role(value: Any) -> str:

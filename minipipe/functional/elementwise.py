@@ -29,9 +29,9 @@ from functools import partial
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, Arrays, array_module
 from minipipe.autograd.modes import Key, next_key
+from minipipe.core.familiar import with_hints
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
-from minipipe.hints import with_hints
 from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
 

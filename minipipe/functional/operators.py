@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minipipe.autograd import Leaf, backend
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
+from minipipe.autograd.graph import Leaf
 from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.functional import contraction, elementwise, operands, reduction, shape
 from minipipe.hints import Familiar, instead_of, with_hints

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import Node, backend
-from minipipe.autograd.graph import CUSTOM
+from minipipe.autograd import backend
+from minipipe.autograd.graph import CUSTOM, Node
 from minipipe.autograd.modes import (
     at,
     current_place,
@@ -21,7 +21,7 @@ from minipipe.autograd.modes import (
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import TensorError
 from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
-from minipipe.nn.module import Module, in_modes
+from minipipe.nn.module import Module, in_modes, is_exactly
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.specs import Spec
 from minipipe.tensor import Tensor, as_tensor, record
@@ -77,6 +77,11 @@ class Recompute(Module):
         spec = Spec(Module, expected="a module, such as nn.Linear(4, 4)")
         spec.of_class("Recompute", module)
         self.module = module
+
+    @property
+    def _unfolded(self) -> Module | None:
+        """The module, unless a subclass computes it in another way."""
+        return self.module if is_exactly(self, Recompute) else None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.module!r})"

@@ -13,7 +13,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import next_order
+from minipipe.autograd.modes import mode
 from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
@@ -347,7 +347,8 @@ class Optimiser(Familiar, ABC):
         if not self.first:
             self.first = [group.hyper_parameters for group in self.groups]
         num_steps, num_loads = self.history
-        self.history = (num_steps + 1, num_loads)
+        # past the method of this class, which only adds a hint to an error
+        object.__setattr__(self, "history", (num_steps + 1, num_loads))
         if not self.apply():
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
@@ -357,9 +358,13 @@ class Optimiser(Familiar, ABC):
         """Change every parameter that has a gradient, as a part of a step that was
         counted; return whether one has.
         """
-        now, has_changed = next_order(), False
+        now, has_changed = next(mode().creation), False
         for group in self.groups:
             walk = self._walks.get(id(group.parameters))
+            only = None if walk is None else walk.only
+            if only is not None and only.change(self._update, group, now):
+                has_changed = True
+                continue
             units = None if walk is None else walk.units(group.parameters)
             if units is None:
                 units = self._new_units(group.parameters)

@@ -251,7 +251,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
     def __init__(
         self, layers: list[Module], measured: Sequence[LayerProfile], loss: Any = None
     ) -> None:
-        self._layers, self._holdings = layers, [found.holding for found in measured]
+        self._layers = layers
+        self._holdings = [found.holding for found in measured]
         names = [layer.brief() for layer in layers]
         names.append(getattr(loss, "__qualname__", type(loss).__name__))
         sizes = [(own.num_parameters, _num_bytes(own)) for own in layers]
@@ -510,7 +511,8 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
     >>> microbatches_in_flight(schedules.one_f_one_b(4, 8))
     [4, 3, 2, 1]
     """
-    most, counts = [0] * schedule.num_stages, pairs_of(flow_of(schedule))
+    most = [0] * schedule.num_stages
+    counts = pairs_of(flow_of(schedule))
     for rank, row in enumerate(schedule.actions):
         held = [0] * schedule.num_stages
         for (stage, _, _), change in zip(row, counts.of_row(rank)):

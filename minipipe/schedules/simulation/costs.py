@@ -569,7 +569,8 @@ class Costs:
         ... )
         [(3.0, 7.0)]
         """
-        sizes, times = self.by_stage("gradient_size", schedule.num_stages), []
+        sizes = self.by_stage("gradient_size", schedule.num_stages)
+        times = []
         for stage, size in enumerate(sizes):
             n = len(schedule.ranks_of(stage))
             part = size / n / as_float(self.bandwidth) if n > 1 else 0.0
