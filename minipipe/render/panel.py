@@ -351,12 +351,7 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     for item in drawn:
         _DRAWN.check("An argument", item)
     pairs = shares(drawn)
-    timelines = [
-        item
-        if isinstance(item, Timeline)
-        else simulate(item, Costs().cut(chunks_of(item, share)))
-        for item, share in zip(drawn, pairs)
-    ]
+    timelines = list(map(_timeline_of, drawn, pairs))
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
         several = f"These timelines are in {' and in '.join(units)}"
@@ -367,7 +362,14 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
             "times in seconds.",
         )
     own = [timeline.pairs_per_microbatch for timeline in timelines]
-    pairs = pairs if None in own else [count or 1 for count in own]
-    return tuple(
-        map(Panel, timelines, pairs if max(pairs) > 1 else [None] * len(pairs))
-    )
+    if None not in own:
+        pairs = [count or 1 for count in own]
+    if max(pairs) == 1:
+        return tuple(map(Panel, timelines))
+    return tuple(map(Panel, timelines, pairs))
+
+
+def _timeline_of(item: ActionTable | Timeline, share: int) -> Timeline:
+    if isinstance(item, Timeline):
+        return item
+    return simulate(item, Costs().cut(chunks_of(item, share)))

@@ -234,20 +234,18 @@ class _Process:
         """Return the details of an action, which viewers show on a click."""
         timeline = self.timeline
         action = self.timeline.spans[rank][index].action
-        place = {
+        place: Event = {
             "stage": action.stage,
             "microbatch": number_of(action.microbatch, timeline.num_slices),
         }
-        about = {
-            **({} if action.kind.is_of_rank else place),
-            "kind": action.kind.declaration.words,
-            "held activations after it": self.panel.held_activations[rank][index],
-            "on the critical path": action in self.critical,
-        }
+        about = {} if action.kind.is_of_rank else place
+        about["kind"] = action.kind.declaration.words
+        held = self.panel.held_activations[rank][index]
+        about["held activations after it"] = held
+        about["on the critical path"] = action in self.critical
         if timeline.memory:
-            about[f"held {timeline.memory_unit} after it"] = timeline.memory[rank][
-                index
-            ]
+            memory = timeline.memory[rank][index]
+            about[f"held {timeline.memory_unit} after it"] = memory
         return about
 
     def idle(self, rank: int) -> Iterator[Event]:
@@ -267,16 +265,12 @@ class _Process:
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
+        names = ("held", "activations")
+        curve = self.panel.activations_over_time(rank)
         if timeline.memory:
+            names = ("memory", timeline.memory_unit)
             curve = timeline.memory_over_time(rank)
-        else:
-            curve = self.panel.activations_over_time(rank)
-        name, series = (
-            ("memory", timeline.memory_unit)
-            if timeline.memory
-            else ("held", "activations")
-        )
-        yield from self.counter(rank, name, series, [(timeline.start, 0), *curve])
+        yield from self.counter(rank, *names, [(timeline.start, 0), *curve])
 
     def counter(
         self, rank: int, name: str, series: str, curve: Iterable[tuple[float, float]]

@@ -416,13 +416,14 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     """Return the cells of one rank, up to the end of its timeline."""
     timeline = panel.timeline
+    length = columns.total
     if columns.makespan:
         length = math.ceil(columns.column(timeline.makespan))
-    else:
-        length = columns.total
     spans = drawn_spans(timeline.spans[rank])
     places = places_of(spans, timeline.start, columns)
-    cells: list[Cell] = [(_IDLE, IDLE)] * max(length, places[-1][1] if places else 0)
+    if places:
+        length = max(length, places[-1][1])
+    cells: list[Cell] = [(_IDLE, IDLE)] * length
     for span, (first, last) in zip(spans, places):
         cells[first:last] = action_cells(
             panel, rank, span.action, last - first, columns.names_stages
@@ -443,10 +444,9 @@ def action_cells(
 
     The forward of an overlapped pair ends in ``&``.
     """
+    mark = ""
     if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1:
         mark = "&"
-    else:
-        mark = ""
     texts = labels(panel, rank, action, names_stages)
     label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)

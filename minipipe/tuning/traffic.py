@@ -101,9 +101,9 @@ def _bytes_of_arrays(message: np.ndarray) -> int:
     if has_label(message):
         return message.nbytes - HEADER_SIZE
     content = unpack(message)  # of a reduction; else it is the payload of a stage
-    arrays = (
-        content if isinstance(content, list) else Payload.from_message(message).arrays
-    )
+    arrays = content
+    if not isinstance(content, list):
+        arrays = Payload.from_message(message).arrays
     return sum(part.nbytes for part in arrays if part is not None)
 
 

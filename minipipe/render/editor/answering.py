@@ -120,9 +120,9 @@ class Editor:
     def _carried_out(self, message: dict[str, Any]) -> Answer:
         arguments = dict(message)
         verb = arguments.pop("do", None)
-        do: Callable[..., Answer] | None = (
-            getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
-        )
+        do: Callable[..., Answer] | None = None
+        if isinstance(verb, str):
+            do = getattr(self, f"do_{verb}", None)
         if do is None:
             reason = "The editor does not know what to do"
             return self._refused(f"{reason}: {quoted(verb)}.")
@@ -371,11 +371,8 @@ class Editor:
         """
         ranks = len(draft.rows)
         stages = len(draft.placement)
-        sizes = (
-            ranks,
-            draft.num_microbatches,
-            stages // ranks if stages > ranks else None,
-        )
+        chunks = stages // ranks if stages > ranks else None
+        sizes = (ranks, draft.num_microbatches, chunks)
         if len(draft.there) > _MOST_RECOGNISED:
             return []
         if self._named[0] != sizes:
@@ -521,9 +518,9 @@ def _in_text(text: str, problem: Problem) -> list[int] | None:
         for n, line in enumerate(text.splitlines(), 1)
         if line.split("#", 1)[0].strip()
     ]
-    return (
-        [lines[problem.rank], problem.step + 1] if problem.rank < len(lines) else None
-    )
+    if problem.rank < len(lines):
+        return [lines[problem.rank], problem.step + 1]
+    return None
 
 
 def _built_as(ranks: int, microbatches: int, chunks: int | None) -> dict[str, Any]:

@@ -147,11 +147,8 @@ class Draft:
             found += [Action(s, F, k) for s in stages]
             for s in reversed(stages):
                 is_whole = s not in split or Action(s, B, k) in self.there
-                found += (
-                    [Action(s, B, k)]
-                    if is_whole
-                    else [Action(s, I, k), Action(s, W, k)]
-                )
+                kinds = (B,) if is_whole else (I, W)
+                found += [Action(s, kind, k) for kind in kinds]
         return tuple(action for action in found if action not in self.there)
 
     @cached_property

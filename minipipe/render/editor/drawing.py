@@ -80,10 +80,10 @@ class Sight:
         """A lower bound on the makespan: within the limit or, without a limit, the peak
         of a finished draft.
         """
-        own = max(self.timeline.peak_activations) if self.is_finished else inf
-        workload = workload_of(
-            self.draft.whole, self.costs, own if self.limit is None else self.limit
-        )
+        limit = self.limit
+        if limit is None:
+            limit = max(self.timeline.peak_activations) if self.is_finished else inf
+        workload = workload_of(self.draft.whole, self.costs, limit)
         found = known_bound(workload, Objective.MAKESPAN)
         if not found.value < inf:
             raise misuse(TIMES_TOO_LARGE)

@@ -172,9 +172,9 @@ def screen_of_this_terminal() -> Screen | None:
     """
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         return None
-    return (
-        Screen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()
-    )
+    if termios is None or os.environ.get("TERM") == "dumb":
+        return Screen()
+    return KeyScreen()
 
 
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"

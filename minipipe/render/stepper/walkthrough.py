@@ -180,11 +180,9 @@ def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
     position = [0] * timeline.num_ranks
     events = []
     for rank, action in walked.order():
-        start, end = (
-            next(spans[rank])[1:]
-            if action.kind in takes_time
-            else (free[rank], free[rank])
-        )
+        start = end = free[rank]
+        if action.kind in takes_time:
+            _, start, end = next(spans[rank])
         events.append(Event(rank, position[rank], action, start, end))
         free[rank] = end
         position[rank] += 1
@@ -206,9 +204,9 @@ def _value_of(action: Action) -> Value | None:
     """Return the value that a computation produces or a SEND carries; None for W and
     RECV.
     """
-    return (
-        Value.carried_by(action) if action.kind in _SENDS else Value.produced_by(action)
-    )
+    if action.kind in _SENDS:
+        return Value.carried_by(action)
+    return Value.produced_by(action)
 
 
 class Walkthrough:
@@ -535,9 +533,9 @@ class Walkthrough:
             message = message or Message(
                 producer, consumer, event.rank, destination, sent, event.end
             )
-            first = (
-                at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
-            )
+            first = at + 1
+            if not is_sent:
+                first = max(at + 2, bisect_left(self._times, sent) + 1)
             last = self._first[consumer] + 1 if consumer in self._first else inf
             found.append((first, last, message))
         return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))

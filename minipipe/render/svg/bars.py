@@ -197,6 +197,6 @@ def _box(look: ActionKind | IdleCause, width: float, height: float) -> str:
     """Return a part of a bar, or its picture in the legend."""
     if isinstance(look, ActionKind):
         return rect(box_paint(look, 0), width, height)
-    return (
-        slot(width, height, look) if width >= 1 else rect(paint("slot"), width, height)
-    )
+    if width < 1:
+        return rect(paint("slot"), width, height)
+    return slot(width, height, look)

@@ -171,7 +171,9 @@ class _TimelinePage(Page):
         self.has_messages = has_messages
         self.is_animated = is_animated
         timelines = [panel.timeline for panel in panels]
-        self.strips = _strips_of(panels) if has_memory else []
+        self.strips: list[list[Strip]] = [[] for _ in panels]
+        if has_memory:
+            self.strips = _strips_of(panels)
         beside = list(dict.fromkeys(chain(*(each.kinds_beside() for each in panels))))
         num_lanes = sum(timeline.num_ranks for timeline in timelines)
         num_strips = max(map(len, self.strips), default=0)
@@ -294,14 +296,14 @@ class _TimelinePage(Page):
         right = self.axis.left - self.letters.scaled(8)
         yield self.letters.draw("rank", right, baseline, f"rank {lane.rank}")
         yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.thin())
-        for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
+        for number_of, strip in enumerate(self.strips[index]):
             yield from lane.strip(strip, self._most(strip), number_of)
         if not self.motion:
             yield from self._peaks(index, lane)
 
     def _peaks(self, index: int, lane: Lane) -> Iterator[str]:
         """Yield the peaks beside the strips of a lane."""
-        for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
+        for number_of, strip in enumerate(self.strips[index]):
             yield lane.peak(strip, self.letters, number_of)
 
     def _most(self, strip: Strip) -> float:
@@ -345,9 +347,8 @@ class _TimelinePage(Page):
         for noun in sorted(
             {strip.noun for strip in chain(*self.strips) if any(strip.curves)}
         ):
-            if noun == "versions":
-                words = "versions of weights held"
-            else:
+            words = "versions of weights held"
+            if noun != "versions":
                 words = held_words(noun != "activations", self.panels)
             yield legend.strip(words)
         if self.has_messages:

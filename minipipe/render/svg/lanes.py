@@ -170,11 +170,11 @@ def versions_of(panel: Panel) -> Strip:
     curves = list(map(timeline.versions_over_time, range(timeline.num_ranks)))
     if not any(map(_computes_behind_update, timeline.spans)):
         curves = [[] for _ in curves]
-    whole = (
-        [(timeline.start, curve[0][1]), *curve, (timeline.end, 0.0)] if curve else []
-        for curve in curves
-    )
-    return Strip(tuple(whole), "versions")
+    for rank, curve in enumerate(curves):
+        if curve:
+            first = (timeline.start, curve[0][1])
+            curves[rank] = [first, *curve, (timeline.end, 0.0)]
+    return Strip(tuple(curves), "versions")
 
 
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
@@ -213,12 +213,14 @@ class LaneSize(NamedTuple):
             + len(beside) * (thin + 2)
             + max(4, min(10, box // 3))
         )
-        heights = (
+        strip = letters.scaled(strip) if strip else 0
+        return cls(
             letters.scaled(box),
-            letters.scaled(strip) if strip else 0,
+            strip,
             letters.scaled(thin),
+            letters.scaled(pitch),
+            tuple(beside),
         )
-        return cls(*heights, letters.scaled(pitch), tuple(beside))
 
     @property
     def below(self) -> int:

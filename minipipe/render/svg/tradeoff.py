@@ -67,9 +67,8 @@ class Callout(NamedTuple):
     @property
     def near_end(self) -> tuple[float, float]:
         """The end of the name that faces its point."""
-        return self.box.right if self.is_left else self.box.left, (
-            self.box.top + self.box.bottom
-        ) / 2
+        side = self.box.right if self.is_left else self.box.left
+        return side, (self.box.top + self.box.bottom) / 2
 
 
 def place_names(

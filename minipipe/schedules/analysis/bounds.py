@@ -370,9 +370,9 @@ def _from_stage_0(rank: _Rank) -> Bound:
     low = rank.stages[0]
     until = paths.to[low]
     back = paths.back[low] + rank.workload.backward_weight[0]
-    waits = (
-        _warm_up(rank) + _between(rank) if rank.num_pairs > rank.num_forwards else 0.0
-    )
+    waits = 0.0
+    if rank.num_pairs > rank.num_forwards:
+        waits = _warm_up(rank) + _between(rank)
     owner = rank.workload.placement[0]
     first = f"before the first input of rank {rank.rank}"
     why = f"Rank {owner} works from {until:g} {first} until {back:g} after its last"
