@@ -424,8 +424,7 @@ class Lane:
     ) -> str:
         """Return a rectangle from one time to another, with a tooltip."""
         x = self.x(start)
-        height = self.size.box
-        return rect(look, self.x(end) - x, height, x, more=more, title=title)
+        return rect(look, self.x(end) - x, self.size.box, x, more=more, title=title)
 
     def _when(self, start: float, end: float) -> str:
         unit = self.panel.timeline.unit

@@ -350,8 +350,7 @@ def _between(rank: _Rank) -> float:
     if len(rank.stages) > 1 or num_rounds < 1:
         return 0.0
     stage = rank.stages[0]
-    overhead = rank.workload.overhead
-    length = rank.paths.round(stage, stage) + overhead
+    length = rank.paths.round(stage, stage) + rank.workload.overhead
     wait = length - k * rank.forward - rank.most_pending + rank.weight
     return num_rounds * max(0.0, wait)
 

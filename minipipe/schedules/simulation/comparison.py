@@ -125,8 +125,7 @@ def workload_of(
     0.0
     """
     of_slice = costs.sliced(schedule.num_slices)
-    m = schedule.num_microbatches
-    workload = of_slice.workload(schedule.placement, m)
+    workload = of_slice.workload(schedule.placement, schedule.num_microbatches)
     workload = workload._replace(memory_limit=(memory_limit,) * schedule.num_ranks)
     if ActionKind.BACKWARD not in schedule.kinds:
         return workload
