@@ -139,9 +139,8 @@ class Sizes(NamedTuple):
         messages = [layers[part.stop - 1].message_size for part in plan.partition]
         sizes = cls(messages, [], [], [], [])
         for part in map(plan.part, range(plan.schedule.num_stages)):
-            for ways, way in zip(
-                (sizes.forward_sums, sizes.backward_sums), sums_in(part)
-            ):
+            both = (sizes.forward_sums, sizes.backward_sums)
+            for ways, way in zip(both, sums_in(part)):
                 ways.append([(n * positions, size) for n, size in way])
             uses = [use for use in uses_in(part) if not use.is_summed]
             counts = [(use.size, gradient_bytes([use]) // use.size) for use in uses]

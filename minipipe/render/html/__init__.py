@@ -398,19 +398,14 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     """Yield an entry for each kind of action, cause of idle time and kind of line that
     occurs.
     """
-    boxes = {
-        (span.action.kind, panel.chunk_of(rank, span.action))
-        for panel in panels
-        for rank, row in enumerate(panel.timeline.spans)
-        for span in row
-        if span.end > span.start
-    }
-    boxes |= {
-        (each.action.kind, panel.chunk_of(rank, each.action))
-        for panel in panels
-        for rank in range(panel.timeline.num_ranks)
-        for each in panel.beside(rank)
-    }
+    boxes = set()
+    causes = set()
+    for panel in panels:
+        for rank, row in enumerate(panel.timeline.spans):
+            drawn = [span.action for span in row if span.end > span.start]
+            drawn += [each.action for each in panel.beside(rank)]
+            boxes |= {(it.kind, panel.chunk_of(rank, it)) for it in drawn}
+            causes |= {idle.cause for idle in panel.timeline.idle[rank]}
     shades = chunks_by_kind(boxes)
     for kinds, words in entries_of(shades):
         swatches = (_swatch(kinds[0], chunk) for chunk in shades[kinds[0]])
@@ -419,9 +414,6 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         yield _entry("", darker_words(panels))
     if any(panel.joined for panel in panels):
         yield _entry('<i class="swatch joined"></i>', OVERLAPPED)
-    causes = {
-        idle.cause for panel in panels for row in panel.timeline.idle for idle in row
-    }
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
     yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))

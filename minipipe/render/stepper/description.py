@@ -45,10 +45,8 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
         if state.activity is Activity.WAITS:
             parts.append(f"next {state.action}")
         lines.append(f"  rank {rank}: {'; '.join(parts)}")
-    lines += [
-        f"  message: {describe_transit(walkthrough, snapshot, message)}"
-        for message in snapshot.messages
-    ]
+    for message in snapshot.messages:
+        lines.append(f"  message: {describe_transit(walkthrough, snapshot, message)}")
     if snapshot.number == len(walkthrough) - 1:
         lines += describe_verdict(walkthrough)
     return "\n".join(lines)
@@ -149,18 +147,13 @@ def _describe_last_sum(
     """Yield the last gradient all-reduce of a rank that is otherwise done, if it has
     not ended.
     """
-    sums = [
-        found
-        for found in walkthrough.timeline.sums
-        if rank in found.ranks and found.end > time
-    ]
+    later = (found for found in walkthrough.timeline.sums if found.end > time)
+    sums = [found for found in later if rank in found.ranks]
     if sums:
         last = max(sums, key=attrgetter("end"))
         until = format_number(last.end, walkthrough.timeline.unit)
-        yield (
-            "done, except for the gradient all-reduce of stage "
-            f"{last.actions[0].stage} until {until}"
-        )
+        reduction = f"the gradient all-reduce of stage {last.actions[0].stage}"
+        yield f"done, except for {reduction} until {until}"
 
 
 def _joined(walkthrough: Walkthrough, action: Action) -> str:
@@ -320,10 +313,8 @@ def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) ->
 
 def _cycle(cycle: Sequence[int]) -> Iterator[str]:
     if len(cycle) > 1:
-        waits = [
-            f"rank {a} waits for rank {b}"
-            for a, b in zip(cycle, (*cycle[1:], cycle[0]))
-        ]
+        pairs = zip(cycle, (*cycle[1:], cycle[0]))
+        waits = [f"rank {a} waits for rank {b}" for a, b in pairs]
         yield f"the cycle: {', '.join(waits)}"
     elif cycle:
         yield f"rank {cycle[0]} waits for itself"

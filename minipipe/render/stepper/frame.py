@@ -239,10 +239,8 @@ class Frame:
         )
         event = fitted([describe_event(self.walkthrough, snapshot)], width)
         lines = [name.ljust(width - len(place)) + place, self._painted(event, _BOLD)]
-        if (
-            not self.walkthrough.is_legal
-            and snapshot.number < len(self.walkthrough) - 1
-        ):
+        is_last = snapshot.number == len(self.walkthrough) - 1
+        if not (self.walkthrough.is_legal or is_last):
             problem = self.walkthrough.problems[0]
             text = fitted([f"[{problem.code}] {problem.message}"], width)
             lines.append(self._painted(text, ALARM))

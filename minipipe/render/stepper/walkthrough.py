@@ -289,11 +289,8 @@ class Walkthrough:
             self.costs.message_times(schedule)
         self.events = events_of(walk(self.program), self.timeline)
         self.flow = flow_of(self.program)
-        self.partners = {
-            one: other
-            for pair in self.program.joined.items()
-            for one, other in (pair, pair[::-1])
-        }
+        joined = self.program.joined
+        self.partners = {**joined, **dict(zip(joined.values(), joined))}
         self._copy_ends = {
             copy.action: copy.end for row in self.timeline.copies for copy in row
         }
@@ -323,11 +320,7 @@ class Walkthrough:
             return known
         found: list[list[tuple[Held, Held]]] = []
         for row, ordered, levels in zip(self.program.actions, rows, known):
-            computations = (
-                action
-                for action in ordered
-                if action.kind is not O and action.kind is not L
-            )
+            computations = (a for a in ordered if a.kind is not O and a.kind is not L)
             held = dict(zip(computations, without_copies(ordered, levels)))
             found.append([])
             now = Held((), 0)
@@ -346,11 +339,8 @@ class Walkthrough:
     @cached_property
     def stuck(self) -> dict[int, RankState]:
         """The final states of the ranks that never finish, by rank."""
-        return {
-            rank: state
-            for rank, state in enumerate(self[-1].ranks)
-            if state.activity is Activity.STUCK
-        }
+        states = enumerate(self[-1].ranks)
+        return {rank: it for rank, it in states if it.activity is Activity.STUCK}
 
     @cached_property
     def cycle(self) -> tuple[int, ...]:

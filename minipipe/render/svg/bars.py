@@ -170,11 +170,8 @@ class _BarsPage(NamedTuple):
         for part, look in self.looks.items():
             if any(bar.parts.get(part) for bar in bars):
                 yield Entry(_box(look, legend.width, legend.height), part)
-        if any(
-            bar.total > _most(column)
-            for column in self.columns.values()
-            for bar in column
-        ):
+        columns = self.columns.values()
+        if any(max(bar.total for bar in own) > _most(own) for own in columns):
             box = rect(paint("held"), legend.width, legend.height)
             slash = _slash(legend.width / 2 - 3, legend.height)
             yield Entry(box + slash, "truncated: longer than the column")

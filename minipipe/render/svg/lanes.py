@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
 from minipipe.core.values import KINDS
@@ -136,11 +136,8 @@ def strip_of(panel: Panel) -> Strip:
     """
     timeline = panel.timeline
     ranks = range(panel.timeline.num_ranks)
-    recomputes = any(
-        span.action.kind is ActionKind.RECOMPUTE
-        for row in timeline.spans
-        for span in row
-    )
+    spans = chain(*timeline.spans)
+    recomputes = any(span.action.kind is ActionKind.RECOMPUTE for span in spans)
     if timeline.memory is not None and (
         timeline.memory_unit != "units" or (recomputes and panel.tells_memory)
     ):
@@ -305,9 +302,7 @@ class Lane:
         """Return whether a span belongs to the run before it."""
         first = run[0]
         last = run[-1]
-        if not self._is_narrow(last.start, last.end) or not self._is_narrow(
-            span.start, span.end
-        ):
+        if not all(self._is_narrow(*each[1:]) for each in (last, span)):
             return False
         is_within = (span.end - first.start) * self.axis.scale <= NARROW
         return is_within or (
@@ -403,10 +398,9 @@ class Lane:
 
         They extend to the start of the next actions, if these are near.
         """
-        if following and self._is_narrow(run[-1].end, following[0].start):
+        stop = run[-1].end
+        if following and self._is_narrow(stop, following[0].start):
             stop = following[0].start
-        else:
-            stop = run[-1].end
         first = self.x(run[0].start)
         last = self.x(stop)
         times: defaultdict[ActionKind, float] = defaultdict(float)
@@ -469,14 +463,10 @@ class Lane:
 
     def peak(self, strip: Strip, letters: Letters, index: int = 0) -> str:
         """Return the peak of a strip as text to the right of it."""
-        baseline = (
-            self._top_of_strip(index)
-            + self.size.strip / 2
-            + 0.35 * letters.size_of("peak")
-        )
-        return letters.draw(
-            "peak", self.axis.right + 8, baseline, strip.peak_label(self.rank)
-        )
+        middle = self._top_of_strip(index) + self.size.strip / 2
+        baseline = middle + 0.35 * letters.size_of("peak")
+        label = strip.peak_label(self.rank)
+        return letters.draw("peak", self.axis.right + 8, baseline, label)
 
     def _top_of_strip(self, index: int) -> int:
         return self.size.below + index * (self.size.strip + 2)

@@ -269,10 +269,8 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
         why = "its memory cannot hold enough work (I and W) to compute until the last"
         waits = f"must wait for {last:g} after its last F: {why} gradient arrives"
         yield Bound(base + last, Formula.DRAIN, f"{computes} and {waits}.")
-    if (
-        rank.num_pairs > rank.num_forwards
-        and (first > 0) + (last > 0) + (between > 0) > 1
-    ):
+    num_waits = (first > 0) + (last > 0) + (between > 0)
+    if rank.num_pairs > rank.num_forwards and num_waits > 1:
         waits = f"{first:g} before its first I, {last:g} after its last F"
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
