@@ -240,6 +240,7 @@ COUNT = Spec(int, minimum=1)
 INDEX = Spec(int, minimum=0)
 SCHEDULE_COUNT = COUNT._replace(error=ScheduleError.of)
 SCHEDULE_NUMBER = Spec(float, minimum=0, error=ScheduleError.of)
+SCHEDULE_AMOUNT = Spec(float, above=0, maximum=inf, error=ScheduleError.of)
 """Numbers of a schedule: the error lists problems, as an error of the verifier does."""
 
 TEXT_WIDTH = Spec(int, minimum=40, expected="at least 40 columns")
