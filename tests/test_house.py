@@ -186,7 +186,7 @@ def may_import(module, imported):
             or (module, imported) in DOORS
         )
     if other == "numpy":
-        return room in WITH_NUMPY or not {room, module.split(".")[0]} & WITHOUT_NUMPY
+        return module in WITH_NUMPY or not {room, module.split(".")[0]} & WITHOUT_NUMPY
     return module in ONLY_HERE.get(other, {module})
 
 

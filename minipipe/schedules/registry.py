@@ -16,7 +16,7 @@ T = TypeVar("T")
 # Maps each name to its builder, with the file that has it, and to its trade-off.
 _ENTRIES: dict[str, tuple[str, str]] = {
     "sequential": ("sequential.sequential", "one rank works, the others wait"),
-    "gpipe": ("sequential.gpipe", "simple; keeps all microbatches"),
+    "gpipe": ("fill_drain.gpipe", "simple; keeps all microbatches"),
     "1f1b": ("one_f_one_b.one_f_one_b", "GPipe's time, much less memory"),
     "eager-1f1b": ("interleaved.eager_1f1b", "more memory, to hide latency"),
     "seq1f1b": ("sliced.seq1f1b", "1F1B over slices of sequences"),
