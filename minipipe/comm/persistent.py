@@ -99,7 +99,8 @@ class PersistentSend(SendChannel):
         request, *others = self._requests
         if others:
             return {}
-        return {"head": self._head, "start": request.Start, "test": request.Test}
+        parts = {"head": self._head, "start": request.Start, "test": request.Test}
+        return {**parts, "linger": self.linger}
 
     def start(self, step: int = 0) -> None:
         """Start to send the array; return at once, or once the message before has been
@@ -231,11 +232,17 @@ class PersistentReceive(ReceiveChannel):
             "begins": self._buffer.memory.startswith,
             "form": self._form,
             "offset": self._buffer.start,
+            "wait": self.wait_in,
         }
 
     def wait_in(self, step: int) -> None:
         """Wait for a message that a program has started to receive in a step."""
         self._step, self._expected_header = step, packed_step(step) + self._form
+        own = self._own
+        # most are late by the time of a few looks
+        for _ in range(self._group.job.spins):
+            if own.has_arrived():
+                break
         array = self.take()
         if array is not self.array:
             self.take_over(array)

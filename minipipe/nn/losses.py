@@ -59,8 +59,10 @@ class CrossEntropyLoss(Module):
         reduction: str = "mean",
     ) -> None:
         check_reduction("CrossEntropyLoss", reduction)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.class_weights, self.reduction = deepcopy(class_weights), reduction
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.class_weights = deepcopy(class_weights)
+        self.reduction = reduction
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
         """Map scores of shape (..., k) and whole-number labels of shape (...) to a loss

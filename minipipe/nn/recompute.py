@@ -105,7 +105,8 @@ class Recompute(Module):
         made = [*tensors_in(computed), *losses]
         look = _look(made, here.watch is not None) if here.is_enabled else []
         recomputation = Recomputation(inputs, partial(again, look))
-        parents, parameters = recomputation.parents, list(self.module.parameters())
+        parents = recomputation.parents
+        parameters = list(self.module.parameters())
         is_trained = any(parameter.requires_grad for parameter in parameters)
         needs_gradient = is_trained or any(parent.needs_gradient for parent in parents)
         # A returned input, a returned parameter and a repeated result get no separate
@@ -115,7 +116,8 @@ class Recompute(Module):
             if id(tensor) in results or tensor.node is not None:
                 results.setdefault(id(tensor), tensor)
                 continue
-            result, order = record(tensor.data), next_order()
+            result = record(tensor.data)
+            order = next_order()
             if here.is_enabled and (parents or is_trained):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
                 result.node = RecomputedNode(
