@@ -263,7 +263,8 @@ class Block:
 
     def make_gradients(self) -> None:
         """Make arrays for the gradients."""
-        xp, dtype = self._xp, self._gradient_dtype
+        xp = self._xp
+        dtype = self._gradient_dtype
         if self.has_views:
             self.gradients = xp.zeros(self.size, dtype=dtype)
             self.gradient_views = self._views(self.gradients)
@@ -285,7 +286,8 @@ class Block:
 
     def has_all(self, part: slice) -> bool:
         """Return whether these parameters have their values and their gradients here."""
-        gradients, values = self.gradient_views[part], self.value_views[part]
+        gradients = self.gradient_views[part]
+        values = self.value_views[part]
         return all(map(is_, map(_GRAD, self.leaves[part]), gradients)) and all(
             map(is_, map(_DATA, self.parameters[part]), values)
         )
