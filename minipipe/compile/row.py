@@ -76,9 +76,6 @@ class Row:
             if not binding.action.kind.declaration.of_rank
         ]
         self._last_stage = executor.program.num_stages - 1
-        self._reductions = [
-            each for each in self._bindings if each.action.kind is REDUCE_GRAD
-        ]
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self.losses: dict[int, Any] = {}
         self.arguments = Arguments(executor.program.num_slices)
@@ -128,12 +125,17 @@ class Row:
             yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
             yield from self.arguments.of_batch("y", "objective.targets", targets)
-        first_sum = next(iter(self._reductions), None)
+        has_begun = False  # a sum, which goes on between the instructions
+        first_sum = next(
+            (b for b in self._bindings if b.action.kind is REDUCE_GRAD), None
+        )
         for position, binding in enumerate(self._bindings):
-            if position:
-                advance = f"activity.position = {position}"
-                yield f"    {'rank.advance()' if self._reductions else advance}"
+            if has_begun:
+                yield "    rank.advance()"
+            elif position:
+                yield f"    activity.position = {position}"
             if binding is first_sum:
+                has_begun = True
                 yield from _GIVEN
             for line in self._observed(position, binding):
                 yield f"    {line}"

@@ -93,7 +93,7 @@ def test_replicas_have_the_bits_of_eager_ones_and_repeat_their_steps(
     ):
         assert found == expected, f"rank {rank}"
         assert ordinary <= MOST_ORDINARY[frozen], f"rank {rank}"
-        assert "sums.finish()" in source[source.index("def step(call):") :]
+        assert "sums.finish()" in source[source.index("def step(") :]
 
 
 @pytest.mark.parametrize("gradient_blocks", [2, 4])
