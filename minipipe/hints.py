@@ -21,7 +21,6 @@ from minipipe.core.familiar import refuse_calls as refuse_calls
 from minipipe.core.familiar import with_hints as with_hints
 from minipipe.errors import ArgumentError, quoted
 
-
 # weak, so that a class of which nobody has an instance is given back
 _SIGNATURES: WeakKeyDictionary[Callable[..., Any], Signature] = WeakKeyDictionary()
 
