@@ -246,9 +246,7 @@ class ActionTable(Placed, Written):
         if not left_out:
             return self
         kept = self.kinds - left_out
-        rows = (
-            [action for action in row if action.kind in kept] for row in self.actions
-        )
+        rows = ([it for it in row if it.kind in kept] for row in self.actions)
         return self.with_rows(type(self), rows)
 
     def as_written(self, action: Action) -> Action:
@@ -418,9 +416,8 @@ def _with_indices(
     2F3
     """
     index = itemgetter(2)
-    if num_slices == 1 and all(
-        Slice not in set(map(type, map(index, row))) for row in rows
-    ):
+    types = (set(map(type, map(index, row))) for row in rows)
+    if num_slices == 1 and not any(Slice in found for found in types):
         return rows
     given = {index(action) for row in rows for action in row}
     most = max((k.part + 1 for k in given if isinstance(k, Slice)), default=1)

@@ -35,9 +35,8 @@ def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
     """
     found: dict[Pipeline, list[int]] = {}
     for k in range(table.num_microbatches):
-        found.setdefault(
-            tuple(table.rank_of(stage, k) for stage in range(table.num_stages)), []
-        ).append(k)
+        ranks = tuple(table.rank_of(stage, k) for stage in range(table.num_stages))
+        found.setdefault(ranks, []).append(k)
     return found
 
 
