@@ -425,14 +425,12 @@ def _with_indices(
     if 1 < most < num_slices and len(given) == num_microbatches:
         whole = {Slice(*divmod(number, most)) for number in range(num_microbatches)}
         n = most if given == whole else num_slices
-    numbers = {k: k.sequence * n + k.part if isinstance(k, Slice) else k for k in given}
+    numbers: dict[Any, Any] = dict(zip(given, given))
+    numbers |= {k: k.sequence * n + k.part for k in given if isinstance(k, Slice)}
     if num_slices > 1:
-        index_of: dict[Any, Any] = {
-            k: Slice(*divmod(number, num_slices)) for k, number in numbers.items()
-        }
-    else:
-        index_of = numbers
-    return [tuple(Action(s, kind, index_of[k]) for s, kind, k in row) for row in rows]
+        pairs = numbers.items()
+        numbers = {k: Slice(*divmod(number, num_slices)) for k, number in pairs}
+    return [tuple(Action(s, kind, numbers[k]) for s, kind, k in row) for row in rows]
 
 
 def _place_in_sum(num_slices: int) -> Callable[[int], int]:
