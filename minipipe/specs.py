@@ -110,9 +110,19 @@ class Spec(NamedTuple):
         one.
         """
         items = list(items)
+        if all(map(self._allows_own, items)):
+            return items
         if not all(map(self.allows, items)):
             raise self.refusal(name, given)
         return [self.check(name, item) for item in items]
+
+    def _allows_own(self, value: Any) -> bool:
+        """Whether a value is a legal float of Python's own, as most items are: in a
+        tenth of the time of ``allows``.
+        """
+        if type(value) is not float or self.kind is not float or self.choices:
+            return False
+        return isfinite(value) and self._is_within(value)
 
     def _check_each(self, name: str, values: Any) -> tuple[Any, ...]:
         if not isinstance(values, Sequence) or len(values) != self.length:
@@ -267,7 +277,6 @@ def state_of(owner: str, state: Any, specs: Mapping[str, Spec]) -> dict[str, Any
     """
     if not isinstance(state, Mapping) or state.keys() != specs.keys():
         raise ArgumentError(
-            "value",
             f"{owner}: the state is {quoted(state, 80)}; expected the result of "
             f"state_dict(), with {' and '.join(specs)}.",
         )

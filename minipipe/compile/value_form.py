@@ -41,6 +41,15 @@ class Form(NamedTuple):
             payload.treedef,
         )
 
+    @classmethod
+    def of_variables(cls, variables: Sequence[Any]) -> Form:
+        """Return the form of variables of a trace; None for no array."""
+        return cls(
+            tuple(None if each is None else each.shape for each in variables),
+            tuple(None if each is None else each.dtype for each in variables),
+            (True,) * len(variables),
+        )
+
     def new(self) -> list[Any]:
         """Return new arrays of this form."""
         return [

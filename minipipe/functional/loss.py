@@ -10,7 +10,6 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import ArgumentError, MinipipeError, TensorError, shape_error
-from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import (
     as_real,
     astype,
@@ -147,7 +146,9 @@ def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
     """Return a prediction and its target as tensors of one dtype, no half, and one
     shape.
     """
-    check_whole("mean_squared_error", prediction, target)
+    for operand in (prediction, target):
+        if isinstance(operand, Tensor):
+            operand._check_whole("mean_squared_error")
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.data.shape != target.data.shape:
         expected = (
@@ -249,7 +250,6 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     if each.size and not float(xp.min(each)) >= 0:
         raise ArgumentError(
-            "value",
             "Weights of a loss are at least 0; some of these are less, or not a "
             "number.",
         )
@@ -260,7 +260,8 @@ def _scores_and_labels(logits: Operand, labels: Operand) -> tuple[Tensor, Tensor
     """Return scores as real numbers, no halves, and labels as a constant beside
     them.
     """
-    check_whole("cross_entropy", logits)
+    if isinstance(logits, Tensor):
+        logits._check_whole("cross_entropy")
     scores = as_real(logits)
     if backend.is_half(scores.dtype):
         scores = astype(scores, "float32")
@@ -341,7 +342,8 @@ def cross_entropy(
         total = weight_of_labels(columns, logits, ignore_index, class_weights)
     if counts_all and not label_smoothing:
         log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
-        losses, wanted = backend.one_per_row(log_probabilities, columns), columns
+        losses = backend.one_per_row(log_probabilities, columns)
+        wanted = columns
     else:
         wanted = _distribution(
             columns, ignore_index, label_smoothing, class_weights, logits
@@ -426,7 +428,8 @@ def _distribution(
     """Return, for each row, the weights of -log of each class' probability: shape (n,
     k).
     """
-    xp, k = array_module(like), like.shape[-1]
+    xp = array_module(like)
+    k = like.shape[-1]
     chosen = xp.astype(xp.arange(k) == columns[:, None], like.dtype)
     weights = (1 - smoothing) * chosen + smoothing / k
     if class_weights is not None:
@@ -446,7 +449,6 @@ def _check_options(
         return
     if len(class_weights) != k:
         raise ArgumentError(
-            "value",
             f"cross_entropy: class_weights has length {len(class_weights)}; expected "
             f"{k}.",
         )

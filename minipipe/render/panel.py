@@ -316,7 +316,7 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     """
     if not drawn:
         raise ArgumentError(
-            "value", "Nothing to draw; expected at least one Schedule or Timeline."
+            "Nothing to draw; expected at least one Schedule or Timeline."
         )
     for item in drawn:
         _DRAWN.check("An argument", item)
@@ -327,7 +327,6 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
         several = f"These timelines are in {' and in '.join(units)}"
         message = f"{several}, so one axis cannot show them together."
         raise ArgumentError(
-            "value",
             f"{message} Simulate the predicted timeline with Costs(unit='s') and "
             "times in seconds.",
         )

@@ -141,7 +141,6 @@ class _Process:
         if not timeline.makespan * self.scale < _LONGEST:
             length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
             raise ArgumentError(
-                "value",
                 f"{length}, but a trace may last at most "
                 f"{_LONGEST / self.scale:.3g}; choose another unit.",
             )

@@ -361,7 +361,7 @@ def draw_text(
         drawing = f"The drawing would have {characters:,} characters"
         message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
         problem = f"{message} Choose the format svg, html or perfetto"
-        raise ArgumentError("value", f"{problem}, which have no columns.")
+        raise ArgumentError(f"{problem}, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [
         _band(panels, rows, first, columns, margin, colour)

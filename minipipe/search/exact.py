@@ -272,7 +272,7 @@ def solver_module() -> Any:
         remedy = "run `pip install -e '.[search]'` in minipipe's folder"
         remedy += ", or search without it (without --exact)"
         raise ArgumentError(
-            "value", f"Exact search needs OR-tools, which is not installed; {remedy}."
+            f"Exact search needs OR-tools, which is not installed; {remedy}."
         ) from None
     return cp_model
 

@@ -252,7 +252,7 @@ def weigh(
         chunks = f"chunks_per_rank={question.chunks_per_rank}"
         given = f"{chunks} and partition={question.partition}"
         message = f"No schedule fits {sizes} with {given}; leave one of these out."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     own = _own_choice(weighing)
     return Advice(choices, cost_model, question.memory_limit, own)
 

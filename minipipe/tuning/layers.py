@@ -295,8 +295,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if len(self) != len(plan.layers):
             own = f"These are figures of {counted(len(self), 'layer')}"
             given = f"the plan has {len(plan.layers)}"
-            message = f"{own}, but {given}; measure the plan's own model."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{own}, but {given}; measure the plan's own model.")
         costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         cuts = [self[part.stop - 1] for part in plan.partition]
         pairs = ((cut.message_size, cut.returns_gradient) for cut in cuts)
@@ -433,10 +432,9 @@ class MeasuredLayers(Sequence[LayerCosts]):
         [range(0, 3), range(3, 6)]
         """
         if (num_stages is None) == (schedule is None):
-            message = (
+            raise ArgumentError(
                 "balance takes num_stages, or a schedule instead, which has its own."
             )
-            raise ArgumentError("value", message)
         if schedule is not None:
             # replicas are alike
             num_stages = schedule.num_stages

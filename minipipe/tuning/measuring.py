@@ -160,7 +160,7 @@ def check_question(
     if (loss is None) != (targets is None):
         given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
         raise ArgumentError(
-            "value", f"{call} has {given}, but no {missing}; give both, or neither."
+            f"{call} has {given}, but no {missing}; give both, or neither."
         )
 
 
@@ -528,7 +528,7 @@ def batch_of(sample: Any, option: str) -> Sequence[Any]:
     """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         hint = "pass sample=(inputs, targets)"
-        raise ArgumentError("value", f"{option} needs a batch to measure: {hint}.")
+        raise ArgumentError(f"{option} needs a batch to measure: {hint}.")
     return sample
 
 

@@ -200,8 +200,7 @@ def chosen(
     for name, given in refused.items():
         if given is not None:
             instead = "measures layers and chooses replicas"
-            message = f'schedule="auto" {instead}; leave {name} out.'
-            raise ArgumentError("value", message)
+            raise ArgumentError(f'schedule="auto" {instead}; leave {name} out.')
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
     question = Question(
         model,
@@ -379,8 +378,7 @@ class Race:
         targets = _shared(group, question.targets)
         if inputs is None:
             where = "pass sample=(inputs, targets), on at least one rank"
-            message = f"{_CALL} needs a batch to measure: {where}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{_CALL} needs a batch to measure: {where}.")
         self.question = replace(question, inputs=inputs, targets=targets)
         self.group = group
         self._make = make

@@ -398,7 +398,7 @@ class Editor:
     def _check_free(self, noun: str) -> None:
         if self.puzzle:
             problem = f"The {noun} belong to the puzzle"
-            raise ArgumentError("value", f"{problem}; open a schedule to change them.")
+            raise ArgumentError(f"{problem}; open a schedule to change them.")
 
     # -- searching ---------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ class Sight:
         if form == "svg":
             missing = counted(len(self.draft.missing), "action")
             message = f"A picture shows a finished schedule; missing: {missing}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
         Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)
         return table.to_csv() if form == "csv" else table.to_text()

@@ -61,10 +61,10 @@ def draw_graph(
     names = Counter(name for column in columns for name in column)
     for name in [name for name, count in names.items() if count > 1]:
         problem = f"There are {names[name]} nodes called {quoted(name)}"
-        raise ArgumentError("value", f"{problem}; expected one.")
+        raise ArgumentError(f"{problem}; expected one.")
     for name in [name for arrow in arrows for name in arrow[:2] if name not in names]:
         problem = f"An arrow is at {quoted(name)}; expected one of the nodes"
-        raise ArgumentError("value", f"{problem}: {', '.join(names)}.")
+        raise ArgumentError(f"{problem}: {', '.join(names)}.")
     return _GraphPage(columns, arrows, title).drawn()
 
 

@@ -220,7 +220,7 @@ def draw_tradeoff(
     ('<svg', 1)
     """
     if not drawn:
-        raise ArgumentError("value", "Nothing to draw; expected at least one Tradeoff.")
+        raise ArgumentError("Nothing to draw; expected at least one Tradeoff.")
     pixels = f"{_LEAST_WIDTH} to {MOST_PIXELS} pixels"
     Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check(
         "width", width

@@ -224,7 +224,7 @@ def read_runs(text: str) -> list[Run]:
         given = quoted(",".join(head))
         expected = ",".join(Run._fields)
         message = f"The first line is {given}; expected {expected}."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     return [_run_of(dict(zip_longest(Run._fields, row))) for row in rows]
 
 
@@ -237,14 +237,14 @@ def _run_of(row: dict[str, str]) -> Run:
         numbers = {}
     if not numbers or None in row.values() or len(row) > len(Run._fields):
         hint = f"expected whole numbers in {', '.join(_COUNTS)}"
-        raise ArgumentError("value", f"{where} has a wrong cell; {hint}.")
+        raise ArgumentError(f"{where} has a wrong cell; {hint}.")
     for name, (pattern, expected) in _TEXTS.items():
         if not re.fullmatch(pattern, row[name]):
             message = f"{where}: {name} is {quoted(row[name])}; expected {expected}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     if min(numbers.values()) < 1:
-        raise ArgumentError("value", f"{where} has a number below 1.")
+        raise ArgumentError(f"{where} has a number below 1.")
     for product, of in (
         (("tensor", "pipeline"), "gpus"),
         (("pipeline", "chunks"), "layers"),
@@ -257,8 +257,7 @@ def _run_of(row: dict[str, str]) -> Run:
         if getattr(run, of) % divisor:
             names = " times ".join(product)
             hint = f"expected a multiple of {names}, {divisor}"
-            message = f"{where}: {of} is {getattr(run, of)}; {hint}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{where}: {of} is {getattr(run, of)}; {hint}.")
     return run
 
 
