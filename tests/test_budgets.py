@@ -25,7 +25,6 @@ LONG_YET = """
     execution.plan
     execution.plan:__init__
     execution.timeline:measured_timeline
-    nn.fully_sharded
     pipeline.pipeline
     pipeline.running:run
     pipeline.tied:exchange_gradients
