@@ -233,7 +233,7 @@ class CompiledRow:
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         memory = memory_of(row)
-        self._inputs, self._slices = row.inputs, row.passed
+        self._arguments = row.arguments
         parts = list({id(program): program for program in programs.values()}.values())
         self._parts = parts
         sources = [program.sections.source for program in parts]
@@ -363,7 +363,7 @@ class CompiledRow:
 
     def _received(self, values: Mapping[str, Any], stage: int, k: int) -> Payload:
         """Return what a forward has received, from variables of the schedule."""
-        name = self._inputs[stage, k]
+        name = self._arguments.inputs[stage, k]
         form = self._recorders[stage].kind_of[k].received
         arrays = [values[f"{name}_{i}"] for i in range(len(form.shapes))]
         return form.payload(arrays)
@@ -371,7 +371,7 @@ class CompiledRow:
     def _pass_on(self, values: Mapping[str, Any], stage: int, k: int) -> None:
         """Give a stage what earlier slices have left, from variables of the schedule."""
         recorder = self._recorders[stage]
-        for (of_stage, each), names in self._slices.items():
+        for (of_stage, each), names in self._arguments.passed.items():
             if of_stage == stage and each < k:
                 arrays = [values[name] for name in names]
                 recorder.passed.keep(each, arrays, recorder.kind_of[each].passed)
