@@ -203,7 +203,7 @@ class Row:
             yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_forward and result is None:
-            yield f"losses[{k}] = {call}.item()"
+            yield f"losses[{k}] = float({call})"
             self.losses[k] = recorded.loss_dtype
         else:
             yield from _assigned(out, result, call)
