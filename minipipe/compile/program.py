@@ -20,7 +20,7 @@ from minipipe.autograd.modes import mode
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
-from minipipe.compile.guards import Same
+from minipipe.compile.guards import JoinedAttributes, Same
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
 from minipipe.compile.row import SECTIONS, Row, memory_of
@@ -247,7 +247,10 @@ class CompiledRow:
         last = executor.program.num_stages - 1
         is_compiled = any(part.stage == last for part in parts)
         has_loss = is_compiled and objective.has_loss
-        self._loss = attributes_of_loss(objective.loss) if has_loss else None
+        attributes = [guard.attributes for guard in self._guards]
+        if has_loss:
+            attributes.append(attributes_of_loss(objective.loss))
+        self._attributes = JoinedAttributes(attributes)
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self.given = GivenGradients()
         names |= {"given": self.given}
@@ -318,10 +321,9 @@ class CompiledRow:
         if gradients is not None and not gradients.arena.is_open:
             return False
         for guard in self._guards:
-            if not guard.holds():
+            if not guard.parameters_hold():
                 return False
-        loss = self._loss
-        return loss is None or loss.still_hold() or loss.hold_again()
+        return self._attributes.still_hold() or self._attributes.hold_again()
 
     def is_ready(self) -> bool:
         """Return whether no receive is left from a run that has failed.

@@ -586,9 +586,8 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
                 group.send(group.recv(first), first)
             times.append((perf_counter() - start) / 2)
         # The lower quartile: another program on the core makes some messages late.
-        found += (
-            [(float(size), sorted(times)[_REPEATS // 4])] if group.rank == first else []
-        )
+        if group.rank == first:
+            found.append((float(size), sorted(times)[_REPEATS // 4]))
     group.barrier()
     return found
 
