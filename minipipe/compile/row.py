@@ -379,10 +379,11 @@ class Row:
             arguments.append(variable_of(value))
         call = f"{name}({', '.join(arguments)})"
         targets = targets_of(binding)
+        held = self._held(binding)
         if binding.is_timed:
             yield "begun = now()"
             yield f"{targets}{call}"
-            yield f"ran((begun, now(), {self._held(binding)}))"
+            yield f"ran((begun, now(), {held}))"
         else:
             yield f"{targets}{call}"
         is_pending = binding.handler.__annotations__.get("return") == "Pending"

@@ -95,6 +95,10 @@ def test_dropped_activations_are_computed_again_in_a_run():
     check(schedules.recomputed(schedules.pipedream(2, 12)), 2)
 
 
+def test_offloaded_activations_of_a_run_have_the_bits_of_eager_ones():
+    check(schedules.offloaded(schedules.pipedream(2, 12), 1), 2)
+
+
 def test_weights_of_a_run_that_are_used_twice_have_the_bits_of_eager_ones():
     def tied():
         shared = nn.Linear(WIDTH, WIDTH)
