@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,12 @@ class Seeds:
     ----------
     dtypes : mapping of int to dtype
         Of the losses, by microbatch.
+    xp : module, optional
+        Of the losses; NumPy by default.
     """
 
-    def __init__(self, dtypes: Mapping[int, Any]) -> None:
-        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
+    def __init__(self, dtypes: Mapping[int, Any], xp: ModuleType = np) -> None:
+        self._seeds = {k: xp.empty((), dtype=dtype) for k, dtype in dtypes.items()}
         self._last: tuple[list[float], float] = [], 0.0
 
     def __call__(self, objective: BatchObjective) -> dict[int, Array]:

@@ -182,8 +182,10 @@ class Layout:
         found: dict[str, None] = {}
         places = self.places
         for step in places.steps[number]:
-            if not places.is_made_once(step):
-                line = step.line
+            line = step.line
+            if line.is_on_host:
+                found |= dict.fromkeys(line.makes)
+            elif not places.is_made_once(step):
                 found |= dict.fromkeys((*line.makes, *line.reads, *line.changes))
         results = places.trace.results[places.sections[number]]
         found |= dict.fromkeys(name for name in results if name != "None")

@@ -21,6 +21,7 @@ from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Same
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
 from minipipe.compile.row import SECTIONS, Row, memory_of
@@ -272,7 +273,8 @@ class CompiledRow:
         is_compiled = any(part.stage == last for part in parts)
         has_loss = is_compiled and objective.has_loss
         self._loss = attributes_of_loss(objective.loss) if has_loss else None
-        names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
+        seeds = Seeds(row.losses, executor.xp)
+        names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
         self.given = GivenGradients()
         names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}
@@ -373,7 +375,9 @@ class CompiledRow:
             raise
         except Exception as error:
             called, values = place_of(error, self._schedule)
-            if any(called == part.name_of("forward") for part in self._parts):
+            sections = ("forward", preparation_of("forward"))
+            forwards = {p.name_of(section) for p in self._parts for section in sections}
+            if called in forwards:
                 values = {**self._namespace, **values}
                 compute_again(executor, partial(self._received, values))
             raise

@@ -13,13 +13,16 @@ Every other instruction calls the handler that runs it in an eager step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from minipipe.autograd.backend import as_array
 from minipipe.comm.message import packed_step
 from minipipe.compile.memory import Layout, RowMemory, read_after
 from minipipe.compile.messages import Message, sent
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
@@ -99,8 +102,21 @@ class Row:
             "Receipt": Receipt,
             "new": tuple.__new__,
             "packed_step": packed_step,
-            "asarray": np.asarray,
+            "asarray": as_array,
         }
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module of the rank."""
+        return self._executor.xp
+
+    @property
+    def _is_in_numpy(self) -> bool:
+        return self.xp is np
+
+    def _is_plain(self, form: Form | None) -> bool:
+        """Return whether a value is one array of NumPy's that travels as it is."""
+        return self._is_in_numpy and form is not None and form.is_plain
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the function `schedule`."""
@@ -140,7 +156,10 @@ class Row:
             yield f"    {', '.join(names)}, = {given}.whole.arrays"
             whole = parts.whole.replicated
             for k, rows in enumerate(parts.rows):
-                own = [f"{name}[{rows.start}:{rows.stop}]" for name in names]
+                where = f"{rows.start}:{rows.stop}"
+                if not self._is_in_numpy:  # the array API asks for all axes
+                    where += ", ..."
+                own = [f"{name}[{where}]" for name in names]
                 own = [name if i in whole else own[i] for i, name in enumerate(names)]
                 self._batch[letter, k] = own
             return
@@ -184,17 +203,17 @@ class Row:
             base = self._name_of_result(binding.action, own)
             out = result.names(base)
             if is_output:  # not in arrays of the program: the user keeps them
-                yield f"{', '.join(out)}, = {self._form(result)}.new()"
+                yield f"{', '.join(out)}, = {self._form(result)}.new(rank.xp)"
             else:
                 self.forms[base] = result
             if is_forward:
                 self._outputs[stage, k] = base
         call = self._call(program, section, k, out)
-        if own in self._sends and result is not None and result.is_plain:
+        if own in self._sends and self._is_plain(result):
             yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_loss:
-            yield f"losses[{k}] = {call}.item()"
+            yield f"losses[{k}] = {self._number(call)}"
             self.losses[k] = recorded.loss_dtype
         else:
             yield from _assigned(out, result, call)
@@ -209,14 +228,21 @@ class Row:
             value = f"{self._form(result)}{payload}"
             yield f"rank.record.input_gradients[{k}] = {value}"
 
+    def _number(self, call: str) -> str:
+        """Return what reads the number that a section returns."""
+        return f"{call}.item()" if self._is_in_numpy else f"float({call})"
+
     def _call(
         self, program: StageProgram, section: str, k: int, out: Sequence[str]
     ) -> str:
         """Return the call of a section."""
-        arguments = [
-            self._argument(parameter, program, k, out)
-            for parameter in program.sections.parameters[section]
-        ]
+        arguments = []
+        for parameter in program.sections.parameters[section]:
+            if parameter == "prepared":
+                before = self._call(program, preparation_of(section), k, out)
+                arguments.append(before)
+            else:
+                arguments.append(self._argument(parameter, program, k, out))
         return f"{program.name_of(section)}({', '.join(arguments)})"
 
     def _name_of_result(self, action: Action, value: Any) -> str:
@@ -255,8 +281,8 @@ class Row:
     def _is_sent_plainly(self, binding: Binding) -> bool:
         """Return whether a SEND sends one array, which a section has written."""
         value = binding.takes[0]
-        return (
-            self._state.get(value) == "arrays" and self._form_by_value[value].is_plain
+        return self._state.get(value) == "arrays" and self._is_plain(
+            self._form_by_value[value]
         )
 
     def _plain_form(self, action: Action) -> Form | None:
@@ -266,7 +292,7 @@ class Row:
             return None
         is_forward = action.kind is RECV_F
         form = program.recorded.received if is_forward else program.recorded.came
-        return form if form is not None and form.is_plain else None
+        return form if self._is_plain(form) else None
 
     def _message(self, binding: Binding, form: Form) -> Message:
         """Return the message of a SEND or a RECV."""
@@ -421,7 +447,7 @@ def memory_of(row: Row) -> RowMemory:
     for name, form in row.forms.items():
         for own, shape, dtype in zip(form.names(name), form.shapes, form.dtypes):
             if shape is not None:
-                layouts[own] = shape, dtype
+                layouts[own] = shape, dtype, row.xp
     channels = {name: each.channel for name, each in row.messages.items()}
     return RowMemory(lines, layouts, channels, row.read_after())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,10 +42,10 @@ class Form(NamedTuple):
             payload.treedef,
         )
 
-    def new(self) -> list[Any]:
+    def new(self, xp: ModuleType = np) -> list[Any]:
         """Return new arrays of this form."""
         return [
-            None if shape is None else np.empty(shape, dtype)
+            None if shape is None else xp.empty(shape, dtype=dtype)
             for shape, dtype in zip(self.shapes, self.dtypes)
         ]
 
@@ -57,7 +58,7 @@ class Form(NamedTuple):
     def is_plain(self) -> bool:
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
-        return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
+        return is_one and getattr(self.dtypes[0], "kind", "") == "f"
 
     def arrays(self, payload: Payload, value: Any = None) -> list[Array | None]:
         """Return the arrays of a value that another rank or an eager stage has given.

@@ -226,8 +226,8 @@ class BatchObjective:
                     tensors_in(outputs)[0].shape[0] / self._num_samples
                 )
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
-        # read outside the captured computation
-        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())
+        # read outside of a recorded computation
+        return loss, self.note(microbatch, backend.number(loss.data))
 
     def note(self, microbatch: int, loss: float) -> float:
         """Note the loss of a microbatch; return the gradient with which its backward

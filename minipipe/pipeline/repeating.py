@@ -299,7 +299,8 @@ class RepeatedStep:
         if finite.may_overflow:
             return
         yield "if objective.scale <= 1:"
-        if program.is_static and not self._has_others:
+        is_in_numpy = finite.xp is np
+        if program.is_static and not self._has_others and is_in_numpy:
             self._names |= {"vdot": np.vdot}  # which does not warn of an overflow
             yield "    squares = map(vdot, given.flat, given.flat)"
             yield "    if not all(map(isfinite, squares)):"
