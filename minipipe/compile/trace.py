@@ -1,7 +1,8 @@
-"""A trace: arrays that compute as NumPy's do, and note each call as a line.
+"""A trace: arrays that compute as plain ones do, and note each call as a line.
 
-A :class:`Traced` array is an ``ndarray`` with a name. Its operators, methods, ufuncs
-and the functions of NumPy compute on the plain array, and the trace notes the call::
+A :class:`Traced` array has a name: an ``ndarray`` of a subclass, or a wrapper of an
+array of another module (``elsewhere.py``). Its operators, methods and the functions of
+its module compute on the plain array, and the trace notes the call::
 
     result = a.data.dot(w)        v0 = x0.dot(p0)         or   x0.dot(p0, v0)
     result += bias                v0 += p1                or   add(v0, p1, v0)
