@@ -282,6 +282,8 @@ class ArgumentError(MinipipeError, ValueError, TypeError):
     """An argument has a value or a type that does not fit, or a name that does not
     exist.
 
+    ``ArgumentError(message)`` has the code ``value``, as most of them.
+
     Examples
     --------
     >>> from minipipe import nn
@@ -293,6 +295,12 @@ class ArgumentError(MinipipeError, ValueError, TypeError):
     """
 
     is_self_explaining = False
+
+    def __init__(self, code: str, message: str | None = None) -> None:
+        if message is None:
+            super().__init__(Code.VALUE, code)
+        else:
+            super().__init__(code, message)
 
 
 class TensorError(MinipipeError, ValueError):

@@ -291,17 +291,17 @@ def parse_json(text: str | bytes) -> Any:
         plain = text if isinstance(text, str) else text.decode("utf-8")
         return json.loads(plain, object_pairs_hook=_without_duplicates)
     except ArgumentError as error:
-        raise ArgumentError("value", f"it is not JSON: {error.message}") from None
+        raise ArgumentError(f"it is not JSON: {error.message}") from None
     except UnicodeDecodeError as error:
         message = f"it is not JSON: byte {error.start} is not UTF-8"
-        raise ArgumentError("value", message) from None
+        raise ArgumentError(message) from None
     except ValueError as error:
         # behind it, of a long number, comes advice for programmers
         reason = printable(str(error).partition(";")[0])
-        raise ArgumentError("value", f"it is not JSON: {reason}") from None
+        raise ArgumentError(f"it is not JSON: {reason}") from None
     except RecursionError:
         message = "it is not JSON: it is nested too deeply"
-        raise ArgumentError("value", message) from None
+        raise ArgumentError(message) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise ArgumentError("value", f"the key {quoted(duplicate)} occurs twice")
+        raise ArgumentError(f"the key {quoted(duplicate)} occurs twice")
     return result
 
 
@@ -338,7 +338,7 @@ def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
     try:
         yield from ((number, cells) for number, cells in enumerate(lines, 1) if cells)
     except csv.Error as error:
-        raise ArgumentError("value", f"it is not CSV: {error}") from None
+        raise ArgumentError(f"it is not CSV: {error}") from None
 
 
 def parse_whole(text: str) -> int:
@@ -364,7 +364,7 @@ def parse_whole(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
     message = f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits"
-    raise ArgumentError("value", message)
+    raise ArgumentError(message)
 
 
 def parse_integer(text: str) -> int:
@@ -384,7 +384,7 @@ def parse_integer(text: str) -> int:
     if text.isascii() and "_" not in text:
         with suppress(ValueError):  # also of more than 4300 digits
             return int(text)
-    raise ArgumentError("value", f"{quoted(text)} is not a whole number")
+    raise ArgumentError(f"{quoted(text)} is not a whole number")
 
 
 def parse_real(text: str) -> float:
@@ -406,7 +406,7 @@ def parse_real(text: str) -> float:
     if text.isascii() and "_" not in text:
         with suppress(ValueError):
             return float(text)
-    raise ArgumentError("value", f"{quoted(text)} is not a number")
+    raise ArgumentError(f"{quoted(text)} is not a number")
 
 
 # -- files -----------------------------------------------------------------------------
@@ -758,9 +758,8 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
     """
     found = parse_json(text)
     if not isinstance(found, dict):
-        raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
+        raise ArgumentError(f"it is {quoted(found)}, expected an object")
     for name, expected in head.items():
         if type(given := found.get(name)) is not type(expected) or given != expected:
-            message = f"its {name} is {quoted(given)}, expected {expected!r}"
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"its {name} is {quoted(given)}, expected {expected!r}")
     return found

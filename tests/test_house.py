@@ -25,11 +25,16 @@ FLOORS = [
         _lazy core
         simulation
         schedules autograd comm.job
+        core.framing
         schedules.analysis passes tensor comm
         schedules.simulation pytree functional parallel
         search data nn
+        execution.payload
+        core.objective
+        core.batch
         render optim
         render.stepper render.editor execution
+        core.pipeline
         compile
         tuning
         pipeline
@@ -46,6 +51,7 @@ WITHOUT_NUMPY = {
     *("core", "simulation", "passes", "schedules", "search", "render"),
     *("errors", "limits", "specs", "io", "hints", "_lazy", "cli", "comm.job"),
 }
+WITH_NUMPY = {"core.objective", "core.batch", "core.pipeline"}  # the training half
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
     "threadpoolctl": {"comm.job.host", "cli.info"},
@@ -177,7 +183,7 @@ def may_import(module, imported):
             or (module, imported) in DOORS
         )
     if other == "numpy":
-        return not {room, module.split(".")[0]} & WITHOUT_NUMPY
+        return room in WITH_NUMPY or not {room, module.split(".")[0]} & WITHOUT_NUMPY
     return module in ONLY_HERE.get(other, {module})
 
 

@@ -153,7 +153,7 @@ def question_about(
         if size != 1:
             problem = f"{program} starts {counted(size, 'rank')} itself"
             how = "expected a program that calls init_process_group()"
-            raise ArgumentError("value", f"{problem}; {how}.")
+            raise ArgumentError(f"{problem}; {how}.")
         raise _Left(question)
 
     with redirect_stdout(sys.stderr):
@@ -169,7 +169,7 @@ def question_about(
             traceback.print_exception(error)
             raise ended_early(program, error, _BEFORE, _HINT) from None
     problem = f"{program} ended without a training step"
-    raise ArgumentError("value", f"{problem}; expected a call of Pipeline.step.")
+    raise ArgumentError(f"{problem}; expected a call of Pipeline.step.")
 
 
 _BEFORE = "before its first training step"

@@ -104,7 +104,7 @@ class Exporter:
                 f"{self._program} trains on a Grid; export knows pipelines and replicas"
             )
             raise ArgumentError(
-                "value", f"{message}: expected none of --tensor and --fully-sharded."
+                f"{message}: expected none of --tensor and --fully-sharded."
             )
         size = pipeline.group.size
         check_num_ranks(self._program, size, self._num_ranks, "of --ranks")
@@ -139,7 +139,7 @@ class Exporter:
                 self._write(pipeline.group.rank, self.followers[key].finished())
         if not self.names:
             message = f"{self._program} ended without a training step"
-            raise ArgumentError("value", f"{message}; expected calls of Pipeline.step.")
+            raise ArgumentError(f"{message}; expected calls of Pipeline.step.")
 
 
 def exported(

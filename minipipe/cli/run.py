@@ -71,13 +71,13 @@ def _job(options: argparse.Namespace) -> JobSpec:
     ):
         if not hosts and given is not None:
             reason = f"{option} needs --hostfile FILE"
-            raise ArgumentError("value", f"{reason}, which lists the hosts.")
+            raise ArgumentError(f"{reason}, which lists the hosts.")
     _check_script(options.script)
     slots = sum(host.slots for host in hosts)
     ranks = slots if options.ranks is None and hosts else options.ranks
     if ranks is None:
         reason = "-n is missing; expected the number of ranks before the script"
-        raise ArgumentError("value", f"{reason}, as in -n 4 train.py.")
+        raise ArgumentError(f"{reason}, as in -n 4 train.py.")
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
     # also the slots of the hostfile
     RANKS.check("-n", ranks)
@@ -86,7 +86,7 @@ def _job(options: argparse.Namespace) -> JobSpec:
     if not any("HOST" in word for word in probe):
         reason = f"--probe is {quoted(options.probe)}"
         how = "expected a command that contains HOST, in place of the host name"
-        raise ArgumentError("value", f"{reason}; {how}.")
+        raise ArgumentError(f"{reason}; {how}.")
     if not all(is_here(host.name) for host in hosts):
         _check_installed(probe[0], "install it, or choose another command with --probe")
     program = (options.script, *options.arguments)
@@ -115,10 +115,10 @@ def _words(option: str, command: str) -> tuple[str, ...]:
         words = tuple(shlex.split(command))
     except ValueError as error:
         raise ArgumentError(
-            "value", f"{option} is {quoted(command)}; expected a command ({error})."
+            f"{option} is {quoted(command)}; expected a command ({error})."
         ) from None
     if not words:
-        raise ArgumentError("value", f"{option} is empty; expected a command.")
+        raise ArgumentError(f"{option} is empty; expected a command.")
     return words
 
 

@@ -289,7 +289,7 @@ class MPIGroup(ProcessGroup):
         """Return the tag that MPI gets. Local."""
         if tag > self._largest_tag:
             message = f"tag is {tag}; this MPI allows at most {self._largest_tag}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
         return tag + _TAGS_BELOW_ZERO
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:

@@ -634,7 +634,7 @@ class ProcessGroup(Familiar, ABC):
 
     def _no_array(self, call: str) -> ArgumentError:
         message = f"{call}: rank {self.name()} is the root and must give an array."
-        return ArgumentError("value", message)
+        return ArgumentError(message)
 
     def all_gather(
         self, array: np.ndarray, *, what: str = "its part of a gather"
@@ -902,7 +902,7 @@ class ProcessGroup(Familiar, ABC):
                 "counted from 0.",
             )
         if tag < 0 and not isinstance(tag, OwnTag):
-            raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
+            raise ArgumentError(f"tag is {tag}; expected at least 0.")
 
     def check_open(self) -> None:
         """Refuse a call on a closed group, and in a second thread. Local.

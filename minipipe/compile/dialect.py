@@ -41,6 +41,7 @@ _STATIC_ELSEWHERE = """
 _WITH_OUT = "concat stack clip"
 _REDUCTIONS = "max min amax amin sum mean cumsum"
 _FILLINGS = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1}
+_FILLINGS |= {"empty": 0, "empty_like": 0}  # of which every element is written later
 # Functions, methods and indices whose result may lie in the memory of the argument.
 _VIEWS = """
     reshape permute_dims transpose matrix_transpose swapaxes expand_dims squeeze

@@ -118,6 +118,8 @@ class Places:
         Whether contributions are added to arrays, and not handed over to leaves.
     has_static_parameters : bool
         Whether parameters are the same arrays each time.
+    has_kept_arrays : bool
+        Whether later sections read arrays of a slot, and not those of NumPy.
 
     Attributes
     ----------
@@ -138,6 +140,7 @@ class Places:
         trace: Trace,
         has_static_gradients: bool = True,
         has_static_parameters: bool = True,
+        has_kept_arrays: bool = True,
     ) -> None:
         self.trace = trace
         self._lasting = "pc" if has_static_parameters else "c"
@@ -157,6 +160,8 @@ class Places:
         self.cells: dict[str, Cell] = {}
         self._make_cells(has_static_gradients)
         self._take_results()
+        if not has_kept_arrays:
+            self.cells = {n: c for n, c in self.cells.items() if not c.is_kept}
         temporaries = [c for c in self.unique_cells if c.is_temporary]
         temporaries += self.scratch.values()
         self.temporary_bytes = pack(temporaries)

@@ -40,7 +40,7 @@ from minipipe.execution.executor import Executor, Step
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut
 from minipipe.execution.sliced import SlicedStage
-from minipipe.schedules.action import O
+from minipipe.schedules.action import L, O
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
@@ -242,7 +242,7 @@ class CompiledRow:
         Of the sections of each compiled stage.
     report : str
     is_whole : bool
-        Whether nothing in it runs eagerly.
+        Whether nothing in it computes eagerly.
     is_static : bool
         Whether all weight gradients are arrays that are written in each step.
     given : GivenGradients
@@ -321,6 +321,10 @@ class CompiledRow:
             found = part.sections.bind(arrays, own, part.num_slots, pool)
             for section, function in found.items():
                 self._namespace[part.name_of(section)] = function
+            if part.leaves:
+                for i in range(len(part.sections.lifetimes)):
+                    (values,) = part.sections.lists(found, i)
+                    self._namespace[f"stash{i}_{part.name}"] = values
         self.given.pairs = list(given.values())
         if gradients is not None:
             self.given.flat = gradients.flat([leaf for leaf, _ in self.given.pairs])
@@ -401,7 +405,7 @@ def needs_handlers(executor: Executor) -> bool:
     """Return whether a row runs more of its stages than their sections."""
     for binding in executor.bindings:
         kind = binding.action.kind
-        if kind is O or (kind in SECTIONS and not is_plain(binding)):
+        if kind in SECTIONS and not is_plain(binding):
             return True
     has_slices = any(isinstance(s, SlicedStage) for s in executor.stages.values())
     return has_slices and not executor.program.is_forward_only
@@ -432,6 +436,7 @@ def _stage_programs(
 ) -> dict[tuple[int, int], StageProgram]:
     """Return the programs of stages that could be recorded."""
     found: dict[tuple[int, int], StageProgram] = {}
+    leaves = any(action.kind is O for action in executor.actions)
     for stage, recorder in recorders.items():
         if recorder.reason or any(r.reason for r in recorder.kinds.values()):
             continue
@@ -440,9 +445,11 @@ def _stage_programs(
         for k, recorded in recorder.kind_of.items():
             if id(recorded) not in programs:
                 suffix = chr(ord("a") + len(programs)) if programs else ""
-                sections = Sections(recorded.trace, f"{stage}{suffix}", how)
+                keeps = "values" if leaves else "arrays"
+                name = f"{stage}{suffix}"
+                sections = Sections(recorded.trace, name, how, keeps=keeps)
                 program = StageProgram(stage, suffix, recorded, sections)
-                program.is_static = how == "static"
+                program.is_static, program.leaves = how == "static", leaves
                 program.contributes = recorded.contributes
                 programs[id(recorded)] = program
             found[stage, k] = programs[id(recorded)]
@@ -459,14 +466,14 @@ def _stage_programs(
 
 
 def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
-    """Return whether a schedule runs nothing but compiled sections and messages."""
+    """Return whether all computations of a schedule are compiled sections, or copies to
+    a file.
+    """
     for binding in executor.bindings:
         stage, kind, k = binding.action
-        if kind.declaration.of_rank or kind.is_communication:
+        if not binding.is_timed:
             continue
-        if kind not in SECTIONS or (stage, k) not in programs:
-            return False
-        if hasattr(binding.handler, "then"):
+        if (stage, k) not in programs or kind not in (*SECTIONS, O, L):
             return False
     return True
 

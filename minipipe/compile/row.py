@@ -22,6 +22,7 @@ from minipipe.autograd.backend import as_array
 from minipipe.comm.message import packed_step
 from minipipe.compile.memory import Layout, RowMemory, read_after
 from minipipe.compile.messages import Message, sent
+from minipipe.compile.offloads import Kept, with_deletions
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
@@ -34,12 +35,14 @@ from minipipe.execution.source import name_of, targets_of, variable_of
 from minipipe.schedules.action import (
     RECV_B,
     RECV_F,
+    REDUCE_GRAD,
     SEND_B,
     SEND_F,
     Action,
     B,
     F,
     I,
+    O,
     R,
     W,
 )
@@ -76,7 +79,9 @@ class Row:
             if not binding.action.kind.declaration.of_rank
         ]
         self._last_stage = executor.program.num_stages - 1
-        self._reduces = any(b.action.kind == "REDUCE_GRAD" for b in self._bindings)
+        self._reductions = [
+            each for each in self._bindings if each.action.kind is REDUCE_GRAD
+        ]
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
         self.losses: dict[int, Any] = {}
@@ -96,7 +101,10 @@ class Row:
             b.takes[0] for b in self._bindings if b.action.kind in (SEND_F, SEND_B)
         }
         self._counts: dict[int, int] = {}  # by stage, the microbatches that it holds
+        self._leaving = {p for p in programs if programs[p].leaves}
+        self._local = set[str]()  # arrays that are new in each step, and deleted in it
         self.names: dict[str, Any] = {
+            "Kept": Kept,
             "cell": [binding.action for binding in self._bindings],
             "carried": [_carried(executor, b.action) for b in self._bindings],
             "Receipt": Receipt,
@@ -118,8 +126,12 @@ class Row:
         """Return whether a value is one array of NumPy's that travels as it is."""
         return self._is_in_numpy and form is not None and form.is_plain
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the function `schedule`."""
+    def lines(self) -> list[str]:
+        """Return the lines of the function `schedule`."""
+        lines = list(self._lines())  # which find the local arrays
+        return with_deletions(lines, self._local) if self._local else lines
+
+    def _lines(self) -> Iterator[str]:
         yield "def schedule(rank):"
         yield "    batch, ran = rank.batch, rank.record.ran.append"
         yield "    seed, step = batch.seed, batch.training_step"
@@ -136,17 +148,20 @@ class Row:
             yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
             yield from self._given_arrays("y", "objective.targets", targets)
+        first_sum = next(iter(self._reductions), None)
         for position, binding in enumerate(self._bindings):
             if position:
                 advance = f"activity.position = {position}"
-                yield f"    {'rank.advance()' if self._reduces else advance}"
+                yield f"    {'rank.advance()' if self._reductions else advance}"
+            if binding is first_sum:
+                yield from _GIVEN
             for line in self._instruction(position, binding):
                 yield f"    {line}"
         for name, message in self.messages.items():
             if message.is_send:
                 yield from (f"    {line}" for line in sent(name))
-        yield "    for leaf, gradient in given.pairs:"
-        yield "        leaf.grad = gradient"
+        if first_sum is None:
+            yield from _GIVEN
 
     def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
         """Yield the lines that name the arrays of a batch, and remember its rows."""
@@ -175,6 +190,9 @@ class Row:
         program = self._programs.get((action.stage, action.microbatch))
         if program is not None and action.kind in SECTIONS:
             yield from self._section(program, position, binding)
+        elif program is not None and action.kind is O:
+            yield self._taken_out(program, binding)
+            yield from self._handler(position, binding)
         elif action.kind in (SEND_F, SEND_B) and self._is_sent_plainly(binding):
             message = self._message(binding, self._form_by_value[binding.takes[0]])
             yield f"sent[carried[{position}]] = now()"
@@ -194,6 +212,7 @@ class Row:
         recorded, is_forward = program.recorded, kind is F
         given = self._given(position)
         yield from self._taken_arrays(binding, recorded)
+        yield from self._put_back(program, binding)
         section = program.section_of(kind)
         is_loss = is_forward and recorded.result is None
         is_output = is_forward and stage == self._last_stage and not is_loss
@@ -202,14 +221,17 @@ class Row:
         if kind not in (R, W) and result is not None:
             base = self._name_of_result(binding.action, own)
             out = result.names(base)
-            if is_output:  # not in arrays of the program: the user keeps them
+            is_leaving = is_forward and self._leaves(stage, k)
+            if is_output or is_leaving:  # not in arrays of the program: they are kept
                 yield f"{', '.join(out)}, = {self._form(result)}.new(rank.xp)"
+                self._local.update(out if is_leaving else ())
             else:
                 self.forms[base] = result
             if is_forward:
                 self._outputs[stage, k] = base
         call = self._call(program, section, k, out)
-        if own in self._sends and self._is_plain(result):
+        is_sent = own in self._sends and self._is_plain(result)
+        if is_sent and self._local.isdisjoint(out):
             yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_loss:
@@ -260,6 +282,8 @@ class Row:
             if role in taken:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
+        if "x" in taken and self._leaves(stage - 1, k):
+            self._local.update(recorded.received.names(variable_of(taken["x"])))
         if kind is F and "x" in taken:
             self.inputs[stage, k] = variable_of(taken["x"])
         if "g" in taken:  # a later W may read it once more
@@ -276,11 +300,50 @@ class Row:
             self.names[name] = then
             yield f"{name}(rank, cell[{position}])"
 
+    # -- values that are away ----------------------------------------------------------
+
+    def _leaves(self, stage: int, k: int) -> bool:
+        """Return whether the result of a stage leaves the memory: read later by its
+        own backward, or by the one of the next stage.
+        """
+        own, following = (stage, k), (stage + 1, k)
+        return (own in self._leaving and self._programs[own].reads_later("y")) or (
+            following in self._leaving and self._programs[following].reads_later("x")
+        )
+
+    def _away(self, program: StageProgram, k: int) -> list[str]:
+        """Return the arrays of the row that are away with the values of sections."""
+        names = [self._argument(p, program, k, ()) for p in program.read_later]
+        return [name for name in dict.fromkeys(names) if name in self._local]
+
+    def _taken_out(self, program: StageProgram, binding: Binding) -> str:
+        """Return the line that takes the values of a microbatch for its O."""
+        k, name = binding.action.microbatch, variable_of(binding.takes[0])
+        slots = [
+            f"(stash{i}_{program.name}, {program.slots[k][i]})"
+            for i, (first, _) in enumerate(program.sections.lifetimes)
+            if first == "forward"
+        ]
+        arrays = ", ".join(self._away(program, k))
+        return f"{name} = Kept([{arrays}], [{', '.join(slots)}])"
+
+    def _put_back(self, program: StageProgram, binding: Binding) -> Iterator[str]:
+        """Yield lines that wait for the values of a microbatch after its L."""
+        for value in binding.takes:
+            if value.name == "back":
+                name = variable_of(value)
+                arrays = self._away(program, value.microbatch)
+                left = f"{', '.join(arrays)}, = " if arrays else ""
+                yield f"{left}{name}.wait().put_back()"
+                yield f"del {name}"
+
     # -- channels ----------------------------------------------------------------------
 
     def _is_sent_plainly(self, binding: Binding) -> bool:
         """Return whether a SEND sends one array, which a section has written."""
         value = binding.takes[0]
+        if f"{variable_of(value)}_0" in self._local:
+            return False
         return self._state.get(value) == "arrays" and self._is_plain(
             self._form_by_value[value]
         )
@@ -288,9 +351,9 @@ class Row:
     def _plain_form(self, action: Action) -> Form | None:
         """Return the form of the value of a RECV, if it is one array for a section."""
         program = self._programs.get((action.stage, action.microbatch))
-        if program is None:
-            return None
         is_forward = action.kind is RECV_F
+        if program is None or (is_forward and self._leaves(*_before(action))):
+            return None
         form = program.recorded.received if is_forward else program.recorded.came
         return form if self._is_plain(form) else None
 
@@ -427,10 +490,17 @@ class Row:
     def _held(self, binding: Binding) -> int:
         """Return how many microbatches the stage holds after an action."""
         stage = binding.action.stage
-        given = sum(NOUNS[value.name].keeps_weights for _, value in binding.gives)
-        taken = sum(NOUNS[value.name].keeps_weights for value in binding.takes)
+        given = sum(_is_held(value) for _, value in binding.gives)
+        taken = sum(map(_is_held, binding.takes))
         self._counts[stage] = self._counts.get(stage, 0) + given - taken
         return self._counts[stage]
+
+
+_GIVEN = """\
+    for leaf, gradient in given.pairs:
+        leaf.grad = gradient""".splitlines()
+"""Behind all sections that write gradients, or before a sum takes the first ones; the
+other sections write into these arrays too."""
 
 
 def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[str]:
@@ -456,6 +526,17 @@ def _carried(executor: Executor, action: Action) -> Any:
     """Return the value of a message, as records know it; None for another action."""
     route = executor.routes.get(action)
     return None if route is None else route.value
+
+
+def _is_held(value: Any) -> bool:
+    """Return whether a value is a graph in memory."""
+    noun = NOUNS[value.name]
+    return noun.keeps_weights and not noun.is_away
+
+
+def _before(action: Action) -> tuple[int, int]:
+    """Return the stage before that of an action, and its microbatch."""
+    return action.stage - 1, action.microbatch
 
 
 def _role(value: Any) -> str:

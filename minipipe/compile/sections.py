@@ -85,6 +85,9 @@ class Sections:
         step, or belong to leaves, as in an eager step.
     parameters : {"static", "read"}
         Whether parameters are arrays, or are taken from their owners in each call.
+    keeps : {"arrays", "values"}
+        Whether a later section reads arrays that are written in each step, or values
+        that can be taken out of their slot meanwhile.
 
     Attributes
     ----------
@@ -133,9 +136,10 @@ class Sections:
         stage: int | str,
         gradients: str = "static",
         parameters: str = "static",
+        keeps: str = "arrays",
     ) -> None:
         is_static, self._reads = gradients == "static", parameters == "read"
-        places = Places(trace, is_static, not self._reads)
+        places = Places(trace, is_static, not self._reads, keeps == "arrays")
         self._layout = Layout(places, stage)
         sections = places.sections
         printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]

@@ -8,6 +8,7 @@ from inspect import unwrap
 from typing import Any
 
 from minipipe.compile.memory import Use, slots_of
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
 from minipipe.execution.executor import Binding
 from minipipe.execution.handlers import HANDLERS
@@ -41,6 +42,8 @@ class StageProgram:
         Whether weight gradients are arrays that exist before a step.
     contributes : list of int
         The uses of parameters that get a gradient.
+    leaves : bool
+        Whether values of microbatches leave the memory before a backward.
     """
 
     stage: int
@@ -51,10 +54,32 @@ class StageProgram:
     num_slots: list[int] = field(default_factory=list)
     is_static: bool = False
     contributes: list[int] = field(default_factory=list)
+    leaves: bool = False
+
+    @property
+    def name(self) -> str:
+        """The end of the names of functions, and of lists by slot."""
+        return f"{self.stage}{self.suffix}"
 
     def name_of(self, section: str) -> str:
         """Return the name of the function of a section."""
-        return f"{section}_{self.stage}{self.suffix}"
+        return f"{section}_{self.name}"
+
+    @property
+    def read_later(self) -> list[str]:
+        """The inputs and results of its forward that later sections read."""
+        parameters = self.sections.parameters
+        names = [
+            name
+            for section, own in parameters.items()
+            if section not in ("forward", preparation_of("forward"))
+            for name in own
+        ]
+        return [name for name in dict.fromkeys(names) if name[0] in "xy"]
+
+    def reads_later(self, letter: str) -> bool:
+        """Return whether later sections read inputs (x), or results (y)."""
+        return any(name[0] == letter for name in self.read_later)
 
     def section_of(self, kind: ActionKind) -> str:
         """Return the section that an action of this kind runs.

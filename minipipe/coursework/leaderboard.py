@@ -253,7 +253,7 @@ class Leaderboard:
             )
             if found["format"] != _FORMAT:
                 problem = f"its format is {quoted(found['format'])}"
-                raise ArgumentError("value", f"{problem}, expected {_FORMAT!r}")
+                raise ArgumentError(f"{problem}, expected {_FORMAT!r}")
             told = [
                 json_value(each, dict, "an entry")
                 for each in json_value(found["entries"], list, "entries")

@@ -63,7 +63,6 @@ def split_examples(
     """
     if len(inputs) != len(targets) or not len(inputs):
         raise ArgumentError(
-            "value",
             f"There are {len(inputs)} inputs and {len(targets)} targets; expected one "
             "for each, at least one.",
         )
@@ -153,12 +152,10 @@ def batches(
     lengths = lengths or [num_samples or 0]
     if not given and num_samples is None:
         raise ArgumentError(
-            "value",
             "batches: there are neither inputs nor targets here; give num_samples.",
         )
     if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
         raise ArgumentError(
-            "value",
             f"batches: The inputs and targets have {lengths} samples, and num_samples "
             f"is {num_samples}; expected one number, at least 1.",
         )
@@ -213,11 +210,10 @@ class Share:
         is_whole = isinstance(rows, slice) and rows.step in (None, 1)
         is_whole = is_whole and type(rows.start) is type(rows.stop) is int
         if not is_whole or not 0 <= rows.start < rows.stop <= num_samples:
-            message = (
+            raise ArgumentError(
                 f"Share: rows is {rows!r:.60}; expected slice(start, stop) with rows "
                 f"within 0 to {num_samples}."
             )
-            raise ArgumentError("value", message)
 
     def __repr__(self) -> str:
         which = f"rows {self.rows.start} to {self.rows.stop - 1}"
@@ -330,7 +326,6 @@ class Alphabet:
         unknown = sorted(set(text) - set(self.characters))
         if unknown:
             raise ArgumentError(
-                "value",
                 f"{unknown[0]!r} is not in this alphabet of {len(self)}: "
                 f"{self.characters!r}.",
             )

@@ -9,8 +9,12 @@ W, in file 12.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from minipipe import autograd
 from minipipe.autograd import Node, StageInput, backend
@@ -18,7 +22,7 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.memory import behind
 from minipipe.autograd.modes import is_grad_enabled
 from minipipe.autograd.recompute import RecomputedNode
-from minipipe.errors import MessageError, not_copyable
+from minipipe.errors import MessageError, ModelError, TensorError, not_copyable
 from minipipe.execution.payload import Payload
 from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import boundary
@@ -260,3 +264,56 @@ class Stage:
                 if accumulate and leaf.grad is not None
                 else None
             )
+
+
+def claimed(
+    part: Sequential,
+    index: int,
+    names: Mapping[int, str],
+    seed: int,
+    copies: dict[int, Any],
+    xp: ModuleType = np,
+) -> tuple[Sequential, dict[str, Parameter]]:
+    """Return a copy of the layers of a stage, and its parameters by name.
+
+    Parameters without values are filled from the seed and their names.
+
+    Parameters
+    ----------
+    part : Sequential
+        Layers of a model, which is not changed.
+    index : int
+        The stage, for messages.
+    names : mapping of int to str
+        Names in the whole model, by the identities of parameters.
+    seed : int
+    copies : dict
+        Everything that was copied for this rank, by the identity of the original: a
+        parameter that several of its stages share remains one parameter.
+    xp : module
+        The array module that holds the parameters.
+
+    Raises
+    ------
+    ModelError
+        Code ``not-copyable``.
+    """
+    try:
+        module = copy.deepcopy(part, copies)
+    except TensorError as error:  # a result that a layer keeps
+        message = f"A layer of stage {index} cannot be copied: {error}"
+        raise ModelError("not-copyable", message) from None
+    except TypeError as error:  # an open file, a lock
+        message = f"A layer of stage {index} cannot be copied: {error}. Open files and "
+        raise ModelError(
+            "not-copyable", f"{message}the like when they are used."
+        ) from None
+    module._note_filled()
+    parameters: dict[str, Parameter] = {
+        names[id(p.owner)]: copies[id(p)] for p in part.parameters()
+    }
+    for name, parameter in parameters.items():
+        parameter.move(xp)
+        if not parameter.is_filled:
+            parameter.fill(seed, name)
+    return module, parameters

@@ -94,15 +94,18 @@ class GradientSums:
             blocks.begin()
 
     def handlers(self, handlers: Handlers) -> Handlers:
-        """Return handlers that also note the gradients of each microbatch, and one that
-        contributes to a sum.
+        """Return handlers of which one contributes to a sum; others also note the
+        gradients of each microbatch, if there are several blocks.
         """
+        handlers = {**handlers, REDUCE_GRAD: self._contribute}
+        if not any(blocks.are_several for blocks in self._blocks.values()):
+            return handlers
 
         def note(executor: Executor, action: Action) -> None:
             self._blocks[action.stage].note_gradient()
 
         noting: Handlers = {kind: and_then(handlers[kind], note) for kind in (B, W)}
-        return {**handlers, **noting, REDUCE_GRAD: self._contribute}
+        return {**handlers, **noting}
 
     def _contribute(self, executor: Executor, action: Action) -> None:
         blocks = self._blocks[action.stage]
@@ -152,10 +155,16 @@ class Blocks:
     leaves : list of Leaf
     size : int
         Microbatches of a block; 0 if all form one block.
+
+    Attributes
+    ----------
+    are_several : bool
+        Whether gradients are taken out of the leaves after each block.
     """
 
     def __init__(self, leaves: list[Leaf], size: int) -> None:
         self.leaves, self._size = leaves, size
+        self.are_several = size > 0
         self.begin()
 
     def begin(self) -> None:

@@ -245,7 +245,6 @@ def _parsed(
     parts = [_letters(subscripts, start + 1, stop) for start, stop in bounds]
     if len(parts) != len(shapes):
         raise ArgumentError(
-            "value",
             f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
             "operands; expected one for each.",
         )
@@ -342,7 +341,6 @@ def _lengths(
 
 def _wrong(subscripts: str, position: int, what: str) -> ArgumentError:
     return ArgumentError(
-        "value",
         f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
         "'ij,jk->ik' or so.",
     )

@@ -249,7 +249,6 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     if each.size and not float(xp.min(each)) >= 0:
         raise ArgumentError(
-            "value",
             "Weights of a loss are at least 0; some of these are less, or not a "
             "number.",
         )
@@ -446,7 +445,6 @@ def _check_options(
         return
     if len(class_weights) != k:
         raise ArgumentError(
-            "value",
             f"cross_entropy: class_weights has length {len(class_weights)}; expected "
             f"{k}.",
         )

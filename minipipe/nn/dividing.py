@@ -117,7 +117,7 @@ def check_not_sharded(module: Module) -> None:
     """
     if any(parameter.is_summed for parameter in module.parameters()):
         message = "Fully sharded layers cannot be divided; pass the plain model."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
 
 
 def is_container(module: Module) -> bool:

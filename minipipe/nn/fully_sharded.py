@@ -723,7 +723,7 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
             f"{module.brief()} has nn.Recompute inside, which would compute with "
             "shards of its parameters"
         )
-        raise ArgumentError("value", f"{message}; put nn.Recompute around the layer.")
+        raise ArgumentError(f"{message}; put nn.Recompute around the layer.")
     return FullySharded(module, workspace) if _places_in(module) else module
 
 

@@ -79,7 +79,7 @@ def _divided(
         raise ArgumentError("type", message)
     if parameter.num_uses > 1:
         message = "A parameter that several layers share cannot be divided; untie them."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
         of = f"the {length} features or heads that its ranks share"

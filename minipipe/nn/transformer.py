@@ -327,7 +327,6 @@ def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> 
     spec.check(f"{layer}: rotary_base", rotary_base)
     if width_of_head % 2:
         raise ArgumentError(
-            "value",
             f"{layer}: heads {width_of_head} wide cannot be turned, two by two; "
             "expected an even width.",
         )

@@ -155,7 +155,8 @@ class Framing:
         # most programs do not compile
         from minipipe.pipeline.repeating import repeated
 
-        return repeated(trainer, compiler, self._intake, self._finite, self._pending)
+        given = self._intake, self._finite, self._pending, self._sums
+        return repeated(trainer, compiler, *given)
 
     def predictor(self, make: Callable[..., Executor], count: int) -> Executor:
         """Return the executor of evaluations and predictions.

@@ -317,7 +317,7 @@ class Intake:
         """Return this rank's part of a batch, in the model's dtype."""
         if given is None:
             message = f"Rank {self._group.name()} needs the {noun}, but got None."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
         requires_grad = kind == "inputs" and self._plan.inputs_require_grad
         how = noun, self._plan.dtypes[kind], self._xp, requires_grad
         if isinstance(given, Share):
@@ -390,10 +390,9 @@ class Intake:
         elif call in _WHOLE:
             why = "it divides the whole batch among the replicas"
         if why:
-            message = (
+            raise ArgumentError(
                 f"{call}() does not take a Share, because {why}; pass the whole batch."
             )
-            raise ArgumentError("value", message)
 
     def _check_rows(
         self,

@@ -6,7 +6,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    Unpack,
+    cast,
+    overload,
+)
 
 import numpy as np
 
@@ -588,14 +597,14 @@ class Pipeline(FamiliarPipeline):
         """
         if self.watcher is not None:
             self.watcher.step(self, inputs, targets)
-        return self._train(
-            "step",
-            inputs,
-            targets,
-            self._objective(metrics, outputs, scale),
-            wait,
-            accumulate,
-        )
+        begun = None
+        if wait and outputs is False and metrics is None and not accumulate:
+            begun = self._compiling.repeated(self, inputs, targets, scale)
+            if type(begun) is BatchLoss:
+                return begun
+        objective = self._objective(metrics, outputs, scale)
+        given = "step", inputs, targets, objective, wait, accumulate
+        return self._train(*given, batch=cast(Batch | None, begun))
 
     def run(
         self,
@@ -770,17 +779,22 @@ class Pipeline(FamiliarPipeline):
         objective: BatchObjective,
         wait: bool,
         accumulate: bool,
+        batch: Batch | None = None,
     ) -> Any:
-        """Run forward and backward of one batch, and leave its gradients."""
+        """Run forward and backward of one batch, and leave its gradients.
+
+        All ranks may have agreed on the batch already.
+        """
         given = TrainingCall(
             f"{call}(accumulate=True)" if accumulate else call,
             inputs,
             targets,
-            objective,
+            objective if batch is None else batch.objective,
             self._is_training,
             self.num_steps,
             waits=wait,
             accumulates=accumulate,
+            batch=batch,
         )
         try:
             self._steps.run(call, given, self.measures_memory)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_BLACK, _WHITE = "#000000", "#ffffff"
+_BLACK = "#000000"
+_WHITE = "#ffffff"
 
 
 def text_on(colour: str) -> str:

@@ -164,7 +164,7 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         reason = f"{quoted(str(path), 200)} {given}"
         how = f"expected {', '.join(others)} or {last}"
-        raise ArgumentError("value", f"{reason}; {how}.")
+        raise ArgumentError(f"{reason}; {how}.")
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))
     return ending
@@ -176,9 +176,9 @@ def _cairosvg(given: str) -> ModuleType:
     except ImportError:
         what = f"{given!r} needs CairoSVG, which is not installed"
         message = f"{what}; run `pip install cairosvg`, or write .svg."
-        raise ArgumentError("value", message) from None
+        raise ArgumentError(message) from None
     except OSError:  # CairoSVG is installed, but cannot load the library
         what = f"{given!r} needs the library Cairo, which is not installed"
         message = f"{what}; run `apt-get install libcairo2`"
-        raise ArgumentError("value", f"{message}, or write .svg.") from None
+        raise ArgumentError(f"{message}, or write .svg.") from None
     return cairosvg

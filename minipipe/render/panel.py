@@ -26,7 +26,8 @@ from minipipe.specs import Spec
 
 # In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together:
 # whole rounds of F B and of F I W, so that bands look alike.
-NARROW, TOGETHER = 3, 12
+NARROW = 3
+TOGETHER = 12
 
 
 _DRAWN = Spec(ActionTable | Timeline, expected="a Schedule or a Timeline", code="type")
@@ -201,7 +202,8 @@ class Panel:
         """Whether some backward holds more while it runs than before and after it:
         recomputed activations.
         """
-        memory, during = self.timeline.memory, self.timeline.memory_during
+        memory = self.timeline.memory
+        during = self.timeline.memory_during
         # during copies, more may be held
         if memory is None or during is None or self.timeline.copies:
             return False
@@ -248,7 +250,8 @@ def side_by_side(spans: Sequence[Span]) -> list[Span]:
     """
     drawn: list[Span] = []
     for group in in_groups(spans):
-        start, part = group[0].start, (group[-1].end - group[0].start) / len(group)
+        start = group[0].start
+        part = (group[-1].end - group[0].start) / len(group)
         halves = (
             Span(span.action, start + i * part, start + (i + 1) * part)
             for i, span in enumerate(group)
@@ -343,7 +346,7 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     """
     if not drawn:
         raise ArgumentError(
-            "value", "Nothing to draw; expected at least one Schedule or Timeline."
+            "Nothing to draw; expected at least one Schedule or Timeline."
         )
     for item in drawn:
         _DRAWN.check("An argument", item)
@@ -359,7 +362,6 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
         several = f"These timelines are in {' and in '.join(units)}"
         message = f"{several}, so one axis cannot show them together."
         raise ArgumentError(
-            "value",
             f"{message} Simulate the predicted timeline with Costs(unit='s') and "
             "times in seconds.",
         )

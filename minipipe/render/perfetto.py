@@ -144,7 +144,6 @@ class _Process:
         if not timeline.makespan * self.scale < _LONGEST:
             length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
             raise ArgumentError(
-                "value",
                 f"{length}, but a trace may last at most "
                 f"{_LONGEST / self.scale:.3g}; choose another unit.",
             )
@@ -188,7 +187,8 @@ class _Process:
     # -- the kinds of events -----------------------------------------------------------
 
     def names(self) -> Iterator[Event]:
-        timeline, process = self.timeline, self.process
+        timeline = self.timeline
+        process = self.process
         yield self.named(
             "process_name", process, name=f"{timeline.name}, {origin(timeline)}"
         )
@@ -212,7 +212,8 @@ class _Process:
             yield self.named("thread_sort_index", thread, sort_index=thread)
 
     def actions(self, rank: int) -> Iterator[Event]:
-        thread, names_stage = self.threads[rank][0], self.panel.names_stage(rank)
+        thread = self.threads[rank][0]
+        names_stage = self.panel.names_stage(rank)
         for index, (action, start, end) in enumerate(self.timeline.spans[rank]):
             if end > start or not action.kind.is_communication:
                 name = short_label(action, names_stage)
@@ -230,7 +231,8 @@ class _Process:
 
     def about(self, rank: int, index: int) -> Event:
         """Return the details of an action, which viewers show on a click."""
-        timeline, action = self.timeline, self.timeline.spans[rank][index].action
+        timeline = self.timeline
+        action = self.timeline.spans[rank][index].action
         place = {
             "stage": action.stage,
             "microbatch": number_of(action.microbatch, timeline.num_slices),
@@ -250,7 +252,8 @@ class _Process:
     def idle(self, rank: int) -> Iterator[Event]:
         for idle in self.timeline.idle[rank]:
             if self.steps(idle.end) > self.steps(idle.start):
-                thread, about = self.threads[rank][1], {"why": describe_idle(idle)}
+                thread = self.threads[rank][1]
+                about = {"why": describe_idle(idle)}
                 yield self.slice_of(
                     idle.cause.value,
                     "idle",
@@ -298,7 +301,8 @@ class _Process:
                     "came last": f"rank {whole.last_rank}",
                 }
             if self.steps(end) > self.steps(start):
-                thread, kind = self.beside[rank, action.kind, action.stage], action.kind
+                thread = self.beside[rank, action.kind, action.stage]
+                kind = action.kind
                 name = short_label(action, self.panel.names_stage(rank))
                 colour = _COLOURS.get(kind, _OTHER_COLOUR)
                 yield self.slice_of(name, kind.value, colour, thread, start, end, about)
@@ -315,7 +319,8 @@ class _Process:
         Both ends lie half a step inside. At the very edge, a viewer might choose the
         adjacent slice.
         """
-        produced, consumed = spans[message.value], spans[message.used_by]
+        produced = spans[message.value]
+        consumed = spans[message.used_by]
         ends = self.steps(consumed.start)
         # the clocks of ranks may differ: no arrow points back in time
         starts = min(self.steps(produced.end), ends)

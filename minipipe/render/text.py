@@ -21,7 +21,8 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.specs import TEXT_WIDTH
 
 # with space between labels; before labels shrink to letters
-_FEW_BANDS, _MANY_BANDS = 4, 6
+_FEW_BANDS = 4
+_MANY_BANDS = 6
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
 _LETTERS = {
     ActionKind.SEND_F: "S",
@@ -137,7 +138,8 @@ def places_of(
     """
     if not columns.makespan or not spans:
         return [(0, 0)] * len(spans)
-    places, taken = [], 0
+    places = []
+    taken = 0
     for _, begin, end in spans:
         first = max(taken, round(columns.column(begin - start)))
         taken = max(first + 1, round(columns.column(end - start)))
@@ -211,7 +213,8 @@ def _of_whole_units(
     if units > _MANY_BANDS * room:
         return _of_any_times(panels, makespan, room)
     most = min(_MOST_COLUMNS, room // units)
-    names, short = label_width(panels, True), label_width(panels, False)
+    names = label_width(panels, True)
+    short = label_width(panels, False)
     if most * shortest >= names:
         return Columns(makespan, units * most, room)
     # whose case tells the stage
@@ -248,7 +251,8 @@ def _even(units: int, bands: int, most: int) -> int:
 def _of_any_times(
     panels: Sequence[Panel], makespan: float, room: int, _: int = 1
 ) -> Columns | None:
-    names, short = label_width(panels, True), label_width(panels, False)
+    names = label_width(panels, True)
+    short = label_width(panels, False)
     ratio = makespan / shortest_time(panels)  # may be infinite
     for width, names_stages, most_bands in (
         (names, True, 1),
@@ -364,7 +368,7 @@ def draw_text(
         drawing = f"The drawing would have {characters:,} characters"
         message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
         problem = f"{message} Choose the format svg, html or perfetto"
-        raise ArgumentError("value", f"{problem}, which have no columns.")
+        raise ArgumentError(f"{problem}, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [
         _band(panels, rows, first, columns, margin, colour)
@@ -453,7 +457,8 @@ def action_cells(
             + [(letter, IDLE) for letter in mark]
         )
     chunk = panel.chunk_of(rank, action)
-    text, fill = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
+    text = ground(action.kind, chunk)
+    fill = ground(action.kind, chunk, is_label=False)
     filling = _filling(action.kind) * rest + mark
     return [(letter, text) for letter in label] + [(letter, fill) for letter in filling]
 
@@ -487,7 +492,8 @@ def legend(
             *(([], str(kind)) for kind in others),
         ]
     entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
-    lines, length = [""], 0
+    lines = [""]
+    length = 0
     for cells, words in entries:
         if length + len(cells) + len(words) + 2 > width:  # with the commas around it
             lines.append("")
@@ -540,7 +546,8 @@ def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
         scale * columns.time(last),
         scale * columns.time(10),
     ):
-        at, label = margin + round(columns.column(time / scale)) - first, f"|{time:g}"
+        at = margin + round(columns.column(time / scale)) - first
+        label = f"|{time:g}"
         if len(line) <= at and at + len(label) <= margin + last - first:
             line = line.ljust(at) + label + " "
     return line.rstrip()
@@ -568,7 +575,8 @@ def _band(
     """Draw one band of columns: an axis, and below it all panels that extend into the
     band.
     """
-    lines, last = [], first + columns.band
+    lines = []
+    last = first + columns.band
     if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
         lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
     for panel, named in zip(panels, rows):

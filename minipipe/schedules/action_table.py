@@ -304,7 +304,8 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
         if isinstance(given, ActionTable):
             how = f"the computations of a {type(given).__name__} are its .schedule"
             if kind is Program:
-                expected, how = "Program", "schedules.lower(schedule) returns one"
+                expected = "Program"
+                how = "schedules.lower(schedule) returns one"
         message = f"Expected a {expected}, not {quoted(given)}; {how}."
         raise ScheduleError.of(Code.TYPE, message)
 

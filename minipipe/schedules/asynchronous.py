@@ -202,7 +202,8 @@ def _with_updates(
     row: Sequence[Action], ends: Sequence[int], before: Before
 ) -> Iterator[Action]:
     """Yield a row of 1F1B with the U of each batch, named by its last microbatch."""
-    stage, last = row[0].stage, ends[-1]
+    stage = row[0].stage
+    last = ends[-1]
     waiting = deque(Action(stage, U, k) for k in ends)
     has_forwards = True
     for action in row:

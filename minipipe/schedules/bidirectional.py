@@ -49,7 +49,8 @@ def in_slots(
         They are divided between the pipelines as equally as possible; the first
         pipeline gets the first ones.
     """
-    num_stages, share = len(pipelines[0]), -(-num_microbatches // len(pipelines))
+    num_stages = len(pipelines[0])
+    share = -(-num_microbatches // len(pipelines))
     # by rank
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(1 + max(pipelines[0]))]
     for k in range(num_microbatches):
@@ -284,7 +285,8 @@ def dualpipe(num_ranks: int, num_microbatches: int, joined: bool = False) -> Sch
     (63.0, {9})
     """
     _check_even("dualpipe", num_ranks, num_microbatches)
-    p, num_down = num_ranks, (num_microbatches + 1) // 2
+    p = num_ranks
+    num_down = (num_microbatches + 1) // 2
     half = dualpipe_v(p // 2, num_down, joined=joined)
     rows: list[list[Action]] = [[] for _ in range(p)]
     overlaps = set()

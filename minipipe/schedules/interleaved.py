@@ -162,7 +162,8 @@ def looped_bfs(
     rank 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    groups, all_forwards = [range(num_microbatches)], chunks_per_rank * num_microbatches
+    groups = [range(num_microbatches)]
+    all_forwards = chunks_per_rank * num_microbatches
     rows = warmed_up(B, num_ranks, groups, chunks_per_rank, more=all_forwards)
     return _looped("looped-bfs", rows, num_microbatches, chunks_per_rank)
 
@@ -213,10 +214,8 @@ def warmed_up(
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards, backwards = (
-            order_table(F, stages, groups),
-            order_table(backward, stages[::-1], groups),
-        )
+        forwards = order_table(F, stages, groups)
+        backwards = order_table(backward, stages[::-1], groups)
         row = warmup_then_pairs(
             forwards, backwards, slope * (num_ranks - 1 - rank) + more
         )

@@ -230,6 +230,7 @@ def takes(name: str, option: str) -> bool:
 
 def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:
     """Return the optional parameters of a builder with their defaults."""
-    code, defaults = builder.__code__, builder.__defaults__ or ()
+    code = builder.__code__
+    defaults = builder.__defaults__ or ()
     first = code.co_argcount - len(defaults)
     return dict(zip(code.co_varnames[first : code.co_argcount], defaults))

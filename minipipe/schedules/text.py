@@ -149,7 +149,8 @@ def _from_rows(
         expected = "Expected one line per rank, with cells such as 0F0."
         raise ScheduleError.of(Code.SYNTAX, f"The text has no action. {expected}")
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
-    n, k = max(1, num_slices), largest.microbatch
+    n = max(1, num_slices)
+    k = largest.microbatch
     num_microbatches = (k.sequence + 1) * n if n > 1 else k + 1  # whole sequences
     if (k.sequence * n + k.part if n > 1 else k) >= total:
         message = f"{largest} names microbatch {k}, but most lower ones are missing."

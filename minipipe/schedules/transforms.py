@@ -322,7 +322,8 @@ def steps_of(table: T, num_steps: int) -> T:
         for row in table.numbered
     ]
     name = f"{table.name}, {num_steps} steps"
-    actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(table, num_steps)
+    actions = tuple(map(tuple, rows))
+    overlaps = overlaps_of_copies(table, num_steps)
     return replace(
         table,
         name=name,
@@ -347,7 +348,8 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
     ... )
     ['0F1', '0F3']
     """
-    m, number_of = table.num_microbatches, table.number_of
+    m = table.num_microbatches
+    number_of = table.number_of
     copies = ((s, kind, number_of(k)) for s, kind, k in table.overlaps)
     every = range(count)
     return frozenset(Action(s, kind, n * m + k) for s, kind, k in copies for n in every)
@@ -481,7 +483,8 @@ def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action
     for pair, at in needed.items():
         due.setdefault(at, []).append(pair)
     row: list[Action] = []
-    held, away = set[tuple[int, int]](), set[tuple[int, int]]()
+    held = set[tuple[int, int]]()
+    away = set[tuple[int, int]]()
     for at, group in enumerate(groups):
         new = {action[::2] for action in group if action.kind is F} & needed.keys()
         # first the needs of this group, then of the next one

@@ -216,7 +216,8 @@ class Facts:
             temporary, lost, gained, *_ = change_of[Action(stage, kind, 0)]
             change = gained - lost
             during = max(0.0, temporary, change)
-            event, time = number * self.num_microbatches, durations[kind][stage]
+            event = number * self.num_microbatches
+            time = durations[kind][stage]
             self.steps[cell] = Step(event, time, [], during, change, [])
             for given in numbers.needs:
                 giver = self.steps[cell_of[given]]
@@ -279,9 +280,16 @@ class Clock:
         An action cannot run if a value does not exist yet, or its memory does not fit.
         Returns the other ranks that take what the actions give. The hot loop.
         """
-        facts, done, ended, awaited = self.facts, self.done, self.ended, self.awaited
-        steps, overhead, room = facts.steps, facts.overhead, facts.room[rank]
-        row, held, free = self.rows[rank], self.held[rank], self.free[rank]
+        facts = self.facts
+        done = self.done
+        ended = self.ended
+        awaited = self.awaited
+        steps = facts.steps
+        overhead = facts.overhead
+        room = facts.room[rank]
+        row = self.rows[rank]
+        held = self.held[rank]
+        free = self.free[rank]
         if not_before > free:
             free = not_before
         receivers: set[int] = set()

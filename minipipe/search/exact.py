@@ -214,9 +214,11 @@ def solve(
     ...     found = solve(workload, Objective.MAKESPAN, seconds=10)
     ...     assert (found.value, found.bound) == (27.0, 27.0)
     """
-    cp_model, began = solver_module(), perf_counter()
+    cp_model = solver_module()
+    began = perf_counter()
     best = hint or one_after_another(workload)
-    value, found_by = evaluate(best, workload, objective), best.name
+    value = evaluate(best, workload, objective)
+    found_by = best.name
     formula, formula_name, _ = lower_bound(workload, objective)
     if value <= formula * (1 + ROUNDING):  # no solver needed
         figures = value, value, formula_name, found_by, perf_counter() - began
@@ -240,7 +242,9 @@ def solve(
         with suppress(ScheduleError):
             found_value = evaluate(found, workload, objective)
             if found_value < value:
-                best, value, found_by = found, found_value, name
+                best = found
+                value = found_value
+                found_by = name
     proved = float(floor(solver.best_objective_bound + 1e-6) / scale)
     bound, bound_by = (proved, name) if proved > formula else (formula, formula_name)
     # The value is a sum of floats, which may be a little more or less.
@@ -264,7 +268,7 @@ def solver_module() -> Any:
         remedy = "run `pip install -e '.[search]'` in minipipe's folder"
         remedy += ", or search without it (without --exact)"
         raise ArgumentError(
-            "value", f"Exact search needs OR-tools, which is not installed; {remedy}."
+            f"Exact search needs OR-tools, which is not installed; {remedy}."
         ) from None
     return cp_model
 
@@ -281,7 +285,9 @@ class Model:
 
     def __init__(self, cp_model: Any, workload: Workload, objective: Objective) -> None:
         self.cp = cp_model.CpModel()
-        self.workload, self.objective, self.facts = workload, objective, Facts(workload)
+        self.workload = workload
+        self.objective = objective
+        self.facts = Facts(workload)
         self.microbatches = range(workload.num_microbatches)
         steps = self.facts.steps
         self.times = {(s, kind): int(step.time) for (kind, s), step in steps.items()}
@@ -311,7 +317,8 @@ class Model:
     def _order_stages(self) -> None:  # [1]
         for stage, kind in self.times:
             for k, following in pairwise(self.microbatches):
-                first, then = Action(stage, kind, k), Action(stage, kind, following)
+                first = Action(stage, kind, k)
+                then = Action(stage, kind, following)
                 self.follow(first, then, self.workload.overhead)
 
     def _pass_values(self) -> None:  # [2]
@@ -344,7 +351,8 @@ class Model:
         activation, weight_activation, transient = self.workload.footprint
         amounts = {activation[s] for s in own} | {weight_activation[s] for s in own}
         if len(own) == 1 and len(amounts) == 1 and not transient[own[0]]:
-            (stage,), (amount,) = own, amounts
+            (stage,) = own
+            (amount,) = amounts
             if amount:
                 most = int(limit // amount)
                 for k in self.microbatches[most:]:
@@ -405,7 +413,8 @@ class Model:
             rows[self.workload.placement[action.stage]].append(action)
         for row in rows:
             row.sort(key=lambda action: [value(time) for time in self.spans[action]])
-        placement, m = self.workload.placement, self.workload.num_microbatches
+        placement = self.workload.placement
+        m = self.workload.num_microbatches
         return Schedule("found by CP-SAT", placement, m, tuple(map(tuple, rows)))
 
 
@@ -436,7 +445,8 @@ class WindowSearch:
     """
 
     def __init__(self, workload: Workload, objective: Objective) -> None:
-        self._cp_model, self._objective = solver_module(), objective
+        self._cp_model = solver_module()
+        self._objective = objective
         self._workload = in_whole_numbers(workload)[0]
 
     def reordered(self, words: list[Word], random: Random) -> list[Word]:
@@ -449,7 +459,8 @@ class WindowSearch:
         timeline = simulate(schedule, costs_of(self._workload))
         model = Model(self._cp_model, self._workload, self._objective)
         model.begin_with(timeline)
-        near, times = self._near(timeline, random), []
+        near = self._near(timeline, random)
+        times = []
         for rank, row in enumerate(timeline.spans):
             places = [place for owner, place in near if owner == rank]
             self._keep_order(model, [span.action for span in row], places)

@@ -84,7 +84,8 @@ def find_schedule(
     >>> found.value, found.gap
     (24.0, 0.0)
     """
-    begun, objective = perf_counter(), _checked(objective, seconds, evaluations)
+    begun = perf_counter()
+    objective = _checked(objective, seconds, evaluations)
     _check_size(workload)
     if exact:
         solver_module()  # raises now, not after half of the time

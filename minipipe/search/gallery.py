@@ -146,5 +146,6 @@ def _units(workload: Workload) -> int | None:
         return pairs
     if len({*activation, *weight_activation}) > 1 or any(transient) or len(limits) > 1:
         return None
-    (limit,), amount = limits, activation[0]
+    (limit,) = limits
+    amount = activation[0]
     return min(floor(limit / amount * (1 + ROUNDING)), pairs) if amount else pairs

@@ -205,7 +205,8 @@ def measure(
         The local rank of this process, for its device.
     repeats : int
     """
-    options, given = question.options, samples(question.inputs, "inputs")
+    options = question.options
+    given = samples(question.inputs, "inputs")
     xp = backend.module_for(options.get("device", "cpu"), rank)
     batch = question.model, question.inputs, question.targets, options.get("loss")
     how = repeats, options.get("seed", 0), xp
@@ -249,7 +250,8 @@ def weigh(
     both = [False, True] if limit < inf else [False]
     again = both if question.recompute is None else [question.recompute]
     forms = [(cut, computed_again) for computed_again in again for cut in cuts]
-    num_layers, choices = len(question.model.flat_layers), list[Choice]()
+    num_layers = len(question.model.flat_layers)
+    choices = list[Choice]()
     divisors = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
     for replicas in divisors if question.replicas is None else [question.replicas]:
         found = candidates(num_ranks, num_layers, cost_model.layers, chunks, replicas)
@@ -266,7 +268,7 @@ def weigh(
         sizes = f"{counted(num_layers, 'layer')} on {counted(num_ranks, 'rank')}"
         given = f"chunks_per_rank={chunks} and partition={question.partition}"
         message = f"No schedule fits {sizes} with {given}; leave one of these out."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     own, one = (question.own_plan(num_ranks, of_one) for of_one in (False, True))
     counts = cost_model.layers
     if own is None or one is None or own.schedule.num_microbatches not in counts:
@@ -275,6 +277,7 @@ def weigh(
     cut = "given" if is_cut else "parameters"
     of_rank = len(one.schedule.stages_of(0))
     copies = own.schedule.num_ranks // one.schedule.num_ranks
-    count, is_again = own.schedule.num_microbatches, bool(question.recompute)
+    count = own.schedule.num_microbatches
+    is_again = bool(question.recompute)
     named = Candidate(one.schedule.name, count, of_rank, cut, is_again, copies)
     return Advice(choices, cost_model, limit, weighing.plan(named, own, one.schedule))

@@ -129,7 +129,8 @@ class Task:
         """Return the same number of blocks for each stage; the first one also embeds,
         the last one also scores.
         """
-        size, last = self.layers // num_stages, self.layers + 4
+        size = self.layers // num_stages
+        last = self.layers + 4
         ends = [*(2 + size * stage for stage in range(1, num_stages)), last]
         return [range(start, end) for start, end in zip([0, *ends], ends)]
 
@@ -147,7 +148,8 @@ class Task:
         >>> left_out
         {'tensor 4': 'heads are 2, not a multiple of 4'}
         """
-        fitting, left_out = [], {}
+        fitting = []
+        left_out = {}
         for sizes in _products(num_ranks):
             counts = {
                 "layers": sizes.pipeline,
@@ -229,7 +231,8 @@ class _Runner:
         grid = Grid(group, **sizes._asdict())
         self._group = group
         self._batch = task.tokens()
-        loss, count = CrossEntropyLoss(), task.microbatches // sizes.data
+        loss = CrossEntropyLoss()
+        count = task.microbatches // sizes.data
         cut = {"partition": task.partition(sizes.pipeline), "num_microbatches": count}
         options = {"loss": loss, "check_agreement": False, "check_finite": "off", **cut}
         self._pipeline = make(task.model(), grid, **options)

@@ -69,8 +69,11 @@ def on_hosts(
     ranks_of_host : int
     link : Link
     """
-    p, d, t = row["pipeline"], row["data"], row["tensor"]
-    costs, sizes = Costs(**row["costs"]), Sizes(*row["sizes"].values())
+    p = row["pipeline"]
+    d = row["data"]
+    t = row["tensor"]
+    costs = Costs(**row["costs"])
+    sizes = Sizes(*row["sizes"].values())
     schedule = replicated("1f1b", p * d, num_microbatches // d, None, d)
     at = {
         tuple(rank["coordinates"]): number for number, rank in enumerate(row["ranks"])

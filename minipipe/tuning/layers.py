@@ -251,7 +251,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
     def __init__(
         self, layers: list[Module], measured: Sequence[LayerProfile], loss: Any = None
     ) -> None:
-        self._layers, self._holdings = layers, [found.holding for found in measured]
+        self._layers = layers
+        self._holdings = [found.holding for found in measured]
         names = [layer.brief() for layer in layers]
         names.append(getattr(loss, "__qualname__", type(loss).__name__))
         sizes = [(own.num_parameters, _num_bytes(own)) for own in layers]
@@ -297,8 +298,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if len(self) != len(plan.layers):
             own = f"These are figures of {counted(len(self), 'layer')}"
             given = f"the plan has {len(plan.layers)}"
-            message = f"{own}, but {given}; measure the plan's own model."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{own}, but {given}; measure the plan's own model.")
         costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         cuts = [self[part.stop - 1] for part in plan.partition]
         messages = [
@@ -437,10 +437,9 @@ class MeasuredLayers(Sequence[LayerCosts]):
         [range(0, 3), range(3, 6)]
         """
         if (num_stages is None) == (schedule is None):
-            message = (
+            raise ArgumentError(
                 "balance takes num_stages, or a schedule instead, which has its own."
             )
-            raise ArgumentError("value", message)
         if schedule is not None:
             # replicas are alike
             num_stages = schedule.num_stages
@@ -512,7 +511,8 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
     >>> microbatches_in_flight(schedules.one_f_one_b(4, 8))
     [4, 3, 2, 1]
     """
-    most, counts = [0] * schedule.num_stages, pairs_of(flow_of(schedule))
+    most = [0] * schedule.num_stages
+    counts = pairs_of(flow_of(schedule))
     for rank, row in enumerate(schedule.actions):
         held = [0] * schedule.num_stages
         for (stage, _, _), change in zip(row, counts.of_row(rank)):

@@ -160,7 +160,7 @@ def check_question(
     if (loss is None) != (targets is None):
         given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
         raise ArgumentError(
-            "value", f"{call} has {given}, but no {missing}; give both, or neither."
+            f"{call} has {given}, but no {missing}; give both, or neither."
         )
 
 
@@ -293,7 +293,9 @@ class _Actions:
     """
 
     def __init__(self, stage: Stage, passing: _Passing, batch: Batch) -> None:
-        self._stage, self._received, self._batch = stage, passing.received, batch
+        self._stage = stage
+        self._received = passing.received
+        self._batch = batch
         self._gradient = None if stage.is_last else passing.gradients[-1]
         self.kinds: tuple[ActionKind, ...] = (F,)
         if stage.has_backward:
@@ -302,7 +304,9 @@ class _Actions:
 
     def run(self, kind: ActionKind) -> Payload:
         """Run one of them; return what it passes on."""
-        stage, held, self.held = self._stage, self.held, None
+        stage = self._stage
+        held = self.held
+        self.held = None
         passed = _NOTHING
         if kind is F:
             current_place().begin(0)
@@ -360,7 +364,8 @@ def _held(
         node.needs_gradient for node in actions.graph if isinstance(node, Node)
     )
     after_input: Buffers = {}
-    returned, transient = _NOTHING, 0
+    returned = _NOTHING
+    transient = 0
     if I in actions.kinds:
         meter.observe(stage, actions.graph, list)
         returned = actions.run(I)
@@ -372,7 +377,8 @@ def _held(
         transient = max(0, recomputed - sum(after_forward.values()))
     if W in actions.kinds:
         actions.run(W)
-    inputs, gradients = _passed(passing.received), _passed(passing.gradients[-1])
+    inputs = _passed(passing.received)
+    gradients = _passed(passing.gradients[-1])
     return Holding(
         inputs, gradients, after_forward, after_input, transient, has_graph
     ), returned
@@ -510,7 +516,7 @@ def batch_of(sample: Any, option: str) -> Sequence[Any]:
     """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         hint = "pass sample=(inputs, targets)"
-        raise ArgumentError("value", f"{option} needs a batch to measure: {hint}.")
+        raise ArgumentError(f"{option} needs a batch to measure: {hint}.")
     return sample
 
 

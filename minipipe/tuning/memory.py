@@ -145,7 +145,8 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
     [20, 10]
     """
     crosses = [schedule.crosses_ranks(stage) for stage in range(schedule.num_stages)]
-    held, most = [0] * schedule.num_ranks, [0] * schedule.num_ranks
+    held = [0] * schedule.num_ranks
+    most = [0] * schedule.num_ranks
 
     walk = complete_walk(schedule)
     heads = [iter(row) for row in schedule.actions]

@@ -201,8 +201,7 @@ def chosen(
     ):
         if given is not None:
             instead = "measures layers and chooses replicas"
-            message = f'schedule="auto" {instead}; leave {name} out.'
-            raise ArgumentError("value", message)
+            raise ArgumentError(f'schedule="auto" {instead}; leave {name} out.')
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
     limit = inf if memory_limit is None else memory_size(memory_limit)
     cut = None if str(partition) == "measured" else partition
@@ -272,7 +271,8 @@ def advice_on_ranks(
     race = Race(question, group, make)
     question = race.question
     tell(f"measuring messages between {counted(group.size, 'rank')}")
-    messages, advice = measure_messages(group, where), None
+    messages = measure_messages(group, where)
+    advice = None
     if group.rank == 0:
         how = "with several microbatch sizes, then simulating all choices"
         tell(f"measuring layers on rank 0 {how}")
@@ -358,11 +358,11 @@ class Race:
         )
         if inputs is None:
             where = "pass sample=(inputs, targets), on at least one rank"
-            message = f"{_CALL} needs a batch to measure: {where}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{_CALL} needs a batch to measure: {where}.")
         self.question = replace(question, inputs=inputs, targets=targets)
         self.group = group
-        self._make, self._last_parameters = make, list[ref[Parameter]]()
+        self._make = make
+        self._last_parameters = list[ref[Parameter]]()
 
     def turn(self, choice: Mapping[str, Any]) -> list[float]:
         """Return the seconds of some steps: from the first start to the last end on any
@@ -376,7 +376,8 @@ class Race:
         choice : mapping
             Options of a pipeline.
         """
-        pipeline, found = self._pipeline(choice), []
+        pipeline = self._pipeline(choice)
+        found = []
         others = (
             _UNTIL_COMPILED if {**self.question.options, **choice}.get("compile") else 1
         )
@@ -487,7 +488,9 @@ def turns(
     >>> list(islice(turns(3, seconds=60, times={}, kept=[2]), 3))
     [2, 0, 1]
     """
-    begun, rivals, chance = perf_counter(), list[int](), Random(0)
+    begun = perf_counter()
+    rivals = list[int]()
+    chance = Random(0)
 
     def shuffled(choices: list[int]) -> list[int]:
         return chance.sample(choices, len(choices))
@@ -534,7 +537,8 @@ def choices_of_rank_0(
 
 
 def _as_data(choice: Choice) -> dict[str, Any]:
-    schedule, ends = choice.schedule, [part.stop for part in choice.partition]
+    schedule = choice.schedule
+    ends = [part.stop for part in choice.partition]
     found = {"name": schedule.name, "csv": schedule.to_csv(), "ends": ends}
     found["frozen"] = sorted(schedule.frozen)
     own = choice.candidate
@@ -557,7 +561,8 @@ def _shared(group: ProcessGroup, given: Any) -> Any:
     has_some = objects.gather(group, given is not None, _CALL)
     if True not in has_some:
         return None
-    root, sent = has_some.index(True), None
+    root = has_some.index(True)
+    sent = None
     if group.rank == root:
         own = samples(given, "sample")
         sent = {"is_cut": own.is_cut, "parts": list(map(_as_message, own.parts))}

@@ -195,7 +195,8 @@ class CoreClock:
 
     def __init__(self, num_stages: int) -> None:
         self._spent, self._ran = np.zeros((2, len(_KINDS), num_stages))
-        self.waited, self._begun = 0.0, thread_time()
+        self.waited = 0.0
+        self._begun = thread_time()
 
     def stop(self) -> None:
         """End the run."""
@@ -215,7 +216,8 @@ class CoreClock:
 
     def begin(self, executor: Executor, action: Action) -> None:
         """Note when an action begins."""
-        self._start, self._waited_before = thread_time(), self.waited
+        self._start = thread_time()
+        self._waited_before = self.waited
 
     def end(self, executor: Executor, action: Action) -> None:
         """Add the time for which its thread had a core, without its wait for a
@@ -242,7 +244,8 @@ class _TimedWait(Pending):
     """
 
     def __init__(self, value: Pending, clock: CoreClock) -> None:
-        self._value, self._clock = value, clock
+        self._value = value
+        self._clock = clock
 
     def wait(self) -> Any:
         """Return the value."""
@@ -422,7 +425,8 @@ def measure_costs(
     num_steps = COUNT.check("num_steps", num_steps)
     program = lower(split_backward(_of_costs(plan.schedule)))
     handlers = handlers_of((), plan.is_half)
-    timelines, times = [], []
+    timelines = []
+    times = []
     sums = None if U in plan.schedule.kinds else sums
     handlers = handlers if sums is None else sums.handlers(handlers)
     executor = make_executor(program, handlers=handlers)
@@ -486,8 +490,12 @@ def _run_without_trace(
 
 _SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
 # of the small pipeline: a layer on each rank
-_WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10
-_THREADS, _MPI = "thread ranks", "MPI ranks"
+_WIDTH = 64
+_SAMPLES = 16
+_MICROBATCHES = 16
+_STEPS = 10
+_THREADS = "thread ranks"
+_MPI = "MPI ranks"
 
 
 class Messages(NamedTuple):
@@ -537,7 +545,8 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     gathered = group.all_gather(
         samples, what="the times of messages, which are measured for schedule='auto',"
     )
-    at_work, hosts = _costs_at_work(group), crowded_hosts(group, np)
+    at_work = _costs_at_work(group)
+    hosts = crowded_hosts(group, np)
     if group.rank:
         return Messages()
     latency, bandwidth = fit_messages(
@@ -555,9 +564,11 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
     (bytes, seconds of one message).
     """
     group.barrier()
-    second, found = first + 1, []
+    second = first + 1
+    found = []
     for size in _SIZES if group.rank in (first, second) else ():
-        array, times = np.zeros(size, np.uint8), []
+        array = np.zeros(size, np.uint8)
+        times = []
         for _ in range(_REPEATS):
             start = perf_counter()
             if group.rank == first:
@@ -581,7 +592,8 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
     plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
     stages = build_stages(plan, group.rank, seed=0)
-    sizes, objective = (_SAMPLES,) * _MICROBATCHES, BatchObjective(MSELoss())
+    sizes = (_SAMPLES,) * _MICROBATCHES
+    objective = BatchObjective(MSELoss())
     ones = samples(np.ones((sum(sizes), _WIDTH), np.float32), "inputs").cut(sizes)
     objective.begin(sizes, ones)
     batch = Batch("measure_costs", sizes, ones, objective, 0, 0, 0)

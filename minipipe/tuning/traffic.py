@@ -88,7 +88,8 @@ class Traffic:
         destination: int,
         tag: int,
     ) -> Request:
-        kind, size = kind_of(array, tag), header.nbytes
+        kind = kind_of(array, tag)
+        size = header.nbytes
         if kind != OTHER and header.dtype == np.uint8:
             size = _bytes_of_arrays(array)
         self.sent[kind] += size
@@ -161,8 +162,10 @@ def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
     row = plan.program.actions[rank]
     sends = (action for action in row if action.kind in (SEND_F, SEND_B))
     messages = [sizes.messages[Value.carried_by(send).cut] for send in sends]
-    n, place = grid.tensor.size, grid.tensor.rank
-    m, own = grid.data.size, grid.data.rank
+    n = grid.tensor.size
+    place = grid.tensor.rank
+    m = grid.data.size
+    own = grid.data.rank
     sums = shares = gradients = 0
     for stage in (stage for stage, kind, _ in row if kind is F):
         for each in (*sizes.forward_sums[stage], *sizes.backward_sums[stage]):
@@ -172,7 +175,8 @@ def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
         for layer in sizes.shares[stage]:
             shares += 2 * (m - 1) * layer[own] + sum(layer) - layer[own]
     for stage in plan.schedule.stages_of(rank):
-        ranks, counts = plan.program.ranks_of(stage), sizes.gradients[stage]
+        ranks = plan.program.ranks_of(stage)
+        counts = sizes.gradients[stage]
         gradients += bytes_sent_in_sum(counts, len(ranks), ranks.index(rank))
     return dict(zip(KINDS, (sum(messages), sums, gradients, shares)))
 

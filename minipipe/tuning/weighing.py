@@ -381,7 +381,8 @@ def models_for_search(
     ... ]
     [(0, 1, 2), (0, 1, 2, 2, 1, 0)]
     """
-    of_one, of_two = ("1f1b", 1), ("zb-v", 2)
+    of_one = ("1f1b", 1)
+    of_two = ("zb-v", 2)
     forms = [Candidate(name, num_microbatches, v) for name, v in (of_one, of_two)]
     fitting = (form for form in forms if _fits(form, num_ranks, num_layers))
     return [form.build(num_ranks) for form in fitting]
@@ -566,7 +567,8 @@ class Choice(NamedTuple):
         """
         if not times:
             return self
-        ordered, middle = sorted(times), median(times)
+        ordered = sorted(times)
+        middle = median(times)
         spread = (ordered[3 * len(times) // 4] - ordered[len(times) // 4]) / middle
         return self._replace(measured=middle, num_steps=len(times), spread=spread)
 
@@ -594,7 +596,9 @@ class Weighing:
     def __init__(
         self, question: Question, num_ranks: int, cost_model: CostModel
     ) -> None:
-        self.question, self.num_ranks, self.cost_model = question, num_ranks, cost_model
+        self.question = question
+        self.num_ranks = num_ranks
+        self.cost_model = cost_model
 
     def named(
         self,

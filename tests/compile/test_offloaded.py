@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
-from minipipe.compile.kind import KindProgram
+from minipipe.compile.offloads import Kept
 from tests.launch import slowly
 
 WIDTH = 8
@@ -62,14 +62,22 @@ def test_offloaded_activations_leave_the_bits(make, num_ranks, num_held):
 @pytest.mark.parametrize("num_held", [1, 2, 3])
 def test_a_rank_holds_no_more_arrays_than_its_schedule_says(num_held, monkeypatch):
     most = []
-    filled = KindProgram._filled_slot
+    begin, put_back = Kept.__init__, Kept.put_back
 
-    def counted(self, *given):
-        slot = filled(self, *given)
-        most.append(max(self.num_slots))
-        return slot
+    def count(slots):
+        most.extend(sum(each is not None for each in values) for values, _ in slots)
 
-    monkeypatch.setattr(KindProgram, "_filled_slot", counted)
+    def taken_out(self, arrays, slots):
+        count(slots)
+        begin(self, arrays, slots)
+
+    def counted(self):
+        arrays = put_back(self)
+        count(self._slots)
+        return arrays
+
+    monkeypatch.setattr(Kept, "__init__", taken_out)
+    monkeypatch.setattr(Kept, "put_back", counted)
     schedule = schedules.offloaded(schedules.gpipe(1, 8), num_held)
     spawn(lambda group: train(group, True, schedule), num_ranks=1)
     assert max(most) == num_held
@@ -126,8 +134,8 @@ def test_the_source_of_an_offloaded_row_has_the_sections_and_the_row():
             pipeline.step(x, x)
         source = pipeline.source()
         assert "def forward_0(" in source
-        assert "def step(rank):" in source
-        assert "offload(rank, '0O0'" in source
+        assert "def schedule(rank):" in source
+        assert "away0_0 = offload(rank, cell[" in source
         assert pipeline.source(0).startswith("def forward_0(")
 
     spawn(run, num_ranks=1)

@@ -43,7 +43,15 @@ def block():
     return nn.Sequential(*layers, linear(), nn.GELU(), linear()), nn.MSELoss()
 
 
-MODELS = {"mlp": mlp, "dropout": dropout, "block": block}
+def written():
+    """Return layers that write into arrays which they have made."""
+    linear = partial(nn.Linear, WIDTH, WIDTH)
+    layers = nn.LSTM(WIDTH, WIDTH), nn.Tanh(), nn.Conv1d(LENGTH, LENGTH, 3, padding=1)
+    more = nn.GELU(), linear(), nn.MultiHeadAttention(WIDTH, 2), nn.ReLU(), linear()
+    return nn.Sequential(*layers, *more), nn.MSELoss()
+
+
+MODELS = {"mlp": mlp, "dropout": dropout, "block": block, "written": written}
 MODULES = {"strict": array_api_strict, "device": device}
 SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"]
 
@@ -67,7 +75,8 @@ def trained(group, model, schedule, xp, how):
     options = {"num_microbatches": 4, "schedule": schedule, "device": xp}
     pipeline = Pipeline(layers, group, loss=loss, compile=how, **options)
     optimiser = optim.AdamW(pipeline.parameters(), 0.01, weight_decay=0.1)
-    shape = (8, LENGTH, WIDTH) if model == "block" else (8, WIDTH)
+    has_length = model in ("block", "written")
+    shape = (8, LENGTH, WIDTH) if has_length else (8, WIDTH)
     found = []
     for _, (x, y) in zip(range(NUM_STEPS), batches(shape)):
         y = y[:, :1] if model == "dropout" else y
@@ -122,7 +131,51 @@ def test_several_steps_of_run_have_eager_bits(schedule, module):
         assert "is compiled" in report
 
 
+def test_activations_leave_the_memory_of_a_device():
+    """O and L copy what sections keep to a file, and back."""
+
+    def run(group):
+        schedule = schedules.offloaded(schedules.gpipe(group.size, 4), 1)
+        eager, _ = trained(group, "dropout", schedule, device, False)
+        compiled, pipeline = trained(group, "dropout", schedule, device, True)
+        return eager == compiled, pipeline.compile_report()
+
+    for is_same, report in spawn(run, num_ranks=2):
+        assert is_same
+        assert report.endswith("is compiled")
+
+
 # -- sections alone --------------------------------------------------------------------
+
+
+FORBIDDEN = {
+    "a number": float,
+    "a truth value": bool,
+    "a copy to the host": lambda x: x.get(),
+    "a copy from the host": lambda x: x + device.asarray(np.ones(2)),
+    "a mask": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("function", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_the_graph_refuses_what_a_device_cannot_capture(function):
+    x = device.asarray(1.0)
+    function(x)
+    with pytest.raises(device.CaptureError, match="while a graph captures"):
+        device.Graph(function)(x)
+
+
+def test_the_graph_computes_when_it_is_launched_and_not_before():
+    x, y = device.asarray([1.0, 2.0]), device.asarray([0.0, 0.0])
+    with device.capturing() as capture:
+        device.multiply(x, x + 1, out=y)
+    assert y.get().tolist() == [0.0, 0.0]
+    assert (len(capture.kernels), capture.num_allocations) == (2, 1)
+    graph = device.Graph(lambda x, y: device.multiply(x, x + 1, out=y))
+    assert graph(x, y) is y
+    assert y.get().tolist() == [2.0, 6.0]
+    x[...] = 3.0
+    assert graph(x, y).get().tolist() == [12.0, 12.0]
 
 
 class Captured:

@@ -143,10 +143,10 @@ def test_the_printed_step_has_the_instructions_of_the_row():
 
     for check in ("stop", "off"):
         for rank, text in enumerate(spawn(lambda group: sources(group, check), 2)):
-            step = text[text.index("def step(call):") :]
+            step = text[text.index("def step(pipeline, inputs, targets, scale):") :]
             parts = [f"# rank {rank} of 1f1b", "calls.agree(", "program.run(rank)"]
             parts += ["finite.first_not_finite()"] * (check == "stop")
-            parts += ["exchange(", "call.loss = BatchLoss("]
+            parts += ["exchange(", "loss = BatchLoss("]
             places = [step.index(part) for part in parts]
             assert places == sorted(places)
             assert ("finite" in step) == (check == "stop")
@@ -171,7 +171,10 @@ def test_further_instructions_of_a_row_call_their_handlers():
     compiled = spawn(lambda group: run(group, True), 2)
     assert [found for found, _ in compiled] == [found for found, _ in eager]
     for _, text in compiled:
-        assert "reduce_tied(rank, " in text[text.index("def step(call):") :]
+        assert (
+            "reduce_tied(rank, "
+            in text[text.index("def step(pipeline, inputs, targets, scale):") :]
+        )
 
 
 def test_a_repeated_step_holds_no_batch_after_it():

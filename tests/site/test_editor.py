@@ -265,6 +265,15 @@ def test_a_text_is_read_before_what_was_clicked_on_behind_it(desk):
     desk.has("0F0 0B0 0F1", "1F0 1B0")
 
 
+def test_an_answer_moves_nothing_under_a_pressed_button(desk):
+    rows = [f"{rank}F0 {rank}B0" for rank in range(6)]
+    desk.page.fill("#text", "\n".join(rows))
+    desk.page.click("#empty", delay=1000)  # Python answers earlier, with more rows
+    desk.has(*[""] * 6)
+    desk.page.click("#undo")
+    desk.has(*rows)
+
+
 @pytest.mark.parametrize("slider", ["F", "I", "W", "latency"])
 def test_sliders_change_the_figures(desk, slider):
     desk.open(Draft.of(SMALL))

@@ -85,7 +85,7 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
         if not found:
             where = f"Line {number} of {quoted(name, 200)}"
             problem = f"{where} is {quoted(entry)}; expected HOST"
-            raise ArgumentError("value", f"{problem}, HOST:RANKS or HOST slots=RANKS.")
+            raise ArgumentError(f"{problem}, HOST:RANKS or HOST slots=RANKS.")
         hosts.append(
             Host(
                 found[0],
@@ -95,7 +95,7 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
         )
     if not hosts:
         given = f"{quoted(name, 200)} names no host"
-        raise ArgumentError("value", f"{given}; expected a line for each: HOST:RANKS.")
+        raise ArgumentError(f"{given}; expected a line for each: HOST:RANKS.")
     return tuple(hosts)
 
 
@@ -105,7 +105,7 @@ def _slots(entry: str, end_of_name: int, where: str) -> int:
         return parse_whole(written[written.lastindex or 0]) if written else 1
     except ArgumentError as error:
         raise ArgumentError(
-            "value", f"{where}: {error.message}; expected the number of its ranks."
+            f"{where}: {error.message}; expected the number of its ranks."
         ) from None
 
 

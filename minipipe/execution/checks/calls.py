@@ -322,7 +322,6 @@ def check_inputs_require_grad(is_asked: bool) -> None:
     """Refuse to return gradients of the inputs that were not requested. Local."""
     if not is_asked:
         raise ArgumentError(
-            "value",
             "Only Pipeline(…, inputs_require_grad=True) keeps gradients of the inputs.",
         )
 

@@ -144,7 +144,6 @@ def load_weights(
     state, written_in = _weights_in(path, model)
     if layout == "torch" and written_in == "minipipe":
         raise ArgumentError(
-            "value",
             f"{path} was written by minipipe in its own layout; leave out "
             "layout='torch'.",
         )

@@ -136,11 +136,10 @@ class OptimiserState:
             names = names_of(pipeline, group.parameters)
             saved = [one for one in self.groups if set(names) & set(one.parameters)]
             if any(one.numbers != saved[0].numbers for one in saved):
-                message = (
+                raise ArgumentError(
                     f"The parameters of group {place}, {', '.join(names)}, were in "
                     "groups of other numbers."
                 )
-                raise ArgumentError("value", message)
             # this rank may have none of this group
             saved += [one for one in self.groups if one.place == place]
             groups.append(
@@ -235,7 +234,6 @@ def names_of(pipeline: Pipeline, parameters: Iterable[Parameter]) -> list[str]:
     for parameter in parameters:
         if id(parameter.owner) not in names:
             raise ArgumentError(
-                "value",
                 f"The optimiser has a parameter of shape {parameter.shape} that is "
                 "not in this pipeline. A pipeline "
                 "trains copies: give it pipeline.parameters().",
@@ -400,7 +398,6 @@ def checked(
         _OPTIMISER.check("optimiser", one)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
             raise ArgumentError(
-                "value",
                 f"{name!r} is not a name for an optimiser; expected a string, such "
                 "as 'body'.",
             )

@@ -320,7 +320,6 @@ class Made(NamedTuple):
             raise ArgumentError("type", message)
         if made[0].grid is not None:
             raise ArgumentError(
-                "value",
                 "make(group) returned a pipeline on a Grid, which does not survive the "
                 "loss of a rank; expected Pipeline(model, group, …). With a grid, use "
                 "checkpoints.",

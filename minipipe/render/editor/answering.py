@@ -78,9 +78,11 @@ class Editor:
         # Tuples: a message changes state only by assignment, so a change can be undone.
         self.past: tuple[Draft, ...] = ()
         self.future: tuple[Draft, ...] = ()
-        self.costs_text, self.costs = costs, read_costs(costs)
+        self.costs_text = costs
+        self.costs = read_costs(costs)
         self.limit: int | None = None
-        self.halves, self.puzzle = _has_halves(self.draft), 0
+        self.halves = _has_halves(self.draft)
+        self.puzzle = 0
         self.file = file
         self.search: Search | None = None
         self._sight: Sight | None = None
@@ -192,7 +194,8 @@ class Editor:
         else:
             found = ["The schedule is complete and legal."]
         if self.puzzle:
-            end, par = self.sight.end, PUZZLES[self.puzzle - 1].par.value
+            end = self.sight.end
+            par = PUZZLES[self.puzzle - 1].par.value
             over = end - par
             if over < 1e-9:
                 found.append(f"Par: {par:g} units. It cannot be beaten.")
@@ -222,11 +225,14 @@ class Editor:
         COUNT._replace(maximum=len(PUZZLES)).check("The puzzle", number)
         puzzle = PUZZLES[number - 1]
         placement = tuple(range(puzzle.num_ranks))
-        self.costs_text, self.costs = puzzle.costs, read_costs(puzzle.costs)
+        self.costs_text = puzzle.costs
+        self.costs = read_costs(puzzle.costs)
         rows = ((),) * puzzle.num_ranks
         batch = puzzle.num_microbatches
         self._begin(Draft(f"puzzle {number}", placement, batch, rows))
-        self.limit, self.puzzle, self.halves = puzzle.memory_limit, number, True
+        self.limit = puzzle.memory_limit
+        self.puzzle = number
+        self.halves = True
         return self.do_show(f"Par is {puzzle.par.value:g} units. {puzzle.hint}")
 
     def do_shared(self, fragment: str) -> Answer:
@@ -239,14 +245,17 @@ class Editor:
             limit = fresh.limit
         if (problem := draft.problem()) is not None:
             raise ScheduleError([problem])
-        fresh.draft, fresh.puzzle = draft, 0
+        fresh.draft = draft
+        fresh.puzzle = 0
         fresh.do_limit(cast(Any, limit))  # refuses anything but a whole number
         fresh.puzzle = puzzle
         vars(self).update(vars(fresh))
         return self.do_show("This is the schedule of the address.")
 
     def _begin(self, draft: Draft) -> None:
-        self.draft, self.past, self.future = draft, (), ()
+        self.draft = draft
+        self.past = ()
+        self.future = ()
         self.halves = _has_halves(draft)
         self.puzzle = 0
         self.limit = None
@@ -360,7 +369,8 @@ class Editor:
         """Return the named schedules with the rows of a draft, unless it is so long
         that building all takes long.
         """
-        ranks, stages = len(draft.rows), len(draft.placement)
+        ranks = len(draft.rows)
+        stages = len(draft.placement)
         sizes = (
             ranks,
             draft.num_microbatches,
@@ -390,7 +400,8 @@ class Editor:
         parsed = read_costs(json_value(costs, str, "the costs"))
         # refuses costs of other numbers of stages
         parsed.workload(self.draft.placement, self.draft.num_microbatches)
-        self.costs_text, self.costs = costs, parsed
+        self.costs_text = costs
+        self.costs = parsed
         return self.do_show()
 
     def do_limit(self, limit: int | None) -> Answer:
@@ -414,7 +425,7 @@ class Editor:
     def _check_free(self, noun: str) -> None:
         if self.puzzle:
             problem = f"The {noun} belong to the puzzle"
-            raise ArgumentError("value", f"{problem}; open a schedule to change them.")
+            raise ArgumentError(f"{problem}; open a schedule to change them.")
 
     # -- searching ---------------------------------------------------------------------
 

@@ -136,7 +136,8 @@ class Draft:
         """The missing actions, in an order in which they can run: whole backwards,
         unless they are begun as I.
         """
-        stages, found = range(len(self.placement)), []
+        stages = range(len(self.placement))
+        found = []
         for k in range(self.num_microbatches):
             split = [
                 s

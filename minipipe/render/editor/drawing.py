@@ -92,7 +92,8 @@ class Sight:
     @cached_property
     def figures(self) -> list[tuple[str, str]]:
         """Figures with their names."""
-        unit, busy = self.timeline.unit, 0.0
+        unit = self.timeline.unit
+        busy = 0.0
         peaks = []
         for spans, held, own in zip(
             self.timeline.spans, self.timeline.held_activations, self.draft.rows
@@ -105,7 +106,8 @@ class Sight:
         else:
             of = " (stage, microbatch) pairs"
         idle = 1 - busy / (len(self.ends) * self.end) if self.end else 0.0
-        placed, missing = sum(map(len, self.draft.rows)), len(self.draft.missing)
+        placed = sum(map(len, self.draft.rows))
+        missing = len(self.draft.missing)
         found = [
             ("makespan" if self.is_finished else "so far", format_time(self.end, unit)),
             ("bubble", f"{100 * max(0.0, idle):.1f} %"),
@@ -137,7 +139,8 @@ class Sight:
     def _pruned(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the data without the actions that are not placed."""
         (panel,) = data["panels"]
-        panel["name"], there = self.draft.name, self.draft.there
+        panel["name"] = self.draft.name
+        there = self.draft.there
         data["duration"] = max(self.end, self.bound.value)
         if self.is_finished:
             return data
@@ -168,7 +171,7 @@ class Sight:
         if form == "svg":
             missing = counted(len(self.draft.missing), "action")
             message = f"A picture shows a finished schedule; missing: {missing}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
         Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)
         return table.to_csv() if form == "csv" else table.to_text()

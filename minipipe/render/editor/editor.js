@@ -36,6 +36,7 @@ class Editor {
     try {
       const answer = await this.desk.ask(message);
       performance.mark("answered");
+      await this.released;
       if (answer) this.show(answer, message.do);
       return answer || {};
     } catch (error) {
@@ -279,6 +280,19 @@ function listenToDesk(editor) {
   part("text").addEventListener("blur", () => { if (timer) read(); }); // before what was clicked on
 }
 
+/**
+ * Keeps answers until a pressed button is up: what moves under the pointer meanwhile would not be clicked on. Figures
+ * follow a slider that is pressed.
+ */
+function listenToPresses(editor) {
+  let release = () => {};
+  addEventListener("pointerdown", ({ target }) => {
+    release();
+    if (target.type !== "range") editor.released = new Promise((resolve) => { release = resolve; });
+  }, { capture: true });
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(release), { capture: true }); // after the click
+}
+
 /** Folds what opens a schedule on a phone, so that the chart is in sight. */
 function foldOnPhones() {
   const wide = matchMedia("(min-width: 601px)");
@@ -323,4 +337,5 @@ function listenToRanks(editor) {
 foldOnPhones();
 const editor = new Editor(player, JSON.parse(part("shown").textContent));
 listenToDesk(editor);
+listenToPresses(editor);
 listenToRanks(editor);

@@ -132,7 +132,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _rank(panel: Panel, rank: int) -> dict[str, Any]:
-    timeline, begin = panel.timeline, panel.timeline.start
+    timeline = panel.timeline
+    begin = panel.timeline.start
     return {
         "stages": list(panel.stages[rank]),
         "namesStage": panel.names_stage(rank),

@@ -56,7 +56,8 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
 
 def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     """Return the number and the time of a snapshot, each with its maximum."""
-    last, unit = len(walkthrough) - 2, walkthrough.timeline.unit
+    last = len(walkthrough) - 2
+    unit = walkthrough.timeline.unit
     end = format_time(walkthrough[-1].time, unit)
     if snapshot.number > last:
         return f"end, time {end}"
@@ -275,7 +276,8 @@ _NOTHING = "values that no action gives"
 
 
 def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
-    source, awaited = state.source, state.awaited
+    source = state.source
+    awaited = state.awaited
     assert awaited is not None
     if source is None:
         return f"{awaited}, of a stage that does not exist"
@@ -311,7 +313,8 @@ def _needs_nothing_there(walkthrough: Walkthrough, rank: int, state: RankState) 
 
 def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
     """Return the action that a stuck rank needs, and its position."""
-    source, awaited = state.source, state.awaited
+    source = state.source
+    awaited = state.awaited
     if source is None or awaited is None:
         return f"{awaited}, but there is no such stage"
     if awaited not in walkthrough.program.first_rank_with:

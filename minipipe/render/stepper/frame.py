@@ -115,7 +115,8 @@ class Grid:
         most = (_MOST_COLUMNS * max(map(len, self.spans)) + room) / fitting.makespan
         # whole columns per unit, unless there is less than one
         if fitting.makespan.is_integer():
-            each, most = ceil(each), floor(most) or most
+            each = ceil(each)
+            most = floor(most) or most
         total = min(each, most) * fitting.makespan
         return Columns(fitting.makespan, max(ceil(total), fitting.total), room)
 
@@ -184,7 +185,8 @@ class Frame:
     """
 
     def __init__(self, walkthrough: Walkthrough, colour: bool = False) -> None:
-        self.walkthrough, self.colour = walkthrough, colour
+        self.walkthrough = walkthrough
+        self.colour = colour
         self.name = walkthrough.schedule.describe()
         self.grid = Grid(walkthrough)
         self.num_ranks = walkthrough.program.num_ranks

@@ -23,7 +23,8 @@ except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
 # to the alternate screen without a cursor, and back
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_ENTER = "\x1b[?1049h\x1b[?25l"
+_LEAVE = "\x1b[?25h\x1b[?1049l"
 # Keys by the last part of their escape sequence: of ``ESC [ A``, and of ``ESC [ 5 ~``.
 _SEQUENCES = dict(zip("ABCDHF", ("up", "down", "right", "left", "home", "end")))
 _SEQUENCES |= dict(zip("174856", ("home", "home", "end", "end", "pageup", "pagedown")))
@@ -215,9 +216,12 @@ class Stepper:
     """
 
     def __init__(self, walkthrough: Walkthrough, screen: Screen, colour: bool) -> None:
-        self.walkthrough, self.screen = walkthrough, screen
-        self.frame, self.last = Frame(walkthrough, colour), len(walkthrough) - 1
-        self.number, self.notice = 0, ""
+        self.walkthrough = walkthrough
+        self.screen = screen
+        self.frame = Frame(walkthrough, colour)
+        self.last = len(walkthrough) - 1
+        self.number = 0
+        self.notice = ""
         self.rank: int | None = None
 
     def run(self) -> None:
@@ -281,7 +285,8 @@ class Stepper:
         """Go to the next snapshot in a direction: of the chosen rank's actions, or of
         any.
         """
-        events, number = self.walkthrough.events, self.number + direction
+        events = self.walkthrough.events
+        number = self.number + direction
         while (
             0 < number < self.last
             and self.rank is not None

@@ -136,7 +136,8 @@ def problems_of(
         if memory is None:  # the limit counts pairs
             verify(schedule, memory_limit)
         else:
-            n, of_slices = schedule.num_stages, costs.sliced(schedule.num_slices)
+            n = schedule.num_stages
+            of_slices = costs.sliced(schedule.num_slices)
             weights = of_slices.weight_memory(n)
             keys_values = of_slices.by_stage("keys_values", n)
             verify(
@@ -175,7 +176,8 @@ def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
     """
     takes_time = {span.action.kind for row in timeline.spans for span in row}
     spans = [iter(row) for row in timeline.spans]
-    free, position = [0.0] * timeline.num_ranks, [0] * timeline.num_ranks
+    free = [0.0] * timeline.num_ranks
+    position = [0] * timeline.num_ranks
     events = []
     for rank, action in walked.order():
         start, end = (
@@ -272,7 +274,8 @@ class Walkthrough:
     ) -> None:
         check_table(schedule)
         check_costs(costs)
-        self.schedule, self.costs = schedule, costs or Costs()
+        self.schedule = schedule
+        self.costs = costs or Costs()
         self.problems, self.grid = problems_of(
             schedule, memory_limit, memory, self.costs
         )
@@ -391,7 +394,8 @@ class Walkthrough:
     # -- one rank ----------------------------------------------------------------------
 
     def _state(self, rank: int, number: int, time: float) -> RankState:
-        own, row = self._own[rank], self.program.actions[rank]
+        own = self._own[rank]
+        row = self.program.actions[rank]
         begun = bisect_left(own, number)
         last = self.events[own[begun - 1]] if begun else None
         during, after = (
@@ -521,7 +525,8 @@ class Walkthrough:
         """
         found = []
         for at, event in enumerate(self.events):
-            is_sent, value = event.action.kind in _SENDS, _value_of(event.action)
+            is_sent = event.action.kind in _SENDS
+            value = _value_of(event.action)
             if value is None or not self._gives_message(event):
                 continue
             producer, consumer = map(

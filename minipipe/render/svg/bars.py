@@ -106,7 +106,8 @@ class _BarsPage(NamedTuple):
 
     def drawn(self) -> str:
         """Return the whole document."""
-        page, letters = self.page, self.page.letters
+        page = self.page
+        letters = self.page.letters
         parts, y = page.head()
         left = (
             page.margin + max(letters.width("rank", name) for name in self.names) + 10

@@ -209,7 +209,8 @@ class _TimelinePage(Page):
         parts += self._ticks(y)
         if has_legend:
             legend = Legend(self.letters)
-            right, top = self.width - self.margin, y + self.letters.scaled(30)
+            right = self.width - self.margin
+            top = y + self.letters.scaled(30)
             drawn, y = legend.draw(self._entries(legend), self.margin, right, top)
             parts += drawn
         else:
@@ -227,7 +228,8 @@ class _TimelinePage(Page):
 
     def _margins(self) -> tuple[float, float]:
         """Return the space for names at the left, and for peaks at the right."""
-        letters, gap = self.letters, self.letters.scaled(8)
+        letters = self.letters
+        gap = self.letters.scaled(8)
         ranks = [
             f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels
         ]
@@ -249,15 +251,19 @@ class _TimelinePage(Page):
 
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
-        panel, size, lanes = self.panels[index], self.size, self.lanes[index]
+        panel = self.panels[index]
+        size = self.size
+        lanes = self.lanes[index]
         name = panel_title(panel) if self.motion else title_of(panel.timeline)
-        note, head = panel.timeline.note, y
+        note = panel.timeline.note
+        head = y
         # Running figures stand on the line of the name, if it has room.
         still = cause(panel) if self.motion else figures(panel)
         parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
         width = self.letters.width("name", name)
         if self.motion and width > self.motion.room_beside(panel):
-            head, y = y, y + self.letters.line("name")
+            head = y
+            y = y + self.letters.line("name")
         baseline = head + BASELINE * self.letters.line("name")
         top = y + self.letters.scaled(8)
         tops = [top + rank * size.pitch for rank in range(len(lanes))]

@@ -16,7 +16,8 @@ def path_data(*parts: str | float) -> str:
     >>> path_data("M", 1, 2.5, "H", 10, "z")
     'M1 2.5H10z'
     """
-    written, before = [], "M"
+    written = []
+    before = "M"
     for part in parts:
         text = part if isinstance(part, str) else number(part)
         is_number = not isinstance(part, str)

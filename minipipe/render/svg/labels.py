@@ -39,7 +39,8 @@ _FORMS = (
 # if some labels do not fit otherwise
 _NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)
 # a smaller size upright, and with the kind, is better than a larger one
-_UPRIGHT, _WITH_KIND = _FORMS[:2], _FORMS[:4]
+_UPRIGHT = _FORMS[:2]
+_WITH_KIND = _FORMS[:4]
 
 
 class Labels:
@@ -71,7 +72,8 @@ class Labels:
     def __init__(
         self, lanes: Sequence[Lane], axis: Axis, height: float, letters: Letters
     ) -> None:
-        self._scale, self._height = axis.scale, height
+        self._scale = axis.scale
+        self._height = height
         self._widths: defaultdict[ActionKind, list[float]] = defaultdict(list)
         # at a font size of 1
         self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)

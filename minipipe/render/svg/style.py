@@ -41,7 +41,8 @@ class _Role(NamedTuple):
 
 _SMALL = 11 / 12
 _LINE = 'fill="none"'
-_MIDDLE, _END = 'text-anchor="middle"', 'text-anchor="end"'
+_MIDDLE = 'text-anchor="middle"'
+_END = 'text-anchor="end"'
 _ROLES = {
     "ground": _Role("fill", "ground"),
     "title": _Role("fill", "ink", 'font-weight="bold"', 4 / 3, is_bold=True),
@@ -216,7 +217,8 @@ class Page:
         """Draw lines of text, each with its role; long ones continue on the next
         line.
         """
-        parts, room = [], self.width - 2 * self.margin
+        parts = []
+        room = self.width - 2 * self.margin
         for role, words in lines:
             height = self.letters.line(role)
             for line in filter(
@@ -247,7 +249,9 @@ class Page:
         motion : callable, optional
             The rules that move the drawing, from its id.
         """
-        body, width, height = "".join(parts), self.width, round(bottom + self.margin)
+        body = "".join(parts)
+        width = self.width
+        height = round(bottom + self.margin)
         name = f"minipipe-{crc32(body.encode()):08x}"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '

@@ -24,7 +24,8 @@ from minipipe.specs import Spec
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
 # A name on a line, or nearer to another point, counts as this many rows away.
-_CROSSED, _MISTAKEN = 2.5, 3.5
+_CROSSED = 2.5
+_MISTAKEN = 3.5
 
 
 class Box(NamedTuple):
@@ -225,7 +226,7 @@ def draw_tradeoff(
     ('<svg', 1)
     """
     if not drawn:
-        raise ArgumentError("value", "Nothing to draw; expected at least one Tradeoff.")
+        raise ArgumentError("Nothing to draw; expected at least one Tradeoff.")
     pixels = f"{_LEAST_WIDTH} to {MOST_PIXELS} pixels"
     Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check(
         "width", width
@@ -248,7 +249,8 @@ class _TradeoffPage(Page):
         super().__init__(width, title, notes, Letters(DEFAULT_SIZE))
         self.batches = drawn
         self.choices = [choice for of_batch in drawn for choice in of_batch.choices]
-        self.left, self.right = self.margin + 52, width - self.margin
+        self.left = self.margin + 52
+        self.right = width - self.margin
         corners = [
             corner
             for of_batch in drawn
@@ -324,8 +326,10 @@ class _TradeoffPage(Page):
         """Yield the lines of round amounts, with the amounts beside them, and the
         vertical label of the axis.
         """
-        memory, bubbles = self.x.powers_of_two(), self.y.round_amounts()
-        left, right = self.left, self.right
+        memory = self.x.powers_of_two()
+        bubbles = self.y.round_amounts()
+        left = self.left
+        right = self.right
         lines = [path_data("M", self.x.at(each), 0, "V", _HEIGHT) for each in memory]
         lines += [path_data("M", left, self.y.at(each), "H", right) for each in bubbles]
         lines.append(path_data("M", left, 0, "V", _HEIGHT, "H", right))
@@ -350,7 +354,8 @@ class _TradeoffPage(Page):
         """Return the points of a curve of steps through its corners: from the upper
         edge, and on to the right edge.
         """
-        points, y = [], 0.0
+        points = []
+        y = 0.0
         for memory, bubble in corners:
             x = self.x.at(memory)
             points += [(x, y), (x, y := self.y.at(bubble))]
@@ -380,11 +385,13 @@ class _TradeoffPage(Page):
                 yield self._name(point, words, callout)
 
     def _name(self, point: tuple[float, float], words: str, callout: Callout) -> str:
-        box, (near, middle) = callout.box, callout.near_end
+        box = callout.box
+        near, middle = callout.near_end
         parts = []
         if callout.rows:
             parts.append(_line("leader", polyline(_between(point, callout.near_end))))
-        width, height = box.right - box.left, box.bottom - box.top
+        width = box.right - box.left
+        height = box.bottom - box.top
         look = f'{paint("ground")} fill-opacity=".8"'
         parts.append(rect(look, width, height, box.left, box.top))
         role = "choice-left" if callout.is_left else "choice"
@@ -396,7 +403,8 @@ class _TradeoffPage(Page):
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
-        x, y = legend.width / 2, legend.height / 2
+        x = legend.width / 2
+        y = legend.height / 2
         placements = {choice.placement for choice in self.choices}
         for shape in (shape for shape in _SHAPES if shape in placements):
             yield Entry(moved(x, y, [_mark(shape)]), _SHAPES[shape])
@@ -437,7 +445,8 @@ def _between(
     point: tuple[float, float], end: tuple[float, float]
 ) -> list[tuple[float, float]]:
     """Return the ends of a line from the edge of a mark to its name."""
-    (x, y), length = point, math.dist(point, end)
+    x, y = point
+    length = math.dist(point, end)
     share = 1.3 * _RADIUS / length
     return [(x + share * (end[0] - x), y + share * (end[1] - y)), end]
 

@@ -62,7 +62,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     n = SCHEDULE_COUNT.check("num_replicas", num_replicas)
     if n == 1 and not schedule.has_replicas:
         return schedule
-    p, m = schedule.num_ranks, schedule.num_microbatches
+    p = schedule.num_ranks
+    m = schedule.num_microbatches
     check_size(n * schedule.num_stages, n * m)
     summed = _in_one_order(
         schedule, [list(_with_sums(row)) for row in schedule.actions]
@@ -77,7 +78,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
         tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes
     )
     name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
-    actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(schedule, n)
+    actions = tuple(map(tuple, rows))
+    overlaps = overlaps_of_copies(schedule, n)
     return replace(
         schedule,
         name=name,

@@ -52,7 +52,8 @@ def gradient_sums(table: ActionTable) -> list[Members]:
     >>> [[str(action) for action in members] for members in gradient_sums(mine)]
     [['0REDUCE_GRAD0', '0REDUCE_GRAD1']]
     """
-    flow, met = flow_of(table), defaultdict[tuple[object, ...], dict[int, Action]](dict)
+    flow = flow_of(table)
+    met = defaultdict[tuple[object, ...], dict[int, Action]](dict)
     kinds = {
         kind for kind in table.kinds if KINDS[kind].meets and not KINDS[kind].message
     }

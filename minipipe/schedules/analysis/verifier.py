@@ -188,9 +188,11 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     if len(cycle) > 1:
         return [_deadlock(blocked, cycle)]
     needed = schedule.as_written(first.awaited)
-    code, sentence = Code.MISSING, "waits for ever for a partner that does not exist."
+    code = Code.MISSING
+    sentence = "waits for ever for a partner that does not exist."
     if first.awaited != first.action:
-        code, at = Code.ORDER, schedule.actions[first.rank].index(needed)
+        code = Code.ORDER
+        at = schedule.actions[first.rank].index(needed)
         sentence = f"comes before {needed} (position {at}), which it needs."
     return [_problem_at(schedule, first.rank, first.position, code, sentence)]
 
@@ -202,7 +204,8 @@ def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
     waits = []
     for stuck in cycle:
         own = f"{_with_joined(blocked, stuck.action)} (position {stuck.position})"
-        needed, home = blocked.as_written(stuck.awaited), blocked.home_of(stuck.awaited)
+        needed = blocked.as_written(stuck.awaited)
+        home = blocked.home_of(stuck.awaited)
         cannot = f"rank {stuck.rank} cannot run {own} before {needed}"
         waits.append(f"{cannot}, which rank {home} runs later")
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
@@ -272,7 +275,8 @@ def _memory_problems(
     )
 
     unit = " (stage, microbatch) pairs" if memory is None else ""
-    ones, nothing = (1,) * schedule.num_stages, (0,) * schedule.num_stages
+    ones = (1,) * schedule.num_stages
+    nothing = (0,) * schedule.num_stages
     memory = Footprint(ones, ones, nothing) if memory is None else memory
     check_footprint(memory, schedule.num_stages)
     problems = []
@@ -361,9 +365,11 @@ def _draw_row(
     schedule: ActionTable, rank: int, middle: int, reach: int, is_marked: bool
 ) -> str:
     row = schedule.actions[rank]
-    start, stop = max(0, middle - reach), middle + reach + 1
+    start = max(0, middle - reach)
+    stop = middle + reach + 1
     cells = [f" {action} " for action in row[start:stop]]
     if is_marked:
         cells[middle - start] = f">{row[middle]}<"
-    before, after = "… " if start > 0 else "", " …" if stop < len(row) else ""
+    before = "… " if start > 0 else ""
+    after = " …" if stop < len(row) else ""
     return f"rank {rank}: {before}{' '.join(cells)}{after}".rstrip()

@@ -80,7 +80,8 @@ class Workload(NamedTuple):
     @property
     def durations(self) -> dict[str, Sequence[float]]:
         """The times of F, I, W and B: a list by stage for each."""
-        inputs, weights = self.backward_input, self.backward_weight
+        inputs = self.backward_input
+        weights = self.backward_weight
         whole = [sum(both) for both in zip(inputs, weights)]
         return {"F": self.forward, "I": inputs, "W": weights, "B": whole}
 
@@ -110,7 +111,8 @@ class Workload(NamedTuple):
         3.0
         """
         activation, weight_activation, transient = self.footprint
-        held, least = 0.0, 0.0
+        held = 0.0
+        least = 0.0
         for s in (stage for stage, owner in enumerate(self.placement) if owner == rank):
             least = max(
                 least, held + weight_activation[s], held + activation[s] + transient[s]

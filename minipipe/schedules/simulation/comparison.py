@@ -124,7 +124,8 @@ def workload_of(
     >>> workload_of(schedules.gpipe(2, 4), Costs(overhead=0.5)).overhead
     0.0
     """
-    of_slice, m = costs.sliced(schedule.num_slices), schedule.num_microbatches
+    of_slice = costs.sliced(schedule.num_slices)
+    m = schedule.num_microbatches
     workload = of_slice.workload(schedule.placement, m)
     workload = workload._replace(memory_limit=(memory_limit,) * schedule.num_ranks)
     if ActionKind.BACKWARD not in schedule.kinds:
@@ -534,8 +535,10 @@ def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
 def _choice(
     name: str, found: Mapping[str, Any], work: float, is_searched: bool = False
 ) -> TradeoffPoint:
-    memory, makespan = max(found["peak_memory"]), found["makespan"]
-    bubble, placement = 1 - work / makespan, found["placement"]
+    memory = max(found["peak_memory"])
+    makespan = found["makespan"]
+    bubble = 1 - work / makespan
+    placement = found["placement"]
     return TradeoffPoint(name, placement, memory, bubble, makespan, is_searched)
 
 
@@ -557,13 +560,15 @@ def _bound(
     activation, weight_activation, transient = own.memory(len(placement))
     # If all amounts are equal, only their multiples are ever held. Otherwise a step has
     # the height of its right end.
-    step, holds = activation[0], 0.0
+    step = activation[0]
+    holds = 0.0
     if len({*activation, *weight_activation}) > 1 or any(transient):
         step = share / _PIECES
         holds = (1 - _ROUNDING) * share / _PIECES
     work = _work(costs, num_ranks, num_microbatches)
     unlimited = _least_bubble(work, own.workload(placement, num_microbatches))
-    last, memory = inf, share
+    last = inf
+    memory = share
     while fits(memory, most) and last > unlimited:
         with suppress(ScheduleError):  # not even one microbatch fits
             limited = own.workload(placement, num_microbatches, memory + holds)

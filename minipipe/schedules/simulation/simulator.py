@@ -143,7 +143,8 @@ def timeline_of(
     hosts : Hosts or None
     """
     table = steps_of(step, num_steps)
-    flow, rates = flow_of(table), _rates(table, costs)
+    flow = flow_of(table)
+    rates = _rates(table, costs)
     if hosts is None:
         rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
         found = times(flow, rates, rounds, num_steps, wait, _new_span)
@@ -254,7 +255,8 @@ def _arrived(found: Times) -> dict[Value, float]:
 
 
 def _sums(table: ActionTable, found: Times, costs: Costs) -> tuple[GradientSum, ...]:
-    sums, sizes = [], costs.by_stage("gradient_size", table.num_stages)
+    sums = []
+    sizes = costs.by_stage("gradient_size", table.num_stages)
     for places in found.sums:
         spans = {rank: found.tasks[rank][position] for rank, position in places}
         stage = spans[places[0][0]].action.stage

@@ -501,7 +501,8 @@ def by_rank(
     """
     if len(amounts) <= _MOST_LISTED:
         return ", ".join(map(write, amounts))
-    most, least = max(amounts), min(amounts)
+    most = max(amounts)
+    least = min(amounts)
     if most == least:
         return f"{write(most)} on each"
     words = {"at most": most, "at least": least}.items()
