@@ -1,4 +1,4 @@
-"""What the recording of a stage knows about an array module, NumPy or another one.
+"""Knowledge of the recording of a stage about an array module, NumPy or another one.
 
 Everything follows from the names of the array API and of NumPy, and from what functions
 say of themselves: there is no branch for a module of a certain name.
@@ -59,8 +59,8 @@ class Dialect:
     is_numpy : bool
     has_out : bool
         Whether functions write their results into arrays that exist, as NumPy's do.
-        Then arrays have strides, too, and views know the array in whose memory they
-        lie. Programs for other modules assign every result to a variable.
+        Then arrays have strides, and views know the array in whose memory they lie.
+        Programs for other modules assign every result to a variable.
     exact, static, with_out, reductions : frozenset of function
     names : dict of function to str
         Under which programs call functions of another module than NumPy.
@@ -129,8 +129,8 @@ class Dialect:
 
 
 def is_ufunc(function: Any) -> bool:
-    """Return whether a function is one of each element, and takes ``out``: NumPy's and
-    those of modules like it know the number of their results.
+    """Return whether a function is one of each element, and takes ``out``: in NumPy and
+    modules like it, such a function knows the number of its results.
     """
     return hasattr(function, "nout")
 
