@@ -21,15 +21,17 @@ FLOORS = [
     for line in """
         errors limits
         specs
+        core.familiar core.texts
         io hints
         _lazy core
         simulation
         schedules autograd comm.job
         core.framing
         schedules.analysis passes tensor comm
+        core.joints
         schedules.simulation pytree functional parallel
         search data nn
-        execution.payload
+        execution.payload core.sgd
         core.objective
         core.batch
         render optim
@@ -51,7 +53,7 @@ WITHOUT_NUMPY = {
     *("core", "simulation", "passes", "schedules", "search", "render"),
     *("errors", "limits", "specs", "io", "hints", "_lazy", "cli", "comm.job"),
 }
-WITH_NUMPY = {"core.objective", "core.batch", "core.pipeline"}  # the training half
+WITH_NUMPY = {"core.sgd", "core.batch", "core.pipeline"}  # the training half
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
     "threadpoolctl": {"comm.job.host", "cli.info"},
@@ -68,6 +70,7 @@ ONLY_HERE = {
 DOORS = {
     ("schedules.written", "render.notebook"),
     ("comm.process_group", "parallel.reduction"),
+    ("core.familiar", "hints"),
     ("schedules.cells", "passes.kinds"),
 }
 FIRST_PATH = [

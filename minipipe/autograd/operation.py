@@ -22,8 +22,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from minipipe.autograd.backend import Array
+from minipipe.core.familiar import check_arguments
 from minipipe.errors import ArgumentError
-from minipipe.hints import check_arguments
 from minipipe.specs import Spec
 
 GRADIENT = "g"

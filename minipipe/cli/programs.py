@@ -39,7 +39,8 @@ def run_program(program: str, arguments: Sequence[str], watcher: Any) -> None:
         Code ``not-found``.
     """
     check_program(program)
-    argv, path = sys.argv, list(sys.path)
+    argv = sys.argv
+    path = list(sys.path)
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path(program).resolve().parent))
     Pipeline.watcher = watcher

@@ -34,6 +34,7 @@ from minipipe.comm.message import (
     described,
     finish,
 )
+from minipipe.core.familiar import Familiar, explain, with_hints
 from minipipe.errors import (
     ArgumentError,
     LaunchError,
@@ -42,7 +43,6 @@ from minipipe.errors import (
     counted,
     not_copyable,
 )
-from minipipe.hints import Familiar, explain, with_hints
 from minipipe.specs import Spec
 
 if TYPE_CHECKING:

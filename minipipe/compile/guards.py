@@ -6,11 +6,11 @@ A program (`program.py`) is valid as long as these are what they were.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, eq, is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -202,9 +202,13 @@ class StageGuard:
         self.attributes = Attributes(module.modules())
         self._module = module
 
+    # what of a parameter must be as it was, and how that is compared
+    _seen: Callable[[Parameter], Any] = staticmethod(_data_of)
+    _is_same: Callable[[Any, Any], bool] = staticmethod(is_)
+
     def note_arrays(self) -> None:
         """Take the arrays that the parameters have now for theirs."""
-        self._arrays = list(map(_data_of, self._owners))
+        self._arrays = list(map(self._seen, self._owners))
 
     def forget_arrays(self) -> None:
         """Refer to no array: somebody is about to move those that nobody refers to."""
@@ -212,13 +216,9 @@ class StageGuard:
 
     def holds(self) -> bool:
         """Return whether everything is what it was."""
-        if not all(map(is_, map(_data_of, self._owners), self._arrays)):
-            return False
-        return self._rest_holds()
-
-    def _rest_holds(self) -> bool:
         return (
-            list(map(_is_trained, self._nodes)) == self._trained
+            all(map(self._is_same, map(self._seen, self._owners), self._arrays))
+            and list(map(_is_trained, self._nodes)) == self._trained
             and self._module.layer_hook is None
             and (self.attributes.still_hold() or self.attributes.hold_again())
         )
@@ -227,18 +227,8 @@ class StageGuard:
 class MovingGuard(StageGuard):
     """A guard of programs that read their parameters: other arrays of the same form."""
 
-    def note_arrays(self) -> None:
-        """Take the forms that the parameters have now for theirs."""
-        self._forms = list(map(_form_of, self._owners))
-
-    def holds(self) -> bool:
-        """Return whether everything is what it was."""
-        forms = list(map(_form_of, self._owners))
-        return forms == self._forms and self._rest_holds()
-
-
-def _form_of(owner: Parameter) -> tuple[Any, ...]:
-    return form_of_array(owner.data)
+    _seen = staticmethod(lambda owner: form_of_array(owner.data))
+    _is_same = staticmethod(eq)
 
 
 def form_of_array(array: Any) -> tuple[Any, ...]:

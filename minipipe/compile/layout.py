@@ -144,7 +144,7 @@ class Layout:
         """Name a view after its array, unless another one has the name."""
         places, line = self.places, step.line
         is_lasting = places.is_made_once(step) or places.is_of_inputs(variable)
-        if not is_lasting or not line.reads:
+        if not is_lasting or len(line.reads) != 1:
             return False
         (base,) = line.reads
         shown = self.name(places.root(base), step.section)

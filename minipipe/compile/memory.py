@@ -24,6 +24,7 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.comm.channel import ReceiveChannel, SendChannel
+from minipipe.compile.dialect import dialect_of
 from minipipe.execution.executor import Executor, Route
 from minipipe.schedules.action import SEND_B, SEND_F, Action, B, F, I
 from minipipe.schedules.analysis.dependencies import Direction
@@ -185,7 +186,7 @@ class RowMemory:
         found: dict[str, Array] = {}
         for slot in self._slots:
             shape, dtype, xp = self._layouts[slot[0].name]
-            array = xp.empty(shape, dtype=dtype)
+            array = dialect_of(xp).empty(shape, dtype)
             for use in slot:
                 found[use.name] = array
                 if use.name in self._channels:

@@ -3,11 +3,11 @@
 What is printed for a microbatch whose input and values leave the memory::
 
     F    forward_1(0, x1_2_0, out1_2_0)
-    O    graph1_2 = Kept([x1_2_0], [(stash0_1, 0)])
+    O    graph1_2 = Kept({"x0": x1_2_0}, [(stash0_1, 0)])
          del x1_2_0
          away1_2 = offload(rank, cell[4], graph1_2)
     L    back1_2 = load(rank, cell[9], away1_2)
-    B    x1_2_0, = back1_2.wait().put_back()
+    B    x1_2_0, = back1_2.wait().arrays.values()
          backward_1(0, True, x1_2_0, g1_2_0, grad_out1_2_0)
          del x1_2_0
 
@@ -31,32 +31,36 @@ class Kept:
 
     Parameters
     ----------
-    arrays : list of array
-        Of the row: inputs and results of the stage.
+    arrays : dict of str to array
+        Inputs and results of the stage, by the parameters of sections.
     slots : list of (list, int)
         Lists of the values of sections, and the places of this microbatch in them.
     """
 
     inputs = ()
 
-    def __init__(self, arrays: list[Array], slots: list[tuple[list[Any], int]]) -> None:
-        self._slots = slots
-        values = [stash[slot] for stash, slot in slots]
-        for stash, slot in slots:
-            stash[slot] = None
-        self.saved = arrays, values
+    def __init__(
+        self, arrays: dict[str, Array], slots: list[tuple[list[Any], int]]
+    ) -> None:
+        self.arrays, self._slots = arrays, slots
 
     @property
     def graph(self) -> list[Any]:
         """The roots of the graph."""
         return [self]
 
-    def put_back(self) -> list[Array]:
-        """Give the sections their values, and return the arrays of the row."""
-        arrays, values = self.saved
+    @property
+    def saved(self) -> tuple[Any, ...]:
+        """All arrays, or what stands for them while they are away."""
+        values = [stash[slot] or () for stash, slot in self._slots]
+        return list(self.arrays.values()), values
+
+    @saved.setter
+    def saved(self, saved: tuple[Any, ...]) -> None:
+        arrays, values = saved
+        self.arrays = dict(zip(self.arrays, arrays))
         for (stash, slot), own in zip(self._slots, values):
             stash[slot] = own
-        return arrays
 
 
 def with_deletions(lines: Sequence[str], names: Collection[str]) -> list[str]:

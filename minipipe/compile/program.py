@@ -26,11 +26,9 @@ from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refus
 from minipipe.compile.recording import Recorder, kind_of
 from minipipe.compile.row import SECTIONS, Row, memory_of
 from minipipe.compile.sections import Pool, Sections
-from minipipe.compile.stage import CompiledStages
 from minipipe.compile.stage_program import (
     StageProgram,
     assign_slots,
-    is_plain,
     kinds_in,
 )
 from minipipe.compile.trace import key_of
@@ -39,7 +37,6 @@ from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut
-from minipipe.execution.sliced import SlicedStage
 from minipipe.schedules.action import L, O
 
 MOST_PROGRAMS = 8
@@ -79,16 +76,12 @@ class Compiler:
         self._programs: dict[Any, CompiledRow | None] = {}
         self._tries: dict[Any, int] = {}  # programs that were made and have not run
         self.gradients: GradientArrays | None = None
-        self._needs_handlers: bool | None = None  # of the row, which is always the same
-        self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
 
     @property
-    def latest(self) -> CompiledRow | CompiledStages | None:
+    def latest(self) -> CompiledRow | None:
         """The newest program, whether or not it ran last."""
-        if self._stages is not None:
-            return self._stages
         programs = [program for program in self._programs.values() if program]
         return self.program or (programs[-1] if programs else None)
 
@@ -98,11 +91,6 @@ class Compiler:
         self.report = reason_for_eager(executor)
         if self.report:
             executor.run_eagerly(steps)
-            return
-        if self._needs_handlers is None:
-            self._needs_handlers = needs_handlers(executor)
-        if self._needs_handlers:
-            self._run_stages(executor, steps)
             return
         key = form_of(executor)
         if key not in self._programs:  # its first step fills in parameters and the like
@@ -146,18 +134,6 @@ class Compiler:
             self.program = None
             return False
         return True
-
-    def _run_stages(self, executor: Executor, steps: Sequence[Step]) -> None:
-        """Run a row as in an eager step, with stages that compile themselves."""
-        stages = executor.stages
-        if self._stages is None:
-            self._stages = CompiledStages(stages, self._is_strict)
-        executor.stages = self._stages.begin_row(executor.actions)
-        try:
-            executor.run_eagerly(steps)
-        finally:
-            executor.stages = stages
-        self.report = self._stages.report
 
     def begins_again(self, executor: Executor, error: BaseException) -> bool:
         """Forget the program that ran last, if a message of another form came first.
@@ -258,7 +234,7 @@ class CompiledRow:
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         memory = memory_of(row)
-        self._inputs = row.inputs
+        self._inputs, self._slices = row.inputs, row.passed
         parts = list({id(program): program for program in programs.values()}.values())
         self._parts = parts
         sources = [program.sections.source for program in parts]
@@ -322,8 +298,7 @@ class CompiledRow:
             for section, function in found.items():
                 self._namespace[part.name_of(section)] = function
             if part.leaves:
-                for i in range(len(part.sections.lifetimes)):
-                    (values,) = part.sections.lists(found, i)
+                for i, values in enumerate(part.sections.stashes(found)):
                     self._namespace[f"stash{i}_{part.name}"] = values
         self.given.pairs = list(given.values())
         if gradients is not None:
@@ -383,7 +358,8 @@ class CompiledRow:
             forwards = {p.name_of(section) for p in self._parts for section in sections}
             if called in forwards:
                 values = {**self._namespace, **values}
-                compute_again(executor, partial(self._received, values))
+                received = partial(self._received, values)
+                compute_again(executor, received, partial(self._pass_on, values))
             raise
 
     def _received(self, values: Mapping[str, Any], stage: int, k: int) -> Payload:
@@ -393,22 +369,20 @@ class CompiledRow:
         arrays = [values[f"{name}_{i}"] for i in range(len(form.shapes))]
         return form.payload(arrays)
 
+    def _pass_on(self, values: Mapping[str, Any], stage: int, k: int) -> None:
+        """Give a stage what earlier slices have left, from variables of the schedule."""
+        recorder = self._recorders[stage]
+        for (of_stage, each), names in self._slices.items():
+            if of_stage == stage and each < k:
+                arrays = [values[name] for name in names]
+                recorder.passed.keep(each, arrays, recorder.kind_of[each].passed)
+
     def _raise_other_form(self, error: MessageError) -> None:
         """Raise an error again as one of the form of a message, if it is."""
         for channel, value in self._receives:
             message, channel.other = channel.other, None
             if message is not None:
                 raise OtherForm(str(error), value, message) from None
-
-
-def needs_handlers(executor: Executor) -> bool:
-    """Return whether a row runs more of its stages than their sections."""
-    for binding in executor.bindings:
-        kind = binding.action.kind
-        if kind in SECTIONS and not is_plain(binding):
-            return True
-    has_slices = any(isinstance(s, SlicedStage) for s in executor.stages.values())
-    return has_slices and not executor.program.is_forward_only
 
 
 def form_of(executor: Executor) -> Any:

@@ -251,12 +251,13 @@ class Recorder:
 
     def recompute(self, microbatch: int, held: Any) -> None:
         """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        stage: Any = self._stage
         recorded = self._active(microbatch)
         if recorded is None:
-            self._stage.recompute(microbatch, held)
+            stage.recompute(microbatch, held)
             return
         with self._tracing(recorded, "recompute", [], ""):
-            self._stage.recompute(microbatch, held)
+            stage.recompute(microbatch, held)
 
     def backward_weight(self, microbatch: int, work: Any) -> None:
         """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import as_array
+from minipipe.autograd import backend
 from minipipe.comm.message import packed_step
 from minipipe.compile.memory import Layout, RowMemory, read_after
 from minipipe.compile.messages import Message, sent
@@ -63,6 +63,8 @@ class Row:
         To which the lines refer, besides the sections.
     losses : dict of int to dtype
         By microbatch, of those that this rank computes.
+    passed : dict of (int, int) to list of str
+        By stage and microbatch, the arrays that it leaves for later slices.
     inputs : dict of (int, int) to str
         By stage and microbatch, the name of the value that it gets.
     forms : dict of str to Form
@@ -79,14 +81,13 @@ class Row:
             if not binding.action.kind.declaration.of_rank
         ]
         self._last_stage = executor.program.num_stages - 1
-        self._reductions = [
-            each for each in self._bindings if each.action.kind is REDUCE_GRAD
-        ]
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
         self.losses: dict[int, Any] = {}
         self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
-        self._outputs: dict[tuple[int, int], str] = {}
+        self._results: dict[tuple[int, int], list[str]] = {}  # names of arrays
+        self.passed: dict[tuple[int, int], list[str]] = {}  # to the later slices
+        self._came: dict[tuple[int, int], list[str]] = {}  # the gradients of these
         self._gradients: dict[tuple[int, int], str] = {}  # that came back
         self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
         self._form_by_value: dict[Any, Any] = {}
@@ -110,7 +111,8 @@ class Row:
             "Receipt": Receipt,
             "new": tuple.__new__,
             "packed_step": packed_step,
-            "asarray": as_array,
+            "asarray": backend.as_array,
+            "add": backend.quietly(np.add),  # halves, whose sum may be infinite
         }
 
     @property
@@ -148,12 +150,17 @@ class Row:
             yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
             yield from self._given_arrays("y", "objective.targets", targets)
-        first_sum = next(iter(self._reductions), None)
+        has_begun = False  # a sum, which goes on between the instructions
+        first_sum = next(
+            (b for b in self._bindings if b.action.kind is REDUCE_GRAD), None
+        )
         for position, binding in enumerate(self._bindings):
-            if position:
-                advance = f"activity.position = {position}"
-                yield f"    {'rank.advance()' if self._reductions else advance}"
+            if has_begun:
+                yield "    rank.advance()"
+            elif position:
+                yield f"    activity.position = {position}"
             if binding is first_sum:
+                has_begun = True
                 yield from _GIVEN
             for line in self._instruction(position, binding):
                 yield f"    {line}"
@@ -216,7 +223,7 @@ class Row:
         section = program.section_of(kind)
         is_loss = is_forward and recorded.result is None
         is_output = is_forward and stage == self._last_stage and not is_loss
-        own, out = given.get("x" if is_forward else "g"), list[str]()
+        own, out = given.get("x" if is_forward else "g"), ["loss"] * is_loss
         result = recorded.result if is_forward else recorded.gradient
         if kind not in (R, W) and result is not None:
             base = self._name_of_result(binding.action, own)
@@ -227,9 +234,11 @@ class Row:
                 self._local.update(out if is_leaving else ())
             else:
                 self.forms[base] = result
-            if is_forward:
-                self._outputs[stage, k] = base
-        call = self._call(program, section, k, out)
+        further = self._passed_by(program, section, k)
+        results = [*(out or ["None"] * recorded.num_inputs), *further]
+        if is_forward:
+            self._results[stage, k] = results
+        call = self._call(program, section, k, results)
         is_sent = own in self._sends and self._is_plain(result)
         if is_sent and self._local.isdisjoint(out):
             yield from sent(f"send_{variable_of(own)}")
@@ -240,6 +249,7 @@ class Row:
         else:
             yield from _assigned(out, result, call)
         yield f"ran((begun, now(), {self._held(binding)}))"
+        yield from self._added(stage, k, further) if not is_forward else ()
         if own is not None and out:
             self._state[own], self._form_by_value[own] = "arrays", result
         yield from self._behind_section(position, binding, section)
@@ -311,10 +321,10 @@ class Row:
             following in self._leaving and self._programs[following].reads_later("x")
         )
 
-    def _away(self, program: StageProgram, k: int) -> list[str]:
+    def _away(self, program: StageProgram, k: int) -> dict[str, str]:
         """Return the arrays of the row that are away with the values of sections."""
-        names = [self._argument(p, program, k, ()) for p in program.read_later]
-        return [name for name in dict.fromkeys(names) if name in self._local]
+        names = {p: self._argument(p, program, k, ()) for p in program.read_later}
+        return {p: name for p, name in names.items() if name in self._local}
 
     def _taken_out(self, program: StageProgram, binding: Binding) -> str:
         """Return the line that takes the values of a microbatch for its O."""
@@ -324,17 +334,18 @@ class Row:
             for i, (first, _) in enumerate(program.sections.lifetimes)
             if first == "forward"
         ]
-        arrays = ", ".join(self._away(program, k))
-        return f"{name} = Kept([{arrays}], [{', '.join(slots)}])"
+        away = self._away(program, k).items()
+        arrays = ", ".join(f'"{parameter}": {array}' for parameter, array in away)
+        return f"{name} = Kept({{{arrays}}}, [{', '.join(slots)}])"
 
     def _put_back(self, program: StageProgram, binding: Binding) -> Iterator[str]:
         """Yield lines that wait for the values of a microbatch after its L."""
         for value in binding.takes:
             if value.name == "back":
                 name = variable_of(value)
-                arrays = self._away(program, value.microbatch)
+                arrays = self._away(program, value.microbatch).values()
                 left = f"{', '.join(arrays)}, = " if arrays else ""
-                yield f"{left}{name}.wait().put_back()"
+                yield f"{left}{name}.wait().arrays.values()"
                 yield f"del {name}"
 
     # -- channels ----------------------------------------------------------------------
@@ -396,21 +407,84 @@ class Row:
         if letter == "x":
             return self._input(program, k, i)
         if letter == "g":
-            name = self._gradients.get((program.stage, k))
-            return f"seeds[{k}]" if name is None else f"{name}_{i}"
+            return self._gradient(program, k, i)
         if letter == "out":
             return out[i]
         assert letter == "y", parameter
-        return f"{self._outputs[program.stage, k]}_{i}"
+        return self._results[program.stage, k][i]
 
     def _input(self, program: StageProgram, k: int, i: int) -> str:
-        """Return the name of an array of a stage's input, or of the targets."""
+        """Return the name of an array of a stage's input, of the targets, or of an
+        earlier slice.
+        """
         count = program.recorded.num_inputs
         if i >= count:
-            return self._batch["y", k][i - count]
+            targets = self._batch["y", k] if program.recorded.result is None else []
+            earlier = self.earlier(program.stage, k)
+            return [*targets, *earlier][i - count]
         if program.stage == 0:
             return self._batch["x", k][i]
         return f"{self.inputs[program.stage, k]}_{i}"
+
+    def _gradient(self, program: StageProgram, k: int, i: int) -> str:
+        """Return the name of a gradient of a stage's result, or of what it has left for
+        later slices.
+        """
+        name, came = self._gradients.get((program.stage, k)), program.recorded.came
+        count = 1 if came is None else len(came.shapes)
+        if i >= count:
+            return self._came[program.stage, k][i - count]
+        return f"seeds[{k}]" if name is None else f"{name}_{i}"
+
+    # -- slices of sequences -----------------------------------------------------------
+
+    def _before(self, k: int) -> range:
+        """Return the slices of a sequence before one."""
+        return range(k - k % self._executor.program.num_slices, k)
+
+    def earlier(self, stage: int, k: int) -> list[str]:
+        """Return the names of what the slices before one have passed on."""
+        passed = [self.passed.get((stage, each), []) for each in self._before(k)]
+        return [name for names in passed for name in names]
+
+    def _passed_by(self, program: StageProgram, section: str, k: int) -> list[str]:
+        """Return the names of the further results of a section: keys and values for
+        later slices, or gradients of those of earlier ones.
+        """
+        recorded, is_forward = program.recorded, section == "forward"
+        count = recorded.num_inputs
+        if is_forward:
+            count = 1 if recorded.result is None else len(recorded.result.shapes)
+        variables = recorded.trace.variables
+        own = [variables.get(name) for name in recorded.trace.results[section][count:]]
+        if not own:
+            return []
+        form = Form.of_variables(own)
+        base = f"{'passed' if is_forward else 'grad_passed'}{program.stage}_{k}"
+        names, self.forms[base] = form.names(base), form
+        if is_forward:
+            self.passed[program.stage, k] = names
+        return names
+
+    def _added(self, stage: int, k: int, names: Sequence[str]) -> Iterator[str]:
+        """Yield the lines that add gradients to those of the earlier slices."""
+        own = iter(names)
+        for before in self._before(k) if names else ():
+            new = [next(own) for _ in self.passed[stage, before]]
+            came = self._came.setdefault((stage, before), new)
+            if came is new:
+                continue
+            for i, (total, part) in enumerate(zip(came, new)):
+                if "None" in (total, part):
+                    came[i] = part if total == "None" else total
+                else:
+                    yield self._sum(total, part)
+
+    def _sum(self, total: str, part: str) -> str:
+        """Return the line that adds an array to another one."""
+        if self._is_in_numpy:
+            return f"add({total}, {part}, {total})"
+        return f"{total}[...] += {part}"
 
     def _handler(self, position: int, binding: Binding) -> Iterator[str]:
         """Yield the line of an instruction that its eager handler runs."""

@@ -163,7 +163,6 @@ class Sections:
         file = f"<stage {stage}, {next(_numbers)}>"
         self._code_of_blocks = _compiled(blocks, f"<blocks of {file[1:]}", self)
         self._code = _compiled(functions, file, self)
-        self._codes_of_slots: dict[int, CodeType] = {}
         self._code_of_arrays = compile(self.arrays, f"<arrays of {file[1:]}", "exec")
 
     def bind(
@@ -227,22 +226,12 @@ class Sections:
                 for name, kept in zip(self._names_of_lists(i), self._parts(i, make())):
                     namespace[name].append(kept)
 
-    def lists(self, functions: Functions, lifetime: int) -> list[list[Any]]:
-        """Return the lists, by slot, of the arrays of a class, which functions read."""
+    def stashes(self, functions: Functions) -> list[list[Any]]:
+        """Return the lists, by slot, of the values that functions keep, by class."""
         (function, *_) = functions.values()
-        names = self._names_of_lists(lifetime)
+        numbers = range(len(self.lifetimes))
+        names = [self._layout.list_of_stashes(number) for number in numbers]
         return [function.__globals__[name] for name in names]
-
-    def new_slot(self, functions: Functions, lifetime: int) -> list[Any]:
-        """Return what each of these lists gets for one more slot."""
-        (function, *_) = functions.values()
-        namespace = function.__globals__
-        if lifetime not in self._codes_of_slots:
-            source = self._layout.slot_source(lifetime)
-            self._codes_of_slots[lifetime] = compile(source, "<slot>", "exec")
-        exec(self._codes_of_slots[lifetime], namespace)
-        make = namespace.pop(self._layout.slot_function(lifetime))
-        return self._parts(lifetime, make())
 
     def _names_of_lists(self, lifetime: int) -> list[str]:
         layout = self._layout

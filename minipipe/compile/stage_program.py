@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import unwrap
 from typing import Any
 
 from minipipe.compile.memory import Use, slots_of
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
-from minipipe.execution.executor import Binding
-from minipipe.execution.handlers import HANDLERS
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {
@@ -123,8 +120,3 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
             k = action.microbatch
             found[k] = f"{found.get(k, '')} {action.kind}"
     return found
-
-
-def is_plain(binding: Binding) -> bool:
-    """Return whether a computation is run by the handler of all runs."""
-    return HANDLERS.get(binding.action.kind) is unwrap(binding.handler)

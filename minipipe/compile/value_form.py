@@ -10,6 +10,7 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.compile.arrivals import OtherForm
+from minipipe.compile.dialect import dialect_of
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
 
@@ -42,10 +43,19 @@ class Form(NamedTuple):
             payload.treedef,
         )
 
+    @classmethod
+    def of_variables(cls, variables: Sequence[Any]) -> Form:
+        """Return the form of variables of a trace; None for no array."""
+        return cls(
+            tuple(None if each is None else each.shape for each in variables),
+            tuple(None if each is None else each.dtype for each in variables),
+            (True,) * len(variables),
+        )
+
     def new(self, xp: ModuleType = np) -> list[Any]:
         """Return new arrays of this form."""
         return [
-            None if shape is None else xp.empty(shape, dtype=dtype)
+            None if shape is None else dialect_of(xp).empty(shape, dtype)
             for shape, dtype in zip(self.shapes, self.dtypes)
         ]
 

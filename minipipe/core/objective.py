@@ -73,7 +73,7 @@ class Objective:
         if targets is not None:
             tensors = targets.rebuilt([record(array) for array in targets.arrays])
         loss = self.loss(outputs, tensors)
-        if isinstance(loss, Tensor) and loss.size == 1:
+        if isinstance(loss, Tensor) and backend.prod(loss.shape) == 1:
             return loss
         result = type(loss).__name__
         if isinstance(loss, Tensor):

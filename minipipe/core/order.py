@@ -302,15 +302,10 @@ class _Runner:
 
     def run(self, rank: int) -> None:
         """Run a rank as far as it can; the ranks that this wakes become ready."""
-        given = self.given
-        waiting = self.waiting
-        rounds = self.rounds
-        row = self.rows[rank]
-        codes = self.flow.codes[rank]
-        steps = self.steps
-        halves = self.halves
-        position = self.position[rank]
-        now = self.now[rank]
+        given, waiting, rounds = self.given, self.waiting, self.rounds
+        row, codes = self.rows[rank], self.flow.codes[rank]
+        steps, halves = self.steps, self.halves
+        position, now = self.position[rank], self.now[rank]
         while position < len(row):
             step = steps[codes[position]]
             k = row[position][2]
@@ -344,8 +339,7 @@ class _Runner:
                             self.ready += waiting.pop(event + k)
                 continue
             break
-        self.position[rank] = position
-        self.now[rank] = now
+        self.position[rank], self.now[rank] = position, now
 
     def meet(
         self, rank: int, now: int, gives: list[int], meeting: int, size: int

@@ -74,7 +74,8 @@ def read_times(path: str | Path) -> Handed:
         Codes ``value`` and ``type``.
     FileError
     """
-    text, named = read_text(path, _LONGEST), quoted(str(path), 200)
+    text = read_text(path, _LONGEST)
+    named = quoted(str(path), 200)
     if Path(path).suffix.lower() == ".json":
         return _of_gradescope(text, path)
     try:

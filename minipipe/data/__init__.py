@@ -70,7 +70,8 @@ def split_examples(
     INDEX.check("split_examples: seed", seed)
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
     num_test = round(len(inputs) * test_fraction)
-    test, train = order[:num_test], order[num_test:]
+    test = order[:num_test]
+    train = order[num_test:]
     return (inputs[train], targets[train]), (inputs[test], targets[test])
 
 
@@ -205,7 +206,8 @@ class Share:
     """
 
     def __init__(self, value: Any, rows: slice, num_samples: int) -> None:
-        self.value, self.rows = value, rows
+        self.value = value
+        self.rows = rows
         self.num_samples = COUNT.check("Share: num_samples", num_samples)
         is_whole = isinstance(rows, slice) and rows.step in (None, 1)
         is_whole = is_whole and type(rows.start) is type(rows.stop) is int

@@ -32,7 +32,8 @@ from minipipe.schedules.action import SEND_B, SEND_F, Action
 from minipipe.schedules.analysis.dependencies import Direction, Value
 
 if TYPE_CHECKING:
-    from minipipe.comm import ProcessGroup, Request
+    from minipipe.comm.message import Request
+    from minipipe.comm.process_group import ProcessGroup
     from minipipe.execution.stage import Stage
     from minipipe.schedules.action_table import Program
 
@@ -556,7 +557,8 @@ class Route(NamedTuple):
 def _check_values(program: Program) -> None:
     """Refuse a program in which a value is not given, or not taken by what should."""
     if not is_balanced(flow_of(program)):
-        from minipipe.schedules import verify  # says what is missing, and where
+        # says what is missing, and where
+        from minipipe.schedules.analysis.verifier import verify
 
         verify(program)
 

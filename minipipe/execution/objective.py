@@ -138,9 +138,10 @@ class BatchObjective(Objective):
         return "gradients" if self.is_given else "targets"
 
     @property
-    def of_pipeline(self) -> tuple[Loss | None, Weight | None]:
-        """The arguments that are the same in all calls of a pipeline without a mesh."""
-        return self.loss, self._loss_weight
+    def of_pipeline(self) -> dict[str, Any]:
+        """The arguments that are the same in all calls of a pipeline."""
+        parts = {"loss": self.loss, "loss_weight": self._loss_weight}
+        return {**parts, "division": self._division}
 
     @property
     def weighs_by_form(self) -> bool:

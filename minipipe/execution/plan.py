@@ -26,6 +26,7 @@ from minipipe.execution.choosing import (
     schedule_of_modules,
 )
 from minipipe.execution.partition import partition_of
+from minipipe.execution.row_handlers import RecomputingStage
 from minipipe.execution.stage import Stage, claimed
 from minipipe.nn import Module, Parameter, Recompute, Sequential
 from minipipe.nn.collected_losses import carrying_losses
@@ -692,7 +693,7 @@ def build_stages(
 def _kind_of_stages(plan: Plan, recompute: bool) -> type[Stage]:
     """Return the class of the stages, after checking that their layers fit it."""
     if plan.schedule.num_slices == 1:
-        return Stage
+        return RecomputingStage
     from minipipe.execution.sliced import SlicedStage, check_sliceable
 
     check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from minipipe import autograd
-from minipipe.autograd import Node, StageInput, backend
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.memory import behind
+from minipipe.autograd.graph import Node, StageInput
 from minipipe.autograd.modes import is_grad_enabled
-from minipipe.autograd.recompute import RecomputedNode
+from minipipe.autograd.split import backward_input
+from minipipe.autograd.walk import backward
 from minipipe.errors import MessageError, ModelError, TensorError, not_copyable
 from minipipe.execution.payload import Payload
-from minipipe.nn import Parameter, Sequential
-from minipipe.nn.sequential import boundary
+from minipipe.nn.parameter import Parameter
+from minipipe.nn.sequential import Sequential, boundary
 from minipipe.pytree import tensors_in
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor, record
@@ -180,7 +180,7 @@ class Stage:
             The gradient of the stage's results. None on the last stage, whose backward
             begins at the loss.
         """
-        autograd.backward(self._roots(microbatch, held, gradient))
+        backward(self._roots(microbatch, held, gradient))
         return self._gradients(held)
 
     def backward_input(
@@ -194,14 +194,8 @@ class Stage:
         """
         if self.is_frozen:
             return self.backward(microbatch, held, gradient), None
-        work = autograd.backward_input(self._roots(microbatch, held, gradient))
+        work = backward_input(self._roots(microbatch, held, gradient))
         return self._gradients(held), work
-
-    def recompute(self, microbatch: int, held: Any) -> None:
-        """R: compute the graph of a forward that has kept only its inputs."""
-        for node in behind(held.graph):
-            if isinstance(node, RecomputedNode) and node.recomputation is not None:
-                node.recomputation.root(node.number)
 
     def backward_weight(self, microbatch: int, work: Any) -> None:
         """W: add this microbatch's weight gradients, from what I has returned."""

@@ -100,7 +100,8 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
 def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Return both operands as tensors of one dtype whose shapes fit."""
     a, b = operands(a, b)
-    left, right = a.data.shape, b.data.shape
+    left = a.data.shape
+    right = b.data.shape
     if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
         expected = "(..., n, k) and (..., k, m), or (k,)"
         raise shape_error("matmul", expected, left=left, right=right)
@@ -283,7 +284,8 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
     """Return the letters of one term, with ``...`` at its place."""
     found: list[str] = []
     for match in _SIGN.finditer(subscripts, start, stop):
-        sign, position = match[0], match.start()
+        sign = match[0]
+        position = match.start()
         if sign != _ELLIPSIS and not (sign.isascii() and sign.isalpha()):
             message = f"{sign!r} is neither a letter nor '...'"
             raise _wrong(subscripts, position, message)

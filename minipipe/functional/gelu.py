@@ -108,12 +108,15 @@ def _erf_double(x: Array) -> Array:
     """Compute both of Cody's forms everywhere, each within its bounds, and choose.
     Beyond 6 erf is 1 to 3e-17.
     """
-    xp, border = array_module(x), 0.46875
+    xp = array_module(x)
+    border = 0.46875
     size = xp.clip(xp.abs(x), 0.0, 6.0)
-    small, large = xp.clip(size, 0.0, border), xp.clip(size, border, 6.0)
+    small = xp.clip(size, 0.0, border)
+    large = xp.clip(size, border, 6.0)
     square = small * small
     near = small * _polynomial(square, _NEAR_TOP) / _polynomial(square, _NEAR_BOTTOM)
-    top, bottom = _polynomial(large, _FAR_TOP), _polynomial(large, _FAR_BOTTOM)
+    top = _polynomial(large, _FAR_TOP)
+    bottom = _polynomial(large, _FAR_BOTTOM)
     far = 1 - xp.exp(-large * large) * top / bottom
     return xp.copysign(xp.where(size <= border, near, far), x)
 

@@ -340,7 +340,8 @@ def cross_entropy(
         total = weight_of_labels(columns, logits, ignore_index, class_weights)
     if counts_all and not label_smoothing:
         log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
-        losses, wanted = backend.one_per_row(log_probabilities, columns), columns
+        losses = backend.one_per_row(log_probabilities, columns)
+        wanted = columns
     else:
         wanted = _distribution(
             columns, ignore_index, label_smoothing, class_weights, logits
@@ -425,7 +426,8 @@ def _distribution(
     """Return, for each row, the weights of -log of each class' probability: shape (n,
     k).
     """
-    xp, k = array_module(like), like.shape[-1]
+    xp = array_module(like)
+    k = like.shape[-1]
     chosen = xp.astype(xp.arange(k) == columns[:, None], like.dtype)
     weights = (1 - smoothing) * chosen + smoothing / k
     if class_weights is not None:

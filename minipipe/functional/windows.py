@@ -122,7 +122,9 @@ class Windows:
         """Return each window of the input as a column: (c * size of the kernel, n *
         number of windows).
         """
-        xp, (n, c, *_), size = array_module(x), self.shape, backend.prod(self.kernel)
+        xp = array_module(x)
+        (n, c, *_) = self.shape
+        size = backend.prod(self.kernel)
         padded = swapped(x)
         if any(map(any, self.paddings)):
             padded = xp.zeros((c, n, *self.padded[2:]), dtype=x.dtype)
@@ -335,7 +337,8 @@ def _by_group(rows: Array, groups: int) -> Array:
 
 
 def _of_input(g: Array, weight: Array, windows: Windows, groups: int) -> Array:
-    kernels, of_results = _by_group(weight, groups), _by_group(swapped(g), groups)
+    kernels = _by_group(weight, groups)
+    of_results = _by_group(swapped(g), groups)
     return windows.add_columns(backend.matmul(kernels.mT, of_results))
 
 
@@ -571,7 +574,8 @@ def global_avg_pool(x: Operand) -> Tensor:
 def _pooled(
     pool: Any, name: str, num_axes: int, x: Operand, kernel: Any, stride: Any
 ) -> Tensor:
-    x, kernel = as_tensor(x), per_axis(name, "kernel", kernel, num_axes)
+    x = as_tensor(x)
+    kernel = per_axis(name, "kernel", kernel, num_axes)
     if x.ndim != 2 + num_axes:
         expected = f"(n, channels, {', '.join(AXES[num_axes])})"
         raise shape_error(name, expected, input=x.shape)
@@ -581,7 +585,8 @@ def _pooled(
 
 @op(saves="winner")
 def _max_pool(x: Array, *, windows: Windows) -> Arrays:
-    xp, (best, *candidates) = array_module(x), [x[place] for place in windows.places()]
+    xp = array_module(x)
+    (best, *candidates) = [x[place] for place in windows.places()]
     # Which place of its window won: one byte for each result is all that the gradient
     # needs.
     winner = xp.zeros(best.shape, dtype=xp.uint8 if len(candidates) < 256 else xp.int32)

@@ -63,7 +63,8 @@ class AuxiliaryLoss(Module):
     def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
         spec = Spec(Callable, expected="a function of its input")
         spec.of_class("AuxiliaryLoss", function)
-        self.function, self.weight = function, weight
+        self.function = function
+        self.weight = weight
         if isinstance(function, Module):
             self._described = function.brief()
         else:

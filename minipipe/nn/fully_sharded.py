@@ -135,7 +135,9 @@ class FullySharded(Module):
         Spec(
             Workspace, expected="a workspace", advice="nn.fully_shard makes both."
         ).of_class("FullySharded", workspace)
-        self._shown, self.layer, self.workspace = repr(layer), layer, workspace
+        self._shown = repr(layer)
+        self.layer = layer
+        self.workspace = workspace
         self.is_training = layer.is_training
         self.places = _Places(_places_in(layer))
         self.kept: WholeLayers | None = None  # while its parameters stay whole
@@ -198,7 +200,8 @@ class FullySharded(Module):
         """Compute the result of the layer, with whole parameters. Collective, and so is
         its backward.
         """
-        call, own = _Call(self), self.shares
+        call = _Call(self)
+        own = self.shares
         wholes = call.wholes(own)
         with call.watching():
             try:
@@ -266,7 +269,8 @@ def _begun(
 
     Collective, with one message for all layers. None if there is nothing to wait for.
     """
-    shares, wholes = list[Any](), list[Array]()
+    shares = list[Any]()
+    wholes = list[Array]()
     for layer, arrays in zip(layers, into):
         for share, (dtype, first, shape) in zip(layer.shares, layer.offsets):
             shares.append(share)
@@ -295,7 +299,8 @@ def _finished(gathering: AllGather | None) -> None:
 @backend.collective
 def _gathered(layer: FullySharded, *shares: Array) -> tuple[Array, ...]:
     """Return the whole parameters of a layer, gathered unless they are kept whole."""
-    space, kept = layer.workspace, layer.kept
+    space = layer.workspace
+    kept = layer.kept
     if kept is None:
         arrays = space.arrays = space.arrays or layer.arrays_of(space.sizes)
         layer.gather(arrays)
@@ -334,14 +339,10 @@ def _scattered(
     layer: FullySharded, first: Array, *gradients: Array | None
 ) -> tuple[Array | None, ...]:
     """Return the sums of this rank's shards of gradients, given as rows of elements."""
-    group, shares = (
-        layer.workspace.group,
-        [share for share in layer.shares if share.requires_grad],
-    )
-    channel, words = (
-        Channel(group, OwnTag.GATHER, xp=shares[0].xp),
-        "its part of the gradients of a layer",
-    )
+    group = layer.workspace.group
+    shares = [share for share in layer.shares if share.requires_grad]
+    channel = Channel(group, OwnTag.GATHER, xp=shares[0].xp)
+    words = "its part of the gradients of a layer"
     reduction = ReduceScatter(
         channel, range(group.size), list(gradients), _parts(shares, group), words
     )
@@ -362,7 +363,9 @@ class _Call:
     """One computation of a layer."""
 
     def __init__(self, layer: FullySharded) -> None:
-        self._layer, self._kept, self._is_back = layer, layer.kept, False
+        self._layer = layer
+        self._kept = layer.kept
+        self._is_back = False
         self._gradients: dict[int, Array] = {}
         self._joint = _Shares(self, next_order())
 
@@ -433,7 +436,8 @@ class _Call:
             return results
         found = {id(tensor): tensor for tensor in given} if is_reached else {}
         shares = Tensor.__new__(Tensor)
-        shares.data, shares.node = _NOTHING, None if is_reached else self._joint
+        shares.data = _NOTHING
+        shares.node = None if is_reached else self._joint
         for result in results:
             if id(result) not in found:
                 found[id(result)] = record(
@@ -453,7 +457,8 @@ class _Call:
         """Return the gradient of a result. The first one finds the parameters of a
         later layer in the workspace.
         """
-        is_certain, self._is_back = not self._is_back, True
+        is_certain = not self._is_back
+        self._is_back = True
         if self._kept is None:
             _restored(self._layer, self._first, is_certain)
         return gradient
@@ -472,7 +477,8 @@ class _Call:
 
     def _inside(self, nodes: list[Node]) -> dict[Node, None]:
         """Return the nodes of this call behind some nodes."""
-        first, inside = self._joint.order, dict.fromkeys(nodes)
+        first = self._joint.order
+        inside = dict.fromkeys(nodes)
         stack = list(inside)
         while stack:
             parents = dict.fromkeys(
@@ -527,7 +533,8 @@ class _Restored:
     """
 
     def __init__(self, call: _Call, saved: Saved) -> None:
-        self._call, self._saved = call, saved
+        self._call = call
+        self._saved = saved
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -560,19 +567,17 @@ class _Whole(Parameter):
 
     def __init__(self, values: Array, node: Node, share: Parameter) -> None:
         leaves: Any = {0: node}
-        self.data, self.node, self.leaves, self.initialiser = (
-            values,
-            leaves[0],
-            leaves,
-            None,
-        )
-        self.shape, self.dtype, self.xp, self.updates = (
-            values.shape,
-            share.dtype,
-            share.xp,
-            None,
-        )
-        self.num_uses, self.is_placed, self.arena = 1, True, None
+        self.data = values
+        self.node = leaves[0]
+        self.leaves = leaves
+        self.initialiser = None
+        self.shape = values.shape
+        self.dtype = share.dtype
+        self.xp = share.xp
+        self.updates = None
+        self.num_uses = 1
+        self.is_placed = True
+        self.arena = None
 
 
 class _Shares(Node):
@@ -758,7 +763,8 @@ class WholeLayers:
 
     def wait(self) -> None:
         """Wait until the parameters are whole."""
-        gathering, self._gathering = self._gathering, None
+        gathering = self._gathering
+        self._gathering = None
         _finished(gathering)
 
     def release(self) -> None:

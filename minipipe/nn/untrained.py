@@ -53,7 +53,8 @@ def warn_of_untrained(modules: Iterable[Any]) -> None:
     pairs = [(module, name) for module in distinct for name in _untrained_in(module)]
     found = dict.fromkeys(f"{type(module).__name__}.{name}" for module, name in pairs)
     if found:
-        names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
+        names = ", ".join(found)
+        holds = "holds" if len(found) == 1 else "hold"
         message = (
             f"{names} {holds} real numbers that are not trained: it is not a "
             "parameter. A weight is an"

@@ -23,9 +23,9 @@ from minipipe.execution.executor import (
     and_then,
     gives,
 )
-from minipipe.execution.handlers import handlers_of
 from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
+from minipipe.execution.row_handlers import handlers_of
 from minipipe.passes.framing import frame
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results

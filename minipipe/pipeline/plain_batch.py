@@ -46,7 +46,7 @@ class PlainBatch:
         self._seed = batch.seed
         self._begins = begins
         self.loss, self._kind = batch.objective.loss, type(batch.objective)
-        self.objective = partial(BatchObjective, *batch.objective.of_pipeline)
+        self.objective = partial(BatchObjective, **batch.objective.of_pipeline)
         self.forms = {}
         for noun, part in parts.items():
             (array,) = part.arrays

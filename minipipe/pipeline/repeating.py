@@ -27,16 +27,18 @@ from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
+from zlib import crc32
 
 import numpy as np
 
 from minipipe.autograd.modes import mode
 from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.core.objective import Objective
 from minipipe.data import take_last_draw
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.finite import FiniteCheck
-from minipipe.execution.checks.updates import fingerprint
+from minipipe.execution.checks.updates import fingerprint, form_of_array
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.source import name_of
 from minipipe.pipeline.intake import Intake
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from minipipe.execution.sums import GradientSums
 
 _numbers = count()  # of steps: each has its own file name
+
+# Does not warn of an overflow; in C, if NumPy shows what stands behind its function.
+_VDOT = getattr(np.vdot, "_implementation", np.vdot)
 
 Repeated = Callable[[Any, Any, Any, float], BatchLoss | Batch | None]
 
@@ -287,7 +292,11 @@ class RepeatedStep:
         intake, names = self._intake, self._intake.calls.compared
         self._names |= {"intake": intake, "names": names}
         self._names |= {"fingerprint": fingerprint, "take_last_draw": take_last_draw}
-        values = [_COMPARED[name] for name in names if name in _COMPARED]
+        values = [
+            self._fingerprint(name) or _COMPARED[name]
+            for name in names
+            if name in _COMPARED
+        ]
         if intake.calls.updates is not None:
             self._names["updates"] = intake.calls.updates
             values.append("*updates.marks().values()")
@@ -301,6 +310,19 @@ class RepeatedStep:
         yield "    parts = inputs, targets, pipeline._objective(scale=scale)"
         yield "    return intake.agreed_batch('step', *parts, pipeline.num_steps, agreed)"
 
+    def _fingerprint(self, noun: str) -> str:
+        """Return what computes the fingerprint of an array of this rank; empty if it
+        needs more.
+        """
+        if noun not in self._form.forms:
+            return ""
+        shape, strides, dtype = self._form.forms[noun]
+        begin, positions = form_of_array(shape, dtype)
+        if positions is None or strides != np.empty(shape, dtype).strides:
+            return ""
+        self._names |= {"crc32": crc32, f"compared_{noun}": positions}
+        return f"crc32({noun}.take(compared_{noun}).tobytes(), {begin}) or 1"
+
     def _batch(self) -> Iterator[str]:
         """Yield the lines that make the batch of the last call one of this call."""
         batch, cuts = self._form.empty()
@@ -308,6 +330,7 @@ class RepeatedStep:
         self._names |= {"batch": batch, "sizes": batch.sizes, "objective": objective}
         yield "batch.step, batch.training_step = calls.count, pipeline.num_steps"
         yield "objective.scale = scale"
+        yield "objective.losses.clear()"
         for noun, cut in cuts.items():
             self._names[f"{noun}_of_batch"] = cut.whole.arrays
             yield f"{noun}_of_batch[0] = {noun}"
@@ -333,10 +356,10 @@ class RepeatedStep:
         yield "waits = 1.0"
         if finite.may_overflow:
             return
-        yield "if objective.scale <= 1:"
+        yield "if scale <= 1:"
         has_others = self._has_others or self._has_sums or finite.xp is not np
         if program.is_static and not has_others:
-            self._names |= {"vdot": np.vdot}  # which does not warn of an overflow
+            self._names |= {"vdot": _VDOT}
             yield "    squares = map(vdot, given.flat, given.flat)"
             yield "    if not all(map(isfinite, squares)):"
             yield "        culprit = float(finite.first_not_finite())"
@@ -346,7 +369,7 @@ class RepeatedStep:
     def _deliver(self) -> Iterator[str]:
         """Yield the lines that give all ranks the loss, and judge it."""
         intake, group = self._intake, self._executor.group
-        self._names["BatchLoss"] = BatchLoss
+        self._names |= {"BatchLoss": BatchLoss, "results": Objective.numbers}
         yield "pipeline.num_steps += 1"
         if intake.returns_input_gradients:
             self._names["intake"] = intake
@@ -355,9 +378,9 @@ class RepeatedStep:
         num_results = 1 + len(self._form.sizes)
         findings = "culprit, waits" if self._checks else ""
         root = intake.delivery.root
-        own = (
-            f"objective.numbers({findings})" if group.rank == root else f"[{findings}]"
-        )
+        own = f"[{findings}]"
+        if group.rank == root:
+            own = f"[*results(objective), {findings}]"
         if intake.calls.is_alone:
             yield f"found = {{{root}: {own}}}"
         else:

@@ -12,7 +12,7 @@ from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_sizes, looped_placement
-from minipipe.schedules.transforms import straight
+from minipipe.schedules.straight import straight
 from minipipe.specs import SCHEDULE_COUNT
 
 

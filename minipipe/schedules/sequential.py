@@ -16,7 +16,7 @@ from minipipe.schedules.placement import (
     one_rank_each,
     stages_by_rank,
 )
-from minipipe.schedules.transforms import straight
+from minipipe.schedules.straight import straight
 
 
 def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:

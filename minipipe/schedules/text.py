@@ -15,9 +15,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minipipe import io
+from minipipe.core.texts import printable
 from minipipe.errors import ArgumentError, Code, FileError, ScheduleError, quoted
-from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
+from minipipe.limits import MOST_ACTIONS, MOST_BYTES, MOST_STAGES
 from minipipe.schedules.action import Action, B, F, I, Slice
 from minipipe.schedules.cells import is_cell, is_of_rank, may_omit_stage
 
@@ -90,7 +90,9 @@ def _is_csv(text: str) -> bool:
 
 def _text_of_file(path: str | Path) -> str:
     try:
-        return io.read_text(path)
+        from minipipe.io import read_text  # on demand: most texts are in memory
+
+        return read_text(path)
     except FileError as error:
         raise ScheduleError.of(Code.UNREADABLE, f"The schedule {error}") from None
 
@@ -123,7 +125,9 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
 def _rows_of_csv(text: str) -> Iterator[_Row]:
     """Read PyTorch's CSV format. Empty cells are idle time."""
     try:
-        yield from io.parse_csv(text)
+        from minipipe.io import parse_csv
+
+        yield from parse_csv(text)
     except ArgumentError as error:
         raise _unreadable(f"The text cannot be parsed: {error.message}.") from None
 

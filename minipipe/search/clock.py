@@ -280,16 +280,9 @@ class Clock:
         An action cannot run if a value does not exist yet, or its memory does not fit.
         Returns the other ranks that take what the actions give. The hot loop.
         """
-        facts = self.facts
-        done = self.done
-        ended = self.ended
-        awaited = self.awaited
-        steps = facts.steps
-        overhead = facts.overhead
-        room = facts.room[rank]
-        row = self.rows[rank]
-        held = self.held[rank]
-        free = self.free[rank]
+        facts, done, ended, awaited = self.facts, self.done, self.ended, self.awaited
+        steps, overhead, room = facts.steps, facts.overhead, facts.room[rank]
+        row, held, free = self.rows[rank], self.held[rank], self.free[rank]
         if not_before > free:
             free = not_before
         receivers: set[int] = set()

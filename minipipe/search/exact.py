@@ -216,42 +216,46 @@ def solve(
     """
     cp_model = solver_module()
     began = perf_counter()
-    best = hint or one_after_another(workload)
-    value = evaluate(best, workload, objective)
-    found_by = best.name
-    formula, formula_name, _ = lower_bound(workload, objective)
-    if value <= formula * (1 + ROUNDING):  # no solver needed
-        figures = value, value, formula_name, found_by, perf_counter() - began
-        return Certificate(best, workload, objective, *figures)
+    first = hint or one_after_another(workload)
+    value = evaluate(first, workload, objective)
+    bound, name, _ = lower_bound(workload, objective)
+    best = Certificate(
+        first, workload, objective, value, bound, name, first.name, seconds
+    )
+    if value > bound * (1 + ROUNDING):  # otherwise no solver is needed
+        best = _solved(cp_model, best, began + seconds)
+    # The value is a sum of floats, which may be a little more or less.
+    if best.value <= best.bound * (1 + ROUNDING):
+        best = best._replace(bound=best.value)
+    return best._replace(seconds=perf_counter() - began)
+
+
+def _solved(cp_model: Any, best: Certificate, deadline: float) -> Certificate:
+    """Let the solver improve a schedule and its bound."""
+    workload = best.workload
     whole, scale = in_whole_numbers(workload)
-    model = Model(cp_model, whole, objective)
-    timeline = simulate(in_microbatch_order(best), costs_of(whole))
-    model.begin_with(timeline, least=floor(formula * scale))
+    model = Model(cp_model, whole, best.objective)
+    timeline = simulate(in_microbatch_order(best.schedule), costs_of(whole))
+    model.begin_with(timeline, least=floor(best.bound * scale))
     solver = cp_model.CpSolver()
-    left = seconds - (perf_counter() - began)
-    solver.parameters.max_time_in_seconds = max(left, 0.01)
+    solver.parameters.max_time_in_seconds = max(deadline - perf_counter(), 0.01)
     solver.parameters.num_workers = 1
     solver.parameters.interleave_search = len(model.spans) > _MANY
     status = solver.solve(model.cp)
     # The first schedule is a solution.
     assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID)
     name = f"CP-SAT {version('ortools')}"
+    proved = float(floor(solver.best_objective_bound + 1e-6) / scale)
+    if proved > best.bound:
+        best = best._replace(bound=proved, bound_by=name)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = model.schedule(solver.value)
         # It may fit only rounded memory, or have actions of length 0 at one time.
         with suppress(ScheduleError):
-            found_value = evaluate(found, workload, objective)
-            if found_value < value:
-                best = found
-                value = found_value
-                found_by = name
-    proved = float(floor(solver.best_objective_bound + 1e-6) / scale)
-    bound, bound_by = (proved, name) if proved > formula else (formula, formula_name)
-    # The value is a sum of floats, which may be a little more or less.
-    if value <= bound * (1 + ROUNDING):
-        bound = value
-    figures = value, bound, bound_by, found_by, perf_counter() - began
-    return Certificate(best, workload, objective, *figures)
+            value = evaluate(found, workload, best.objective)
+            if value < best.value:
+                best = best._replace(schedule=found, value=value, found_by=name)
+    return best
 
 
 def solver_module() -> Any:

@@ -328,6 +328,35 @@ class _Actions:
         return roots_of([self.held])
 
 
+class _Identities:
+    """The identities of buffers: those that other stages know, and others of a stage.
+
+    Another stage may reuse the identity of a buffer later.
+    """
+
+    def __init__(self, stage: Stage, passing: _Passing, result: Payload) -> None:
+        self._stage = stage.index
+        # The next layer has the buffer of the result that was computed before.
+        self._same: dict[int, int] = {}
+        if passing.result is not None:
+            pairs = zip(result.arrays, passing.result.arrays)
+            self._same = {_buffer(a): _buffer(b) for a, b in pairs}
+        self._known = set(self._same.values())
+        for payload in (passing.received, *passing.gradients):
+            self.add(payload)
+
+    def add(self, payload: Payload) -> None:
+        self._known.update(map(_buffer, payload.arrays))
+
+    def marked(self, buffers: dict[int, int]) -> Buffers:
+        """Return the bytes of buffers by their marked identities."""
+        marked: dict[Hashable, int] = {}
+        for buffer, size in buffers.items():
+            key = self._same.get(buffer, buffer)
+            marked[key if key in self._known else (self._stage, key)] = size
+        return marked
+
+
 def _held(
     stage: Stage, actions: _Actions, passing: _Passing, batch: Batch
 ) -> tuple[Holding, Payload]:
@@ -336,30 +365,11 @@ def _held(
     """
     targets = [array for part in batch.objective.targets or () for array in part.arrays]
     meter = MemoryMeter(targets)
-    result = actions.run(F)
+    result = actions.run(F)  # alive until the end: no other buffer gets its identity
+    identities = _Identities(stage, passing, result)
     # after F, which allocates the memory of fully sharded parameters
-    own = persistent_arrays(stage.module)
-    not_counted = [*own, *targets]
-    same = {}  # the next layer has the buffer of the result that was computed before
-    if passing.result is not None:
-        same = {
-            _buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)
-        }
-    payloads = (passing.received, *passing.gradients)
-    known = {_buffer(array) for payload in payloads for array in payload.arrays}
-    known |= set(same.values())
-
-    def apart(buffers: dict[int, int]) -> Buffers:
-        """Mark buffers of this stage alone: another stage may reuse their identity
-        later.
-        """
-        marked: dict[Hashable, int] = {}
-        for buffer, size in buffers.items():
-            key = same.get(buffer, buffer)
-            marked[key if key in known else (stage.index, key)] = size
-        return marked
-
-    after_forward = apart(held_buffers(actions.graph, not_counted))
+    not_counted = [*persistent_arrays(stage.module), *targets]
+    after_forward = identities.marked(held_buffers(actions.graph, not_counted))
     has_graph = any(
         node.needs_gradient for node in actions.graph if isinstance(node, Node)
     )
@@ -369,19 +379,22 @@ def _held(
     if I in actions.kinds:
         meter.observe(stage, actions.graph, list)
         returned = actions.run(I)
-        known |= {_buffer(array) for array in returned.arrays}
-        after_input = apart(held_buffers(actions.graph, not_counted))
-        (_, recomputed), _ = meter.measure(
-            Action(stage.index, I, 0), stage, actions.graph
-        )
+        identities.add(returned)
+        after_input = identities.marked(held_buffers(actions.graph, not_counted))
+        action = Action(stage.index, I, 0)
+        (_, recomputed), _ = meter.measure(action, stage, actions.graph)
         transient = max(0, recomputed - sum(after_forward.values()))
     if W in actions.kinds:
         actions.run(W)
-    inputs = _passed(passing.received)
-    gradients = _passed(passing.gradients[-1])
-    return Holding(
-        inputs, gradients, after_forward, after_input, transient, has_graph
-    ), returned
+    holding = Holding(
+        _passed(passing.received),
+        _passed(passing.gradients[-1]),
+        after_forward,
+        after_input,
+        transient,
+        has_graph,
+    )
+    return holding, returned
 
 
 def _passed(payload: Payload) -> Passed:

@@ -22,6 +22,7 @@ from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
 from minipipe.parallel.reduction import bytes_of_sum
+from minipipe.parallel.repeated import bytes_of_buffers, is_small
 from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.action import U
 from minipipe.schedules.analysis.activations import memory_levels
@@ -238,7 +239,14 @@ def _sums(plan: Plan, stage: int, rank: int) -> int:
         nbytes for _, nbytes in gradients
     )
     each = [(size, nbytes // max(1, size)) for size, nbytes in gradients]
-    return max(of_blocks, bytes_of_sum(each, len(ranks), ranks.index(rank)))
+    place = len(ranks), ranks.index(rank)
+    sizes = tuple(size for size, _ in each)
+    itemsizes = {itemsize for _, itemsize in each}
+    if len(itemsizes) == 1 and len(ranks) > 1:
+        (itemsize,) = itemsizes
+        if itemsize and is_small(sizes, itemsize, len(ranks)):
+            return max(of_blocks, bytes_of_buffers(sizes, itemsize, *place))
+    return max(of_blocks, bytes_of_sum(each, *place))
 
 
 def _whole_layer(layers: Iterable[Module]) -> int:

@@ -195,21 +195,31 @@ def chosen(
     ScheduleError
         Code ``memory``: on rank 0, if no choice is within the limit.
     """
-    for name, given in (
-        ("layer_costs", layer_costs),
-        ("gradient_blocks", gradient_blocks),
-    ):
+    refused = {"layer_costs": layer_costs, "gradient_blocks": gradient_blocks}
+    for name, given in refused.items():
         if given is not None:
             instead = "measures layers and chooses replicas"
             raise ArgumentError(f'schedule="auto" {instead}; leave {name} out.')
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
-    limit = inf if memory_limit is None else memory_size(memory_limit)
-    cut = None if str(partition) == "measured" else partition
-    count = num_microbatches and num_microbatches * (replicas or 1)
-    asked = count, chunks_per_rank, cut, recompute or None
     question = Question(
-        model, inputs, targets, others, optimiser, limit, *asked, replicas=replicas
+        model,
+        inputs,
+        targets,
+        others,
+        optimiser,
+        memory_limit=inf if memory_limit is None else memory_size(memory_limit),
+        num_microbatches=num_microbatches and num_microbatches * (replicas or 1),
+        chunks_per_rank=chunks_per_rank,
+        partition=None if str(partition) == "measured" else partition,
+        recompute=recompute or None,
+        replicas=replicas,
     )
+    return _chosen_plan(question, group, make, progress)
+
+
+def _chosen_plan(
+    question: Question, group: ProcessGroup, make: MakePipeline, progress: bool | None
+) -> tuple[ChosenPlan, dict[str, Any], bool]:
     # even without a terminal: it takes a minute
     announce = teller(group, progress is not False)
     time = RACE_SECONDS + advising.SECONDS
@@ -218,14 +228,16 @@ def chosen(
     advice = advice_on_ranks(
         question, group, make, "the ranks of this job", tell=teller(group, progress)
     )
-    (choice,) = choices_of_rank_0(group, None if advice is None else [advice.best])
-    own = None if advice is None else AdviceReport.of(advice)._asdict()
-    report = AdviceReport(**objects.broadcast(group, 0, own, _CALL))
+    best = None
+    report = None
+    if advice is not None:
+        best = [advice.best]
+        report = AdviceReport.of(advice)._asdict()
+    (choice,) = choices_of_rank_0(group, best)
+    shared = AdviceReport(**objects.broadcast(group, 0, report, _CALL))
     recompute = choice.pop("recompute")
-    grad = others.get("inputs_require_grad", False)
-    plan = ChosenPlan(
-        report, model, num_ranks=group.size, inputs_require_grad=grad, **choice
-    )
+    choice["inputs_require_grad"] = question.options.get("inputs_require_grad", False)
+    plan = ChosenPlan(shared, question.model, num_ranks=group.size, **choice)
     announce(plan.sentence)
     return plan, {}, recompute
 
@@ -269,26 +281,34 @@ def advice_on_ranks(
     seconds = checked_seconds(seconds, RACE_SECONDS)
     check_num_layers(question, group.size)
     race = Race(question, group, make)
-    question = race.question
     tell(f"measuring messages between {counted(group.size, 'rank')}")
     messages = measure_messages(group, where)
     advice = None
     if group.rank == 0:
         how = "with several microbatch sizes, then simulating all choices"
         tell(f"measuring layers on rank 0 {how}")
-        measured = measure(question, group.size, messages, group.local_rank)
-        advice = weigh(question, group.size, measured)
+        measured = measure(race.question, group.size, messages, group.local_rank)
+        advice = weigh(race.question, group.size, measured)
     if question.options.get("loss") is None or seconds == 0:
         return advice
-    field, num_kept = ([], 0) if advice is None else field_of(advice)
-    tell(
-        f"running the best {counted(len(field), 'choice')} in turns, for {seconds:g} s"
-    )
-    options = choices_of_rank_0(group, None if advice is None else field)
+    return _with_times(advice, race, seconds, tell)
+
+
+def _with_times(
+    advice: Advice | None, race: Race, seconds: float, tell: Tell
+) -> Advice | None:
+    """Run the best choices on all ranks; return the advice with their times."""
+    field: list[Choice] = []
+    num_kept = 0
+    if advice is not None:
+        field, num_kept = field_of(advice)
+    best = f"the best {counted(len(field), 'choice')} in turns"
+    tell(f"running {best}, for {seconds:g} s")
+    options = choices_of_rank_0(race.group, None if advice is None else field)
     names = [described(choice.candidate) for choice in field]
     times = race.run(options, seconds, range(num_kept), tell, names)
     fastest = sorted(times, key=lambda number: median(times[number]))[:1]
-    num_kept = objects.broadcast(group, 0, num_kept, _CALL)
+    num_kept = objects.broadcast(race.group, 0, num_kept, _CALL)
     kept = {number for number in range(num_kept) if number in times}
     compiled = race.compiled(options, sorted(kept.union(fastest)))
     if advice is None:

@@ -43,11 +43,11 @@ from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import Executor, Handler, Handlers, Pending
-from minipipe.execution.handlers import handlers_of
 from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
+from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
@@ -427,28 +427,34 @@ def measure_costs(
     handlers = handlers_of((), plan.is_half)
     timelines = []
     times = []
-    sums = None if U in plan.schedule.kinds else sums
-    handlers = handlers if sums is None else sums.handlers(handlers)
+    if U in plan.schedule.kinds:
+        sums = None
+    if sums is not None:
+        handlers = sums.handlers(handlers)
     executor = make_executor(program, handlers=handlers)
     hosts = crowded_hosts(executor.group, executor.xp)
     watch = CoreWatch()
     for _ in range(num_steps + 2):
         executor.group.barrier()
-        clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
+        clocks = [] if hosts is None else [CoreClock(program.num_stages)]
         for clock in clocks:
             executor = make_executor(program, handlers=clock.handlers(handlers))
             if compiled is not None:
                 executor.stages = compiled.begin_row(executor.actions)
         record = _run_without_trace(executor, batch, *clocks, sums=sums)
         times += [clock.gather(executor.group) for clock in clocks]
-        timelines.append(gather_timeline(executor.group, [record], executor.program))
+        timelines.append(gather_timeline(executor.group, [record], program))
     if warns:
         watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[2:])
     if hosts is not None:
-        costs = costs_on_shared_cores(
-            costs, hosts, executor.program, timelines[2:], times[2:]
-        )
+        costs = costs_on_shared_cores(costs, hosts, program, timelines[2:], times[2:])
+    return _with_memory(costs, make_executor, plan, batch)
+
+
+def _with_memory(
+    costs: Costs, make_executor: MakeExecutor, plan: Plan, batch: Batch
+) -> Costs:
     memory = measure_memory(make_executor, plan.program, batch)
     parts = map(plan.part, range(plan.schedule.num_stages))
     gradients = [gradient_bytes(parameters_of(part)) for part in parts]
@@ -475,10 +481,9 @@ def _run_without_trace(
     if sums is not None:
         sums.begin(accumulate=False)
     record = executor.run(batch, *observers)
-    for clock in (
-        observer for observer in observers if isinstance(observer, CoreClock)
-    ):
-        clock.stop()
+    for observer in observers:
+        if isinstance(observer, CoreClock):
+            observer.stop()
     if sums is not None:
         sums.finish()
     for stage in executor.stages.values():

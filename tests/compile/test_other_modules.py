@@ -72,7 +72,7 @@ def batches(shape):
 def trained(group, model, schedule, xp, how):
     """Return losses, norms, gradients and values after some steps, and the pipeline."""
     layers, loss = MODELS[model]()
-    options = {"num_microbatches": 4, "schedule": schedule, "device": xp}
+    options = {"schedule": schedule, "device": xp}
     pipeline = Pipeline(layers, group, loss=loss, compile=how, **options)
     optimiser = optim.AdamW(pipeline.parameters(), 0.01, weight_decay=0.1)
     has_length = model in ("block", "written")
@@ -138,6 +138,19 @@ def test_activations_leave_the_memory_of_a_device():
         schedule = schedules.offloaded(schedules.gpipe(group.size, 4), 1)
         eager, _ = trained(group, "dropout", schedule, device, False)
         compiled, pipeline = trained(group, "dropout", schedule, device, True)
+        return eager == compiled, pipeline.compile_report()
+
+    for is_same, report in spawn(run, num_ranks=2):
+        assert is_same
+        assert report.endswith("is compiled")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_slices_of_sequences_pass_keys_and_values_on(module):
+    def run(group):
+        schedule = schedules.seq1f1b(group.size, 4, num_slices=2)
+        eager, _ = trained(group, "block", schedule, MODULES[module], False)
+        compiled, pipeline = trained(group, "block", schedule, MODULES[module], True)
         return eager == compiled, pipeline.compile_report()
 
     for is_same, report in spawn(run, num_ranks=2):

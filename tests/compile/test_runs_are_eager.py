@@ -108,8 +108,8 @@ def test_weights_of_a_run_that_are_used_twice_have_the_bits_of_eager_ones():
 
 def test_a_run_holds_as_many_microbatches_as_its_schedule():
     stages = check("pipedream", 4, sizes=(16,))
-    slots = [list(program.num_slots) for each in stages for program in each.programs]
-    assert slots == [[4], [3], [2], [1]]
+    slots = [program.num_slots for each in stages for program in each.programs]
+    assert slots == [4, 3, 2, 1]
 
 
 def test_a_changed_layer_is_compiled_anew():
@@ -188,7 +188,7 @@ def test_a_run_with_an_error_names_the_layer_and_leaves_no_slots_in_use():
             found.append(losses)
         assert found[0] == found[1]
         compiled = pipeline._runs.compiled
-        assert [each.num_slots for each in compiled.programs] == [[1]]
+        assert [each.num_slots for each in compiled.programs] == [1]
 
     spawn(run, num_ranks=1)
 

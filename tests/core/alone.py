@@ -11,16 +11,16 @@ import sys
 import numpy as np
 from minipipe.comm.launch import init_process_group, spawn
 from minipipe.core.pipeline import Pipeline
-from minipipe.nn.layers import Identity, Linear, ReLU, Tanh
+from minipipe.core.sgd import SGD
+from minipipe.core.simulation import simulate
+from minipipe.nn.basic import Identity, Linear, ReLU, Tanh
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.sequential import Sequential
-from minipipe.optim.rules import SGD
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.interleaved import interleaved_1f1b
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import gpipe
-from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.zero_bubble import zb_h1
 
 BUILDERS = {
@@ -74,20 +74,22 @@ def train(group, schedule, loss):
 
 
 def read_back(schedule):
-    """Verify, write, read and simulate a schedule; return its makespan."""
+    """Verify, write, read and simulate a schedule; return its times
+    and peaks."""
     verify(schedule)
     again = Schedule.from_text(str(schedule), name=schedule.name)
     assert again.actions == schedule.actions
-    return simulate(schedule).makespan
+    result = simulate(schedule)
+    return [result.makespan, *result.peak_activations]
 
 
 def main(kind):
     """Print the results of all trainings on one kind of group."""
     num_ranks = 1 if kind == "one" else 4
-    results, makespans = {}, {}
+    results, predicted = {}, {}
     for name, build in BUILDERS.items():
         schedule = build(num_ranks, NUM_MICROBATCHES)
-        makespans[name] = read_back(schedule)
+        predicted[name] = read_back(schedule)
         for loss in LOSSES:
             if kind != "mpi":
                 found = spawn(lambda group: train(group, schedule, loss), num_ranks)
@@ -108,7 +110,7 @@ def main(kind):
         name for name in sys.modules if name.partition(".")[0] == "minipipe"
     )
     if is_printed:
-        print(json.dumps([results, makespans, loaded]))
+        print(json.dumps([results, predicted, loaded]))
 
 
 if __name__ == "__main__":

@@ -296,11 +296,10 @@ class Walkthrough:
             for pair in self.program.joined.items()
             for one, other in (pair, pair[::-1])
         }
-        of_slices = self.costs.sliced(schedule.num_slices)
         self._copy_ends = {
             copy.action: copy.end for row in self.timeline.copies for copy in row
         }
-        self._held_pairs = self._held(of_slices.memory(schedule.num_stages))
+        self._held_pairs = self._held()
         # by rank, the indices of its events
         self._own: list[list[int]] = [[] for _ in self.program.actions]
         self._first: dict[Action, int] = {}
@@ -309,7 +308,7 @@ class Walkthrough:
             self._first.setdefault(event.action, at)
         self._times = [*(event.start for event in self.events), self.timeline.end]
 
-    def _held(self, footprint: Footprint) -> list[list[tuple[Held, Held]]]:
+    def _held(self) -> list[list[tuple[Held, Held]]]:
         """Return, by rank and position, the pairs held while an action runs and after
         it: copies take their time.
         """
@@ -318,6 +317,8 @@ class Walkthrough:
         ranks = range(self.program.num_ranks)
         rows = list(map(with_copies, timeline.spans, timeline.copies))
         table = program.with_rows(type(program), rows) if rows else program
+        of_slices = self.costs.sliced(program.num_slices)
+        footprint = of_slices.memory(program.num_stages)
         changes = Changes(flow_of(table), sizes_of(footprint))
         known = [list(held_pairs(changes, rank)) for rank in ranks]
         if not rows:
@@ -395,53 +396,46 @@ class Walkthrough:
 
     def _state(self, rank: int, number: int, time: float) -> RankState:
         own = self._own[rank]
-        row = self.program.actions[rank]
         begun = bisect_left(own, number)
-        last = self.events[own[begun - 1]] if begun else None
-        during, after = (
-            self._held_pairs[rank][begun - 1] if begun else (Held((), 0.0),) * 2
-        )
-        if last and (last.end > time or own[begun - 1] == number - 1):
-            if last.action.kind in _SENDS and last.end > last.start:
-                cause = IdleCause.SENDING
-            else:
-                cause = None
-            source, awaited = (
-                self._awaited(rank, last.action, time)
-                if cause and self.is_timed
-                else (None, None)
-            )
-            until = self._copy_ends.get(last.action, last.end)
-            return RankState(
-                Activity.RUNS,
-                last.action,
-                last.position,
-                until,
-                cause,
-                source,
-                awaited,
-                *during,
-            )
+        held = Held((), 0.0)
+        if begun:
+            last = self.events[own[begun - 1]]
+            during, held = self._held_pairs[rank][begun - 1]
+            if last.end > time or own[begun - 1] == number - 1:
+                return self._running(rank, last, time, during)
+        row = self.program.actions[rank]
         if begun == len(row):
-            return RankState(
-                Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *after
-            )
+            drain = IdleCause.DRAIN
+            return RankState(Activity.DONE, None, begun, None, drain, None, None, *held)
+        action = row[begun]
         coming = self.events[own[begun]].start if begun < len(own) else None
         if coming is not None and coming <= time:
-            return RankState(
-                Activity.BEGINS, row[begun], begun, coming, None, None, None, *after
-            )
-        source, awaited = self._awaited(rank, row[begun], time)
-        has_begun = any(not action.kind.is_communication for action in row[:begun])
-        cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
+            nothing = (None, None, None)
+            return RankState(Activity.BEGINS, action, begun, coming, *nothing, *held)
+        source, awaited = self._awaited(rank, action, time)
+        cause = IdleCause.OVERHEAD
+        if awaited:
+            computed = (not action.kind.is_communication for action in row[:begun])
+            cause = IdleCause.WAITING if any(computed) else IdleCause.WARM_UP
+        activity = Activity.WAITS
         if coming is None and number == len(self) - 1:
             activity = Activity.STUCK
-        else:
-            activity = Activity.WAITS
-        cause = cause if awaited else IdleCause.OVERHEAD
-        return RankState(
-            activity, row[begun], begun, coming, cause, source, awaited, *after
-        )
+        why = (cause, source, awaited)
+        return RankState(activity, action, begun, coming, *why, *held)
+
+    def _running(self, rank: int, event: Event, time: float, held: Held) -> RankState:
+        """Return the state of a rank that runs an action; a SEND may block it."""
+        action = event.action
+        cause = None
+        source = None
+        awaited = None
+        if action.kind in _SENDS and event.end > event.start:
+            cause = IdleCause.SENDING
+            if self.is_timed:
+                source, awaited = self._awaited(rank, action, time)
+        until = self._copy_ends.get(action, event.end)
+        why = (cause, source, awaited)
+        return RankState(Activity.RUNS, action, event.position, until, *why, *held)
 
     @cached_property
     def _given(self) -> Callable[[int], int]:
