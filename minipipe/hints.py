@@ -11,13 +11,18 @@ from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from traceback import extract_tb
+from types import FunctionType
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 from minipipe.core.familiar import Familiar as Familiar
 from minipipe.core.familiar import names_of as names_of
 from minipipe.core.familiar import refuse_calls as refuse_calls
 from minipipe.core.familiar import with_hints as with_hints
 from minipipe.errors import ArgumentError, quoted
+
+# weak, so that a class of which nobody has an instance is given back
+_SIGNATURES: WeakKeyDictionary[Callable[..., Any], Signature] = WeakKeyDictionary()
 
 
 @cache
@@ -248,6 +253,17 @@ def check_keywords(
         check_arguments(kind.__name__, constructor, (None, *positional), given)
 
 
+def _signature_of(function: Callable[..., Any]) -> Signature:
+    """Return the signature of a function; of each only once, since a model that is cut
+    makes a sequence for each stage of each cut.
+    """
+    if not isinstance(function, FunctionType):
+        return signature(function)
+    if function not in _SIGNATURES:
+        _SIGNATURES[function] = signature(function)
+    return _SIGNATURES[function]
+
+
 def check_arguments(
     owner: str,
     function: Callable[..., Any],
@@ -276,7 +292,7 @@ def check_arguments(
         ...
     minipipe.errors.ArgumentError: Dropout: missing a required argument: 'probability'. Expected Dropout(prob...
     """
-    taken = signature(function)
+    taken = _signature_of(function)
     own = [one for one in taken.parameters.values() if one.name != "self"]
     _check_taken(owner, own, given)
     try:

@@ -110,9 +110,19 @@ class Spec(NamedTuple):
         one.
         """
         items = list(items)
+        if all(map(self._allows_own, items)):
+            return items
         if not all(map(self.allows, items)):
             raise self.refusal(name, given)
         return [self.check(name, item) for item in items]
+
+    def _allows_own(self, value: Any) -> bool:
+        """Whether a value is a legal float of Python's own, as most items are: in a
+        tenth of the time of ``allows``.
+        """
+        if type(value) is not float or self.kind is not float or self.choices:
+            return False
+        return isfinite(value) and self._is_within(value)
 
     def _check_each(self, name: str, values: Any) -> tuple[Any, ...]:
         if not isinstance(values, Sequence) or len(values) != self.length:
@@ -240,6 +250,7 @@ COUNT = Spec(int, minimum=1)
 INDEX = Spec(int, minimum=0)
 SCHEDULE_COUNT = COUNT._replace(error=ScheduleError.of)
 SCHEDULE_NUMBER = Spec(float, minimum=0, error=ScheduleError.of)
+SCHEDULE_AMOUNT = Spec(float, above=0, maximum=inf, error=ScheduleError.of)
 """Numbers of a schedule: the error lists problems, as an error of the verifier does."""
 
 TEXT_WIDTH = Spec(int, minimum=40, expected="at least 40 columns")

@@ -135,6 +135,9 @@ class Tensor(TensorMethods):
             )
         self.node.grad = gradient
 
+    def _check_whole(self, operation: str) -> None:
+        """Refuse a tensor that is one of several parts; subclasses may be such."""
+
     def backward(self, gradient: Array | float | None = None) -> None:
         """Add to ``grad`` of every leaf behind this tensor its gradient, and release
         the graph.

@@ -45,6 +45,15 @@ def pytest_configure(config):
             del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Look for examples in the package and the README alone: in tests there are none,
+    and each worker would import every helper of theirs.
+    """
+    found = yield
+    return [each for each in found if type(each) is pytest.Module]
+
+
 def pytest_collectstart():
     # nothing of what is collected is garbage, and looking for some is a quarter of the
     # time

@@ -182,6 +182,36 @@ class Attributes:
         return Same(type(value)), self._described(parts, depth + 1)
 
 
+class JoinedAttributes(Attributes):
+    """Several attributes, compared together: short comparisons take most of their time
+    around them.
+
+    Parameters
+    ----------
+    parts : iterable of Attributes
+    """
+
+    def __init__(self, parts: Iterable[Attributes]) -> None:
+        self._parts = list(parts)
+        self._join()
+
+    def _join(self) -> None:
+        self._is_quick = all(part._is_quick for part in self._parts)
+        joined = {
+            name: list(chain.from_iterable(vars(part)[name] for part in self._parts))
+            for name in ("_looks", "_lengths", "_items", "_modules", "_types")
+        }
+        vars(self).update(joined)
+
+    def hold_again(self) -> bool:
+        """Return whether everything is as before, if need be by comparing values."""
+        if not all(part.hold_again() for part in self._parts):
+            return False
+        if self._is_quick:
+            self._join()
+        return True
+
+
 class StageGuard:
     """Notices a change of parameters or layers on which the programs of a stage depend.
 
@@ -216,11 +246,16 @@ class StageGuard:
 
     def holds(self) -> bool:
         """Return whether everything is what it was."""
+        return self.parameters_hold() and (
+            self.attributes.still_hold() or self.attributes.hold_again()
+        )
+
+    def parameters_hold(self) -> bool:
+        """Return whether everything but the attributes is what it was."""
         return (
             all(map(self._is_same, map(self._seen, self._owners), self._arrays))
             and list(map(_is_trained, self._nodes)) == self._trained
             and self._module.layer_hook is None
-            and (self.attributes.still_hold() or self.attributes.hold_again())
         )
 
 

@@ -11,7 +11,7 @@ What is printed for a microbatch whose input and values leave the memory::
          backward_1(0, True, x1_2_0, g1_2_0, grad_out1_2_0)
          del x1_2_0
 
-The handlers of O and L are those of an eager step. Sections of such a microbatch keep
+An eager step has the same handlers of O and L. Sections of such a microbatch keep
 values, which NumPy allocates, and no arrays that exist already.
 """
 
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class Kept:
-    """What a forward has kept for its backward, as a node of a graph that has saved it.
+    """Values that a forward has kept for its backward, as a node that has saved them.
 
     Parameters
     ----------

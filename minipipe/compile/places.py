@@ -119,7 +119,7 @@ class Places:
     has_static_parameters : bool
         Whether parameters are the same arrays each time.
     has_kept_arrays : bool
-        Whether later sections read arrays of a slot, and not those of NumPy.
+        Whether later sections read arrays of a slot; otherwise NumPy allocates them.
 
     Attributes
     ----------

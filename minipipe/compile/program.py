@@ -20,7 +20,7 @@ from minipipe.autograd.modes import mode
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
-from minipipe.compile.guards import Same
+from minipipe.compile.guards import JoinedAttributes, Same
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
@@ -234,7 +234,7 @@ class CompiledRow:
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         memory = memory_of(row)
-        self._inputs, self._slices = row.inputs, row.passed
+        self._arguments = row.arguments
         parts = list({id(program): program for program in programs.values()}.values())
         self._parts = parts
         sources = [program.sections.source for program in parts]
@@ -248,7 +248,10 @@ class CompiledRow:
         last = executor.program.num_stages - 1
         is_compiled = any(part.stage == last for part in parts)
         has_loss = is_compiled and objective.has_loss
-        self._loss = attributes_of_loss(objective.loss) if has_loss else None
+        attributes = [guard.attributes for guard in self._guards]
+        if has_loss:
+            attributes.append(attributes_of_loss(objective.loss))
+        self._attributes = JoinedAttributes(attributes)
         seeds = Seeds(row.losses, executor.xp)
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
         self.given = GivenGradients()
@@ -320,10 +323,9 @@ class CompiledRow:
         if gradients is not None and not gradients.arena.is_open:
             return False
         for guard in self._guards:
-            if not guard.holds():
+            if not guard.parameters_hold():
                 return False
-        loss = self._loss
-        return loss is None or loss.still_hold() or loss.hold_again()
+        return self._attributes.still_hold() or self._attributes.hold_again()
 
     def is_ready(self) -> bool:
         """Return whether no receive is left from a run that has failed.
@@ -364,7 +366,7 @@ class CompiledRow:
 
     def _received(self, values: Mapping[str, Any], stage: int, k: int) -> Payload:
         """Return what a forward has received, from variables of the schedule."""
-        name = self._inputs[stage, k]
+        name = self._arguments.inputs[stage, k]
         form = self._recorders[stage].kind_of[k].received
         arrays = [values[f"{name}_{i}"] for i in range(len(form.shapes))]
         return form.payload(arrays)
@@ -372,7 +374,7 @@ class CompiledRow:
     def _pass_on(self, values: Mapping[str, Any], stage: int, k: int) -> None:
         """Give a stage what earlier slices have left, from variables of the schedule."""
         recorder = self._recorders[stage]
-        for (of_stage, each), names in self._slices.items():
+        for (of_stage, each), names in self._arguments.passed.items():
             if of_stage == stage and each < k:
                 arrays = [values[name] for name in names]
                 recorder.passed.keep(each, arrays, recorder.kind_of[each].passed)

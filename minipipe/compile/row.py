@@ -20,17 +20,16 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm.message import packed_step
+from minipipe.compile.arguments import Arguments
 from minipipe.compile.memory import Layout, RowMemory, read_after
 from minipipe.compile.messages import Message, sent
 from minipipe.compile.offloads import Kept, with_deletions
-from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
 from minipipe.core.values import NOUNS
 from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.record import Receipt
-from minipipe.execution.samples import Cut
 from minipipe.execution.source import name_of, targets_of, variable_of
 from minipipe.schedules.action import (
     RECV_B,
@@ -63,10 +62,7 @@ class Row:
         To which the lines refer, besides the sections.
     losses : dict of int to dtype
         By microbatch, of those that this rank computes.
-    passed : dict of (int, int) to list of str
-        By stage and microbatch, the arrays that it leaves for later slices.
-    inputs : dict of (int, int) to str
-        By stage and microbatch, the name of the value that it gets.
+    arguments : Arguments
     forms : dict of str to Form
         By name, the values whose arrays are allocated once.
     """
@@ -82,14 +78,8 @@ class Row:
         ]
         self._last_stage = executor.program.num_stages - 1
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
-        self._begun: set[int] = set()  # stages that have given a weight gradient
         self.losses: dict[int, Any] = {}
-        self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
-        self._results: dict[tuple[int, int], list[str]] = {}  # names of arrays
-        self.passed: dict[tuple[int, int], list[str]] = {}  # to the later slices
-        self._came: dict[tuple[int, int], list[str]] = {}  # the gradients of these
-        self._gradients: dict[tuple[int, int], str] = {}  # that came back
-        self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
+        self.arguments = Arguments(executor.program.num_slices, executor.xp)
         self._form_by_value: dict[Any, Any] = {}
         self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
         self.messages: dict[str, Message] = {}
@@ -102,7 +92,6 @@ class Row:
             b.takes[0] for b in self._bindings if b.action.kind in (SEND_F, SEND_B)
         }
         self._counts: dict[int, int] = {}  # by stage, the microbatches that it holds
-        self._leaving = {p for p in programs if programs[p].leaves}
         self._local = set[str]()  # arrays that are new in each step, and deleted in it
         self.names: dict[str, Any] = {
             "Kept": Kept,
@@ -143,13 +132,13 @@ class Row:
         stages = {stage for stage, _ in self._programs}
         batch = self._executor.batch
         if 0 in stages:
-            yield from self._given_arrays("x", "batch.inputs", batch.inputs)
+            yield from self.arguments.of_batch("x", "batch.inputs", batch.inputs)
         if self._last_stage in stages:
             yield "    objective = batch.objective"
         if self._last_stage in stages and batch.objective.has_loss:
             yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
-            yield from self._given_arrays("y", "objective.targets", targets)
+            yield from self.arguments.of_batch("y", "objective.targets", targets)
         has_begun = False  # a sum, which goes on between the instructions
         first_sum = next(
             (b for b in self._bindings if b.action.kind is REDUCE_GRAD), None
@@ -162,7 +151,7 @@ class Row:
             if binding is first_sum:
                 has_begun = True
                 yield from _GIVEN
-            for line in self._instruction(position, binding):
+            for line in self._observed(position, binding):
                 yield f"    {line}"
         for name, message in self.messages.items():
             if message.is_send:
@@ -170,27 +159,17 @@ class Row:
         if first_sum is None:
             yield from _GIVEN
 
-    def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
-        """Yield the lines that name the arrays of a batch, and remember its rows."""
-        if isinstance(parts, Cut):
-            names = [f"{letter}{i}" for i in range(len(parts.whole.arrays))]
-            names = [letter] if len(names) == 1 else names
-            yield f"    {', '.join(names)}, = {given}.whole.arrays"
-            whole = parts.whole.replicated
-            for k, rows in enumerate(parts.rows):
-                where = f"{rows.start}:{rows.stop}"
-                if not self._is_in_numpy:  # the array API asks for all axes
-                    where += ", ..."
-                own = [f"{name}[{where}]" for name in names]
-                own = [name if i in whole else own[i] for i, name in enumerate(names)]
-                self._batch[letter, k] = own
-            return
-        yield f"    {letter} = [each.arrays for each in {given}]"
-        for k, part in enumerate(parts):
-            own = [f"{letter}[{k}][{i}]" for i in range(len(part.arrays))]
-            self._batch[letter, k] = own
-
     # -- instructions ------------------------------------------------------------------
+
+    def _observed(self, position: int, binding: Binding) -> Iterator[str]:
+        """Yield the lines of an instruction, between the calls of observers."""
+        observers = list(enumerate(self._executor.observers))
+        for i, observer in observers:
+            self.names[f"observer{i}"] = observer
+            yield f"observer{i}.begin(rank, cell[{position}])"
+        yield from self._instruction(position, binding)
+        for i, _ in observers:
+            yield f"observer{i}.end(rank, cell[{position}])"
 
     def _instruction(self, position: int, binding: Binding) -> Iterator[str]:
         action = binding.action
@@ -217,65 +196,75 @@ class Row:
         """Yield the lines of a computation of a compiled stage."""
         stage, kind, k = binding.action
         recorded, is_forward = program.recorded, kind is F
-        given = self._given(position)
+        own = self._given(position).get("x" if is_forward else "g")
+        result = recorded.result if is_forward else recorded.gradient
+        section = program.section_of(kind)
         yield from self._taken_arrays(binding, recorded)
         yield from self._put_back(program, binding)
-        section = program.section_of(kind)
-        is_loss = is_forward and recorded.result is None
-        is_output = is_forward and stage == self._last_stage and not is_loss
-        own, out = given.get("x" if is_forward else "g"), ["loss"] * is_loss
-        result = recorded.result if is_forward else recorded.gradient
-        if kind not in (R, W) and result is not None:
-            base = self._name_of_result(binding.action, own)
-            out = result.names(base)
-            is_leaving = is_forward and self._leaves(stage, k)
-            if is_output or is_leaving:  # not in arrays of the program: they are kept
-                yield f"{', '.join(out)}, = {self._form(result)}.new(rank.xp)"
-                self._local.update(out if is_leaving else ())
-            else:
-                self.forms[base] = result
-        further = self._passed_by(program, section, k)
+        out = self._out(program, binding.action, own)
+        is_local = not self._local.isdisjoint(out)
+        if is_local or self._is_output(program, binding.action):
+            assert result is not None
+            yield f"{', '.join(out)}, = {self._form(result)}.new(rank.xp)"
+        further = self._further(program, section, k)
         results = [*(out or ["None"] * recorded.num_inputs), *further]
         if is_forward:
-            self._results[stage, k] = results
-        call = self._call(program, section, k, results)
+            self.arguments.results[stage, k] = results
+            self.arguments.passed[stage, k] = further
+        call = self.arguments.call(program, section, k, results)
         is_sent = own in self._sends and self._is_plain(result)
-        if is_sent and self._local.isdisjoint(out):
+        if is_sent and not is_local:
             yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
-        if is_loss:
+        if is_forward and result is None:
             yield f"losses[{k}] = {self._number(call)}"
             self.losses[k] = recorded.loss_dtype
         else:
             yield from _assigned(out, result, call)
         yield f"ran((begun, now(), {self._held(binding)}))"
-        yield from self._added(stage, k, further) if not is_forward else ()
+        if not is_forward:
+            yield from self.arguments.added(stage, k, further)
         if own is not None and out:
             self._state[own], self._form_by_value[own] = "arrays", result
         yield from self._behind_section(position, binding, section)
-        payload = f".payload([{', '.join(out)}])"
-        if is_output:
-            yield f"objective.outputs[{k}] = {self._form(recorded.outputs)}{payload}"
-        elif kind in (B, I) and stage == 0 and result is not None:
-            value = f"{self._form(result)}{payload}"
-            yield f"rank.record.input_gradients[{k}] = {value}"
+        yield from self._left_for_user(program, binding.action, out)
 
     def _number(self, call: str) -> str:
         """Return what reads the number that a section returns."""
         return f"{call}.item()" if self._is_in_numpy else f"float({call})"
 
-    def _call(
-        self, program: StageProgram, section: str, k: int, out: Sequence[str]
-    ) -> str:
-        """Return the call of a section."""
-        arguments = []
-        for parameter in program.sections.parameters[section]:
-            if parameter == "prepared":
-                before = self._call(program, preparation_of(section), k, out)
-                arguments.append(before)
-            else:
-                arguments.append(self._argument(parameter, program, k, out))
-        return f"{program.name_of(section)}({', '.join(arguments)})"
+    def _is_output(self, program: StageProgram, action: Action) -> bool:
+        """Return whether an action gives outputs for the user."""
+        is_last = action.kind is F and action.stage == self._last_stage
+        return is_last and program.recorded.result is not None
+
+    def _out(self, program: StageProgram, action: Action, value: Any) -> list[str]:
+        """Return the names of the results of a section, and note where they lie: not in
+        arrays of the program, if they are kept longer.
+        """
+        recorded, is_forward = program.recorded, action.kind is F
+        result = recorded.result if is_forward else recorded.gradient
+        if result is None or action.kind in (R, W):
+            return ["loss"] if is_forward else []
+        base = self._name_of_result(action, value)
+        names = result.names(base)
+        if is_forward and self._leaves(program, value):
+            self._local.update(names)
+        elif not self._is_output(program, action):
+            self.forms[base] = result
+        return names
+
+    def _left_for_user(
+        self, program: StageProgram, action: Action, out: Sequence[str]
+    ) -> Iterator[str]:
+        """Yield the line that keeps outputs, or gradients of inputs."""
+        (stage, kind, k), recorded = action, program.recorded
+        payload = f".payload([{', '.join(out)}])"
+        if self._is_output(program, action):
+            yield f"objective.outputs[{k}] = {self._form(recorded.outputs)}{payload}"
+        elif kind in (B, I) and stage == 0 and recorded.gradient is not None:
+            value = f"{self._form(recorded.gradient)}{payload}"
+            yield f"rank.record.input_gradients[{k}] = {value}"
 
     def _name_of_result(self, action: Action, value: Any) -> str:
         """Return the name of what a section gives, also if nobody takes it."""
@@ -292,19 +281,19 @@ class Row:
             if role in taken:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
-        if "x" in taken and self._leaves(stage - 1, k):
-            self._local.update(recorded.received.names(variable_of(taken["x"])))
         if kind is F and "x" in taken:
-            self.inputs[stage, k] = variable_of(taken["x"])
+            name = self.arguments.inputs[stage, k] = variable_of(taken["x"])
+            if self._programs[stage, k].takes_away("x"):
+                self._local.update(recorded.received.names(name))
         if "g" in taken:  # a later W may read it once more
-            self._gradients[stage, k] = variable_of(taken["g"])
+            self.arguments.gradients[stage, k] = variable_of(taken["g"])
 
     def _behind_section(
         self, position: int, binding: Binding, section: str
     ) -> Iterator[str]:
         """Yield the line of what a handler does behind a section."""
         if section in ("backward", "backward_weight"):
-            self._begun.add(binding.action.stage)
+            self.arguments.begun.add(binding.action.stage)
         if then := getattr(binding.handler, "then", None):
             name = f"after_{binding.action.kind}"
             self.names[name] = then
@@ -312,18 +301,28 @@ class Row:
 
     # -- values that are away ----------------------------------------------------------
 
-    def _leaves(self, stage: int, k: int) -> bool:
-        """Return whether the result of a stage leaves the memory: read later by its
-        own backward, or by the one of the next stage.
+    def _leaves(self, program: StageProgram, value: Any) -> bool:
+        """Return whether the result of a forward leaves the memory, for the stage itself
+        or for the next one, if that is on this rank.
         """
-        own, following = (stage, k), (stage + 1, k)
-        return (own in self._leaving and self._programs[own].reads_later("y")) or (
-            following in self._leaving and self._programs[following].reads_later("x")
-        )
+        is_neighbours = value is not None and value.name == "x"
+        place = (value.stage, value.microbatch) if is_neighbours else None
+        following = self._programs.get(place) if place else None
+        is_read = following is not None and following.takes_away("x")
+        return is_read or program.takes_away("y")
+
+    def _further(self, program: StageProgram, section: str, k: int) -> list[str]:
+        """Return the names of the results of a section for other slices."""
+        form = program.further(section)
+        gradient = "" if section == "forward" else "grad_"
+        name = f"{gradient}passed{program.stage}_{k}"
+        if form.shapes:
+            self.forms[name] = form
+        return form.names(name)
 
     def _away(self, program: StageProgram, k: int) -> dict[str, str]:
         """Return the arrays of the row that are away with the values of sections."""
-        names = {p: self._argument(p, program, k, ()) for p in program.read_later}
+        names = {p: self.arguments.of(p, program, k) for p in program.read_later}
         return {p: name for p, name in names.items() if name in self._local}
 
     def _taken_out(self, program: StageProgram, binding: Binding) -> str:
@@ -363,7 +362,9 @@ class Row:
         """Return the form of the value of a RECV, if it is one array for a section."""
         program = self._programs.get((action.stage, action.microbatch))
         is_forward = action.kind is RECV_F
-        if program is None or (is_forward and self._leaves(*_before(action))):
+        if self._executor.observers:  # which see the handler
+            return None
+        if program is None or (is_forward and program.takes_away("x")):
             return None
         form = program.recorded.received if is_forward else program.recorded.came
         return form if self._is_plain(form) else None
@@ -385,106 +386,6 @@ class Row:
                 value = [*binding.takes, *(each for _, each in binding.gives)][0]
                 names[routes[binding.action].value] = f"{variable_of(value)}_0"
         return read_after(self._executor, names)
-
-    # -- arguments ---------------------------------------------------------------------
-
-    def _argument(
-        self,
-        parameter: str,
-        program: StageProgram,
-        k: int,
-        out: Sequence[str],
-    ) -> str:
-        """Return what stands for a parameter of a section."""
-        letter, number = parameter.rstrip("0123456789"), parameter
-        i = int(number[len(letter) :] or 0)
-        if letter == "slot":
-            return str(program.slots[k][i])
-        if letter == "first":
-            return str(program.stage not in self._begun)
-        if letter == "key":
-            return f"key_of(seed, step, {k})"
-        if letter == "x":
-            return self._input(program, k, i)
-        if letter == "g":
-            return self._gradient(program, k, i)
-        if letter == "out":
-            return out[i]
-        assert letter == "y", parameter
-        return self._results[program.stage, k][i]
-
-    def _input(self, program: StageProgram, k: int, i: int) -> str:
-        """Return the name of an array of a stage's input, of the targets, or of an
-        earlier slice.
-        """
-        count = program.recorded.num_inputs
-        if i >= count:
-            targets = self._batch["y", k] if program.recorded.result is None else []
-            earlier = self.earlier(program.stage, k)
-            return [*targets, *earlier][i - count]
-        if program.stage == 0:
-            return self._batch["x", k][i]
-        return f"{self.inputs[program.stage, k]}_{i}"
-
-    def _gradient(self, program: StageProgram, k: int, i: int) -> str:
-        """Return the name of a gradient of a stage's result, or of what it has left for
-        later slices.
-        """
-        name, came = self._gradients.get((program.stage, k)), program.recorded.came
-        count = 1 if came is None else len(came.shapes)
-        if i >= count:
-            return self._came[program.stage, k][i - count]
-        return f"seeds[{k}]" if name is None else f"{name}_{i}"
-
-    # -- slices of sequences -----------------------------------------------------------
-
-    def _before(self, k: int) -> range:
-        """Return the slices of a sequence before one."""
-        return range(k - k % self._executor.program.num_slices, k)
-
-    def earlier(self, stage: int, k: int) -> list[str]:
-        """Return the names of what the slices before one have passed on."""
-        passed = [self.passed.get((stage, each), []) for each in self._before(k)]
-        return [name for names in passed for name in names]
-
-    def _passed_by(self, program: StageProgram, section: str, k: int) -> list[str]:
-        """Return the names of the further results of a section: keys and values for
-        later slices, or gradients of those of earlier ones.
-        """
-        recorded, is_forward = program.recorded, section == "forward"
-        count = recorded.num_inputs
-        if is_forward:
-            count = 1 if recorded.result is None else len(recorded.result.shapes)
-        variables = recorded.trace.variables
-        own = [variables.get(name) for name in recorded.trace.results[section][count:]]
-        if not own:
-            return []
-        form = Form.of_variables(own)
-        base = f"{'passed' if is_forward else 'grad_passed'}{program.stage}_{k}"
-        names, self.forms[base] = form.names(base), form
-        if is_forward:
-            self.passed[program.stage, k] = names
-        return names
-
-    def _added(self, stage: int, k: int, names: Sequence[str]) -> Iterator[str]:
-        """Yield the lines that add gradients to those of the earlier slices."""
-        own = iter(names)
-        for before in self._before(k) if names else ():
-            new = [next(own) for _ in self.passed[stage, before]]
-            came = self._came.setdefault((stage, before), new)
-            if came is new:
-                continue
-            for i, (total, part) in enumerate(zip(came, new)):
-                if "None" in (total, part):
-                    came[i] = part if total == "None" else total
-                else:
-                    yield self._sum(total, part)
-
-    def _sum(self, total: str, part: str) -> str:
-        """Return the line that adds an array to another one."""
-        if self._is_in_numpy:
-            return f"add({total}, {part}, {total})"
-        return f"{total}[...] += {part}"
 
     def _handler(self, position: int, binding: Binding) -> Iterator[str]:
         """Yield the line of an instruction that its eager handler runs."""
@@ -606,11 +507,6 @@ def _is_held(value: Any) -> bool:
     """Return whether a value is a graph in memory."""
     noun = NOUNS[value.name]
     return noun.keeps_weights and not noun.is_away
-
-
-def _before(action: Action) -> tuple[int, int]:
-    """Return the stage before that of an action, and its microbatch."""
-    return action.stage - 1, action.microbatch
 
 
 def _role(value: Any) -> str:

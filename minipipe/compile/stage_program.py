@@ -9,6 +9,7 @@ from typing import Any
 from minipipe.compile.memory import Use, slots_of
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
+from minipipe.compile.value_form import Form
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {
@@ -74,9 +75,20 @@ class StageProgram:
         ]
         return [name for name in dict.fromkeys(names) if name[0] in "xy"]
 
-    def reads_later(self, letter: str) -> bool:
-        """Return whether later sections read inputs (x), or results (y)."""
-        return any(name[0] == letter for name in self.read_later)
+    def takes_away(self, letter: str) -> bool:
+        """Return whether inputs (x) or results (y) leave the memory with its values."""
+        return self.leaves and any(name[0] == letter for name in self.read_later)
+
+    def further(self, section: str) -> Form:
+        """Return the form of the results of a section for other slices: keys and
+        values, or gradients of these.
+        """
+        recorded = self.recorded
+        count = recorded.num_inputs
+        if section == "forward":
+            count = 1 if recorded.result is None else len(recorded.result.shapes)
+        names, variables = recorded.trace.results[section], recorded.trace.variables
+        return Form.of_variables([variables.get(name) for name in names[count:]])
 
     def section_of(self, kind: ActionKind) -> str:
         """Return the section that an action of this kind runs.

@@ -157,8 +157,8 @@ class Pipeline:
     def step(self, inputs: Any, targets: Any) -> float:
         """Compute the gradients of one batch, and return its loss. Collective.
 
-        The gradients replace those of the step before. With an optimiser every stage is
-        then updated.
+        The gradients replace the gradients of the step before. With an optimiser every
+        stage is then updated.
 
         Parameters
         ----------

@@ -167,12 +167,10 @@ def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
     given = real_operands(query, key, value)
     shapes = [each.data.shape for each in given]
     if not _fit(*shapes):
-        expected = (
-            "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may "
-            "have a multiple of heads"
-        )
-        names = ("query", "key", "value")
-        raise shape_error("attention", expected, **dict(zip(names, shapes)))
+        fitting = "(..., t, d), (..., s, d) and (..., s, e), s and d above 0"
+        expected = f"{fitting}; the query may have a multiple of heads"
+        named = dict(zip(("query", "key", "value"), shapes))
+        raise shape_error("attention", expected, **named)
     return given
 
 
@@ -366,11 +364,9 @@ def self_attention(
     """
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     query, key, value = _heads_of(projections, num_heads, shared)
-    if rotary_base is None:
-        rotation = None
-    else:
+    rotation = None
+    if rotary_base is not None:
         rotation = Rotation.of("self_attention", query, None, rotary_base)
-    if rotation is not None:
         query = rotation.turned(query)
         key = rotation.turned(key)
     options = is_causal, mask, dropout, part
@@ -411,12 +407,10 @@ def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
     fits = shared > 0 and num_heads > 0 and num_heads % shared == 0
     fits = fits and len(shape) == 3 and shape[2] % num_parts == 0
     if not fits or 0 in shape[1:]:
-        raise shape_error(
-            "self_attention",
-            f"(n, t, k), k a multiple of {num_parts}: {num_heads} heads of queries, "
-            f"{shared} of keys, {shared} of values; {shared} must divide {num_heads}",
-            projections=shape,
-        )
+        heads = f"{num_heads} heads of queries, {shared} of keys, {shared} of values"
+        expected = f"(n, t, k), k a multiple of {num_parts}: {heads}"
+        expected += f"; {shared} must divide {num_heads}"
+        raise shape_error("self_attention", expected, projections=shape)
     n = shape[0]
     t = shape[1]
     width = shape[2] // num_parts
@@ -525,11 +519,8 @@ def _visible(
         values = _truth_values(name, values)
     n = like.shape[0] if like.ndim > 2 else None
     t = like.shape[-2]
-    if (
-        n is None
-        or values.shape[:1] not in ((n,), (1,))
-        or values.shape[1:] not in ((num_keys,), (t, num_keys))
-    ):
+    fits = n is not None and values.shape[:1] in ((n,), (1,))
+    if not fits or values.shape[1:] not in ((num_keys,), (t, num_keys)):
         expected = "a query of three axes or more"
         if n is not None:
             expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
@@ -542,18 +533,12 @@ def _visible(
 def _truth_values(name: str, mask: Array) -> Array:
     xp = array_module(mask)
     if not backend.is_integer(mask.dtype):
-        message = (
-            f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for "
-            "visible keys and 0 for others."
-        )
-        raise TensorError("dtype", message)
+        expected = "expected truth values, or 1 for visible keys and 0 for others"
+        raise TensorError("dtype", f"{name}: the mask is {mask.dtype}; {expected}.")
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):
-        raise TensorError(
-            "out-of-range",
-            f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
-            "mask > 0.",
-        )
+        problem = f"{name}: the mask holds numbers other than 0 and 1"
+        raise TensorError("out-of-range", f"{problem}. Give mask == … or mask > 0.")
     return is_seen
 
 

@@ -40,6 +40,23 @@ class DistributedTensor(Tensor):
     group: ProcessGroup
     is_whole: bool
 
+    def _check_whole(self, operation: str) -> None:
+        """Refuse the part of this rank.
+
+        Raises
+        ------
+        TensorError
+            Code ``divided``.
+        """
+        if not self.is_whole:
+            raise TensorError(
+                "divided",
+                f"{operation}: this rank has one of {self.group.size} parts of the "
+                f"scores, of shape {self.shape}, and each rank would get another "
+                "loss. Give the last layer gather=True, or take "
+                "ParallelCrossEntropyLoss.",
+            )
+
 
 def marked(tensor: Tensor, group: ProcessGroup, is_whole: bool) -> Tensor:
     """Return the same tensor with a mark, unless the group has one rank.
@@ -61,25 +78,6 @@ def marked(tensor: Tensor, group: ProcessGroup, is_whole: bool) -> Tensor:
     own.group = group
     own.is_whole = is_whole
     return own
-
-
-def check_whole(operation: str, *tensors: Any) -> None:
-    """Refuse a tensor of which this rank has a part.
-
-    Raises
-    ------
-    TensorError
-        Code ``divided``.
-    """
-    for tensor in tensors:
-        if isinstance(tensor, DistributedTensor) and not tensor.is_whole:
-            raise TensorError(
-                "divided",
-                f"{operation}: this rank has one of {tensor.group.size} parts of the "
-                f"scores, of shape {tensor.shape}, and each rank would get another "
-                "loss. Give the last layer gather=True, or take "
-                "ParallelCrossEntropyLoss.",
-            )
 
 
 def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:

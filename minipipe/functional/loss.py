@@ -10,7 +10,6 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import ArgumentError, MinipipeError, TensorError, shape_error
-from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import (
     as_real,
     astype,
@@ -147,7 +146,9 @@ def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
     """Return a prediction and its target as tensors of one dtype, no half, and one
     shape.
     """
-    check_whole("mean_squared_error", prediction, target)
+    for operand in (prediction, target):
+        if isinstance(operand, Tensor):
+            operand._check_whole("mean_squared_error")
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.data.shape != target.data.shape:
         expected = (
@@ -259,7 +260,8 @@ def _scores_and_labels(logits: Operand, labels: Operand) -> tuple[Tensor, Tensor
     """Return scores as real numbers, no halves, and labels as a constant beside
     them.
     """
-    check_whole("cross_entropy", logits)
+    if isinstance(logits, Tensor):
+        logits._check_whole("cross_entropy")
     scores = as_real(logits)
     if backend.is_half(scores.dtype):
         scores = astype(scores, "float32")

@@ -184,11 +184,8 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     """
     a = as_tensor(a)
     if not backend.is_floating(dtype):
-        raise TensorError(
-            "dtype",
-            f"astype: the dtype is {dtype}; expected one of real numbers, such as "
-            "float32.",
-        )
+        expected = "expected one of real numbers, such as float32"
+        raise TensorError("dtype", f"astype: the dtype is {dtype}; {expected}.")
     return cast(a, dtype)
 
 

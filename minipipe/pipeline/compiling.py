@@ -119,19 +119,13 @@ class Compiling:
         """Make the next training step an ordinary one."""
         self._repeated, self.repeated = None, _ordinary
 
-    def for_costs(
-        self, stages: Mapping[int, Stage]
-    ) -> tuple[Compiler | None, CompiledStages | None]:
-        """Return what compiles the steps whose costs are measured: their rows, or
-        stages for rows with a clock.
-        """
+    def for_costs(self) -> Compiler | None:
+        """Return what compiles the steps whose costs are measured."""
         if not self._how:
-            return None, None
+            return None
         from minipipe.compile.program import Compiler
-        from minipipe.compile.stage import CompiledStages
 
-        is_strict = self._how is True
-        return Compiler(is_strict), CompiledStages(stages, is_strict)
+        return Compiler(is_strict=self._how is True)
 
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""

@@ -1483,11 +1483,9 @@ class Pipeline(FamiliarPipeline):
         num_steps = COUNT.check("num_steps", num_steps)
         self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
         batch = self._measured("measure_costs", inputs, targets)
-        compiler, compiled = self._compiling.for_costs(self._stages)
+        compiler = self._compiling.for_costs()
         make = partial(self._executor, run_schedule=compiler)
-        return stages.measure_costs(
-            make, self._plan, batch, num_steps, self._sums, compiled=compiled
-        )
+        return stages.measure_costs(make, self._plan, batch, num_steps, self._sums)
 
     def _measured(self, call: str, inputs: Any, targets: Any) -> Batch:
         """Return a batch for a measurement. Collective."""

@@ -33,10 +33,14 @@ def luminance(channels: Sequence[float]) -> float:
     ----------
     Web Content Accessibility Guidelines 2.1, "relative luminance".
     """
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
-    ]
+    linear = map(_linear, channels)
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def _linear(channel: float) -> float:
+    if channel <= 0.04045:
+        return channel / 12.92
+    return ((channel + 0.055) / 1.055) ** 2.4
 
 
 def channels_of(colour: str) -> tuple[float, float, float]:

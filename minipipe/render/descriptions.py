@@ -63,9 +63,9 @@ def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
     'activations held'
     """
     if not is_memory:
-        return "activations held" + (
-            f", in {ONE_UNIT}" if any(panel.pairs for panel in panels) else ""
-        )
+        if any(panel.pairs for panel in panels):
+            return f"activations held, in {ONE_UNIT}"
+        return "activations held"
     has_recomputation = any(panel.recomputes for panel in panels)
     if has_recomputation:
         return "memory held, with recomputed activations during a backward"

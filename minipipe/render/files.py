@@ -27,10 +27,11 @@ _TEXT_WIDTH = 120  # columns: a file may be wider than a terminal
 def _text(
     *drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()
 ) -> str:
-    head = [*([printable(title)] if title else []), *note_lines(notes)]
-    return "\n".join(
-        [*head, *([""] if head else []), draw_text(*drawn, width=_TEXT_WIDTH), ""]
-    )
+    head = list(note_lines(notes))
+    if title:
+        head = [printable(title), *head]
+    blank = [""] if head else []
+    return "\n".join([*head, *blank, draw_text(*drawn, width=_TEXT_WIDTH), ""])
 
 
 # The drawing of a file with each ending. Pictures are drawn as SVG, and then converted.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import permutations, starmap
+from itertools import chain, count, permutations, starmap
 from typing import NamedTuple
 
 from minipipe.core.values import KINDS
@@ -71,19 +71,12 @@ class Panel:
         self.pairs = pairs
         self.num_slices = timeline.num_slices
         replicas = _replicas(timeline)
-        on_ranks = (
-            {span.action.stage for span in row if not span.action.kind.is_of_rank}
-            for row in timeline.spans
-        )
-        self.stages = tuple(
-            tuple(
-                stage
-                for _, stage in sorted(
-                    (replicas[stage].index(rank), stage) for stage in stages
-                )
-            )
-            for rank, stages in enumerate(on_ranks)
-        )
+        stages: list[tuple[int, ...]] = []
+        for rank in range(timeline.num_ranks):
+            homes = replicas.items()
+            own = sorted((on.index(rank), stage) for stage, on in homes if rank in on)
+            stages.append(tuple(stage for _, stage in own))
+        self.stages = tuple(stages)
         self.has_replicas = any(len(ranks) > 1 for ranks in replicas.values())
 
     def chunk_of(self, rank: int, action: Action) -> int:
@@ -119,11 +112,8 @@ class Panel:
         """Return the kinds of transfers concurrent with actions, each for a thin lane
         of its own.
         """
-        found = {
-            each.action.kind
-            for rank in range(self.timeline.num_ranks)
-            for each in self.beside(rank)
-        }
+        beside = map(self.beside, range(self.timeline.num_ranks))
+        found = {each.action.kind for each in chain.from_iterable(beside)}
         return [kind for kind in map(ActionKind, KINDS) if kind in found]
 
     def names_stage(self, rank: int) -> bool:
@@ -143,19 +133,15 @@ class Panel:
     @property
     def held_activations(self) -> tuple[tuple[float, ...], ...]:
         """The activations held after each span, by rank."""
-        return tuple(
-            tuple(self._counted(held) for held in row)
-            for row in self.timeline.held_activations
-        )
+        rows = self.timeline.held_activations
+        return tuple(tuple(map(self._counted, row)) for row in rows)
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, activations held) at the start and at the end of each span of a
         rank: a curve of steps.
         """
-        return [
-            (time, self._counted(held))
-            for time, held in self.timeline.activations_over_time(rank)
-        ]
+        curve = self.timeline.activations_over_time(rank)
+        return [(time, self._counted(held)) for time, held in curve]
 
     def idle_until(self, rank: int, time: float) -> float:
         """Return the idle time of a rank from the start of the timeline until ``time``
@@ -169,11 +155,8 @@ class Panel:
         [1.0, 5.0, 9.0]
         """
         now = self.timeline.start + time
-        return sum(
-            min(slot.end, now) - slot.start
-            for slot in self.timeline.idle[rank]
-            if slot.start < now
-        )
+        slots = (slot for slot in self.timeline.idle[rank] if slot.start < now)
+        return sum(min(slot.end, now) - slot.start for slot in slots)
 
     def _counted(self, pairs: float) -> float:
         return pairs / (self.pairs or 1)
@@ -207,11 +190,11 @@ class Panel:
         # during copies, more may be held
         if memory is None or during is None or self.timeline.copies:
             return False
-        return any(
-            span.action.kind.is_backward and most > max(before, after)
-            for spans, row, held in zip(self.timeline.spans, memory, during)
-            for span, before, after, most in zip(spans, (0, *row), row, held)
-        )
+        for spans, row, held in zip(self.timeline.spans, memory, during):
+            for span, before, after, most in zip(spans, (0, *row), row, held):
+                if span.action.kind.is_backward and most > max(before, after):
+                    return True
+        return False
 
     @property
     def has_late_receipts(self) -> bool:
@@ -231,10 +214,7 @@ class Panel:
 
     @cached_property
     def _chunks(self) -> list[dict[int, int]]:
-        return [
-            {stage: chunk for chunk, stage in enumerate(stages)}
-            for stages in self.stages
-        ]
+        return [dict(zip(stages, count())) for stages in self.stages]
 
 
 def side_by_side(spans: Sequence[Span]) -> list[Span]:
@@ -252,11 +232,11 @@ def side_by_side(spans: Sequence[Span]) -> list[Span]:
     for group in in_groups(spans):
         start = group[0].start
         part = (group[-1].end - group[0].start) / len(group)
-        halves = (
-            Span(span.action, start + i * part, start + (i + 1) * part)
-            for i, span in enumerate(group)
-        )
-        drawn += group if len(group) == 1 else halves
+        if len(group) == 1:
+            drawn += group
+            continue
+        for i, span in enumerate(group):
+            drawn.append(Span(span.action, start + i * part, start + (i + 1) * part))
     return drawn
 
 
@@ -314,14 +294,7 @@ def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
 def _num_stages(item: ActionTable | Timeline) -> int:
     if isinstance(item, ActionTable):
         return item.num_stages
-    return len(
-        {
-            span.action.stage
-            for row in item.spans
-            for span in row
-            if not span.action.kind.is_of_rank
-        }
-    )
+    return len(_replicas(item))
 
 
 def chunks_of(item: ActionTable | Timeline, share: int) -> int:
@@ -351,12 +324,7 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     for item in drawn:
         _DRAWN.check("An argument", item)
     pairs = shares(drawn)
-    timelines = [
-        item
-        if isinstance(item, Timeline)
-        else simulate(item, Costs().cut(chunks_of(item, share)))
-        for item, share in zip(drawn, pairs)
-    ]
+    timelines = list(map(_timeline_of, drawn, pairs))
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
         several = f"These timelines are in {' and in '.join(units)}"
@@ -366,7 +334,14 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
             "times in seconds.",
         )
     own = [timeline.pairs_per_microbatch for timeline in timelines]
-    pairs = pairs if None in own else [count or 1 for count in own]
-    return tuple(
-        map(Panel, timelines, pairs if max(pairs) > 1 else [None] * len(pairs))
-    )
+    if None not in own:
+        pairs = [count or 1 for count in own]
+    if max(pairs) == 1:
+        return tuple(map(Panel, timelines))
+    return tuple(map(Panel, timelines, pairs))
+
+
+def _timeline_of(item: ActionTable | Timeline, share: int) -> Timeline:
+    if isinstance(item, Timeline):
+        return item
+    return simulate(item, Costs().cut(chunks_of(item, share)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -229,12 +229,8 @@ def _of_whole_units(
         each = math.ceil(width / shortest)
         bands = math.ceil(units / (room // each))
         if bands <= most_bands:
-            return Columns(
-                makespan,
-                units * each,
-                _even(units, bands, room // each) * each,
-                names_stages,
-            )
+            band = _even(units, bands, room // each) * each
+            return Columns(makespan, units * each, band, names_stages)
     each = max(1, _FEW_BANDS * room // units)
     return Columns(makespan, units * each, room // each * each, names_stages=False)
 
@@ -270,13 +266,12 @@ def _of_any_times(
 
 
 def _are_whole(panels: Sequence[Panel], per_unit: int) -> bool:
-    return all(
-        float((time - panel.timeline.start) * per_unit).is_integer()
-        for panel in panels
-        for row in panel.timeline.spans
-        for _, start, end in row
-        for time in (start, end)
-    )
+    for panel in panels:
+        begin = panel.timeline.start
+        times = chain(*(span[1:] for span in chain(*panel.timeline.spans)))
+        if not all(float((time - begin) * per_unit).is_integer() for time in times):
+            return False
+    return True
 
 
 _IDLE = "·"
@@ -416,13 +411,14 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     """Return the cells of one rank, up to the end of its timeline."""
     timeline = panel.timeline
+    length = columns.total
     if columns.makespan:
         length = math.ceil(columns.column(timeline.makespan))
-    else:
-        length = columns.total
     spans = drawn_spans(timeline.spans[rank])
     places = places_of(spans, timeline.start, columns)
-    cells: list[Cell] = [(_IDLE, IDLE)] * max(length, places[-1][1] if places else 0)
+    if places:
+        length = max(length, places[-1][1])
+    cells: list[Cell] = [(_IDLE, IDLE)] * length
     for span, (first, last) in zip(spans, places):
         cells[first:last] = action_cells(
             panel, rank, span.action, last - first, columns.names_stages
@@ -443,19 +439,15 @@ def action_cells(
 
     The forward of an overlapped pair ends in ``&``.
     """
+    mark = ""
     if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1:
         mark = "&"
-    else:
-        mark = ""
     texts = labels(panel, rank, action, names_stages)
     label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)
     if not has_begun:
-        return (
-            [(letter, IDLE) for letter in label]
-            + [_EMPTY] * rest
-            + [(letter, IDLE) for letter in mark]
-        )
+        grey = [(letter, IDLE) for letter in label + mark]
+        return [*grey[: len(label)], *[_EMPTY] * rest, *grey[len(label) :]]
     chunk = panel.chunk_of(rank, action)
     text = ground(action.kind, chunk)
     fill = ground(action.kind, chunk, is_label=False)
@@ -484,13 +476,10 @@ def legend(
     drawn = {span.action.kind for row in rows for span in drawn_spans(row)}
     drawn |= {kind for panel in panels for kind in panel.kinds_beside()}
     entries: list[tuple[list[Cell], str]] = []
-    for kinds, words in entries_of(drawn):
-        first, *others = kinds
+    for (first, *others), words in entries_of(drawn):
         name = f"{words}: {first}" if first.is_of_rank else words
-        entries += [
-            ([*_sample(first)], f" {name}"),
-            *(([], str(kind)) for kind in others),
-        ]
+        entries.append(([*_sample(first)], f" {name}"))
+        entries += (([], str(kind)) for kind in others)
     entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
     lines = [""]
     length = 0
@@ -527,11 +516,10 @@ def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
     """Return cells as text, with their colours or without."""
     if not colour:
         return "".join(map(itemgetter(0), cells))
-    runs = (
-        (code, "".join(map(itemgetter(0), run)))
-        for code, run in groupby(cells, itemgetter(1))
-    )
-    return "".join(paint(text, code) for code, text in runs)
+    painted = []
+    for code, run in groupby(cells, itemgetter(1)):
+        painted.append(paint("".join(map(itemgetter(0), run)), code))
+    return "".join(painted)
 
 
 def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
@@ -541,11 +529,8 @@ def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
     scale, name = scale_of(unit)
     last = min(first + columns.band, columns.total)
     line = name[: margin - 1].ljust(margin)
-    for time in _ticks(
-        scale * columns.time(first),
-        scale * columns.time(last),
-        scale * columns.time(10),
-    ):
+    ends = (scale * columns.time(column) for column in (first, last, 10))
+    for time in _ticks(*ends):
         at = margin + round(columns.column(time / scale)) - first
         label = f"|{time:g}"
         if len(line) <= at and at + len(label) <= margin + last - first:
@@ -584,13 +569,10 @@ def _band(
             continue
         if len(panels) > 1:
             lines.append(" " * margin + title(panel.timeline))
-        shown = ((name, row[first:last]) for name, row in named)
-        drawn = (
-            (name, row)
-            for name, row in shown
-            if name.startswith("rank") or any(cell != _EMPTY for cell in row)
-        )
-        lines += [name.ljust(margin) + paint_cells(row, colour) for name, row in drawn]
+        for name, row in named:
+            cells = row[first:last]
+            if name.startswith("rank") or any(cell != _EMPTY for cell in cells):
+                lines.append(name.ljust(margin) + paint_cells(cells, colour))
     return "\n".join(lines)
 
 

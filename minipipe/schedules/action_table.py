@@ -268,10 +268,8 @@ class ActionTable(Placed, Written):
         """
         place = _place_in_sum(self.num_slices)
         kinds = _GRADIENT_KINDS
-        rows = (
-            [(s, place(k)) for s, kind, k in it if kind in kinds]
-            for it in self.numbered
-        )
+        every = self.numbered
+        rows = ([(s, place(k)) for s, kind, k in row if kind in kinds] for row in every)
         # By stage alone, a sort keeps the order of each stage's microbatches.
         return all(sorted(row, key=itemgetter(0)) == sorted(row) for row in rows)
 

@@ -317,13 +317,10 @@ def _placement(
         raise ScheduleError.of(Code.MISSING, message)
     replicas: defaultdict[int, list[int]] = defaultdict(list)
     one_way = frozen
-    if frozen:
-        one_way -= {
-            stage for row in actions for stage, kind, _ in row if kind in (B, I)
-        }
-    for rank, row in (
-        enumerate(actions) if any(len(ranks) > 1 for ranks in counts.values()) else ()
-    ):
+    for row in actions if frozen else ():
+        one_way -= {stage for stage, kind, _ in row if kind in (B, I)}
+    has_several = any(len(ranks) > 1 for ranks in counts.values())
+    for rank, row in enumerate(actions if has_several else ()):
         went = {(stage, k) for stage, kind, k in row if kind is F}
         came_back = {
             stage for stage, kind, k in row if kind in (B, I) and (stage, k) in went

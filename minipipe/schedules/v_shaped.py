@@ -211,7 +211,8 @@ def dualpipe_v(
         # others I.
         turns = ["1", "0"] * (r + 1)
         for i, chunk in enumerate(turns):
-            row.repeat(1, ("B" if i <= r else "I") + chunk)
+            kind = "B" if i <= r else "I"
+            row.repeat(1, kind + chunk)
         row.repeat(p - 1 - r, "W I0")
         row.repeat(r + 1, "W")
     # The backward of a pair belongs to an earlier microbatch, so that truncation never

@@ -51,7 +51,7 @@ class Written(ShownInNotebooks):
         frozen = f" (frozen: {stages})" if stages else ""
         tied = ", ".join("-".join(map(str, stages)) for stages in self.tied)
         notes = f" (tied: {tied})" * bool(tied) + frozen
-        from minipipe.io import printable
+        from minipipe.core.texts import printable
 
         return printable(" ".join(self.name.split())) + notes
 

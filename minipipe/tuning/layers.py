@@ -140,10 +140,9 @@ def held_by_stage(
 
     has_graph = any(part.has_graph for part in layers)
     kept = [layers[0].inputs.buffers] if recompute and has_graph else []
-    activation = num_bytes(
-        [*kept, *(part.after_forward for part in (loss if recompute else counted))]
-    )
     recomputed = layers if recompute else counted
+    held = loss if recompute else counted
+    activation = num_bytes([*kept, *(part.after_forward for part in held)])
     # Backward recomputes the last layer first, while the layers before it still hold
     # their activations.
     during = []

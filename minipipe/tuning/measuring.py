@@ -497,9 +497,9 @@ def balance(
     [range(0, 1), range(1, 4)]
     """
     if num_microbatches is None:
-        num_microbatches = (
-            NUM_MICROBATCHES if schedule is None else schedule.num_microbatches
-        )
+        num_microbatches = NUM_MICROBATCHES
+        if schedule is not None:
+            num_microbatches = schedule.num_microbatches
     layers = measure_layers(
         model,
         inputs,

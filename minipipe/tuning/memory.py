@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -280,9 +280,10 @@ def _copies(
         uses = uses_in(plan.part(stage))
         trained = {id(use.owner): use.nbytes for use in uses if use.requires_grad}
         n = len(plan.program.ranks_of(stage))
-        sums += (
-            max(0, held.sums - 1) + (n * held.sums + 1 if n > 1 else 0)
-        ) * gradient_bytes(uses)
+        copies = max(0, held.sums - 1)
+        if n > 1:
+            copies += n * held.sums + 1
+        sums += copies * gradient_bytes(uses)
         versions += is_stashed * (held.versions - 1) * sum(trained.values())
     return sums, versions
 
@@ -326,9 +327,9 @@ def state_bytes(
     for own in trained:
         blank = np.zeros((1,) * len(own.shape), backend.numpy_dtype(own.dtype))
         standins.append(Parameter(blank))
-    optimiser = (
-        make_optimiser(list(standins)) if callable(make_optimiser) else make_optimiser
-    )
+    optimiser: Any = make_optimiser
+    if callable(make_optimiser):
+        optimiser = make_optimiser(list(standins))
     if not isinstance(optimiser, Optimiser):
         raise _MAKER.refusal("optimiser", make_optimiser)
     for standin in standins:

@@ -398,9 +398,8 @@ class Race:
         """
         pipeline = self._pipeline(choice)
         found = []
-        others = (
-            _UNTIL_COMPILED if {**self.question.options, **choice}.get("compile") else 1
-        )
+        is_compiled = {**self.question.options, **choice}.get("compile")
+        others = _UNTIL_COMPILED if is_compiled else 1
         for _ in range(others + _STEPS):
             self.group.barrier()
             pipeline.step(self.question.inputs, self.question.targets)
@@ -416,7 +415,9 @@ class Race:
         Nothing runs if the steps of the benchmark were compiled already.
         """
         found: dict[int, float] = {}
-        for number in () if self.question.options.get("compile") else numbers:
+        if self.question.options.get("compile"):
+            return found
+        for number in numbers:
             choice = {**choices[number], "compile": "where-possible"}
             found[number] = median(
                 time for _ in range(_COMPILED_TURNS) for time in self.turn(choice)

@@ -211,8 +211,7 @@ class Advice:
                 best_by_name.setdefault(_named(choice), choice)
         others = [each.other for each in self._reasons]
         named = [*list(best_by_name.values())[:_SHOWN], *others]
-        choices = self.choices
-        return _alike([it for it in choices if any(it is each for each in named)])
+        return _alike([it for it in self.choices if any(it is each for each in named)])
 
     def _table(self, names_all: bool = False) -> list[tuple[str, ...]]:
         """Return the head, the best choice of each schedule, and the choices of the

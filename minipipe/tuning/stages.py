@@ -38,7 +38,6 @@ import numpy as np
 from minipipe.comm import ProcessGroup, init_process_group, objects, spawn
 from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
-from minipipe.compile.stage import CompiledStages
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
@@ -183,18 +182,24 @@ class CoreTimes(NamedTuple):
 
 
 class CoreClock:
-    """An observer of one run: for how long its thread has a core, in its actions and
-    between them.
+    """An observer of runs: for how long its thread has a core, in the actions of a run
+    and between them.
 
-    Make it just before the run, and call :meth:`stop` just after it.
+    Call :meth:`start` just before a run, and :meth:`stop` just after it.
 
     Parameters
     ----------
     num_stages : int
     """
 
+    is_printed = True  # it observes compiled rows as well
+
     def __init__(self, num_stages: int) -> None:
-        self._spent, self._ran = np.zeros((2, len(_KINDS), num_stages))
+        self._num_stages = num_stages
+
+    def start(self) -> None:
+        """Begin a run."""
+        self._spent, self._ran = np.zeros((2, len(_KINDS), self._num_stages))
         self.waited = 0.0
         self._begun = thread_time()
 
@@ -406,16 +411,14 @@ def measure_costs(
     num_steps: int,
     sums: GradientSums | None = None,
     warns: bool = True,
-    compiled: CompiledStages | None = None,
 ) -> Costs:
     """Run a batch several times, with each backward in halves; return the costs that
     were measured.
 
     Collective; leaves no gradients, and changes no parameter. Parameters are as in
     :func:`measure_memory`, with a plan; the number of steps after two that are not
-    measured; the gradient all-reduces over replicas; whether rank 0 warns if other
-    programs had the cores; and, of a compiled pipeline, stages that take part in rows
-    with a clock.
+    measured; the gradient all-reduces over replicas; and whether rank 0 warns if other
+    programs had the cores.
 
     Raises
     ------
@@ -433,14 +436,12 @@ def measure_costs(
         handlers = sums.handlers(handlers)
     executor = make_executor(program, handlers=handlers)
     hosts = crowded_hosts(executor.group, executor.xp)
+    clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
+    for clock in clocks:
+        executor = make_executor(program, handlers=clock.handlers(handlers))
     watch = CoreWatch()
     for _ in range(num_steps + 2):
         executor.group.barrier()
-        clocks = [] if hosts is None else [CoreClock(program.num_stages)]
-        for clock in clocks:
-            executor = make_executor(program, handlers=clock.handlers(handlers))
-            if compiled is not None:
-                executor.stages = compiled.begin_row(executor.actions)
         record = _run_without_trace(executor, batch, *clocks, sums=sums)
         times += [clock.gather(executor.group) for clock in clocks]
         timelines.append(gather_timeline(executor.group, [record], program))
@@ -480,10 +481,12 @@ def _run_without_trace(
         stage.begin()
     if sums is not None:
         sums.begin(accumulate=False)
+    clocks = [observer for observer in observers if isinstance(observer, CoreClock)]
+    for clock in clocks:
+        clock.start()
     record = executor.run(batch, *observers)
-    for observer in observers:
-        if isinstance(observer, CoreClock):
-            observer.stop()
+    for clock in clocks:
+        clock.stop()
     if sums is not None:
         sums.finish()
     for stage in executor.stages.values():
@@ -583,9 +586,8 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
                 group.send(group.recv(first), first)
             times.append((perf_counter() - start) / 2)
         # The lower quartile: another program on the core makes some messages late.
-        found += (
-            [(float(size), sorted(times)[_REPEATS // 4])] if group.rank == first else []
-        )
+        if group.rank == first:
+            found.append((float(size), sorted(times)[_REPEATS // 4]))
     group.barrier()
     return found
 

@@ -101,9 +101,9 @@ def _bytes_of_arrays(message: np.ndarray) -> int:
     if has_label(message):
         return message.nbytes - HEADER_SIZE
     content = unpack(message)  # of a reduction; else it is the payload of a stage
-    arrays = (
-        content if isinstance(content, list) else Payload.from_message(message).arrays
-    )
+    arrays = content
+    if not isinstance(content, list):
+        arrays = Payload.from_message(message).arrays
     return sum(part.nbytes for part in arrays if part is not None)
 
 
@@ -139,9 +139,8 @@ class Sizes(NamedTuple):
         messages = [layers[part.stop - 1].message_size for part in plan.partition]
         sizes = cls(messages, [], [], [], [])
         for part in map(plan.part, range(plan.schedule.num_stages)):
-            for ways, way in zip(
-                (sizes.forward_sums, sizes.backward_sums), sums_in(part)
-            ):
+            both = (sizes.forward_sums, sizes.backward_sums)
+            for ways, way in zip(both, sums_in(part)):
                 ways.append([(n * positions, size) for n, size in way])
             uses = [use for use in uses_in(part) if not use.is_summed]
             counts = [(use.size, gradient_bytes([use]) // use.size) for use in uses]

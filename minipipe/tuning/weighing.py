@@ -799,10 +799,9 @@ def described(candidate: Candidate) -> str:
     >>> described(Candidate("1f1b", 8, replicas=2))
     '1f1b, 2 replicas, 8 microbatches, partitioned by time'
     """
-    count = candidate.num_microbatches
     copies = f", {candidate.replicas} replicas" * (candidate.replicas > 1)
     again = ", recomputed" * candidate.recompute
     cut = f"partitioned by {candidate.cut}"
     if candidate.cut == "given":
         cut = "given partition"
-    return f"{candidate.schedule}{copies}, {counted(count, 'microbatch')}{again}, {cut}"
+    return f"{candidate.schedule}{copies}, {counted(candidate.num_microbatches, 'microbatch')}{again}, {cut}"

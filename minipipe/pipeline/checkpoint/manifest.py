@@ -22,7 +22,8 @@ from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
 from minipipe.specs import INDEX, Spec
 
-FORMAT, VERSION = "minipipe checkpoint", 1
+FORMAT = "minipipe checkpoint"
+VERSION = 1
 _SIZE = INDEX._replace(maximum=MOST)
 _NUMBERS = {
     **dict.fromkeys(("step", "num_steps", "num_microbatches"), _SIZE),

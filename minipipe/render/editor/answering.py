@@ -120,18 +120,15 @@ class Editor:
     def _carried_out(self, message: dict[str, Any]) -> Answer:
         arguments = dict(message)
         verb = arguments.pop("do", None)
-        do: Callable[..., Answer] | None = (
-            getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
-        )
+        do: Callable[..., Answer] | None = None
+        if isinstance(verb, str):
+            do = getattr(self, f"do_{verb}", None)
         if do is None:
             reason = "The editor does not know what to do"
             return self._refused(f"{reason}: {quoted(verb)}.")
         known = signature(do).parameters
-        if (
-            not {name for name, it in known.items() if it.default is it.empty}
-            <= set(arguments)
-            <= set(known)
-        ):
+        needed = {name for name, it in known.items() if it.default is it.empty}
+        if not needed <= set(arguments) <= set(known):
             expected, given = (
                 ", ".join(names) or "nothing" for names in (known, arguments)
             )
@@ -160,25 +157,19 @@ class Editor:
 
     def do_show(self, said: str = "") -> Answer:
         """Return everything that the page shows."""
+        draft = self.draft
+        can = {"undo": self.past, "redo": self.future}
         return {
             **self.sight.data(),
             "said": json_value(said, str, "said"),
             "isRefused": False,
             "text": self.sight.export("txt"),
-            "sizes": [
-                len(self.draft.rows),
-                self.draft.num_microbatches,
-                len(self.draft.placement),
-            ],
+            "sizes": [len(draft.rows), draft.num_microbatches, len(draft.placement)],
             "costs": self.costs_text,
             "limit": self.limit,
             "halves": self.halves,
             "puzzle": self.puzzle,
-            "can": [
-                verb
-                for verb, drafts in (("undo", self.past), ("redo", self.future))
-                if drafts
-            ],
+            "can": [verb for verb, drafts in can.items() if drafts],
             "file": self.file and str(self.file),
         }
 
@@ -209,12 +200,9 @@ class Editor:
         self, name: str, ranks: int, microbatches: int, chunks: int | None = None
     ) -> Answer:
         """Open a named schedule."""
-        for noun, count in (
-            ("ranks", ranks),
-            ("microbatches", microbatches),
-            ("chunks", chunks or 1),
-        ):
-            SCHEDULE_COUNT.check(noun, count)
+        SCHEDULE_COUNT.check("ranks", ranks)
+        SCHEDULE_COUNT.check("microbatches", microbatches)
+        SCHEDULE_COUNT.check("chunks", chunks or 1)
         check_size(ranks * (chunks or 1), microbatches)  # before it is built
         self._begin(Draft.of(build(name, ranks, microbatches, chunks)))
         known = spelled(name)
@@ -326,8 +314,8 @@ class Editor:
         if not self.past:
             return self._refused("There is nothing to undo.")
         self.future = (*self.future, self.draft)
-        *past, self.draft = self.past
-        self.past = tuple(past)
+        self.draft = self.past[-1]
+        self.past = self.past[:-1]
         return self.do_show()
 
     def do_redo(self) -> Answer:
@@ -335,8 +323,8 @@ class Editor:
         if not self.future:
             return self._refused("There is nothing to redo.")
         self.past = (*self.past, self.draft)
-        *future, self.draft = self.future
-        self.future = tuple(future)
+        self.draft = self.future[-1]
+        self.future = self.future[:-1]
         return self.do_show()
 
     def _rank(self, rank: Any) -> int:
@@ -347,23 +335,18 @@ class Editor:
 
     def _check_fits_puzzle(self, draft: Draft) -> None:
         own = self.draft
-        if self.puzzle and (draft.placement, draft.num_microbatches) != (
-            own.placement,
-            own.num_microbatches,
-        ):
+        sizes = (own.placement, own.num_microbatches)
+        if self.puzzle and (draft.placement, draft.num_microbatches) != sizes:
+            stages = counted(len(own.placement), "stage")
+            batch = counted(own.num_microbatches, "microbatch")
             message = (
-                f"Puzzle {self.puzzle} has {counted(len(own.placement), 'stage')}, one "
-                "on each rank, and"
+                f"Puzzle {self.puzzle} has {stages}, one on each rank, and {batch}"
             )
-            message += (
-                f" {counted(own.num_microbatches, 'microbatch')}; this has "
-                f"{counted(len(draft.placement), 'stage')} on"
-            )
-            raise ScheduleError.of(
-                Code.PLACEMENT,
-                f"{message} {counted(len(draft.rows), 'rank')} and "
-                f"{counted(draft.num_microbatches, 'microbatch')}.",
-            )
+            stages = counted(len(draft.placement), "stage")
+            ranks = counted(len(draft.rows), "rank")
+            batch = counted(draft.num_microbatches, "microbatch")
+            message = f"{message}; this has {stages} on {ranks} and {batch}."
+            raise ScheduleError.of(Code.PLACEMENT, message)
 
     def _named_like(self, draft: Draft) -> list[str]:
         """Return the named schedules with the rows of a draft, unless it is so long
@@ -371,11 +354,8 @@ class Editor:
         """
         ranks = len(draft.rows)
         stages = len(draft.placement)
-        sizes = (
-            ranks,
-            draft.num_microbatches,
-            stages // ranks if stages > ranks else None,
-        )
+        chunks = stages // ranks if stages > ranks else None
+        sizes = (ranks, draft.num_microbatches, chunks)
         if len(draft.there) > _MOST_RECOGNISED:
             return []
         if self._named[0] != sizes:
@@ -521,9 +501,9 @@ def _in_text(text: str, problem: Problem) -> list[int] | None:
         for n, line in enumerate(text.splitlines(), 1)
         if line.split("#", 1)[0].strip()
     ]
-    return (
-        [lines[problem.rank], problem.step + 1] if problem.rank < len(lines) else None
-    )
+    if problem.rank < len(lines):
+        return [lines[problem.rank], problem.step + 1]
+    return None
 
 
 def _built_as(ranks: int, microbatches: int, chunks: int | None) -> dict[str, Any]:

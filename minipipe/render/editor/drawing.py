@@ -60,10 +60,8 @@ class Sight:
     @cached_property
     def choices(self) -> list[list[Choice]]:
         """The actions that each rank may run next."""
-        room = [
-            self.limit is None or fits(self.held(rank) + 1, self.limit)
-            for rank in range(len(self.ends))
-        ]
+        limit = inf if self.limit is None else self.limit
+        room = [fits(self.held(rank) + 1, limit) for rank in range(len(self.ends))]
         unwanted = B if self.halves else I
         return [
             [choice for choice in row if choice.action.kind is not unwanted]
@@ -80,10 +78,10 @@ class Sight:
         """A lower bound on the makespan: within the limit or, without a limit, the peak
         of a finished draft.
         """
-        own = max(self.timeline.peak_activations) if self.is_finished else inf
-        workload = workload_of(
-            self.draft.whole, self.costs, own if self.limit is None else self.limit
-        )
+        limit = self.limit
+        if limit is None:
+            limit = max(self.timeline.peak_activations) if self.is_finished else inf
+        workload = workload_of(self.draft.whole, self.costs, limit)
         found = known_bound(workload, Objective.MAKESPAN)
         if not found.value < inf:
             raise misuse(TIMES_TOO_LARGE)
@@ -153,13 +151,13 @@ class Sight:
         for rank, end, own in zip(panel["ranks"], self.ends, self.draft.rows):
             rank["actions"] = rank["actions"][: len(own)]
             rank["idle"] = [idle for idle in rank["idle"] if idle[0] < end]
-            held = [
-                hold for hold in rank["holds"] if Action(hold[0], F, hold[1]) in there
-            ]
-            rank["holds"] = [
-                [*hold[:3], hold[3] if hold[3] is not None and hold[3] <= end else None]
-                for hold in held
-            ]
+            holds = []
+            for stage, k, begun, released in rank["holds"]:
+                if released is not None and released > end:
+                    released = None
+                if Action(stage, F, k) in there:
+                    holds.append([stage, k, begun, released])
+            rank["holds"] = holds
         return data
 
     def export(self, form: str) -> str:

@@ -89,10 +89,9 @@ def _options(shown: str) -> str:
     """
     names = [name for name in REGISTRY if name not in _OTHERS]
     chosen = shown if shown in names else "1f1b"
-    return "".join(
-        (
-            "<option "
-            f'title="{escaped(TRADES[name])}"{" selected" if name == chosen else ""}>{name}</option>'
-        )
-        for name in names
-    )
+    options = []
+    for name in names:
+        selected = " selected" * (name == chosen)
+        title = f'title="{escaped(TRADES[name])}"{selected}'
+        options.append(f"<option {title}>{name}</option>")
+    return "".join(options)

@@ -123,9 +123,9 @@ class Grid:
     def _cells(
         self, snapshot: Snapshot, rank: int, cursor: int, first: int
     ) -> list[Cell]:
-        cells: list[Cell] = [
-            ("·", IDLE) if first + at < cursor else (" ", "") for at in range(self.room)
-        ]
+        num_past = min(max(0, cursor - first), self.room)
+        cells: list[Cell] = [("·", IDLE)] * num_past
+        cells += [(" ", "")] * (self.room - num_past)
         places = self.places[rank]
         for at in range(max(0, bisect_left(places, (first, 0)) - 1), len(places)):
             begin, end = places[at]
@@ -239,10 +239,8 @@ class Frame:
         )
         event = fitted([describe_event(self.walkthrough, snapshot)], width)
         lines = [name.ljust(width - len(place)) + place, self._painted(event, _BOLD)]
-        if (
-            not self.walkthrough.is_legal
-            and snapshot.number < len(self.walkthrough) - 1
-        ):
+        is_last = snapshot.number == len(self.walkthrough) - 1
+        if not (self.walkthrough.is_legal or is_last):
             problem = self.walkthrough.problems[0]
             text = fitted([f"[{problem.code}] {problem.message}"], width)
             lines.append(self._painted(text, ALARM))
@@ -263,12 +261,11 @@ class Frame:
 
     def _verdict(self, width: int) -> list[str]:
         code = _BOLD if self.walkthrough.is_legal else ALARM
-        lines = describe_verdict(self.walkthrough)
-        return [
-            self._painted(part, code if at == 0 else "")
-            for at, line in enumerate(lines)
-            for part in textwrap.wrap(line, width)
-        ]
+        first, *others = describe_verdict(self.walkthrough)
+        parts = [self._painted(part, code) for part in textwrap.wrap(first, width)]
+        for line in others:
+            parts += textwrap.wrap(line, width)
+        return parts
 
     def _painted(self, text: str, code: str) -> str:
         return paint(text, code) if self.colour else text

@@ -7,7 +7,6 @@ import select
 import sys
 from collections.abc import Sequence
 from math import isnan
-from types import TracebackType
 from typing import Any
 
 from minipipe.io import is_terminal, package_text
@@ -50,12 +49,7 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def size(self) -> tuple[int, int]:
@@ -109,12 +103,7 @@ class KeyScreen(Screen):
         self._write(_ENTER)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write(_LEAVE)
         termios.tcsetattr(self._input, termios.TCSANOW, self._before)
 
@@ -172,9 +161,9 @@ def screen_of_this_terminal() -> Screen | None:
     """
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         return None
-    return (
-        Screen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()
-    )
+    if termios is None or os.environ.get("TERM") == "dumb":
+        return Screen()
+    return KeyScreen()
 
 
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
@@ -287,11 +276,9 @@ class Stepper:
         """
         events = self.walkthrough.events
         number = self.number + direction
-        while (
-            0 < number < self.last
-            and self.rank is not None
-            and events[number - 1].rank != self.rank
-        ):
+        while self.rank is not None and 0 < number < self.last:
+            if events[number - 1].rank == self.rank:
+                break
             number += direction
         self.go_to(number)
 

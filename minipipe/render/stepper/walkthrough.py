@@ -180,11 +180,9 @@ def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
     position = [0] * timeline.num_ranks
     events = []
     for rank, action in walked.order():
-        start, end = (
-            next(spans[rank])[1:]
-            if action.kind in takes_time
-            else (free[rank], free[rank])
-        )
+        start = end = free[rank]
+        if action.kind in takes_time:
+            _, start, end = next(spans[rank])
         events.append(Event(rank, position[rank], action, start, end))
         free[rank] = end
         position[rank] += 1
@@ -206,9 +204,9 @@ def _value_of(action: Action) -> Value | None:
     """Return the value that a computation produces or a SEND carries; None for W and
     RECV.
     """
-    return (
-        Value.carried_by(action) if action.kind in _SENDS else Value.produced_by(action)
-    )
+    if action.kind in _SENDS:
+        return Value.carried_by(action)
+    return Value.produced_by(action)
 
 
 class Walkthrough:
@@ -291,11 +289,8 @@ class Walkthrough:
             self.costs.message_times(schedule)
         self.events = events_of(walk(self.program), self.timeline)
         self.flow = flow_of(self.program)
-        self.partners = {
-            one: other
-            for pair in self.program.joined.items()
-            for one, other in (pair, pair[::-1])
-        }
+        joined = self.program.joined
+        self.partners = {**joined, **dict(zip(joined.values(), joined))}
         self._copy_ends = {
             copy.action: copy.end for row in self.timeline.copies for copy in row
         }
@@ -325,11 +320,7 @@ class Walkthrough:
             return known
         found: list[list[tuple[Held, Held]]] = []
         for row, ordered, levels in zip(self.program.actions, rows, known):
-            computations = (
-                action
-                for action in ordered
-                if action.kind is not O and action.kind is not L
-            )
+            computations = (a for a in ordered if a.kind is not O and a.kind is not L)
             held = dict(zip(computations, without_copies(ordered, levels)))
             found.append([])
             now = Held((), 0)
@@ -348,11 +339,8 @@ class Walkthrough:
     @cached_property
     def stuck(self) -> dict[int, RankState]:
         """The final states of the ranks that never finish, by rank."""
-        return {
-            rank: state
-            for rank, state in enumerate(self[-1].ranks)
-            if state.activity is Activity.STUCK
-        }
+        states = enumerate(self[-1].ranks)
+        return {rank: it for rank, it in states if it.activity is Activity.STUCK}
 
     @cached_property
     def cycle(self) -> tuple[int, ...]:
@@ -535,9 +523,9 @@ class Walkthrough:
             message = message or Message(
                 producer, consumer, event.rank, destination, sent, event.end
             )
-            first = (
-                at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
-            )
+            first = at + 1
+            if not is_sent:
+                first = max(at + 2, bisect_left(self._times, sent) + 1)
             last = self._first[consumer] + 1 if consumer in self._first else inf
             found.append((first, last, message))
         return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))

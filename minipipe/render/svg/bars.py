@@ -170,11 +170,8 @@ class _BarsPage(NamedTuple):
         for part, look in self.looks.items():
             if any(bar.parts.get(part) for bar in bars):
                 yield Entry(_box(look, legend.width, legend.height), part)
-        if any(
-            bar.total > _most(column)
-            for column in self.columns.values()
-            for bar in column
-        ):
+        columns = self.columns.values()
+        if any(max(bar.total for bar in own) > _most(own) for own in columns):
             box = rect(paint("held"), legend.width, legend.height)
             slash = _slash(legend.width / 2 - 3, legend.height)
             yield Entry(box + slash, "truncated: longer than the column")
@@ -197,6 +194,6 @@ def _box(look: ActionKind | IdleCause, width: float, height: float) -> str:
     """Return a part of a bar, or its picture in the legend."""
     if isinstance(look, ActionKind):
         return rect(box_paint(look, 0), width, height)
-    return (
-        slot(width, height, look) if width >= 1 else rect(paint("slot"), width, height)
-    )
+    if width < 1:
+        return rect(paint("slot"), width, height)
+    return slot(width, height, look)

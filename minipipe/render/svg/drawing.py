@@ -171,7 +171,9 @@ class _TimelinePage(Page):
         self.has_messages = has_messages
         self.is_animated = is_animated
         timelines = [panel.timeline for panel in panels]
-        self.strips = _strips_of(panels) if has_memory else []
+        self.strips: list[list[Strip]] = [[] for _ in panels]
+        if has_memory:
+            self.strips = _strips_of(panels)
         beside = list(dict.fromkeys(chain(*(each.kinds_beside() for each in panels))))
         num_lanes = sum(timeline.num_ranks for timeline in timelines)
         num_strips = max(map(len, self.strips), default=0)
@@ -187,14 +189,10 @@ class _TimelinePage(Page):
         self.boxes = set(chain(*(lane.looks() for lane in self.rows)))
         # Panels of one name are compared action by action, so their labels have one
         # form.
-        alike = {
-            name: [lane for lane in self.rows if lane.panel.timeline.name == name]
-            for name in self._names()
-        }
-        self.labels = {
-            name: Labels(lanes, self.axis, self.size.box, letters)
-            for name, lanes in alike.items()
-        }
+        self.labels = {}
+        for name in self._names():
+            lanes = [lane for lane in self.rows if lane.panel.timeline.name == name]
+            self.labels[name] = Labels(lanes, self.axis, self.size.box, letters)
 
     def _lanes_of(self, panel: Panel) -> list[Lane]:
         ranks = range(panel.timeline.num_ranks)
@@ -233,11 +231,9 @@ class _TimelinePage(Page):
         ranks = [
             f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels
         ]
-        peaks = [
-            h.peak_label(rank)
-            for h in chain(*self.strips)
-            for rank in range(len(h.curves))
-        ]
+        peaks: list[str] = []
+        for strip in chain(*self.strips):
+            peaks += map(strip.peak_label, range(len(strip.curves)))
         if self.is_animated:
             peaks += [
                 idle_label(panel.timeline.makespan, panel.timeline.unit)
@@ -294,14 +290,14 @@ class _TimelinePage(Page):
         right = self.axis.left - self.letters.scaled(8)
         yield self.letters.draw("rank", right, baseline, f"rank {lane.rank}")
         yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.thin())
-        for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
+        for number_of, strip in enumerate(self.strips[index]):
             yield from lane.strip(strip, self._most(strip), number_of)
         if not self.motion:
             yield from self._peaks(index, lane)
 
     def _peaks(self, index: int, lane: Lane) -> Iterator[str]:
         """Yield the peaks beside the strips of a lane."""
-        for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
+        for number_of, strip in enumerate(self.strips[index]):
             yield lane.peak(strip, self.letters, number_of)
 
     def _most(self, strip: Strip) -> float:
@@ -315,10 +311,8 @@ class _TimelinePage(Page):
     # -- axis and legend ---------------------------------------------------------------
 
     def _grid(self, top: float, bottom: float) -> str:
-        lines = (
-            path_data("M", self.axis.x(time), top, "V", bottom)
-            for time, _ in self.axis.ticks
-        )
+        places = [self.axis.x(time) for time, _ in self.axis.ticks]
+        lines = (path_data("M", x, top, "V", bottom) for x in places)
         return path(paint("grid"), "".join(lines))
 
     def _ticks(self, top: float) -> Iterator[str]:
@@ -342,12 +336,10 @@ class _TimelinePage(Page):
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
         if any(panel.timeline.num_steps > 1 for panel in self.panels):
             yield legend.step()
-        for noun in sorted(
-            {strip.noun for strip in chain(*self.strips) if any(strip.curves)}
-        ):
-            if noun == "versions":
-                words = "versions of weights held"
-            else:
+        strips = (strip for strip in chain(*self.strips) if any(strip.curves))
+        for noun in sorted({strip.noun for strip in strips}):
+            words = "versions of weights held"
+            if noun != "versions":
                 words = held_words(noun != "activations", self.panels)
             yield legend.strip(words)
         if self.has_messages:

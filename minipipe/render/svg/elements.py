@@ -84,6 +84,6 @@ def moved(x: float, y: float, parts: Iterable[str]) -> str:
 
 def _element(name: str, attributes: Iterable[str], title: str) -> str:
     head = " ".join(filter(None, [name, *attributes]))
-    return (
-        f"<{head}><title>{escaped(title)}</title></{name}>" if title else f"<{head}/>"
-    )
+    if not title:
+        return f"<{head}/>"
+    return f"<{head}><title>{escaped(title)}</title></{name}>"

@@ -117,9 +117,9 @@ class _GraphPage(Page):
             drawn.append(arrow)
             bottom = max(bottom, lowest)
         drawn += [self._node(name) for name in self.places]
-        upper = (
-            _ROW / 2 if any(self._span(*arrow[:2]) > 1 for arrow in self.arrows) else 0
-        )
+        upper = 0.0
+        if any(self._span(*arrow[:2]) > 1 for arrow in self.arrows):
+            upper = _ROW / 2
         described = "; ".join(
             f"{source} to {target}: {words}" for source, target, words in self.arrows
         )

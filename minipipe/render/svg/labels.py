@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from minipipe.render.descriptions import short_label
@@ -107,11 +108,8 @@ class Labels:
         """Return whether at least half of the boxes of a kind, in one row, are wide
         enough for their form.
         """
-        fits = [
-            self._fits(kind, end - start)
-            for action, start, end in spans
-            if action.kind is kind
-        ]
+        own = (span for span in spans if span.action.kind is kind)
+        fits = [self._fits(kind, end - start) for _, start, end in own]
         return 2 * sum(fits) >= len(fits)
 
     def _fits(self, kind: ActionKind, time: float) -> bool:
@@ -130,12 +128,9 @@ class Labels:
         """
         # Measured with the widest letter: otherwise a narrow I would have a longer form
         # than the F next to it.
-        kinds = {
-            span.action.kind
-            for lane in lanes
-            for span in lane.spans
-            if not span.action.kind.is_of_rank
-        }
+        spans = chain.from_iterable(lane.spans for lane in lanes)
+        kinds = {span.action.kind for span in spans}
+        kinds = {kind for kind in kinds if not kind.is_of_rank}
         widest = max(
             kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD
         )

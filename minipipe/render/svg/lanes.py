@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
 from minipipe.core.values import KINDS
@@ -136,11 +136,8 @@ def strip_of(panel: Panel) -> Strip:
     """
     timeline = panel.timeline
     ranks = range(panel.timeline.num_ranks)
-    recomputes = any(
-        span.action.kind is ActionKind.RECOMPUTE
-        for row in timeline.spans
-        for span in row
-    )
+    spans = chain(*timeline.spans)
+    recomputes = any(span.action.kind is ActionKind.RECOMPUTE for span in spans)
     if timeline.memory is not None and (
         timeline.memory_unit != "units" or (recomputes and panel.tells_memory)
     ):
@@ -170,11 +167,11 @@ def versions_of(panel: Panel) -> Strip:
     curves = list(map(timeline.versions_over_time, range(timeline.num_ranks)))
     if not any(map(_computes_behind_update, timeline.spans)):
         curves = [[] for _ in curves]
-    whole = (
-        [(timeline.start, curve[0][1]), *curve, (timeline.end, 0.0)] if curve else []
-        for curve in curves
-    )
-    return Strip(tuple(whole), "versions")
+    for rank, curve in enumerate(curves):
+        if curve:
+            first = (timeline.start, curve[0][1])
+            curves[rank] = [first, *curve, (timeline.end, 0.0)]
+    return Strip(tuple(curves), "versions")
 
 
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
@@ -213,12 +210,14 @@ class LaneSize(NamedTuple):
             + len(beside) * (thin + 2)
             + max(4, min(10, box // 3))
         )
-        heights = (
+        strip = letters.scaled(strip) if strip else 0
+        return cls(
             letters.scaled(box),
-            letters.scaled(strip) if strip else 0,
+            strip,
             letters.scaled(thin),
+            letters.scaled(pitch),
+            tuple(beside),
         )
-        return cls(*heights, letters.scaled(pitch), tuple(beside))
 
     @property
     def below(self) -> int:
@@ -303,9 +302,7 @@ class Lane:
         """Return whether a span belongs to the run before it."""
         first = run[0]
         last = run[-1]
-        if not self._is_narrow(last.start, last.end) or not self._is_narrow(
-            span.start, span.end
-        ):
+        if not all(self._is_narrow(*each[1:]) for each in (last, span)):
             return False
         is_within = (span.end - first.start) * self.axis.scale <= NARROW
         return is_within or (
@@ -401,10 +398,9 @@ class Lane:
 
         They extend to the start of the next actions, if these are near.
         """
-        if following and self._is_narrow(run[-1].end, following[0].start):
+        stop = run[-1].end
+        if following and self._is_narrow(stop, following[0].start):
             stop = following[0].start
-        else:
-            stop = run[-1].end
         first = self.x(run[0].start)
         last = self.x(stop)
         times: defaultdict[ActionKind, float] = defaultdict(float)
@@ -422,8 +418,7 @@ class Lane:
     ) -> str:
         """Return a rectangle from one time to another, with a tooltip."""
         x = self.x(start)
-        height = self.size.box
-        return rect(look, self.x(end) - x, height, x, more=more, title=title)
+        return rect(look, self.x(end) - x, self.size.box, x, more=more, title=title)
 
     def _when(self, start: float, end: float) -> str:
         unit = self.panel.timeline.unit
@@ -468,14 +463,10 @@ class Lane:
 
     def peak(self, strip: Strip, letters: Letters, index: int = 0) -> str:
         """Return the peak of a strip as text to the right of it."""
-        baseline = (
-            self._top_of_strip(index)
-            + self.size.strip / 2
-            + 0.35 * letters.size_of("peak")
-        )
-        return letters.draw(
-            "peak", self.axis.right + 8, baseline, strip.peak_label(self.rank)
-        )
+        middle = self._top_of_strip(index) + self.size.strip / 2
+        baseline = middle + 0.35 * letters.size_of("peak")
+        label = strip.peak_label(self.rank)
+        return letters.draw("peak", self.axis.right + 8, baseline, label)
 
     def _top_of_strip(self, index: int) -> int:
         return self.size.below + index * (self.size.strip + 2)

@@ -55,9 +55,8 @@ def draw_messages(
     for way in WAYS:
         shafts = []
         heads = []
-        for message in (
-            message for message in panel.timeline.messages if way_of(message) == way
-        ):
+        own = (it for it in panel.timeline.messages if way_of(it) == way)
+        for message in own:
             goes_down = tops[message.source] < tops[message.destination]
             start = tops[message.source] + height * goes_down
             end = tops[message.destination] + height * (not goes_down)
@@ -232,8 +231,5 @@ class Legend:
         return drawn, y + self.height
 
     def _baseline(self, row: int) -> float:
-        return (
-            self.height / 2
-            + 0.35 * self._letters.size_of("key")
-            + row * self._letters.scaled(_LINE)
-        )
+        baseline = self.height / 2 + 0.35 * self._letters.size_of("key")
+        return baseline + row * self._letters.scaled(_LINE)

@@ -209,6 +209,5 @@ def idle_label(idle: float, unit: str) -> str:
     >>> idle_label(9.0, "units"), idle_label(0.0125, "s")
     ('idle 9', 'idle 12.5 ms')
     """
-    return (
-        f"idle {format_time(idle, unit) if unit == 's' else format_number(idle, unit)}"
-    )
+    write = format_time if unit == "s" else format_number
+    return f"idle {write(idle, unit)}"

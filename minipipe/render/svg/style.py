@@ -221,9 +221,8 @@ class Page:
         room = self.width - 2 * self.margin
         for role, words in lines:
             height = self.letters.line(role)
-            for line in filter(
-                None, wrapped(words, self.letters.wrapping_size(role), room)
-            ):
+            size = self.letters.wrapping_size(role)
+            for line in filter(None, wrapped(words, size, room)):
                 baseline = round(y + BASELINE * height)
                 parts.append(self.letters.draw(role, self.margin, baseline, line))
                 y += height

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise, starmap
 from typing import NamedTuple
 
 from minipipe.errors import ArgumentError, counted
@@ -67,9 +67,8 @@ class Callout(NamedTuple):
     @property
     def near_end(self) -> tuple[float, float]:
         """The end of the name that faces its point."""
-        return self.box.right if self.is_left else self.box.left, (
-            self.box.top + self.box.bottom
-        ) / 2
+        side = self.box.right if self.is_left else self.box.left
+        return side, (self.box.top + self.box.bottom) / 2
 
 
 def place_names(
@@ -108,11 +107,8 @@ def place_names(
     taken = [Box(x - gap, y - gap, x + gap, y + gap) for x, y in points]
     found: list[Callout | None] = []
     for point, width in zip(points, widths):
-        places = (
-            place
-            for place in _places(*point, width, height, gap)
-            if place.box.is_inside(page)
-        )
+        every = _places(*point, width, height, gap)
+        places = (place for place in every if place.box.is_inside(page))
         free = (place for place in places if not any(map(place.box.overlaps, taken)))
         place = min(
             free, key=lambda place: _cost(place, point, points, lines), default=None
@@ -251,20 +247,10 @@ class _TradeoffPage(Page):
         self.choices = [choice for of_batch in drawn for choice in of_batch.choices]
         self.left = self.margin + 52
         self.right = width - self.margin
-        corners = [
-            corner
-            for of_batch in drawn
-            for curve in of_batch.bounds.values()
-            for corner in curve
-        ]
-        memory = [
-            *(choice.memory for choice in self.choices),
-            *(amount for amount, _ in corners),
-        ]
-        bubbles = [
-            *(choice.bubble for choice in self.choices),
-            *(bubble for _, bubble in corners),
-        ]
+        points = [(choice.memory, choice.bubble) for choice in self.choices]
+        for of_batch in drawn:
+            points += chain(*of_batch.bounds.values())
+        memory, bubbles = zip(*points)
         self.x = LogAxis.over(memory, self.left, self.right)
         self.y = LogAxis.over(bubbles, _HEIGHT, 0, floor=_LEAST_BUBBLE)
 
@@ -277,10 +263,9 @@ class _TradeoffPage(Page):
             lines, y = self.text([("name", name)], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
+        unit = "the memory unit of the costs"
         if all(t.counts_microbatches for t in self.batches):
             unit = "microbatches"
-        else:
-            unit = "the memory unit of the costs"
         words = f"peak of the fullest rank, in {unit}"
         parts.append(
             self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words)
@@ -308,11 +293,9 @@ class _TradeoffPage(Page):
         best = pareto_front(of_batch.choices)
         front = self._steps([(choice.memory, choice.bubble) for choice in best])
         yield _line("front", polyline(front))
-        lines = [
-            _around(*ends)
-            for steps in (*bounds.values(), front)
-            for ends in pairwise(steps)
-        ]
+        lines: list[Box] = []
+        for steps in (*bounds.values(), front):
+            lines += starmap(_around, pairwise(steps))
         yield from self._names(of_batch.choices, lines)
         for choice in of_batch.choices:
             x, y = self._point(choice)
@@ -406,19 +389,17 @@ class _TradeoffPage(Page):
         x = legend.width / 2
         y = legend.height / 2
         placements = {choice.placement for choice in self.choices}
-        for shape in (shape for shape in _SHAPES if shape in placements):
-            yield Entry(moved(x, y, [_mark(shape)]), _SHAPES[shape])
+        for shape, words in _SHAPES.items():
+            if shape in placements:
+                yield Entry(moved(x, y, [_mark(shape)]), words)
         if any(choice.is_searched for choice in self.choices):
             found = "found by search, in the colour of its placement"
             yield Entry(moved(x, y, [_mark("other", is_searched=True)]), found)
         line = f"M0 {number(y)}H{legend.width}"
         yield Entry(_line("front", line), "Pareto front of these schedules")
-        for name in (
-            name
-            for name in _DASHES
-            if any(of_batch.bounds.get(name) for of_batch in self.batches)
-        ):
-            yield Entry(_line(name, line), f"lower bound for {_SHAPES[name]}")
+        for name in _DASHES:
+            if any(of_batch.bounds.get(name) for of_batch in self.batches):
+                yield Entry(_line(name, line), f"lower bound for {_SHAPES[name]}")
 
 
 def _sentence(of_batch: Tradeoff) -> str:
@@ -432,10 +413,9 @@ def _sentence(of_batch: Tradeoff) -> str:
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
+    peak = f"{choice.memory:g}"
     if counts_microbatches:
         peak = counted(choice.memory, "microbatch")
-    else:
-        peak = f"{choice.memory:g}"
     found = ", found by search" if choice.is_searched else ""
     figures = f"peak {peak}, makespan {choice.makespan:g}{found}"
     return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, {figures}"

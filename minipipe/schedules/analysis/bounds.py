@@ -269,10 +269,8 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
         why = "its memory cannot hold enough work (I and W) to compute until the last"
         waits = f"must wait for {last:g} after its last F: {why} gradient arrives"
         yield Bound(base + last, Formula.DRAIN, f"{computes} and {waits}.")
-    if (
-        rank.num_pairs > rank.num_forwards
-        and (first > 0) + (last > 0) + (between > 0) > 1
-    ):
+    num_waits = (first > 0) + (last > 0) + (between > 0)
+    if rank.num_pairs > rank.num_forwards and num_waits > 1:
         waits = f"{first:g} before its first I, {last:g} after its last F"
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
@@ -350,8 +348,7 @@ def _between(rank: _Rank) -> float:
     if len(rank.stages) > 1 or num_rounds < 1:
         return 0.0
     stage = rank.stages[0]
-    overhead = rank.workload.overhead
-    length = rank.paths.round(stage, stage) + overhead
+    length = rank.paths.round(stage, stage) + rank.workload.overhead
     wait = length - k * rank.forward - rank.most_pending + rank.weight
     return num_rounds * max(0.0, wait)
 
@@ -370,9 +367,9 @@ def _from_stage_0(rank: _Rank) -> Bound:
     low = rank.stages[0]
     until = paths.to[low]
     back = paths.back[low] + rank.workload.backward_weight[0]
-    waits = (
-        _warm_up(rank) + _between(rank) if rank.num_pairs > rank.num_forwards else 0.0
-    )
+    waits = 0.0
+    if rank.num_pairs > rank.num_forwards:
+        waits = _warm_up(rank) + _between(rank)
     owner = rank.workload.placement[0]
     first = f"before the first input of rank {rank.rank}"
     why = f"Rank {owner} works from {until:g} {first} until {back:g} after its last"

@@ -74,7 +74,7 @@ from minipipe.specs import SCHEDULE_COUNT
 if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint
 
-_DEADLOCKS = (Code.DEADLOCK, Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
+_DEADLOCKS = (Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
 
 
 def verify(
@@ -211,15 +211,12 @@ def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
     code = Code.DEADLOCK
     if blocked.overlaps:
-        code = Code.DEADLOCK
         sentence += " Without the overlaps it would end: overlapped actions wait for"
         sentence += " the inputs of both."
     elif not walk(blocked, sends_are_buffered=True).blocked:
         code = Code.RENDEZVOUS_DEADLOCK
-        sentence += (
-            " It would finish only if every send were buffered; MPI buffers small"
-        )
-        sentence += " messages, but not large ones."
+        sentence += " It would finish only if every send were buffered;"
+        sentence += " MPI buffers small messages, but not large ones."
     return Problem(code, sentence, cycle[0].rank, cycle[0].position)
 
 
@@ -319,20 +316,16 @@ def _age_problems(
         for position, (held, _) in enumerate(copies):
             if max_versions and held.versions > max_versions:
                 where = f"Rank {rank}, position {position}: with {row[position]}"
-                sentence = (
-                    f"{where} stage {held.stage} has {held.versions} versions of its"
-                )
-                sentence += f" weights; the limit is {max_versions}."
+                sentence = f"{where} stage {held.stage} has {held.versions} versions"
+                sentence += f" of its weights; the limit is {max_versions}."
                 problems.append(Problem(Code.STALENESS, sentence, rank, position))
                 break
         numbered = schedule.numbered[rank] if ages else ()
         for position, (stage, kind, k) in enumerate(numbered):
             age = ages[stage][k] if kind is F else 0
             if max_staleness is not None and age > max_staleness:
-                sentence = (
-                    f"runs with weights whose staleness is {age} when its gradient"
-                )
-                sentence += f" is applied; the limit is {max_staleness}."
+                sentence = f"runs with weights whose staleness is {age} when"
+                sentence += f" its gradient is applied; the limit is {max_staleness}."
                 at = schedule, rank, position
                 problems.append(_problem_at(*at, Code.STALENESS, sentence))
                 break

@@ -27,15 +27,9 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import value_of
 from minipipe.schedules.simulation.simulator import check_costs, simulate
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER, Spec
+from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_COUNT, SCHEDULE_NUMBER
 
-_LIMIT = Spec(
-    float,
-    above=0,
-    maximum=inf,
-    expected="a number of microbatches, above 0",
-    error=ScheduleError.of,
-)
+_LIMIT = SCHEDULE_AMOUNT._replace(expected="a number of microbatches, above 0")
 _RANKS = SCHEDULE_COUNT._replace(
     minimum=2, expected="at least 2, because one rank has no bubble"
 )
@@ -125,8 +119,7 @@ def workload_of(
     0.0
     """
     of_slice = costs.sliced(schedule.num_slices)
-    m = schedule.num_microbatches
-    workload = of_slice.workload(schedule.placement, m)
+    workload = of_slice.workload(schedule.placement, schedule.num_microbatches)
     workload = workload._replace(memory_limit=(memory_limit,) * schedule.num_ranks)
     if ActionKind.BACKWARD not in schedule.kinds:
         return workload

@@ -34,7 +34,7 @@ from minipipe.schedules.placement import (
 )
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.simulation.hosts import Hosts
-from minipipe.specs import SCHEDULE_NUMBER, Spec, as_float
+from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec, as_float
 
 # on demand below: most programs measure no costs, search nothing, and write no file
 if TYPE_CHECKING:
@@ -52,13 +52,7 @@ ByStage = float | Sequence[float]
 
 _BY_STAGE = SCHEDULE_NUMBER._replace(expected="finite numbers, at least 0", of="stage")
 _TIME = SCHEDULE_NUMBER._replace(expected="a finite time, at least 0")
-_RATE = Spec(
-    float,
-    above=0,
-    maximum=inf,
-    expected="a number, more than 0",
-    error=ScheduleError.of,
-)
+_RATE = SCHEDULE_AMOUNT._replace(expected="a number, more than 0")
 _SPECS = {
     **dict.fromkeys(_SHORT.values(), _BY_STAGE),
     "latency": _TIME,

@@ -101,10 +101,8 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
     """
     check_table(schedule, Schedule)
     schedule.one_rank_each("a search")
-    if (
-        schedule.placement != workload.placement
-        or schedule.num_ranks != workload.num_ranks
-    ):
+    expected = (workload.placement, workload.num_ranks)
+    if (schedule.placement, schedule.num_ranks) != expected:
         own, other = map(_shown, (schedule.placement, workload.placement))
         places = f"{schedule.title} places its stages on ranks {own}"
         message = f"{places}; the workload has them on {other}."

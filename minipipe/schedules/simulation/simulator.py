@@ -238,8 +238,10 @@ def _parts(
     for rank, tasks in enumerate(found.tasks):
         for task in tasks:
             kind = KINDS[task.action.kind]
-            if kind.lane:
-                (spans if kind.lane == "compute" else copies)[rank].append(task)
+            if kind.lane == "compute":
+                spans[rank].append(task)
+            elif kind.lane:
+                copies[rank].append(task)
             elif kind.message and rates.sends_block:
                 end = task.end if kind.message == "send" else task.start
                 spans[rank].append(task._replace(end=end))

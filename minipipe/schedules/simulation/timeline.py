@@ -51,7 +51,8 @@ def format_time(time: float, unit: str) -> str:
     >>> format_time(22.8041, "s")
     '22804 ms'
     """
-    return f"{format_number(time, unit)} {'ms' if unit == 's' else unit}"
+    name = "ms" if unit == "s" else unit
+    return f"{format_number(time, unit)} {name}"
 
 
 def format_number(time: float, unit: str) -> str:
