@@ -21,6 +21,7 @@ from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Attributes, JoinedAttributes, Same
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
 from minipipe.compile.row import SECTIONS, Row, memory_of
@@ -244,7 +245,8 @@ class CompiledRow:
             self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
         self._attributes = JoinedAttributes(self._attributes_of(executor))
-        names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
+        seeds = Seeds(row.losses, executor.xp)
+        names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
         self.given = GivenGradients()
         names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}
@@ -355,7 +357,9 @@ class CompiledRow:
             raise
         except Exception as error:
             called, values = place_of(error, self._schedule)
-            if any(called == part.name_of("forward") for part in self._parts):
+            sections = ("forward", preparation_of("forward"))
+            forwards = {p.name_of(section) for p in self._parts for section in sections}
+            if called in forwards:
                 values = {**self._namespace, **values}
                 received = partial(self._received, values)
                 compute_again(executor, received, partial(self._pass_on, values))

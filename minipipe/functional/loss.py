@@ -474,7 +474,7 @@ def not_labels(name: str, labels: Array) -> MinipipeError:
     )
 
 
-@backend.one_line
+@backend.on_host
 def check_range_of_labels(
     name: str, labels: Array, count: int, ignore_index: int | None
 ) -> None:
