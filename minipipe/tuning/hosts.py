@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from typing import Any
 
 from minipipe.execution.choosing import replicated
@@ -68,10 +68,10 @@ class _Mesh:
         self._ranks_of_host = ranks_of_host
         self._link = link
 
-    def to_next_stage(self, stage: int, size: float) -> float:
-        """Return the time of a message from each rank of a stage."""
+    def between_stages(self, stage: int, following: int, size: float) -> float:
+        """Return the time of a message from each rank of a stage to the next one."""
         rest = product(self._replicas, self._parts)
-        pairs = [((stage, *place), (stage + 1, *place)) for place in rest]
+        pairs = [((stage, *place), (following, *place)) for place in rest]
         return self._time(pairs, size)
 
     def among_replicas(self, stage: int, size: float) -> float:
@@ -126,9 +126,9 @@ def on_hosts(
     schedule = replicated("1f1b", num_stages * d, num_microbatches // d, None, d)
 
     messages = list(costs.message_times(schedule))
-    for stage in range(num_stages - 1):
-        between_hosts = mesh.to_next_stage(stage, sizes.messages[stage])
-        messages[stage] = between_hosts or messages[stage]
+    for stage, following in pairwise(range(num_stages)):
+        time = mesh.between_stages(stage, following, sizes.messages[stage])
+        messages[stage] = time or messages[stage]
     totals = [total for _, total in costs.sum_times(schedule)]
     for stage, gradients in enumerate(sizes.gradients):
         part = sum(n * size for n, size in gradients) / d
