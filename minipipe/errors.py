@@ -187,7 +187,8 @@ class Code(StrEnum):
     def __new__(cls, value: str, old: str = "") -> Code:
         """Make a code from its text and its old codes, separated by blanks."""
         code = str.__new__(cls, value)
-        code._value_, code.old = value, frozenset(old.split())
+        code._value_ = value
+        code.old = frozenset(old.split())
         return code
 
     @classmethod
@@ -282,6 +283,8 @@ class ArgumentError(MinipipeError, ValueError, TypeError):
     """An argument has a value or a type that does not fit, or a name that does not
     exist.
 
+    ``ArgumentError(message)`` has the code ``value``, as most of them.
+
     Examples
     --------
     >>> from minipipe import nn
@@ -293,6 +296,12 @@ class ArgumentError(MinipipeError, ValueError, TypeError):
     """
 
     is_self_explaining = False
+
+    def __init__(self, code: str, message: str | None = None) -> None:
+        if message is None:
+            super().__init__(Code.VALUE, code)
+        else:
+            super().__init__(code, message)
 
 
 class TensorError(MinipipeError, ValueError):
@@ -636,9 +645,11 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     3
     """
     inside = __file__.removesuffix("errors.py")
-    frame, level = sys._getframe(1), 2
+    frame = sys._getframe(1)
+    level = 2
     while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warn(message, category, stacklevel=level)
 
 

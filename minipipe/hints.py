@@ -6,20 +6,21 @@ The names are data, in ``hints.toml``. It is read when the first error needs it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, update_wrapper
+from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from traceback import extract_tb
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from types import FunctionType
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
+from minipipe.core.familiar import Familiar as Familiar
+from minipipe.core.familiar import names_of as names_of
+from minipipe.core.familiar import refuse_calls as refuse_calls
+from minipipe.core.familiar import with_hints as with_hints
 from minipipe.errors import ArgumentError, quoted
 
-P = ParamSpec("P")
-Result = TypeVar("Result")
 # weak, so that a class of which nobody has an instance is given back
 _SIGNATURES: WeakKeyDictionary[Callable[..., Any], Signature] = WeakKeyDictionary()
 
@@ -65,25 +66,6 @@ def instead_of(owner: str) -> Mapping[str, str]:
         if owner in owners.split():
             return _by_name(table)
     return {}
-
-
-class Familiar:
-    """A class whose missing attributes raise an error with a hint."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:  # a type checker is to report a missing attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            # Reached only when the normal look-up has failed.
-            # a property that failed: again, for its own error
-            if hasattr(type(self), name):
-                return object.__getattribute__(self, name)
-            # NumPy, copy and pickle ask every object for private names: no tables and
-            # no directory for them.
-            known = [] if name.startswith("_") else dir(self)
-            kinds = [kind.__name__ for kind in type(self).__mro__]
-            raise missing(kinds[0], name, known, *kinds)
 
 
 class FamiliarPipeline(Familiar):
@@ -153,43 +135,6 @@ def _in_another_package(owner: str, name: str) -> str | None:
         if f" as {name}\n" in stub.read_text(encoding="utf-8"):
             return f"minipipe.{package}.{name}"
     return None
-
-
-def names_of(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Return the ``__getattr__`` of a module without a stub: an error with a hint.
-
-    Examples
-    --------
-    >>> names_of("minipipe.data", ["batches"])("DataLoader")
-    Traceback (most recent call last):
-        ...
-    AttributeError: minipipe.data has no attribute 'DataLoader'; instead: data.batches(inputs, targets, batch_size, ...
-    """
-    known = list(names)
-
-    def refuse(name: str) -> NoReturn:
-        raise missing(module, name, known)
-
-    return refuse
-
-
-def refuse_calls(module: str, instead: str) -> None:
-    """Let a call of a module, which has the name of another library's function, raise
-    an error with the equivalent.
-
-    Examples
-    --------
-    >>> import minipipe
-    >>> minipipe.tensor([1.0])
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.ArgumentError: minipipe.tensor is a module; instead: minipipe.Tensor(data).
-    """
-
-    def refuse(self: ModuleType, *positional: Any, **given: Any) -> NoReturn:
-        raise ArgumentError("name", f"{module} is a module; instead: {instead}.")
-
-    sys.modules[module].__class__ = type("Module", (ModuleType,), {"__call__": refuse})
 
 
 def check_import(name: str) -> None:
@@ -394,46 +339,13 @@ def check_options(
     _check_taken(layer, list(signature(forward).parameters.values()), given)
 
 
-def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Let a function name the equivalent of a keyword that it does not take.
-
-    Nothing is checked unless a call fails.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``name``.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor
-    >>> Tensor([1.0, 2.0]).sum(dim=0)
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.ArgumentError: total takes no dim=; here it is axis=.
-    """
-    refuse = _refuse
-
-    def called(*positional: P.args, **given: P.kwargs) -> Result:
-        try:
-            return function(*positional, **given)
-        except TypeError as error:
-            refuse(error, function, positional, given)
-            raise
-
-    # With the globals of the function: doctest runs only functions with the globals of
-    # the module that it reads.
-    names = getattr(function, "__globals__", {})
-    twin = FunctionType(called.__code__, names, closure=called.__closure__)
-    return update_wrapper(twin, function)
-
-
-def _refuse(
+def refuse(
     error: TypeError,
     function: Callable[..., Any],
     positional: tuple[Any, ...],
     given: Mapping[str, Any],
 ) -> None:
+    """Refuse arguments that a function did not take, and name the equivalents."""
     if not isinstance(error, ArgumentError):  # which already names the mistake
         owner = function.__qualname__
         if function.__name__ == "__init__":

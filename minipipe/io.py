@@ -10,12 +10,14 @@ import stat
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from math import inf
 from typing import TYPE_CHECKING, Any, TextIO
-from unicodedata import category
 
+from minipipe.core.texts import parse_whole as parse_whole
+from minipipe.core.texts import printable as printable
+from minipipe.core.texts import text_table as text_table
 from minipipe.errors import ArgumentError, Code, FileError, MinipipeError, quoted
 from minipipe.limits import MOST_ACTIONS as MOST_ACTIONS
+from minipipe.limits import MOST_BYTES as MOST_BYTES
 from minipipe.limits import MOST_STAGES as MOST_STAGES
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 # real pipelines; what is within them fits into a few gigabytes. To allow more, change
 # these numbers, and nothing else.
 
-# Of a file or a text: the longest usual cells, "511SEND_F4095,", have 14 bytes.
-MOST_BYTES = 16 * MOST_ACTIONS
 # Characters of JSON, such as a certificate: about 9 million actions. Read, it takes
 # some ten times as many bytes.
 MOST_JSON = 2**26
@@ -47,25 +47,6 @@ MARK = "minipipe: "
 """The beginning of a line on standard error that is minipipe's own."""
 
 # -- text ------------------------------------------------------------------------------
-# Names in files and arguments may hold escape sequences that clear the screen or
-# retitle the window, line breaks that forge a line of a log, control characters that
-# reverse the direction of writing, and surrogates that no stream encodes.
-
-
-def printable(text: str) -> str:
-    r"""Return a text in one line, with each character that is not to be printed as its
-    escape sequence.
-
-    Letters, signs and blanks of all languages stay as they are.
-
-    Examples
-    --------
-    >>> print(printable("größe \x1b[2J\n"))
-    größe \x1b[2J\n
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(map(_shown, text))
 
 
 def printable_lines(text: str) -> str:
@@ -78,13 +59,6 @@ def printable_lines(text: str) -> str:
     lines\x07
     """
     return "\n".join(map(printable, text.split("\n")))
-
-
-def _shown(character: str) -> str:
-    is_blank = category(character) == "Zs"
-    if is_blank or character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode()
 
 
 def escaped(text: str) -> str:
@@ -165,54 +139,6 @@ def columns_of_terminal(otherwise: int) -> int:
         return otherwise
 
 
-def text_table(
-    rows: Sequence[Sequence[str]], right: Collection[int], width: float = inf
-) -> str:
-    """Return rows with aligned columns, two blanks between them.
-
-    Parameters
-    ----------
-    rows : sequence of sequence of str
-        The head first.
-    right : collection of int
-        The columns that are aligned on the right.
-    width : float
-        The most characters of a line. A wider table becomes several, one below the
-        other, each with the first column.
-
-    Examples
-    --------
-    >>> print(text_table([("name", "size"), ("gpipe", "4")], right={1}))
-    name   size
-    gpipe     4
-    >>> print(
-    ...     text_table(
-    ...         [("name", "size", "bubble"), ("gpipe", "4", "27 %")],
-    ...         right={1, 2},
-    ...         width=14,
-    ...     )
-    ... )
-    name   size
-    gpipe     4
-    <BLANKLINE>
-    name   bubble
-    gpipe    27 %
-    """
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    sides = [">" if i in right else "<" for i in range(len(widths))]
-    parts = [[0]]
-    for column in range(1, len(widths)):
-        taken = sum(widths[i] + 2 for i in parts[-1])
-        if len(parts[-1]) > 1 and taken + widths[column] > width:
-            parts.append([0])
-        parts[-1].append(column)
-    blocks = []
-    for part in parts:
-        cells = [[f"{row[i]:{sides[i]}{widths[i]}}" for i in part] for row in rows]
-        blocks.append("\n".join("  ".join(row).rstrip() for row in cells))
-    return "\n\n".join(blocks)
-
-
 def wrapped(text: str, width: int) -> str:
     """Return a text, each of its lines broken at blanks into lines of at most some
     characters.
@@ -256,7 +182,6 @@ def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
 # would raise several other errors, and accept more.
 
 # of a whole number, which then fits into 64 bits; int() takes 4300, and raises beyond
-_MOST_DIGITS = 18
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -291,17 +216,17 @@ def parse_json(text: str | bytes) -> Any:
         plain = text if isinstance(text, str) else text.decode("utf-8")
         return json.loads(plain, object_pairs_hook=_without_duplicates)
     except ArgumentError as error:
-        raise ArgumentError("value", f"it is not JSON: {error.message}") from None
+        raise ArgumentError(f"it is not JSON: {error.message}") from None
     except UnicodeDecodeError as error:
         message = f"it is not JSON: byte {error.start} is not UTF-8"
-        raise ArgumentError("value", message) from None
+        raise ArgumentError(message) from None
     except ValueError as error:
         # behind it, of a long number, comes advice for programmers
         reason = printable(str(error).partition(";")[0])
-        raise ArgumentError("value", f"it is not JSON: {reason}") from None
+        raise ArgumentError(f"it is not JSON: {reason}") from None
     except RecursionError:
         message = "it is not JSON: it is nested too deeply"
-        raise ArgumentError("value", message) from None
+        raise ArgumentError(message) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -309,7 +234,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise ArgumentError("value", f"the key {quoted(duplicate)} occurs twice")
+        raise ArgumentError(f"the key {quoted(duplicate)} occurs twice")
     return result
 
 
@@ -338,33 +263,7 @@ def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
     try:
         yield from ((number, cells) for number, cells in enumerate(lines, 1) if cells)
     except csv.Error as error:
-        raise ArgumentError("value", f"it is not CSV: {error}") from None
-
-
-def parse_whole(text: str) -> int:
-    """Return the whole number, at least 0, of a text with at most 18 digits.
-
-    :func:`int` also takes signs, blanks, underscores and the digits of other alphabets;
-    ``str.isdigit`` also takes a superscript, which ``int`` does not.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``.
-
-    Examples
-    --------
-    >>> parse_whole("042")
-    42
-    >>> parse_whole("²")
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.ArgumentError: '²' is not a whole number of at most 18 digits
-    """
-    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
-        return int(text)
-    message = f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits"
-    raise ArgumentError("value", message)
+        raise ArgumentError(f"it is not CSV: {error}") from None
 
 
 def parse_integer(text: str) -> int:
@@ -384,7 +283,7 @@ def parse_integer(text: str) -> int:
     if text.isascii() and "_" not in text:
         with suppress(ValueError):  # also of more than 4300 digits
             return int(text)
-    raise ArgumentError("value", f"{quoted(text)} is not a whole number")
+    raise ArgumentError(f"{quoted(text)} is not a whole number")
 
 
 def parse_real(text: str) -> float:
@@ -406,7 +305,7 @@ def parse_real(text: str) -> float:
     if text.isascii() and "_" not in text:
         with suppress(ValueError):
             return float(text)
-    raise ArgumentError("value", f"{quoted(text)} is not a number")
+    raise ArgumentError(f"{quoted(text)} is not a number")
 
 
 # -- files -----------------------------------------------------------------------------
@@ -758,9 +657,8 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
     """
     found = parse_json(text)
     if not isinstance(found, dict):
-        raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
+        raise ArgumentError(f"it is {quoted(found)}, expected an object")
     for name, expected in head.items():
         if type(given := found.get(name)) is not type(expected) or given != expected:
-            message = f"its {name} is {quoted(given)}, expected {expected!r}"
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"its {name} is {quoted(given)}, expected {expected!r}")
     return found

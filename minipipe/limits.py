@@ -6,3 +6,5 @@ MOST_ACTIONS = 2**24
 # Ranks, and stages. The deepest published pipelines have about a hundred; some figures
 # take time in their square.
 MOST_STAGES = 2**12
+# Of a file or a text: the longest usual cells, "511SEND_F4095,", have 14 bytes.
+MOST_BYTES = 16 * MOST_ACTIONS

@@ -250,6 +250,7 @@ COUNT = Spec(int, minimum=1)
 INDEX = Spec(int, minimum=0)
 SCHEDULE_COUNT = COUNT._replace(error=ScheduleError.of)
 SCHEDULE_NUMBER = Spec(float, minimum=0, error=ScheduleError.of)
+SCHEDULE_AMOUNT = Spec(float, above=0, maximum=inf, error=ScheduleError.of)
 """Numbers of a schedule: the error lists problems, as an error of the verifier does."""
 
 TEXT_WIDTH = Spec(int, minimum=40, expected="at least 40 columns")
@@ -276,9 +277,8 @@ def state_of(owner: str, state: Any, specs: Mapping[str, Spec]) -> dict[str, Any
     """
     if not isinstance(state, Mapping) or state.keys() != specs.keys():
         raise ArgumentError(
-            "value",
             f"{owner}: the state is {quoted(state, 80)}; expected the result of "
-            f"state_dict(), with {' and '.join(specs)}.",
+            f"state_dict(), with {' and '.join(specs)}."
         )
     return {
         name: spec.check(f"{owner}: {name}", state[name])

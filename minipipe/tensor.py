@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from minipipe import autograd
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.calls import Nothing, calling, has_half, recording
 from minipipe.autograd.graph import CUSTOM, Leaf, Node, StageInput, Vjp
 from minipipe.autograd.operation import Operation, names_in
+from minipipe.autograd.walk import backward
+from minipipe.core.familiar import refuse_calls, with_hints
 from minipipe.errors import TensorError, shape_error
-from minipipe.hints import refuse_calls, with_hints
 
 __all__ = ["Operand", "Tensor", "as_tensor", "op", "record"]
 
@@ -135,6 +135,9 @@ class Tensor(TensorMethods):
             )
         self.node.grad = gradient
 
+    def _check_whole(self, operation: str) -> None:
+        """Refuse a tensor that is one of several parts; subclasses may be such."""
+
     def backward(self, gradient: Array | float | None = None) -> None:
         """Add to ``grad`` of every leaf behind this tensor its gradient, and release
         the graph.
@@ -163,7 +166,7 @@ class Tensor(TensorMethods):
                 "computed inside no_grad()."
             )
             raise TensorError("no-graph", message)
-        autograd.backward({self.node: self.seed_gradient(gradient)})
+        backward({self.node: self.seed_gradient(gradient)})
 
     def seed_gradient(self, gradient: Array | float | None = None) -> Array:
         """Return ``gradient`` as an array of this tensor's shape and dtype; by default

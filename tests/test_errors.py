@@ -45,7 +45,14 @@ def literal_codes():
         (file, name, args[0].value)
         for file, name, args in raised()
         if isinstance(args[0], ast.Constant)
+        and (name, len(args)) != ("ArgumentError", 1)  # only a message
     ]
+
+
+def test_an_argument_error_with_only_a_message_has_the_code_value():
+    error = errors.ArgumentError("width is 0; expected at least 1.")
+    for twin in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (twin.code, str(twin)) == ("value", "width is 0; expected at least 1.")
 
 
 _NAMED = re.compile(r"[Cc]odes?\s((?:``[a-z-]+``(?:, (?:and )?| and | or )?)+)")

@@ -22,8 +22,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from minipipe.autograd.backend import Array
+from minipipe.core.familiar import check_arguments
 from minipipe.errors import ArgumentError
-from minipipe.hints import check_arguments
 from minipipe.specs import Spec
 
 GRADIENT = "g"
@@ -82,7 +82,6 @@ class Value(NamedTuple):
         takes_shape = SHAPE in needs and needs.pop() == SHAPE
         if names[:1] != [GRADIENT] or SHAPE in needs:
             raise ArgumentError(
-                "value",
                 f"The gradient of {name} takes ({', '.join(names)}); expected "
                 f"{GRADIENT} first, and {SHAPE}, if it is needed, last.",
             )
@@ -145,7 +144,6 @@ class Operation:
         self.positional = tuple(attributes)
         for name in {*self.positional} - of_arrays.parameters.keys():
             raise ArgumentError(
-                "value",
                 f"{self.name} has no parameter {name}, which op(attributes=…) names; "
                 f"its parameters are {', '.join(of_arrays.parameters)}.",
             )
@@ -187,7 +185,6 @@ class Operation:
             value = Value.of(name, function)
             if name in taken or value.takes_shape:
                 raise ArgumentError(
-                    "value",
                     f"{self.name}.shared({name}=…) has the name of another value, or "
                     f"needs {SHAPE}, which only a gradient gets. Take another name, "
                     "or name an input instead.",
@@ -248,24 +245,21 @@ class Operation:
 
     def _checked(self, value: Value, names: Sequence[str]) -> Value:
         if value.name not in names:
-            message = (
+            raise ArgumentError(
                 f"{self.name} has no input {value.name}; its inputs are "
                 f"{', '.join(self.inputs)}."
             )
-            raise ArgumentError("value", message)
         known = {RESULT, *self.inputs, *self.saves, *self.attributes, *self.shared}
         if self.is_variadic:
             known = known - {self.inputs[-1]} | {"number"}
         for name in value.needs:
             if name not in known:
                 raise ArgumentError(
-                    "value",
                     f"The gradient of {value.name} in {self.name} needs {name}; "
                     f"expected one of {', '.join(sorted({*known, SHAPE}))}.",
                 )
         if value.takes_shape and SHAPE in known:
             raise ArgumentError(
-                "value",
                 f"The gradient of {value.name} in {self.name} needs {SHAPE}: the "
                 "shape of its input, and also a value of the operation. Give that "
                 "another name.",
@@ -285,7 +279,6 @@ class Operation:
         missing = [name for _, name in wanted if name not in self.steps]
         if missing:
             raise ArgumentError(
-                "value",
                 f"{self.name} has no gradient for {missing[0]}, which requires one. "
                 f"Add it: {self.name}.gradients({missing[0]}=lambda g: …).",
             )
@@ -432,11 +425,10 @@ def names_in(option: str, names: str) -> list[str]:
     Spec(str, expected="names separated by spaces").of_class(f"op: {option}", names)
     for name in names.split():
         if not name.isidentifier():
-            message = (
+            raise ArgumentError(
                 f"op: {option} is {names!r:.60}; expected names separated by spaces, "
                 "such as 'mask scale'."
             )
-            raise ArgumentError("value", message)
     return names.split()
 
 
@@ -465,14 +457,12 @@ def _check_parameters(
         has_default = is_input and one.default not in (one.empty, None)
         if one.kind is one.VAR_KEYWORD or has_default:
             raise ArgumentError(
-                "value",
                 f"{operation} takes {one}; expected tensors, which have no default "
                 "but None. Other arguments are attributes: behind a *, or in "
                 f"@op(attributes={one.name!r}).",
             )
         if is_input and one in parameters[len(inputs) :]:
             raise ArgumentError(
-                "value",
                 f"{operation} takes the tensor {one.name} behind attributes; expected "
                 "tensors first. Change the order of its parameters.",
             )
@@ -480,7 +470,6 @@ def _check_parameters(
     for name in names:
         if names.count(name) > 1 or name == "number":
             raise ArgumentError(
-                "value",
                 f"{operation} has two values {name}, or one with a name that means "
                 "something else in a gradient. Rename the parameter, or the value of "
                 "saves=.",

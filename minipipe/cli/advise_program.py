@@ -63,7 +63,8 @@ class _Watcher:
     """
 
     def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
-        self._leave, self._limits = leave, limits
+        self._leave = leave
+        self._limits = limits
         self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}
 
     def begin(
@@ -74,30 +75,20 @@ class _Watcher:
         """
         model = model.model if isinstance(model, Plan | Stages) else model
         self._given[id(pipeline)] = model, options
-        return model, {
-            name: value for name, value in options.items() if name not in _CHOSEN
-        }
+        kept = options.keys() - _CHOSEN
+        return model, {name: options[name] for name in options if name in kept}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> NoReturn:
         model, options = self._given[id(pipeline)]
         own = {name: options[name] for name in PLANNED if name in options}
-        is_made = (
-            own.get("schedule") != "auto" and str(own.get("partition")) != "measured"
-        )
-        rest = {
-            name: value
-            for name, value in options.items()
-            if name not in {*_CHOSEN, "recompute"}
-        }
-        asked = {
-            "recompute": options["recompute"] or None,
-            "own": own if is_made else None,
-            **self._limits,
-        }
-        self._leave(
-            pipeline,
-            Question(model, inputs, targets, rest, _optimiser_of(pipeline), **asked),
-        )
+        asked = {"recompute": options["recompute"] or None, **self._limits}
+        if own.get("schedule") != "auto" and str(own.get("partition")) != "measured":
+            asked["own"] = own
+        kept = options.keys() - {*_CHOSEN, "recompute"}
+        rest = {name: options[name] for name in options if name in kept}
+        optimiser = _optimiser_of(pipeline)
+        question = Question(model, inputs, targets, rest, optimiser, **asked)
+        self._leave(pipeline, question)
 
 
 def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
@@ -107,16 +98,12 @@ def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
     own = set(map(id, pipeline.parameters()))
     # The garbage collector lists every living optimiser, so that the program need not
     # pass its own.
-    alive = [
-        each
-        for each in gc.get_objects()
-        if issubclass(type(each), Optimiser) and hasattr(each, "groups")
-    ]
+    alive = [each for each in gc.get_objects() if issubclass(type(each), Optimiser)]
+    alive = [each for each in alive if hasattr(each, "groups")]
     if not alive:
         return None
-    settings = dict(
-        max(alive, key=lambda each: len(own & set(map(id, each.parameters)))).settings
-    )
+    found = max(alive, key=lambda each: len(own & set(map(id, each.parameters))))
+    settings = dict(found.settings)
     kind = settings.pop("class")
     return lambda parameters: kind(parameters, **settings)
 
@@ -153,7 +140,7 @@ def question_about(
         if size != 1:
             problem = f"{program} starts {counted(size, 'rank')} itself"
             how = "expected a program that calls init_process_group()"
-            raise ArgumentError("value", f"{problem}; {how}.")
+            raise ArgumentError(f"{problem}; {how}.")
         raise _Left(question)
 
     with redirect_stdout(sys.stderr):
@@ -163,13 +150,12 @@ def question_about(
             return left.question
         except (ArgumentError, LaunchError):
             raise
-        except SystemExit as error:
-            raise ended_early(program, error, _BEFORE, _HINT) from None
-        except Exception as error:
-            traceback.print_exception(error)
+        except (SystemExit, Exception) as error:
+            if not isinstance(error, SystemExit):
+                traceback.print_exception(error)
             raise ended_early(program, error, _BEFORE, _HINT) from None
     problem = f"{program} ended without a training step"
-    raise ArgumentError("value", f"{problem}; expected a call of Pipeline.step.")
+    raise ArgumentError(f"{problem}; expected a call of Pipeline.step.")
 
 
 _BEFORE = "before its first training step"
@@ -225,19 +211,16 @@ def program_report(
         if launcher is None:
 
             def advise(group: ProcessGroup) -> Advice | None:
-                tell = silent if group.rank else progress.tell
-                return advice_on_ranks(
-                    question, group, Pipeline, "thread ranks", seconds, tell
-                )
+                how = ("thread ranks", seconds, silent if group.rank else progress.tell)
+                return advice_on_ranks(question, group, Pipeline, *how)
 
             return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
         progress.tell(f"starting {program} on {counted(num_ranks, 'rank')}")
         asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
         failed = f"{program} failed before its first step"
         module = [__name__, program, *arguments]
-        return AdviceReport(
-            **answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
-        )
+        found = answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
+        return AdviceReport(**found)
 
 
 def _expected_seconds(race: float | None) -> float:
@@ -258,9 +241,8 @@ def main() -> None:
         with errors_left(group):  # no ``except Exception`` of the program catches them
             check_num_ranks(program, group.size, asked["ranks"], "that were started")
             tell = teller(group, progress=True)
-            advice = advice_on_ranks(
-                question, group, Pipeline, "MPI ranks", asked["seconds"], tell
-            )
+            how = ("MPI ranks", asked["seconds"], tell)
+            advice = advice_on_ranks(question, group, Pipeline, *how)
         if advice is not None:
             leave_answer(AdviceReport.of(advice)._asdict())
         group.barrier()

@@ -68,28 +68,19 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.certificate is not None:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
-    n, memory = schedule.num_stages, memory_of(costs, schedule)
+    n = schedule.num_stages
+    memory = memory_of(costs, schedule)
     weights = costs.weight_memory(n)
     keys_values = costs.sliced(schedule.num_slices).by_stage("keys_values", n)
-    ages = {
-        "max_versions": options.max_versions,
-        "max_staleness": options.max_staleness,
-    }
-    verify(
-        schedule,
-        options.memory_limit,
-        memory,
-        weights=weights,
-        keys_values=keys_values,
-        **ages,
-    )
+    limits = fields(options, "memory_limit", "max_versions", "max_staleness")
+    of_stages: dict[str, Any] = {"weights": weights, "keys_values": keys_values}
+    verify(schedule, memory=memory, **of_stages, **limits)
     timeline = simulate(one_step, costs, options.steps)
-    if schedule.is_reproducible:
-        remark = ""
-    else:
-        remark = "; it accumulates gradients in another order than one process"
+    remark = ""
     if schedule.is_forward_only:
         remark = "; forward only, so it does not train"
+    elif not schedule.is_reproducible:
+        remark = "; it accumulates gradients in another order than one process"
     found = _ages(schedule) if U in schedule.kinds else {}
     if found:
         by_ranks = by_rank(found["versions"])
@@ -106,12 +97,9 @@ def _ages(schedule: ActionTable) -> dict[str, Any]:
     """
     rows = (copies_held(flow_of(schedule), rank) for rank in range(schedule.num_ranks))
     versions = [max((held.versions for held, _ in row), default=1) for row in rows]
-    drifts, stale = drift(schedule), staleness(schedule)
-    return {
-        "versions": versions,
-        "drift": max(map(max, drifts)),
-        "staleness": max(map(max, stale)),
-    }
+    ages = {"drift": drift(schedule), "staleness": staleness(schedule)}
+    largest = {name: max(map(max, of_ranks)) for name, of_ranks in ages.items()}
+    return {"versions": versions, **largest}
 
 
 # -- certificates ----------------------------------------------------------------------
@@ -131,36 +119,27 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     """
     seconds: float | None = options.prove
     try:
-        certificate, is_unchanged = read_certificate(
-            read_text(options.certificate, MOST_JSON)
-        )
+        text = read_text(options.certificate, MOST_JSON)
+        certificate, is_unchanged = read_certificate(text)
     except FileError as error:
         raise ScheduleError.of(Code.UNREADABLE, f"The certificate {error}") from None
-    claim = Claim(
-        certificate.objective,
-        certificate.value,
-        certificate.bound,
-        certificate.bound_by,
-    )
+    claim = Claim(**fields(certificate, *Claim._fields))
     finding = check_claim(certificate.schedule, certificate.workload, claim)
     if not is_unchanged:
         raise changed()
+    proof = None
+    reason = finding.formula.reason
     if seconds is not None and not finding.is_proved:
         proof = _proof(certificate, seconds)
-    else:
-        proof = None
+        reason = ""
     facts = _facts(certificate, finding, proof)
-    reason = finding.formula.reason if proof is None else ""
     is_proved = claim.bound <= facts.bound * (1 + ROUNDING)
     data = fields(facts, "objective", "value", "bound", "bound_by", "gap")
-    claimed = {
-        "claimed_bound": claim.bound,
-        "claimed_by": claim.bound_by,
-        "is_proved_here": is_proved,
-    }
-    text = f"{_about_the_bound(facts, reason, claim, is_proved)}\n{_about_the_schedule(facts)}"
-    status = ExitStatus.NO if seconds is not None and not is_proved else ExitStatus.YES
-    return answer(options, {ANSWER: True, **data, **claimed}, text, status)
+    claimed = {"claimed_bound": claim.bound, "claimed_by": claim.bound_by}
+    data = {ANSWER: True, **data, **claimed, "is_proved_here": is_proved}
+    bound = _about_the_bound(facts, reason, claim, is_proved)
+    status = ExitStatus(seconds is not None and not is_proved)
+    return answer(options, data, f"{bound}\n{_about_the_schedule(facts)}", status)
 
 
 def _facts(
@@ -169,9 +148,11 @@ def _facts(
     """Return a certificate with the value simulated here and the largest bound proved
     here.
     """
-    bound, bound_by = min(finding.formula.value, finding.value), finding.formula.name
+    bound = min(finding.formula.value, finding.value)
+    bound_by = finding.formula.name
     if proof is not None and proof.bound > bound:
-        bound, bound_by = proof.bound, proof.bound_by
+        bound = proof.bound
+        bound_by = proof.bound_by
     return certificate._replace(value=finding.value, bound=bound, bound_by=bound_by)
 
 
@@ -180,7 +161,8 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
     from minipipe.search.brute_force import solve_by_branch_and_bound
     from minipipe.search.exact import solve
 
-    workload, objective = certificate.workload, certificate.objective
+    workload = certificate.workload
+    objective = certificate.objective
     try:
         found = solve(workload, objective, seconds, certificate.schedule)
     except ArgumentError:
@@ -195,9 +177,8 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
 def _about_the_bound(
     facts: Certificate, reason: str, claim: Claim, is_proved: bool
 ) -> str:
-    proved = (
-        f"bound {facts.bound:.12g}: proved here by {facts.bound_by}. {reason}".rstrip()
-    )
+    proved = f"bound {facts.bound:.12g}: proved here by {facts.bound_by}. {reason}"
+    proved = proved.rstrip()
     if is_proved:
         return proved
     again = "; --prove SECONDS searches for a proof" if reason else ""
@@ -210,9 +191,7 @@ def _about_the_schedule(facts: Certificate) -> str:
         gap = f"at most {100 * facts.gap:.2g} % above the best possible"
     else:
         gap = "which is optimal"
-    schedule = facts.schedule
-    sizes = describe_sizes(
-        schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
-    )
-    named = f"legal and within memory: {sizes}, called {quoted(schedule.name)}"
+    made = facts.schedule
+    sizes = describe_sizes(made.num_ranks, made.num_stages, made.num_microbatches)
+    named = f"legal and within memory: {sizes}, called {quoted(made.name)}"
     return f"{named}; {facts.objective} {facts.value:.12g}, {gap}"

@@ -68,11 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--rounds", _COUNT, "N", rounds, default=5)
     hosts = "simulate the ranks on N hosts (default: 2 with --links)"
     add("--hosts", type=int, metavar="N", help=hosts)
-    links = (
-        "latency in seconds and bandwidth in bytes per second between hosts "
-        "(default: 5e-5,1.25e9, Ethernet)"
-    )
-    add_text(parser, "--links", "S,BYTES", links)
+    links = "latency in seconds and bandwidth in bytes per second between hosts"
+    usual = "(default: 5e-5,1.25e9, Ethernet)"
+    add_text(parser, "--links", "S,BYTES", f"{links} {usual}")
     form = "output format (default: from the ending of FILE, or text)"
     add("--format", choices=_ENDINGS.values(), help=form)
     add_output(parser, "write to FILE: .txt, .csv, .json or .svg")
@@ -81,67 +79,48 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Measure and print."""
     form = _form_of(options)
-    task, num_ranks = _task_of(options), options.ranks
+    task = _task_of(options)
+    num_ranks = options.ranks
     grids, left_out = task.grids(num_ranks)
     if not grids:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         problem = f"No mesh of {counted(num_ranks, 'rank')} fits this model"
         raise misuse(f"{problem}. {reasons}.")
     hosts, link = _hosts_of(options)
-    rounds = options.rounds
-    seconds = _checked_seconds(task, grids, num_ranks, rounds)
+    seconds = _checked_seconds(task, grids, num_ranks, options.rounds)
     if ranks_of_launcher(os.environ) != 1:
         problem = "minipipe compare starts its ranks itself; run it without mpirun"
         raise misuse(f"{problem}, as minipipe compare --ranks {num_ranks}.")
     launcher = launcher_of_ranks()
-    if launcher is None:
-        on = counted(num_ranks, "thread rank")
-    else:
+    where = counted(num_ranks, "thread rank")
+    on = where
+    if launcher is not None:
+        where = f"{counted(num_ranks, 'MPI rank')} on {counted(len(cores()), 'core')}"
         on = f"{counted(num_ranks, 'rank')} under mpirun"
-    turns = f"{counted(rounds, 'round')} of steps in turns"
+    turns = f"{counted(options.rounds, 'round')} of steps in turns"
     work = f"comparing {counted(len(grids), 'mesh')} on {on}, {turns}"
     warn_if_busy()
     with Progress(work, seconds) as progress:
-        if launcher is None:
-            where = counted(num_ranks, "thread rank")
-            rows = _rows_of_threads(task, num_ranks, rounds, progress)
-        else:
-            where = (
-                f"{counted(num_ranks, 'MPI rank')} on {counted(len(cores()), 'core')}"
-            )
-            asked = {"task": asdict(task), "rounds": rounds}
-            rows = answer_of_ranks(
-                launcher,
-                num_ranks,
-                [__name__],
-                asked,
-                "The comparison failed",
-                progress,
-            )
-    report = GridReport(
-        task,
-        rows,
-        left_out,
-        where,
-        hosts,
-        link,
-        num_ranks > len(cores()),
-        launcher is None,
-    )
-    return _print(report, form, options)
+        rows = _compared(task, num_ranks, options.rounds, launcher, progress)
+    is_shared = num_ranks > len(cores())
+    measured = (task, rows, left_out, where, hosts, link)
+    return _print(GridReport(*measured, is_shared, launcher is None), form, options)
 
 
-def _rows_of_threads(
-    task: Task, num_ranks: int, rounds: int, progress: Progress
+def _compared(
+    task: Task, num_ranks: int, rounds: int, launcher: str | None, progress: Progress
 ) -> list[dict[str, Any]]:
-    """Compare on thread ranks."""
+    """Compare on ranks under a launcher, or else on thread ranks."""
 
     def compare(group: ProcessGroup) -> list[dict[str, Any]]:
-        return compare_on_ranks(
-            task, group, Pipeline, rounds, silent if group.rank else progress.tell
-        )
+        tell = silent if group.rank else progress.tell
+        return compare_on_ranks(task, group, Pipeline, rounds, tell)
 
-    return spawn(compare, num_ranks)[0]
+    if launcher is None:
+        return spawn(compare, num_ranks)[0]
+    asked = {"task": asdict(task), "rounds": rounds}
+    failed = "The comparison failed"
+    return answer_of_ranks(launcher, num_ranks, [__name__], asked, failed, progress)
 
 
 def _checked_seconds(
@@ -152,11 +131,13 @@ def _checked_seconds(
     """
     model = f"--layers {task.layers}, --width {task.width}"
     own = f"{model}, --batch {task.batch}, --length {task.length}"
-    needed, here = least_bytes(task, grids, num_ranks), memory_of_this_host()
+    needed = least_bytes(task, grids, num_ranks)
+    here = memory_of_this_host()
     if needed > here:
-        sizes = [format_memory(size, "bytes") for size in (needed, here)]
-        held = f"the meshes of {counted(num_ranks, 'rank')} need at least {sizes[0]}"
-        reason = f"With {own}, {held}, and this machine has {sizes[1]}"
+        need = format_memory(needed, "bytes")
+        held = f"the meshes of {counted(num_ranks, 'rank')} need at least {need}"
+        memory = format_memory(here, "bytes")
+        reason = f"With {own}, {held}, and this machine has {memory}"
         raise misuse(f"{reason}; choose a smaller model, batch or --ranks.")
     seconds = expected_seconds(task, len(grids), rounds, num_ranks, len(cores()))
     if seconds > _MOST_SECONDS:
@@ -173,8 +154,10 @@ def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitSt
         content = report.picture()
     elif form == "csv":
         content = csv_of(report.flat())
+    elif form == "json":
+        content = f"{json.dumps(report.data)}\n"
     else:
-        content = json.dumps(report.data) + "\n" if form == "json" else f"{report}\n"
+        content = f"{report}\n"
     if options.output is not None:
         said = report.sentences
         write_file(options.output, content, options, f": {said[0]}", sentences=said)
@@ -217,11 +200,12 @@ def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
         if not is_right:
             expected = "seconds and bytes per second, such as 5e-5,1.25e9"
             raise misuse(f"--links is {quoted(options.links)}; expected {expected}.")
-    hosts = 2 if options.hosts is None and options.links is not None else options.hosts
+    hosts = options.hosts
+    if hosts is None and options.links is not None:
+        hosts = 2
     if hosts is not None:
-        divisor(
-            "--hosts", hosts, options.ranks, of=f"the {counted(options.ranks, 'rank')}"
-        )
+        ranks = f"the {counted(options.ranks, 'rank')}"
+        divisor("--hosts", hosts, options.ranks, of=ranks)
     return hosts, link
 
 
@@ -230,7 +214,8 @@ def main() -> None:
     asked = asked_of_ranks()
     with init_process_group() as group:
         with errors_left(group):
-            task, tell = Task(**asked["task"]), teller(group, progress=True)
+            task = Task(**asked["task"])
+            tell = teller(group, progress=True)
             rows = compare_on_ranks(task, group, Pipeline, asked["rounds"], tell)
         if group.rank == 0:
             leave_answer(rows)

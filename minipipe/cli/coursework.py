@@ -42,7 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Write the student's copy of the exercises, or a file about them."""
-    form, target = options.form, options.target
+    form = options.form
+    target = options.target
     if form != "autograder" and (options.variants or options.late_factor is not None):
         problem = "--variants and --late-factor need --as autograder"
         raise misuse(f"{problem}; --as {form} has neither.")

@@ -42,18 +42,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_chunks(parser)
     add_sizes(parser)
     add_costs(parser)
-    add_output(
-        parser, "file to save to, .csv or .txt (default: FILE, or a new file NAME.csv)"
-    )
-    parser.set_defaults(
-        group=None,
-        per_update=None,
-        joined=None,
-        slices=None,
-        freeze=[],
-        ignore_sharding=False,
-    )
-    parser.set_defaults(recompute=False, offload=None, replicas=None)
+    usual = "(default: FILE, or a new file NAME.csv)"
+    add_output(parser, f"file to save to, .csv or .txt {usual}")
+    without = ("group", "per_update", "joined", "slices", "offload", "replicas")
+    parser.set_defaults(**dict.fromkeys(without))
+    parser.set_defaults(recompute=False, ignore_sharding=False, freeze=[])
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -68,10 +61,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if refused["isRefused"]:
         raise misuse(f"--costs: {refused['said']}")
     with Page(editor) as page:
-        text = (
-            f"Open {page.url}\nSave writes {printable(str(file))}. Ctrl-C ends the "
-            "editor."
-        )
+        save = f"Save writes {printable(str(file))}. Ctrl-C ends the editor."
+        text = f"Open {page.url}\n{save}"
         data = {"url": page.url, "file": str(file)}
         put(json.dumps(data) if options.json else text, flush=True)
         try:
@@ -105,7 +96,8 @@ class Page(ThreadingHTTPServer):
 
     def __init__(self, editor) -> None:  # type: ignore[no-untyped-def]  # an Editor, which is imported at run time
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.editor, self.turn = editor, threading.Lock()
+        self.editor = editor
+        self.turn = threading.Lock()
         self.host = f"127.0.0.1:{self.server_address[1]}"
         self.path = f"/{secrets.token_urlsafe(24)}/"
         self.url = f"http://{self.host}{self.path}"
@@ -139,11 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
         lengths = self.headers.get_all("Content-Length", [])
         if not self._is_ours(f"{self.server.path}ask", f"http://{self.server.host}"):
             return
-        if (
-            self.headers.get("Content-Type") != "application/json"
-            or len(lengths) != 1
-            or not lengths[0].isdecimal()
-        ):
+        is_json = self.headers.get("Content-Type") == "application/json"
+        if not (is_json and len(lengths) == 1 and lengths[0].isdecimal()):
             self._send(415, "Expected JSON, with its length.")
         # A number of more digits is too large as well, and int() takes 4300 of them at
         # most.
@@ -179,15 +168,12 @@ class _Handler(BaseHTTPRequestHandler):
         # a refused message was not read
         self.close_connection = self.close_connection or status != 200
         self.send_response(status)
-        for name, value in (
-            ("Content-Type", f"{kind}; charset=utf-8"),
-            ("Content-Length", str(len(data))),
-            ("Cache-Control", "no-store"),
-            ("Referrer-Policy", "no-referrer"),
-            ("X-Content-Type-Options", "nosniff"),
-            ("X-Frame-Options", "DENY"),
-        ):
-            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
         self.end_headers()
         self.wfile.write(data)
 

@@ -70,7 +70,9 @@ class Exporter:
         tell: Tell | None = None,
     ) -> None:
         self._tell = tell
-        self._program, self._num_ranks, self._num_steps = program, num_ranks, num_steps
+        self._program = program
+        self._num_ranks = num_ranks
+        self._num_steps = num_steps
         self._folder = folder
         self.followers: dict[int, Follower] = {}
         self._pipelines: dict[int, Pipeline] = {}
@@ -100,19 +102,17 @@ class Exporter:
 
     def _begin_step(self, pipeline: Pipeline) -> bool:
         if pipeline.grid is not None:
-            message = (
-                f"{self._program} trains on a Grid; export knows pipelines and replicas"
-            )
+            problem = f"{self._program} trains on a Grid"
+            how = "expected none of --tensor and --fully-sharded"
             raise ArgumentError(
-                "value", f"{message}: expected none of --tensor and --fully-sharded."
+                f"{problem}; export knows pipelines and replicas: {how}."
             )
         size = pipeline.group.size
         check_num_ranks(self._program, size, self._num_ranks, "of --ranks")
         if id(pipeline) not in self.followers:
             self._pipelines[id(pipeline)] = pipeline
-            follower = Follower(
-                pipeline, self._program, self._num_steps, partial(self._fail, pipeline)
-            )
+            fail = partial(self._fail, pipeline)
+            follower = Follower(pipeline, self._program, self._num_steps, fail)
             self.followers[id(pipeline)] = follower
         if not self.followers[id(pipeline)].begin_step():
             return False
@@ -139,7 +139,7 @@ class Exporter:
                 self._write(pipeline.group.rank, self.followers[key].finished())
         if not self.names:
             message = f"{self._program} ended without a training step"
-            raise ArgumentError("value", f"{message}; expected calls of Pipeline.step.")
+            raise ArgumentError(f"{message}; expected calls of Pipeline.step.")
 
 
 def exported(
@@ -166,21 +166,16 @@ def exported(
     """
     check_program(program)
     launcher = launcher_of_ranks() if num_ranks > 1 else None
-    work = (
-        f"running {program} on {counted(num_ranks, 'rank')} until "
-        f"{counted(num_steps, 'compiled step')} are recorded"
-    )
+    steps = f"until {counted(num_steps, 'compiled step')} are recorded"
+    work = f"running {program} on {counted(num_ranks, 'rank')} {steps}"
     with Progress(work, 20.0) as progress:
         if launcher is None:
             exporter = Exporter(program, num_ranks, num_steps, folder)
             with redirect_stdout(sys.stderr):
                 _run(program, arguments, exporter)
             return [exporter.names[rank] for rank in sorted(exporter.names)]
-        asked = {
-            "ranks": num_ranks,
-            "steps": num_steps,
-            "folder_of_files": str(folder.resolve()),
-        }
+        files = str(folder.resolve())
+        asked = {"ranks": num_ranks, "steps": num_steps, "folder_of_files": files}
         failed = f"{program} failed {_BEFORE}"
         module = [__name__, program, *arguments]
         answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
@@ -216,13 +211,9 @@ def main() -> None:
     """Run the program as one rank, and write its file."""
     program, *arguments = sys.argv[1:]
     asked: Mapping[str, Any] = asked_of_ranks()
-    exporter = Exporter(
-        program,
-        asked["ranks"],
-        asked["steps"],
-        Path(asked["folder_of_files"]),
-        leave_error,
-    )
+    folder = Path(asked["folder_of_files"])
+    sizes = (asked["ranks"], asked["steps"])
+    exporter = Exporter(program, *sizes, folder, leave_error)
     _run(program, arguments, exporter)
     if 0 in exporter.names:
         leave_answer({"files": len(exporter.names)})

@@ -11,11 +11,11 @@ from typing import Any
 from minipipe.cli.coursework import SOURCE_HELP
 from minipipe.cli.declaring import add_file, add_flag, add_text
 from minipipe.cli.numbers import FACTOR, add_number
-from minipipe.cli.output import ExitStatus, answer
+from minipipe.cli.output import ExitStatus, answer, fields
 from minipipe.cli.progress import Progress
 from minipipe.coursework.deadline import moment, read_times
 from minipipe.coursework.exercise import Exercise, chosen_of, exercises_in, find_source
-from minipipe.coursework.grading import TIME_LIMIT, files_of, grade
+from minipipe.coursework.grading import TIME_LIMIT, Report, files_of, grade
 from minipipe.coursework.leaderboard import (
     Leaderboard,
     as_text,
@@ -87,52 +87,54 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _try(options, exercises)
     if not options.submissions:
         return _show(options, board)
-    common = {
-        "source": options.source,
-        "only": options.only,
-        "time_limit": options.time_limit,
-    }
     found = submissions_in(options.submissions, files_of(exercises))
-    files = {as_csv: options.csv, as_junit: options.junit}
-    work = f"grading {counted(len(found), 'submission')}"
-    if len(found) == 1 and not any((*files.values(), options.gradescope, board)):
-        with Progress(work, is_long=False):
-            whole = grade(found[0], **common, **of_each(name_of(found[0])))
-        report = whole.without_hidden() if options.hide_hidden else whole
-        status = ExitStatus.YES if report.passed else ExitStatus.NO
-        return answer(options, report.as_json(), report, status)
+    common = fields(options, "source", "only", "time_limit")
+    files = (options.csv, options.junit, options.gradescope)
+    work = Progress(f"grading {counted(len(found), 'submission')}", is_long=False)
+    if len(found) == 1 and not any((*files, board)):
+        own = of_each(name_of(found[0]))
+        with work:
+            report = grade(found[0], **common, **own)
+        return _one(report, options)
     _check(options, len(found))
-    hide = options.hide_hidden
-    with Progress(work, is_long=False):
-        reports = grade_all(
-            options.submissions,
-            jobs=options.jobs,
-            of_each=of_each,
-            hide_hidden=hide,
-            **common,
-        )
-    for written, path in files.items():
-        if path:
-            write_whole(path, written(reports))
-    if options.gradescope:
-        write_whole(options.gradescope, as_gradescope(reports[0]))
-    data, text = {"submissions": reports}, as_table(reports)
+    common |= fields(options, "jobs", "hide_hidden")
+    with work:
+        reports = grade_all(options.submissions, of_each=of_each, **common)
+    _write(reports, options)
+    data = {"submissions": reports}
+    text = as_table(reports)
     if board:
-        own = (
-            (
-                each["submission"],
-                of_each(each["submission"]).get("student"),
-                each["tasks"],
-            )
-            for each in reports
-        )
-        entries = board.add(
-            (student or name, schedules_in(tasks)) for name, student, tasks in own
-        )
-        data = {**data, "leaderboard": standings_as_json(entries)}
+        students = ((_student_of(each, of_each), each["tasks"]) for each in reports)
+        entries = board.add((name, schedules_in(tasks)) for name, tasks in students)
+        data["leaderboard"] = standings_as_json(entries)
         text = f"{text}\n\n{as_text(entries)}"
     passed = all(report["passed"] for report in reports)
-    return answer(options, data, text, ExitStatus.YES if passed else ExitStatus.NO)
+    return answer(options, data, text, ExitStatus(not passed))
+
+
+def _one(report: Report, options: argparse.Namespace) -> ExitStatus:
+    """Answer with the report on the only submission."""
+    if options.hide_hidden:
+        report = report.without_hidden()
+    return answer(options, report.as_json(), report, ExitStatus(not report.passed))
+
+
+def _write(reports: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Write the reports for other programs."""
+    if options.csv:
+        write_whole(options.csv, as_csv(reports))
+    if options.junit:
+        write_whole(options.junit, as_junit(reports))
+    if options.gradescope:
+        write_whole(options.gradescope, as_gradescope(reports[0]))
+
+
+def _student_of(
+    report: dict[str, Any], of_each: Callable[[str], dict[str, Any]]
+) -> str:
+    """Return the student of a submission, by default its name."""
+    name = report["submission"]
+    return of_each(name).get("student") or name
 
 
 def _check(options: argparse.Namespace, count: int) -> None:
@@ -160,11 +162,9 @@ def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
         raise misuse(f"{problem}; leave out submissions, --student and --leaderboard.")
     with Progress("trying the exercises", is_long=False):
         tried = try_exercises(chosen_of(exercises, options.only), options.time_limit)
-    is_so = not any(each.problem for each in tried)
-    data = {"passed": is_so, "tried": [each._asdict() for each in tried]}
-    return answer(
-        options, data, trial_as_text(tried), ExitStatus.YES if is_so else ExitStatus.NO
-    )
+    has_failed = any(each.problem for each in tried)
+    data = {"passed": not has_failed, "tried": [each._asdict() for each in tried]}
+    return answer(options, data, trial_as_text(tried), ExitStatus(has_failed))
 
 
 def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
@@ -172,9 +172,8 @@ def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
         problem = "Expected a submission, such as `minipipe grade mine`"
         raise misuse(f"{problem}; --leaderboard FILE alone prints that file.")
     entries = board.read()
-    return answer(
-        options, {"leaderboard": standings_as_json(entries)}, as_text(entries)
-    )
+    data = {"leaderboard": standings_as_json(entries)}
+    return answer(options, data, as_text(entries))
 
 
 def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
@@ -190,14 +189,12 @@ def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
         raise misuse(f"{problem}: add --late-factor F, such as 0.9.")
 
     def of_each(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = (
-            {"student": student or name} if options.variants or options.student else {}
-        )
+        found: dict[str, Any] = {}
+        if options.variants or options.student:
+            found["student"] = student or name
         if handed is not None and factor is not None:
-            found |= {
-                "days_late": handed.days_late(name, deadline),
-                "late_factor": factor,
-            }
+            found["days_late"] = handed.days_late(name, deadline)
+            found["late_factor"] = factor
         return found
 
     return of_each

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from threadpoolctl import threadpool_info
 
@@ -47,24 +48,16 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Print the libraries and devices with which this machine computes and
     communicates.
     """
-    missing = "not installed"
-    library, messages = _about_mpi() or (
-        missing,
-        "within one process only: mpi4py is not installed",
-    )
+    library, messages = _about_mpi()
+    remedy = "run pip install -e '.[mpi]' in minipipe's folder, or use thread ranks"
+    system = f"{platform.system()} {platform.machine()}"
     facts = {
         "minipipe": __version__,
-        "python": (
-            f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-        ),
+        "python": f"{platform.python_version()} on {system}",
         "numpy": _package_version("numpy"),
         "blas": _blas_library(),
         "cores": num_cores(),
-        "mpi4py": _package_version("mpi4py")
-        or (
-            f"{missing}: run pip install -e '.[mpi]' in minipipe's folder, or use "
-            "thread ranks"
-        ),
+        "mpi4py": _package_version("mpi4py") or f"not installed: {remedy}",
         "mpi": library,
         "gpu": backend.gpu_description(),
         "gpu messages": messages,
@@ -82,19 +75,18 @@ def _package_version(name: str) -> str | None:
         return None
 
 
-def _about_mpi() -> tuple[str, str] | None:
+def _about_mpi() -> tuple[str, str]:
     """Return the MPI library that mpi4py loads, and the path of arrays between GPUs of
-    its ranks; None without it.
+    its ranks.
 
     :mod:`minipipe.comm.mpi` chooses the path at start. If MPI fails, the error is
     returned instead of the missing text.
     """
     if importlib.util.find_spec("mpi4py") is None:
-        return None
+        return "not installed", "within one process only: mpi4py is not installed"
     said, error = _asked(_ASK_MPI)
-    library, *is_cuda_aware = said.splitlines() or [
-        f"mpi4py cannot load an MPI library: {error}"
-    ]
+    failed = f"mpi4py cannot load an MPI library: {error}"
+    library, *is_cuda_aware = said.splitlines() or [failed]
     if error is not None:
         return library, f"unknown: {error}"
     if is_cuda_aware == ["True"]:
@@ -106,32 +98,29 @@ def _asked(program: str) -> tuple[str, str | None]:
     """Run a program in a separate process; return its output and its error, if it
     fails.
     """
+    command = [sys.executable, "-c", _TIED.format(caller=os.getpid()) + program]
+    environment = dict(os.environ)
+    for name in os.environ:
+        if name.startswith(_LAUNCHER):
+            del environment[name]
+    limits: dict[str, Any] = {"timeout": 60, "check": False}
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _TIED.format(caller=os.getpid()) + program],
-            env={
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(_LAUNCHER)
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            command, env=environment, capture_output=True, text=True, **limits
         )
     except subprocess.TimeoutExpired:
         return "", "no answer within 60 s"
-    failed = (asked.stderr.strip().splitlines() or ["it failed without a message"])[-1]
-    return asked.stdout, failed if asked.returncode else None
+    if not asked.returncode:
+        return asked.stdout, None
+    said = asked.stderr.strip() or "it failed without a message"
+    return asked.stdout, said.splitlines()[-1]
 
 
 def _blas_library() -> str:
     """Return the BLAS that NumPy loaded, with its number of threads outside a group."""
-    found = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    return (
-        ", ".join(
-            f"{b['internal_api']} {b['version']}, {counted(b['num_threads'], 'thread')}"
-            for b in found
-        )
-        or "unknown"
-    )
+    found = []
+    for library in threadpool_info():
+        if library["user_api"] == "blas":
+            threads = counted(library["num_threads"], "thread")
+            found.append(f"{library['internal_api']} {library['version']}, {threads}")
+    return ", ".join(found) or "unknown"

@@ -67,12 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     <ExitStatus.YES: 0>
     """
     prepare_streams()
-    if arguments is None:  # this process is the command
+    is_command = arguments is None  # this process is the command
+    if is_command:
         leave_by_signals()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _status(
-            sys.argv[1:] if arguments is None else list(arguments), arguments is None
-        )
+        return _status(words, is_command)
     finally:
         finish_messages()
 
@@ -109,12 +109,12 @@ def _run(words: list[str]) -> int:
         _explain_or_refuse(words)
     verb = import_module(f"minipipe.cli.{words[0]}")
     parser = _parser_of(words[0], verb)
-    own, passed_on = words[1:], []
+    end = len(words)
     # options of a program, which argparse would not know
-    if getattr(verb, "PASSES_ON", False) and "--" in own:
-        own, passed_on = own[: own.index("--")], own[own.index("--") + 1 :]
-    options = parser.parse_args(own)
-    options.passed_on = passed_on
+    if getattr(verb, "PASSES_ON", False) and "--" in words:
+        end = words.index("--")
+    options = parser.parse_args(words[1:end])
+    options.passed_on = words[end + 1 :]
     return _answer(verb, parser, options)
 
 
@@ -144,9 +144,8 @@ class _Flag(_Once):
     def __init__(
         self, option_strings: Sequence[str], dest: str, const: bool = True, **given: Any
     ) -> None:
-        super().__init__(
-            option_strings, dest, nargs=0, const=const, **{"default": False, **given}
-        )
+        given = {"default": False, **given, "nargs": 0, "const": const}
+        super().__init__(option_strings, dest, **given)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -178,9 +177,9 @@ class _Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
-        super().error(
-            printable(message if len(message) <= _MOST else f"{message[:_MOST]}…")
-        )
+        if len(message) > _MOST:
+            message = f"{message[:_MOST]}…"
+        super().error(printable(message))
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -201,8 +200,9 @@ def _explain_or_refuse(words: list[str]) -> NoReturn:
         parser.print_help(sys.stderr)
         parser.exit(ExitStatus.MISUSE)
     parser.parse_args(words)
-    problem = "without a verb, argparse prints the help"
-    raise AssertionError(f"{problem}, the version or the usage, and exits")
+    raise AssertionError(
+        "argparse prints the help, the version or the usage, and exits"
+    )
 
 
 def _complete() -> NoReturn:
@@ -221,17 +221,13 @@ def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
     verb is imported.
     """
     listed = "\n".join(f"  {name:12}{purpose}" for name, purpose in VERBS.items())
-    raw: dict[str, Any] = {
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-        "allow_abbrev": False,
-    }
+    raw: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    raw["epilog"] = help_text("minipipe").replace("@verbs@", listed)
+    raw["usage"] = "%(prog)s [-h] [--version] VERB …"
     about = "Draw, check, time, search and teach pipeline-parallel schedules."
-    end = help_text("minipipe").replace("@verbs@", listed)
-    usage = "%(prog)s [-h] [--version] VERB …"
-    parser = _Parser(prog="minipipe", usage=usage, description=about, epilog=end, **raw)
-    parser.add_argument(
-        "--version", action="version", version=f"minipipe {__version__}"
-    )
+    parser = _Parser(prog="minipipe", description=about, allow_abbrev=False, **raw)
+    version = f"minipipe {__version__}"
+    parser.add_argument("--version", action="version", version=version)
     added = parser.add_subparsers(required=True, metavar="VERB", help=argparse.SUPPRESS)
     for name, purpose in VERBS.items():
         of_verb = added.add_parser(name, help=purpose)
@@ -267,20 +263,15 @@ def _answer(
     except MinipipeError as error:
         status = ExitStatus.of(error)
         if options.json:
+            data: dict[str, object] = {}
             if status is ExitStatus.NO and hasattr(verb, "ANSWER"):
-                verdict = {verb.ANSWER: False}
-            else:
-                verdict = {}
-            put(as_json({**verdict, **_as_data(error)}))
+                data[verb.ANSWER] = False
+            data |= {"error": error.code, "message": str(error)}
+            if isinstance(error, ScheduleError):
+                data["problems"] = [problem._asdict() for problem in error.problems]
+            put(as_json(data))
         complain(_complaint(error))
         return status
-
-
-def _as_data(error: MinipipeError) -> dict[str, object]:
-    data: dict[str, object] = {"error": error.code, "message": str(error)}
-    if isinstance(error, ScheduleError):
-        data["problems"] = [problem._asdict() for problem in error.problems]
-    return data
 
 
 def _complaint(error: MinipipeError, shown: int = 5) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,14 @@ def add_schedule(
     parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False
 ) -> None:
     """Declare the schedule of a command, or several of them, with sizes and costs."""
-    count = "+" if several else "?" if is_optional else None
+    given: dict[str, Any] = {"metavar": "NAME|FILE"}
     which = "a name from `minipipe schedules`, a file, or - for stdin"
-    which += "; several are drawn on one time axis" if several else ""
-    schedule = parser.add_argument(
-        "schedule", nargs=count, metavar="NAME|FILE", help=which
-    )
+    if several:
+        given["nargs"] = "+"
+        which += "; several are drawn on one time axis"
+    elif is_optional:
+        given["nargs"] = "?"
+    schedule = parser.add_argument("schedule", help=which, **given)
     schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
     group = parser.add_argument_group("schedule")
     add_chunks(group)
@@ -78,11 +81,8 @@ def add_schedule(
     group.add_argument("--freeze", **numbers, metavar="S,…", help=frozen)
     steps = "consecutive training steps (default: 1)"
     add_number(group, "--steps", SCHEDULE_COUNT, "N", steps, default=1)
-    rows = (
-        "all that ranks do in a step: also handshake, finite check, loss and update, "
-        "and gathers of replicas"
-    )
-    add_flag(group, "--rows", rows)
+    rows = "all that ranks do in a step: also handshake, finite check, loss and update"
+    add_flag(group, "--rows", f"{rows}, and gathers of replicas")
     skipped = "skip UNSHARD, RESHARD and REDUCE_GRAD in a file"
     add_flag(group, "--ignore-sharding", skipped)
     add_sizes(group)
@@ -183,20 +183,19 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     schedule = _one_step(given, options)
     with _about("--freeze"):
         schedule = freeze_stages(schedule, options.freeze)
-    offload, replicas = options.offload, options.replicas
-    for name, is_given, transform in (
-        ("--recompute", options.recompute, recomputed),
-        ("--offload", offload is not None, lambda found: offloaded(found, offload)),
-        ("--replicas", replicas is not None, lambda found: _copies(found, replicas)),
-    ):
-        if is_given:
-            if isinstance(schedule, Program):
-                raise misuse(
-                    f"{name} needs a schedule without messages; remove SEND and "
-                    f"RECV from {given}."
-                )
-            with _about(name):
-                schedule = transform(schedule)
+    transforms: dict[str, Callable[..., Schedule]] = {}
+    if options.recompute:
+        transforms["--recompute"] = recomputed
+    if options.offload is not None:
+        transforms["--offload"] = partial(offloaded, num_held=options.offload)
+    if options.replicas is not None:
+        transforms["--replicas"] = partial(_copies, replicas=options.replicas)
+    for name, transform in transforms.items():
+        if isinstance(schedule, Program):
+            problem = f"{name} needs a schedule without messages"
+            raise misuse(f"{problem}; remove SEND and RECV from {given}.")
+        with _about(name):
+            schedule = transform(schedule)
     return _framed(schedule, options) if getattr(options, "rows", False) else schedule
 
 
@@ -219,11 +218,8 @@ def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Progra
     if schedule.rank_kinds:
         problem = f"{schedule.title} has the instructions of --rows already"
         raise misuse(f"{problem}; leave --rows out.")
-    if (
-        isinstance(schedule, Schedule)
-        and schedule.has_replicas
-        and not schedule.is_forward_only
-    ):
+    has_replicas = schedule.has_replicas and not schedule.is_forward_only
+    if isinstance(schedule, Schedule) and has_replicas:
         # replicas of a schedule's own, which must sum their gradients up
         schedule = _copies(schedule, 1)
     return frame(lower(schedule))
@@ -258,30 +254,21 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     if spelled(given) in REGISTRY:
-        found = (
-            options.chunks,
-            options.group,
-            options.per_update,
-            options.joined or None,
-            options.slices,
-        )
+        own = (options.group, options.per_update, options.joined or None)
+        found = (options.chunks, *own, options.slices)
         return build(given, *sizes_of(options), *found)
     schedule = _table_of(given, options.ignore_sharding)
     for option in _OF_NAMES:
         if getattr(options, option[2:].replace("-", "_")) not in (None, False):
-            raise misuse(
-                f"{option} applies to named schedules only, and {given} is a file; "
-                "leave it out."
-            )
+            problem = f"{option} applies to named schedules only"
+            raise misuse(f"{problem}, and {given} is a file; leave it out.")
+    microbatches = schedule.num_microbatches / schedule.num_slices
+    chunks = schedule.num_stages / schedule.num_ranks
     check_sizes_of(
         given,
         ("--ranks", options.ranks, schedule.num_ranks),
-        (
-            "--microbatches",
-            options.microbatches,
-            schedule.num_microbatches / schedule.num_slices,
-        ),
-        ("--chunks", options.chunks, schedule.num_stages / schedule.num_ranks),
+        ("--microbatches", options.microbatches, microbatches),
+        ("--chunks", options.chunks, chunks),
     )
     return schedule
 
@@ -293,9 +280,11 @@ def _table_of(given: str, ignore_sharding: bool) -> Schedule | Program:
         return schedule_of_text(text, "stdin", ignore_sharding)
     if os.path.exists(given) and not os.path.isdir(given):
         return read_schedule(given, ignore_sharding)
-    what, expected = "neither a schedule nor a", expected_names(given)
+    what = "neither a schedule nor a"
+    expected = expected_names(given)
     if given.lower().endswith((".csv", ".txt")):
-        what, expected = "no", "expected a file, or a name from `minipipe schedules`"
+        what = "no"
+        expected = "expected a file, or a name from `minipipe schedules`"
     message = f"There is {what} file {quoted(given, 120)}; {expected}."
     raise misuse(message, Code.NAME)
 
@@ -306,32 +295,30 @@ def schedules_of(
     """Return several schedules; without size options, named ones have the sizes of the
     first file.
     """
-    files = {
-        name: schedule_of(name, options)
-        for name in given
-        if spelled(name) not in REGISTRY
-    }
-    for schedule in list(files.values())[:1]:
+    found = {}
+    for name in given:
+        if spelled(name) not in REGISTRY:
+            found[name] = schedule_of(name, options)
+    for schedule in list(found.values())[:1]:
         copies = options.replicas or 1
-        options.ranks = (
-            schedule.num_ranks // copies if options.ranks is None else options.ranks
-        )
+        if options.ranks is None:
+            options.ranks = schedule.num_ranks // copies
         if options.microbatches is None:
-            options.microbatches = (
-                schedule.num_microbatches // schedule.num_slices // copies
-            )
-    return [
-        files[name] if name in files else schedule_of(name, options) for name in given
-    ]
+            sliced = schedule.num_microbatches
+            options.microbatches = sliced // schedule.num_slices // copies
+    for name in given:
+        if name not in found:
+            found[name] = schedule_of(name, options)
+    return [found[name] for name in given]
 
 
 def sizes_of(options: argparse.Namespace) -> tuple[int, int]:
     """Return the numbers of ranks and microbatches."""
-    ranks = NUM_RANKS if options.ranks is None else options.ranks
-    return (
-        ranks,
-        NUM_MICROBATCHES if options.microbatches is None else options.microbatches,
-    )
+    sizes = {"ranks": NUM_RANKS, "microbatches": NUM_MICROBATCHES}
+    for name in sizes:
+        if getattr(options, name) is not None:
+            sizes[name] = getattr(options, name)
+    return sizes["ranks"], sizes["microbatches"]
 
 
 def costs_of(options: argparse.Namespace) -> Costs:
@@ -353,13 +340,8 @@ def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
     """Return the memory of a microbatch, if the costs have it; otherwise None, and a
     memory limit counts pairs.
     """
-    given = (
-        costs.activation,
-        costs.weight_activation,
-        costs.transient_activation,
-        costs.weights,
-        costs.keys_values,
-    )
-    if given == (1.0, None, 0.0, 0.0, 0.0):
+    of_activations = (costs.activation, costs.weight_activation)
+    others = (costs.transient_activation, costs.weights, costs.keys_values)
+    if (*of_activations, *others) == (1.0, None, 0.0, 0.0, 0.0):
         return None
     return costs.sliced(schedule.num_slices).memory(schedule.num_stages)

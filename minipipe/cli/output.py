@@ -23,12 +23,8 @@ if TYPE_CHECKING:
     from minipipe.schedules.simulation.timeline import Timeline
 
 _FIGURES = (
-    "makespan",
-    "bubble_fraction",
-    "bubble_over_ideal",
-    "span_bubble_rate",
-    "peak_activations",
-    "peak_memory",
+    *("makespan", "bubble_fraction", "bubble_over_ideal"),
+    *("span_bubble_rate", "peak_activations", "peak_memory"),
 )
 
 
@@ -50,10 +46,9 @@ class ExitStatus(IntEnum):
     @classmethod
     def of(cls, error: MinipipeError) -> ExitStatus:
         """Return ``NO`` if the schedule is wrong, ``MISUSE`` if the command is."""
-        is_verdict = (
-            isinstance(error, ScheduleError) and not error.problems[0].code.is_misuse
-        )
-        return cls.NO if is_verdict else cls.MISUSE
+        if isinstance(error, ScheduleError) and not error.problems[0].code.is_misuse:
+            return cls.NO
+        return cls.MISUSE
 
 
 def answer(
@@ -87,9 +82,8 @@ def write_file(
     data.
     """
     write_whole(path, content)
-    return answer(
-        options, {"wrote": str(path), **facts}, f"wrote {printable(str(path))}{more}"
-    )
+    text = f"wrote {printable(str(path))}{more}"
+    return answer(options, {"wrote": str(path), **facts}, text)
 
 
 def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
@@ -100,11 +94,9 @@ def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
     if ending not in known:
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         *others, last = known
-        if others:
-            expected = f"{', '.join(others)} or {last}{otherwise}"
-        else:
-            expected = f"{last}{otherwise}"
-        raise misuse(f"{quoted(str(path), 200)} {given}; expected {expected}.")
+        expected = f"{', '.join(others)} or {last}" if others else last
+        problem = f"{quoted(str(path), 200)} {given}"
+        raise misuse(f"{problem}; expected {expected}{otherwise}.")
     return ending
 
 
@@ -147,33 +139,27 @@ def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
     """Return the bounds on makespan and longest own span, and the gaps, or None for
     each without a bound.
     """
-    makespan, span = gaps or (None, None)
-    return {
-        "bound": makespan and makespan.bound.value,
-        "gap": makespan and makespan.relative,
-        "bound_by": makespan and makespan.bound.name,
-        "bound_reason": makespan and makespan.bound.reason,
-        "span_bound": span and span.bound.value,
-        "span_gap": span and span.relative,
-    }
+    names = ("bound", "gap", "bound_by", "bound_reason", "span_bound", "span_gap")
+    if not gaps:
+        return dict.fromkeys(names)
+    makespan, span = gaps
+    bound = makespan.bound
+    of_makespan = (bound.value, makespan.relative, bound.name, bound.reason)
+    return dict(zip(names, (*of_makespan, span.bound.value, span.relative)))
 
 
 def sizes_as_data(schedule: ActionTable) -> dict[str, Any]:
     """Return name and sizes."""
-    return {
-        "schedule": schedule.name,
-        **fields(schedule, "num_ranks", "num_stages", "num_microbatches", "num_slices"),
-    }
+    names = ("num_ranks", "num_stages", "num_microbatches", "num_slices")
+    return {"schedule": schedule.name, **fields(schedule, *names)}
 
 
 def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:
     """Return sizes and figures."""
     summary = timeline.summary()
-    return {
-        **sizes_as_data(schedule),
-        **{name: summary[name] for name in _FIGURES},
-        "is_reproducible": schedule.is_reproducible,
-    }
+    shown = {name: summary[name] for name in _FIGURES}
+    is_reproducible = fields(schedule, "is_reproducible")
+    return {**sizes_as_data(schedule), **shown, **is_reproducible}
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -5,7 +5,7 @@ a model predicts.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, nan
 from statistics import mean, median
 from string import Template
@@ -39,10 +39,13 @@ EPILOG = Template(help_text("paper")).substitute(
     columns=",\n".join(f"  {','.join(names)}" for names in _COLUMNS),
 )
 
-_HEAD = [
-    *("model", "GPUs", "t", "p", "d", "m", "v", "recompute"),
-    *("seconds", "paper", "TF/s", "paper", "error"),
-]
+_HEAD = "model GPUs t p d m v recompute seconds paper TF/s paper error"
+# of a run, by their names in the data; two are attributes of other names
+_SIZES = (
+    *("model", "gpus", "tensor", "pipeline", "replicas"),
+    *("num_microbatches", "chunks_per_rank", "recompute"),
+)
+_FIELDS = {"chunks_per_rank": "chunks"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -64,14 +67,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Print a table with the published and the predicted time of each row."""
     for term in options.without:
         Spec(str, choices=tuple(TERMS), error=ScheduleError.of).check("--without", term)
-    rows_of_table, hardware = _runs(options.table), _hardware(options.rates)
-    runs = [run for run in rows_of_table if options.model in (None, run.model)]
-    if not runs:
-        known = ", ".join(dict.fromkeys(run.model for run in rows_of_table))
-        raise misuse(
-            f"No row of {quoted(options.table)} has the model "
-            f"{quoted(options.model)}; it has {known}."
-        )
+    runs = _runs(options.table, options.model)
+    hardware = _hardware(options.rates)
     if options.output is not None:
         path = costs_of(runs[0], hardware, options.without).save(options.output)
         text = f"wrote {printable(str(path))}: {_sizes(runs[0])}"
@@ -83,31 +80,38 @@ def run(options: argparse.Namespace) -> ExitStatus:
         progress.watch(lambda: f"{len(rows)} of {counted(len(runs), 'row')}")
         for run in runs:
             rows.append(_row(run, predict(run, hardware, options.without)))
+    text = f"{_table(rows)}\n"
+    summary = _summary(rows)
+    if summary:
+        figures = [f"{name} {100 * error:.1f} %" for name, error in summary.items()]
+        left_out = f" without {', '.join(options.without)}" if options.without else ""
+        text += f"\nerror{left_out}: {', '.join(figures)}\n"
+    if hardware == A100:
+        text += f"\n{help_text('table_of_paper')}"
+    data = {"rows": rows, "error": summary, "without": options.without}
+    return answer(options, {**data, "rates": _rates_of(hardware)}, text)
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the errors of all rows with a published time in three figures."""
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
-    if errors:
-        summary = {
-            "mean": mean(errors),
-            "median": median(errors),
-            "largest": max(errors),
-        }
-    else:
-        summary = {}
-    figures = ", ".join(
-        f"{name} {100 * error:.1f} %" for name, error in summary.items()
-    )
-    left_out = f" without {', '.join(options.without)}" if options.without else ""
-    below = f"\nerror{left_out}: {figures}\n" if errors else ""
-    note = f"\n{help_text('table_of_paper')}" if hardware == A100 else ""
-    data = {
-        "rows": rows,
-        "error": summary,
-        "without": options.without,
-        "rates": _rates_of(hardware),
-    }
-    return answer(options, data, f"{_table(rows)}\n{below}{note}")
+    if not errors:
+        return {}
+    return {"mean": mean(errors), "median": median(errors), "largest": max(errors)}
 
 
-def _runs(given: str) -> list[Run]:
+def _runs(table: str, model: str | None) -> list[Run]:
+    """Return the rows of a table with a model, or all."""
+    runs = _all_runs(table)
+    found = [run for run in runs if model in (None, run.model)]
+    if not found:
+        known = ", ".join(dict.fromkeys(run.model for run in runs))
+        problem = f"No row of {quoted(table)} has the model {quoted(model)}"
+        raise misuse(f"{problem}; it has {known}.")
+    return found
+
+
+def _all_runs(given: str) -> list[Run]:
     """Return the rows of a published table, or of a file."""
     if given in TABLES:
         return published_runs(given)
@@ -122,18 +126,17 @@ def _runs(given: str) -> list[Run]:
 
 def _rates_of(hardware: Hardware) -> dict[str, float]:
     """Return the rates by their names in the option --rates."""
-    links = {"node": hardware.node, "network": hardware.network}
-    of_links = {
-        f"{name}-{what}": rate
-        for name, link in links.items()
-        for what, rate in link._asdict().items()
-    }
-    return {"products": hardware.products, "memory": hardware.memory, **of_links}
+    rates = {"products": hardware.products, "memory": hardware.memory}
+    for name, link in ("node", hardware.node), ("network", hardware.network):
+        for rate, value in link._asdict().items():
+            rates[f"{name}-{rate}"] = value
+    return rates
 
 
 def _hardware(given: str | None) -> Hardware:
     """Return the rates of an A100, except the rates in the option."""
-    rates, seen = _rates_of(A100), set[str]()
+    rates = _rates_of(A100)
+    seen = set[str]()
     for part in given.split(",") if given else ():
         name, _, text = part.partition("=")
         if name in seen:
@@ -155,49 +158,33 @@ def _row(run: Run, seconds: float) -> dict[str, Any]:
     """Return the results of one run as data; times in seconds, rates in operations per
     second and GPU.
     """
-    published, rate = run.seconds(), run.operations / run.gpus
-    sizes = {
-        "num_microbatches": run.num_microbatches,
-        "chunks_per_rank": run.chunks,
-        "recompute": run.recompute,
-    }
+    published = run.seconds()
+    rate = run.operations / run.gpus
+    published_rate = error = None
+    if published is not None:
+        published_rate = rate / published
+        error = seconds / published - 1
     return {
-        "model": run.model,
-        "gpus": run.gpus,
-        "tensor": run.tensor,
-        "pipeline": run.pipeline,
-        "replicas": run.replicas,
-        **sizes,
+        **{name: getattr(run, _FIELDS.get(name, name)) for name in _SIZES},
         "published_seconds": published,
         "seconds": seconds,
-        "published_rate": None if published is None else rate / published,
+        "published_rate": published_rate,
         "rate": rate / seconds,
-        "error": None if published is None else seconds / published - 1,
+        "error": error,
     }
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    columns = (
-        "model",
-        "gpus",
-        "tensor",
-        "pipeline",
-        "replicas",
-        "num_microbatches",
-        "chunks_per_rank",
-        "recompute",
-    )
-    cells = [_HEAD]
+    cells = [_HEAD.split()]
     for row in rows:
-        times = (f"{row['seconds']:.2f}", _or_dash(row["published_seconds"], "{:.2f}"))
-        rates = (
+        figures = (
+            _or_dash(row["seconds"], "{:.2f}"),
+            _or_dash(row["published_seconds"], "{:.2f}"),
             f"{row['rate'] / 1e12:.1f}",
             _or_dash(row["published_rate"], "{:.1f}", 1e-12),
+            _or_dash(row["error"], "{:+.1f} %", 100),
         )
-        error = _or_dash(row["error"], "{:+.1f} %", 100)
-        cells.append(
-            [*(printable(str(row[name])) for name in columns), *times, *rates, error]
-        )
+        cells.append([*(printable(str(row[name])) for name in _SIZES), *figures])
     return text_table(cells, right=range(1, 13))
 
 

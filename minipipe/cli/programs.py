@@ -39,7 +39,8 @@ def run_program(program: str, arguments: Sequence[str], watcher: Any) -> None:
         Code ``not-found``.
     """
     check_program(program)
-    argv, path = sys.argv, list(sys.path)
+    argv = sys.argv
+    path = list(sys.path)
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path(program).resolve().parent))
     Pipeline.watcher = watcher
@@ -72,9 +73,9 @@ def ended_early(
     """
     if isinstance(error, SystemExit):
         code = "exit code 0" if error.code in (None, 0) else quoted(error.code)
-        return ArgumentError("value", f"{program} exited with {code} {before}. {hint}")
+        return ArgumentError(f"{program} exited with {code} {before}. {hint}")
     reason = f"{type(error).__name__}: {error}"
-    return ArgumentError("value", f"{program} failed {before}, with {reason}")
+    return ArgumentError(f"{program} failed {before}, with {reason}")
 
 
 def check_num_ranks(program: str, used: int, expected: int, which: str) -> None:
@@ -82,4 +83,4 @@ def check_num_ranks(program: str, used: int, expected: int, which: str) -> None:
     if used != expected:
         problem = f"{program} uses {counted(used, 'rank')} of the {expected} {which}"
         how = "expected a program that calls init_process_group()"
-        raise ArgumentError("value", f"{problem}; {how}.")
+        raise ArgumentError(f"{problem}; {how}.")

@@ -53,7 +53,8 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.work, self.seconds = work, seconds
+        self.work = work
+        self.seconds = seconds
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._is_long = is_long
@@ -96,13 +97,13 @@ class Progress:
             self._draw(now - self._begun)
         elif now - self._said >= _INTERVAL:
             if not self._is_long:
-                self._is_long, self._said = True, now
+                self._is_long = True
+                self._said = now
                 self._begin()
                 return
             self._said = now
-            self._print(
-                f"{self._after(now - self._begun)}: {self._describe() or self.work}"
-            )
+            state = self._describe() or self.work
+            self._print(f"{self._after(now - self._begun)}: {state}")
 
     def _begin(self) -> None:
         time = f"; {self._limit} {duration(self.seconds)}" if self.seconds else " …"
@@ -110,18 +111,13 @@ class Progress:
         if is_terminal(self._stream):
             from tqdm import tqdm
 
+            form = "{desc} {elapsed}"
             if self.seconds:
                 form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
-            else:
-                form = "{desc} {elapsed}"
-            look: dict[str, Any] = {
-                "bar_format": form,
-                "leave": False,
-                "mininterval": 0,
-                "dynamic_ncols": True,
-            }
+            look: dict[str, Any] = {"bar_format": form, "dynamic_ncols": True}
+            look |= {"total": self.seconds, "leave": False, "mininterval": 0}
             with suppress(OSError, ValueError):
-                self._bar = tqdm(total=self.seconds, file=self._stream, **look)
+                self._bar = tqdm(file=self._stream, **look)
 
     def _draw(self, elapsed: float) -> None:
         state = printable(self._describe() or self.work)
@@ -135,8 +131,7 @@ class Progress:
     @property
     def _room(self) -> int:
         """The columns of the state, beside a bar of at least 20."""
-        columns = self._bar.ncols or 80
-        return max(20, columns - 40)
+        return max(20, (self._bar.ncols or 80) - 40)
 
     def _after(self, elapsed: float) -> str:
         if self.seconds is None:

@@ -39,7 +39,8 @@ from minipipe.io import MARK, terminal_width
 from minipipe.render.descriptions import format_memory
 
 _QUESTION = "MINIPIPE_QUESTION"  # the environment variable
-_ANSWER, _ERROR = "answer", "error"  # files
+_ANSWER = "answer"  # a file
+_ERROR = "error"  # a file
 _BUSY = 0.2  # the fraction of all cores that may be busy
 
 
@@ -85,19 +86,14 @@ def answer_of_ranks(
     with tempfile.TemporaryDirectory(prefix="minipipe-ranks-") as folder:
         question = json.dumps({**asked, "folder": folder})
         command = [launcher, "-n", str(num_ranks), sys.executable, "-m", *module]
-        environment = {
-            **os.environ,
-            _QUESTION: question,
-            "COLUMNS": str(terminal_width()),
-        }
-        job = run_job(command, hear, environment)
-        error, answer = Path(folder, _ERROR), Path(folder, _ANSWER)
+        own = {_QUESTION: question, "COLUMNS": str(terminal_width())}
+        job = run_job(command, hear, {**os.environ, **own})
+        error = Path(folder, _ERROR)
+        answer = Path(folder, _ANSWER)
+        problem = f"{failed} under mpirun -n {num_ranks}"
         if error.exists():
-            _raise(
-                json.loads(error.read_text()), f"{failed} under mpirun -n {num_ranks}"
-            )
+            _raise(json.loads(error.read_text()), problem)
         if job.code or not answer.exists():
-            problem = f"{failed} under mpirun -n {num_ranks}"
             raise LaunchError("unavailable", f"{problem}: {job.cause}")
         return json.loads(answer.read_text())
 
@@ -106,7 +102,8 @@ def warn_if_busy() -> None:
     """Warn before a measurement if other processes keep cores busy, because they change
     its results.
     """
-    busy, here = busy_cores(), num_cores()
+    busy = busy_cores()
+    here = num_cores()
     if busy > _BUSY * here:
         used = f"other processes use {busy:.1f} of {counted(here, 'core')}"
         how = "Measurements depend on this load; repeat them on an idle machine"
@@ -121,13 +118,11 @@ def check_room(num_ranks: int) -> None:
     ScheduleError
         Code ``value``.
     """
-    needed, here = num_ranks * BYTES_OF_A_RANK, memory_of_this_host()
-    if needed > here:
-        sizes = [
-            format_memory(size, "bytes") for size in (BYTES_OF_A_RANK, needed, here)
-        ]
-        held = f"each is a process of at least {sizes[0]}, together {sizes[1]}"
-        problem = f"--ranks is {num_ranks}: {held}, and this machine has {sizes[2]}"
+    sizes = (BYTES_OF_A_RANK, num_ranks * BYTES_OF_A_RANK, memory_of_this_host())
+    if sizes[1] > sizes[2]:
+        one, all_ranks, here = (format_memory(size, "bytes") for size in sizes)
+        held = f"each is a process of at least {one}, together {all_ranks}"
+        problem = f"--ranks is {num_ranks}: {held}, and this machine has {here}"
         raise misuse(f"{problem}; choose fewer ranks.")
 
 
@@ -145,11 +140,8 @@ def leave_error(group: ProcessGroup, error: Exception) -> None:
     """Write an error of this rank instead of an answer, and print it. The first error
     counts: others follow from it.
     """
-    found: dict[str, Any] = {
-        "rank": group.rank,
-        "kind": type(error).__name__,
-        "message": str(error),
-    }
+    found: dict[str, Any] = {"rank": group.rank, "kind": type(error).__name__}
+    found["message"] = str(error)
     if isinstance(error, MinipipeError):
         found["code"] = str(error.code)
     if isinstance(error, ScheduleError):
@@ -182,7 +174,9 @@ def _raise(found: Mapping[str, Any], failed: str) -> NoReturn:
     ------
     MinipipeError
     """
-    kind, code, message = found["kind"], found.get("code"), found["message"]
+    kind = found["kind"]
+    code = found.get("code")
+    message = found["message"]
     if code is None:
         problem = f"{failed}: rank {found['rank']}"
         raise LaunchError("unavailable", f"{problem}: {kind}: {message}")

@@ -13,12 +13,7 @@ from minipipe.cli.declaring import RANKS, add_arguments, add_file, add_program, 
 from minipipe.cli.numbers import add_number
 from minipipe.cli.output import complain, fields
 from minipipe.cli.streams import put
-from minipipe.cli.supervision.launching import (
-    PROBE,
-    JobSpec,
-    is_here,
-    read_hosts,
-)
+from minipipe.cli.supervision.launching import PROBE, JobSpec, is_here, read_hosts
 from minipipe.cli.supervision.supervisor import supervise
 from minipipe.comm.job.guard import become_supervisor
 from minipipe.comm.job.host import find_mpirun
@@ -32,11 +27,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "-n", RANKS, "N", ranks, dest="ranks")
     restarts = "most restarts (default: %(default)s)"
     add_number(parser, "--restarts", INDEX, "K", restarts, default=0)
-    hosts = (
-        "hosts, in the format of the launcher; a restart leaves out hosts that do not "
-        "answer"
-    )
-    add_file(parser, "--hostfile", hosts)
+    hosts = "hosts, in the format of the launcher"
+    silent = "a restart leaves out hosts that do not answer"
+    add_file(parser, "--hostfile", f"{hosts}; {silent}")
     fewest = "fewest ranks of a restart (default: 1)"
     add_number(parser, "--min-ranks", COUNT, "M", fewest)
     probe = f"command that succeeds if HOST answers (default: {shlex.join(PROBE)})"
@@ -65,19 +58,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _job(options: argparse.Namespace) -> JobSpec:
     hosts = () if options.hostfile is None else read_hosts(options.hostfile)
-    for option, given in (
-        ("--min-ranks", options.min_ranks),
-        ("--probe", options.probe),
-    ):
+    of_hosts = {"--min-ranks": options.min_ranks, "--probe": options.probe}
+    for option, given in of_hosts.items():
         if not hosts and given is not None:
             reason = f"{option} needs --hostfile FILE"
-            raise ArgumentError("value", f"{reason}, which lists the hosts.")
+            raise ArgumentError(f"{reason}, which lists the hosts.")
     _check_script(options.script)
     slots = sum(host.slots for host in hosts)
     ranks = slots if options.ranks is None and hosts else options.ranks
     if ranks is None:
         reason = "-n is missing; expected the number of ranks before the script"
-        raise ArgumentError("value", f"{reason}, as in -n 4 train.py.")
+        raise ArgumentError(f"{reason}, as in -n 4 train.py.")
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
     # also the slots of the hostfile
     RANKS.check("-n", ranks)
@@ -86,19 +77,12 @@ def _job(options: argparse.Namespace) -> JobSpec:
     if not any("HOST" in word for word in probe):
         reason = f"--probe is {quoted(options.probe)}"
         how = "expected a command that contains HOST, in place of the host name"
-        raise ArgumentError("value", f"{reason}; {how}.")
+        raise ArgumentError(f"{reason}; {how}.")
     if not all(is_here(host.name) for host in hosts):
         _check_installed(probe[0], "install it, or choose another command with --probe")
     program = (options.script, *options.arguments)
-    return JobSpec(
-        program,
-        ranks,
-        _launcher(options.launcher),
-        options.hostfile,
-        hosts,
-        min_ranks,
-        probe,
-    )
+    started = (program, ranks, _launcher(options.launcher))
+    return JobSpec(*started, options.hostfile, hosts, min_ranks, probe)
 
 
 def _check_script(script: str | None) -> None:
@@ -114,11 +98,10 @@ def _words(option: str, command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise ArgumentError(
-            "value", f"{option} is {quoted(command)}; expected a command ({error})."
-        ) from None
+        problem = f"{option} is {quoted(command)}"
+        raise ArgumentError(f"{problem}; expected a command ({error}).") from None
     if not words:
-        raise ArgumentError("value", f"{option} is empty; expected a command.")
+        raise ArgumentError(f"{option} is empty; expected a command.")
     return words
 
 
@@ -129,11 +112,8 @@ def _launcher(given: str | None) -> tuple[str, ...]:
     words = ("mpirun",) if given is None else _words("--launcher", given)
     if words[0] == "mpirun":
         words = (find_mpirun() or "mpirun", *words[1:])
-    remedy = (
-        "install MPI with pip install -e '.[mpi]' (on a cluster, load its MPI), or "
-        "choose a command with --launcher"
-    )
-    _check_installed(words[0], remedy)
+    remedy = "install MPI with pip install -e '.[mpi]' (on a cluster, load its MPI)"
+    _check_installed(words[0], f"{remedy}, or choose a command with --launcher")
     return words
 
 

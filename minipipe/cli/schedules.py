@@ -59,21 +59,18 @@ def run(options: argparse.Namespace) -> ExitStatus:
         raise misuse(f"{reason}; `minipipe sweep` has tables.")
     (options.microbatches,) = batches
     ranks, microbatches = sizes_of(options)
-    rows = comparison.table(
-        ranks, microbatches, costs_of(options), options.memory_limit
-    )
-    status = ExitStatus.YES if rows else ExitStatus.NO
-    if options.memory_limit is None:
-        limit = ""
-    else:
-        limit = f", at most {options.memory_limit:g} held"
+    limit = options.memory_limit
+    rows = comparison.table(ranks, microbatches, costs_of(options), limit)
     sizes = [counted(ranks, "rank"), counted(microbatches, "microbatch")]
-    head = f"{', '.join(sizes)}, {_costs_in_words(options)}{limit}"
-    body = f"{_table(rows)}\n\n{help_text('table_of_schedules')}"
-    if not rows:
-        most = counted(options.memory_limit, "microbatch")
+    head = f"{', '.join(sizes)}, {_costs_in_words(options)}"
+    if limit is not None:
+        head += f", at most {limit:g} held"
+    if rows:
+        body = f"{_table(rows)}\n\n{help_text('table_of_schedules')}"
+    else:
+        most = counted(limit, "microbatch")
         body = f"No named schedule holds at most {most} on each rank."
-    return answer(options, rows, f"{head}\n\n{body}", status)
+    return answer(options, rows, f"{head}\n\n{body}", ExitStatus(not rows))
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -82,19 +79,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         if row["error"] is not None:
             cells.append([row["schedule"], *"-----", row["error"]])
             continue
-        time, bubble = f"{row['makespan']:g}", f"{100 * row['bubble_fraction']:.1f}"
+        time = f"{row['makespan']:g}"
+        bubble = f"{100 * row['bubble_fraction']:.1f}"
         gap = "-" if row["gap"] is None else f"{100 * row['gap']:.1f}"
-        cells.append(
-            [
-                row["schedule"],
-                f"{row['chunks_per_rank']}",
-                time,
-                bubble,
-                gap,
-                f"{row['peak']:g}",
-                row["trades"],
-            ]
-        )
+        figures = (f"{row['chunks_per_rank']}", time, bubble, gap, f"{row['peak']:g}")
+        cells.append([row["schedule"], *figures, row["trades"]])
     return text_table(cells, right=(1, 2, 3, 4, 5))
 
 
@@ -112,7 +101,8 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     if options.memory_limit is not None:
         problem = "--memory-limit is for the table"
         raise misuse(f"{problem}; a picture has all limits. Leave it out.")
-    seconds, costs = options.search, costs_of(options)
+    seconds = options.search
+    costs = costs_of(options)
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]
@@ -121,24 +111,13 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
         limits = counted(count, "limit")
         work = f"searching for better schedules, for each of {limits} of memory"
         with Progress(work, seconds) as progress:
-            drawn = [
-                _with_searched(of_batch, costs, seconds / max(1, count), progress)
-                for of_batch in drawn
-            ]
+            for i, each in enumerate(drawn):
+                batch = counted(each.num_microbatches, "microbatch")
+                progress.tell(f"schedules of {batch}")
+                found = _found(each, costs, seconds / max(1, count))
+                drawn[i] = each._replace(choices=(*each.choices, *found))
     picture = draw_tradeoff(*drawn, notes=[_costs_in_words(options)])
     return write_file(options.plot, converted(picture, ending), options)
-
-
-def _with_searched(
-    of_batch: Tradeoff, costs: Costs, seconds: float, progress: Progress
-) -> Tradeoff:
-    """Return the trade-off of a batch with the results of searches of ``seconds``
-    each.
-    """
-    progress.tell(f"schedules of {counted(of_batch.num_microbatches, 'microbatch')}")
-    return of_batch._replace(
-        choices=(*of_batch.choices, *_found(of_batch, costs, seconds))
-    )
 
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[TradeoffPoint]:

@@ -40,10 +40,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     stages = "one stage per rank (default), or two in a V"
     add("--placement", choices=PLACEMENTS, default="straight", help=stages)
-    objective = (
-        "time to minimise: span, the longest time between the first start and last end "
-        "on one rank (default), or makespan, the same over all ranks"
-    )
+    span = "span, the longest time between the first start and last end on one rank"
+    objective = f"time to minimise: {span} (default), or makespan, the same over all"
+    objective += " ranks"
     names = list(map(str, Objective))
     add("--objective", choices=names, default=str(Objective.SPAN), help=objective)
     tries = "schedules to try (default: 10,000,000 actions in all)"
@@ -64,23 +63,17 @@ def run(options: argparse.Namespace) -> ExitStatus:
     ending = "" if options.output is None else ending_of(options.output, _WRITERS)
     costs = costs_of(options)
     check_sizes(ranks, microbatches)  # before a placement of this size is built
-    workload = costs.workload(
-        PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit
-    )
-    seconds, evaluations = options.seconds, options.evaluations
+    placement = PLACEMENTS[options.placement](ranks)
+    workload = costs.workload(placement, microbatches, options.memory_limit)
+    seconds = options.seconds
+    evaluations = options.evaluations
     if seconds is evaluations is None:
-        seconds, evaluations = _SECONDS, usual_evaluations(workload)
+        seconds = _SECONDS
+        evaluations = usual_evaluations(workload)
     objective = Objective(options.objective)
     with Progress(_work(workload, evaluations), seconds, is_at_most=True) as progress:
-        found = find_schedule(
-            workload,
-            objective,
-            seconds,
-            options.seed,
-            options.exact,
-            evaluations,
-            progress.watch,
-        )
+        how = (options.seed, options.exact, evaluations, progress.watch)
+        found = find_schedule(workload, objective, seconds, *how)
         progress.tell("timing the schedule that was found")
         timeline = simulate(found.schedule, costs)
     if options.output is not None:
@@ -104,13 +97,13 @@ _WRITERS = {
 
 
 def _data(found: Certificate, timeline: Timeline, file: Path | None) -> dict[str, Any]:
-    written = (
-        {"schedule": found.schedule.to_csv()} if file is None else {"file": str(file)}
-    )
-    about = fields(
-        found, "objective", "value", "bound", "bound_by", "gap", "found_by", "seconds"
-    )
-    return {**figures(found.schedule, timeline), **about, **written}
+    about = fields(found, "objective", "value", "bound", "bound_by", "gap")
+    about |= fields(found, "found_by", "seconds")
+    if file is None:
+        about["schedule"] = found.schedule.to_csv()
+    else:
+        about["file"] = str(file)
+    return {**figures(found.schedule, timeline), **about}
 
 
 def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
@@ -128,9 +121,8 @@ def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
         f"peak memory by rank {peaks}",
         f"lower bound of the {found.objective}: {bound}",
         str(found.schedule) if file is None else f"written to {file}",
+        "optimal: equal to the bound",
     ]
     if found.gap:
-        lines.append(f"{100 * found.gap:.3g} % above the bound")
-    else:
-        lines.append("optimal: equal to the bound")
+        lines[-1] = f"{100 * found.gap:.3g} % above the bound"
     return "\n".join(lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from minipipe.cli.declaring import add_flag, add_text
 from minipipe.cli.options import (
@@ -21,6 +20,7 @@ from minipipe.cli.output import (
     as_json,
     check_picture,
     ending_of,
+    fields,
     sizes_as_data,
     write_file,
 )
@@ -38,14 +38,8 @@ _WRITTEN: dict[str, Callable[[ActionTable], str]] = {
     "csv": ActionTable.to_csv,
 }
 # Each format of a drawing with the ending of its file.
-_DRAWN = {
-    "text": ".txt",
-    "svg": ".svg",
-    "pdf": ".pdf",
-    "png": ".png",
-    "html": ".html",
-    "perfetto": ".json",
-}
+_DRAWN = {"text": ".txt", **{name: f".{name}" for name in (*_PICTURES, "html")}}
+_DRAWN["perfetto"] = ".json"
 _FORMAT_OF_ENDING = {".csv": "csv", **{ending: name for name, ending in _DRAWN.items()}}
 # The formats on which an option has an effect.
 _FORMATS_OF_OPTION = {
@@ -63,11 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser, several=True)
     add_wait(parser)
     add = parser.add_argument
-    form = (
-        "a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), or a "
-        "schedule file (rows, csv); default: from the ending of FILE: .txt, .svg, "
-        ".pdf, .png, .html, .json or .csv"
-    )
+    forms = "a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), or"
+    usual = "from the ending of FILE: .txt, .svg, .pdf, .png, .html, .json or .csv"
+    form = f"{forms} a schedule file (rows, csv); default: {usual}"
     add("--format", choices=(*_DRAWN, *_WRITTEN), help=form)
     messages = "include SEND and RECV: cells of rows and csv, arrows of pictures"
     add_flag(parser, "--messages", messages)
@@ -86,7 +78,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Draw schedules above each other on one time axis, or write one schedule in a
     format that can be read again.
     """
-    schedules, costs = schedules_of(options.schedule, options), costs_of(options)
+    schedules = schedules_of(options.schedule, options)
+    costs = costs_of(options)
     options.format = _format(options)
     _check(options)
     content: str | bytes
@@ -97,15 +90,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
     else:
         for schedule in schedules:
             verify(all_steps(schedule, options))
-        cuts = map(chunks_of, schedules, shares(schedules))
-        timelines = [
-            simulate(schedule, costs.cut(cut), options.steps, options.wait)
-            for schedule, cut in zip(schedules, cuts)
-        ]
-        if options.format == "text":
-            content = _text(timelines, options)
-        else:
-            content = _drawing(timelines, options)
+        cuts = map(costs.cut, map(chunks_of, schedules, shares(schedules)))
+        further = (options.steps, options.wait)
+        timelines = [simulate(*each, *further) for each in zip(schedules, cuts)]
+        draw = _text if options.format == "text" else _drawing
+        content = draw(timelines, options)
     if options.output is not None:
         return write_file(options.output, content, options)
     put(content, end="")
@@ -117,13 +106,10 @@ def _written(table: ActionTable, options: argparse.Namespace) -> str:
     lines below.
     """
     text = _WRITTEN[options.format](table)
-    is_read = (
-        options.rows
-        and options.format == "rows"
-        and options.output is None
-        and is_terminal(sys.stdout)
-    )
-    return wrapped(text, columns_of_terminal(80)) if is_read else text
+    is_printed = options.output is None and is_terminal(sys.stdout)
+    if options.rows and options.format == "rows" and is_printed:
+        return wrapped(text, columns_of_terminal(80))
+    return text
 
 
 def wrapped(text: str, width: int) -> str:
@@ -162,13 +148,12 @@ def _with_messages(tables: Sequence[ActionTable]) -> list[ActionTable]:
 
 def _format(options: argparse.Namespace) -> str:
     """Return the format: the option, or the ending of the file."""
-    if options.format is not None or options.output is None or options.json:
-        return options.format or (
-            "rows" if options.rows and not options.json else "text"
-        )
-    return _FORMAT_OF_ENDING[
-        ending_of(options.output, _FORMAT_OF_ENDING, ", or a --format")
-    ]
+    if options.format is not None:
+        return options.format
+    if options.json or options.output is None:
+        return "rows" if options.rows and not options.json else "text"
+    ending = ending_of(options.output, _FORMAT_OF_ENDING, ", or a --format")
+    return _FORMAT_OF_ENDING[ending]
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -204,25 +189,17 @@ def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
     from minipipe.render.text import draw_text
 
     width = max(40, columns_of_terminal(80)) if options.width is None else options.width
-    return (
-        draw_text(
-            *timelines, width=width, colour=options.output is None and has_colour()
-        )
-        + "\n"
-    )
+    colour = options.output is None and has_colour()
+    return f"{draw_text(*timelines, width=width, colour=colour)}\n"
 
 
 def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str | bytes:
     from minipipe.render.files import drawing
 
-    is_picture, given = options.format in _PICTURES, {"title": options.title}
-    if is_picture:
-        given |= {"width": options.width, "font_size": options.font_size}
-        given |= {
-            "messages": options.messages,
-            "legend": not options.no_legend,
-            "animated": options.animated,
-        }
+    given = fields(options, "title")
+    if options.format in _PICTURES:
+        given |= fields(options, "width", "font_size", "messages", "animated")
+        given["legend"] = not options.no_legend
     try:
         given = {name: value for name, value in given.items() if value is not None}
         return drawing(_DRAWN[options.format], *timelines, **given)
@@ -231,9 +208,9 @@ def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str 
 
 
 def _as_json(tables: Sequence[ActionTable]) -> str:
-    found: list[dict[str, Any]] = [
-        {**sizes_as_data(table), "placement": table.placement} for table in tables
-    ]
-    for data, table in zip(found, tables):
-        data["actions"] = [list(map(str, row)) for row in table.actions]
+    found = []
+    for table in tables:
+        rows = [list(map(str, row)) for row in table.actions]
+        own = {"placement": table.placement, "actions": rows}
+        found.append({**sizes_as_data(table), **own})
     return as_json(found[0] if len(found) == 1 else found) + "\n"

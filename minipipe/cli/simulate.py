@@ -32,31 +32,20 @@ def run(options: argparse.Namespace) -> ExitStatus:
         gap._replace(bound=known_bound(gap.workload, gap.objective))
         for gap in gaps(one_step, costs, timeline)
     )
-    idle_by_cause = _idle_by_cause(timeline)
+    idle = _idle_by_cause(timeline)
     busy = list(map(timeline.busy, range(timeline.num_ranks)))
-    details = {"busy": busy, "idle": idle_by_cause, "critical_path": _path(timeline)}
-    text = _report(
-        schedule,
-        timeline,
-        idle_by_cause,
-        options.sends_block,
-        _compared(schedule, found),
-    )
-    return answer(
-        options, {**figures(schedule, timeline), **gaps_as_data(found), **details}, text
-    )
+    details = {"busy": busy, "idle": idle, "critical_path": _path(timeline)}
+    table = _table(timeline, idle, options.sends_block)
+    lines = [f"{schedule.describe(', ')}\n\n{table}\n", *_about(schedule, timeline)]
+    lines += _compared(schedule, found)
+    lines.append(f"makespan {timeline.makespan:g} {timeline.unit}")
+    data = {**figures(schedule, timeline), **gaps_as_data(found), **details}
+    return answer(options, data, "\n".join(lines))
 
 
-def _report(
-    schedule: ActionTable,
-    timeline: Timeline,
-    idle_by_cause: list[dict[str, float]],
-    sends_block: bool,
-    compared: list[str],
-) -> str:
-    rows = _rows(timeline, idle_by_cause, sends_block)
-    table = text_table(rows, right=range(len(rows[0])))
-    lines = [f"{schedule.describe(', ')}\n\n{table}\n"]
+def _about(schedule: ActionTable, timeline: Timeline) -> list[str]:
+    """Return the lines between the table and the bounds."""
+    lines = []
     counted = ONE_UNIT if timeline.pairs_per_microbatch else "(stage, microbatch) pairs"
     lines.append(f"busy and idle times in {timeline.unit}; activations in {counted}")
     if schedule.num_stages > schedule.num_ranks:
@@ -65,25 +54,21 @@ def _report(
         time = f"{timeline.time_of_further_step:g} {timeline.unit}"
         lines.append(f"each step after the first takes {time}")
     lines.append(f"critical path: {_shortened(_path(timeline))}")
-    lines.append(
-        f"bubble {100 * timeline.bubble_fraction:.1f} % of all time, "
-        f"{100 * timeline.bubble_over_ideal:.1f} % of the ideal time, "
-        f"{100 * timeline.span_bubble_rate:.1f} % of the longest span of a rank"
-    )
-    makespan = f"makespan {timeline.makespan:g} {timeline.unit}"
-    return "\n".join([*lines, *compared, makespan])
+    bubble = f"bubble {100 * timeline.bubble_fraction:.1f} % of all time"
+    ideal = f"{100 * timeline.bubble_over_ideal:.1f} % of the ideal time"
+    span = f"{100 * timeline.span_bubble_rate:.1f} % of the longest span of a rank"
+    lines.append(f"{bubble}, {ideal}, {span}")
+    return lines
 
 
-def _rows(
+def _table(
     timeline: Timeline, idle_by_cause: list[dict[str, float]], sends_block: bool
-) -> list[list[str]]:
-    """Return the head and a row for each rank."""
-    seldom = {
-        cause: any(idle[cause] for idle in idle_by_cause)
-        for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE)
-    }
-    seldom[IdleCause.SENDING] = sends_block
-    causes = [cause for cause in IdleCause if seldom.get(cause, True)]
+) -> str:
+    """Return a table with a row for each rank."""
+    is_seen = {IdleCause.SENDING: sends_block}
+    for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE):
+        is_seen[cause] = any(idle[cause] for idle in idle_by_cause)
+    causes = [cause for cause in IdleCause if is_seen.get(cause, True)]
     rows = [["rank", "busy", *causes, "peak activations", "peak memory"]]
     pairs = timeline.pairs_per_microbatch or 1
     for rank in range(timeline.num_ranks):
@@ -91,8 +76,8 @@ def _rows(
         activations = timeline.peak_activations[rank] / pairs
         memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
         numbers = (timeline.busy(rank), *idle, activations, memory)
-        rows.append([str(rank), *(f"{number:g}" for number in numbers)])
-    return rows
+        rows.append([str(rank), *map("{:g}".format, numbers)])
+    return text_table(rows, right=range(len(rows[0])))
 
 
 def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
@@ -102,12 +87,9 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
     if not found:
         return []
     makespan, span = found
+    limited = f"with memory {makespan.workload.memory_limit[0]:g} per rank"
     if ActionKind.BACKWARD in schedule.kinds:
-        either = ", whether backwards are split or not,"
-    else:
-        either = ""
-    memory = makespan.workload.memory_limit[0]
-    limited = f"with memory {memory:g} per rank{either}"
+        limited += ", whether backwards are split or not,"
     below = f"{limited} no makespan is below {makespan.bound.value:.12g}"
     return [
         f"longest span of a rank: {_above(span)} the best possible for this memory",
@@ -124,15 +106,13 @@ def _above(gap: Gap) -> str:
 
 def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:
     """Return the idle time of each rank by cause."""
-    return [
-        {
-            cause.value: sum(
-                slot.end - slot.start for slot in slots if slot.cause is cause
-            )
-            for cause in IdleCause
-        }
-        for slots in timeline.idle
-    ]
+    by_rank = []
+    for slots in timeline.idle:
+        times: dict[str, float] = {cause.value: 0 for cause in IdleCause}
+        for slot in slots:
+            times[slot.cause.value] += slot.end - slot.start
+        by_rank.append(times)
+    return by_rank
 
 
 def _path(timeline: Timeline) -> list[str]:
@@ -141,6 +121,6 @@ def _path(timeline: Timeline) -> list[str]:
 
 def _shortened(path: list[str], shown: int = 6) -> str:
     """Leave out the middle of a long path."""
-    return " ".join(
-        path if len(path) <= 2 * shown else [*path[:shown], "…", *path[-shown:]]
-    )
+    if len(path) > 2 * shown:
+        path = [*path[:shown], "…", *path[-shown:]]
+    return " ".join(path)

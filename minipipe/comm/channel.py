@@ -27,6 +27,7 @@ from minipipe.comm.message import (
     Request,
     described,
     finish,
+    packed_step,
 )
 from minipipe.errors import MessageError
 
@@ -338,11 +339,10 @@ class ExchangeChannel:
         what: Label = "",
     ) -> None:
         own = self._rank = group.rank
+        self._group = group
         self._is_sender = own in lengths
-        self._sending, self._receiving = (
-            list[SendChannel](),
-            dict[int, ReceiveChannel](),
-        )
+        self._sending: list[SendChannel] = []
+        self._receiving: dict[int, ReceiveChannel] = {}
         self._is_open = False
         for other in range(group.size):
             if own in lengths and other != own:
@@ -354,20 +354,38 @@ class ExchangeChannel:
                     (lengths[other],), np.float64, other, tag, what
                 )
 
+        # of each channel, to use it without a call; empty for one that has none
+        self._parts = [each.parts() for each in self._sending]
+        self._parts_of = {
+            source: each.parts() for source, each in self._receiving.items()
+        }
+
     def exchange(self, numbers: Sequence[float], step: int) -> dict[int, list[float]]:
         """Return the numbers of all senders, by sender; this rank sends its own, if it
         is one. Collective.
         """
         if self._is_open:  # a call that has failed, and whose messages nobody has read
             with suppress(MessageError):
-                self._arrived()
+                for receiving in self._receiving.values():
+                    receiving.wait()
         self._is_open = True
-        for sending in self._sending:
-            sending.array[:] = numbers
-            sending.start(step)
-        for receiving in self._receiving.values():
-            receiving.start(step)
-        found = self._arrived()
+        if self._group.is_closed:
+            self._group.check_open()
+        head, found = packed_step(step), {}
+        self._start(numbers, step, head)
+        for source, receiving in self._receiving.items():
+            parts = self._parts_of[source]
+            own = parts.get("own")
+            if own is None or parts["posted"].get(parts["key"]) is not own:
+                receiving.wait()
+            else:
+                own.is_over = own.is_over or parts["test"](parts["status"])
+                expected = head + parts["form"], parts["offset"]
+                if own.is_over and parts["begins"](*expected):
+                    del parts["posted"][parts["key"]]
+                else:
+                    parts["wait"](step)
+            found[source] = receiving.array.tolist()
         for sending in self._sending:
             if not sending.is_over:
                 sending.wait()
@@ -376,14 +394,27 @@ class ExchangeChannel:
             found[self._rank] = [*numbers]
         return found
 
-    def _arrived(self) -> dict[int, list[float]]:
-        found = {}
+    def _start(self, numbers: Sequence[float], step: int, head: bytes) -> None:
+        """Start all messages; without a call for each, if they have parts."""
+        for sending, parts in zip(self._sending, self._parts):
+            if not sending.is_over:
+                sending.wait()
+            sending.array[:] = numbers
+            if not parts:
+                sending.start(step)
+                continue
+            parts["head"][:] = head
+            parts["start"]()
+            if not parts["test"]():
+                parts["linger"]()
         for source, receiving in self._receiving.items():
-            array = receiving.take()
-            if array is not receiving.array:
-                receiving.take_over(array)
-            found[source] = receiving.array.tolist()
-        return found
+            parts = self._parts_of[source]
+            if not parts or parts["key"] in parts["posted"]:
+                receiving.start(step)
+                continue
+            parts["own"].is_over = False
+            parts["posted"][parts["key"]] = parts["own"]
+            parts["start"]()
 
 
 def empty(shape: tuple[int, ...], dtype: Any, xp: ModuleType) -> Array:

@@ -27,8 +27,8 @@ from minipipe.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.comm.thread import ThreadGroup
+from minipipe.core.familiar import explain, with_hints
 from minipipe.errors import LaunchError, RankError
-from minipipe.hints import explain, with_hints
 from minipipe.specs import Spec
 
 if TYPE_CHECKING:

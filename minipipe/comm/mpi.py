@@ -27,10 +27,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -50,9 +50,12 @@ from minipipe.comm.message import (
     as_buffer,
     unpacked,
 )
-from minipipe.comm.persistent import LONGEST, PERSISTENT, PersistentRequests, Posted
+from minipipe.comm.posted import LONGEST, Posted
 from minipipe.comm.process_group import Channel, ProcessGroup
 from minipipe.errors import ArgumentError, MessageError
+
+if TYPE_CHECKING:
+    from minipipe.comm.persistent import PersistentRequests
 
 _YIELDS = 400  # polls before the sleeps begin (100 made two ranks 10 % slower)
 _SPARE = 16  # buffers of finished receives, kept for the next ones
@@ -81,7 +84,6 @@ class MPIGroup(ProcessGroup):
         job.timeout = max(job.timeout, timeout)
         self.comm = comm
         self.posted: dict[tuple[int, int], Posted] = {}  # by source and MPI's tag
-        self.persistent = PersistentRequests(job.keep)
         self._spare: list[Posted] = []
         job.groups.append(self)
         self._resources.callback(comm.Free)
@@ -253,8 +255,17 @@ class MPIGroup(ProcessGroup):
         self, kind: type[Channel], array: np.ndarray, peer: int, tag: int, what: Label
     ) -> Channel:
         if type(array) is np.ndarray:
+            from minipipe.comm.persistent import PERSISTENT  # if there are channels
+
             return PERSISTENT[kind](self, array, peer, tag, what)
         return super()._channel(kind, array, peer, tag, what)
+
+    @cached_property
+    def persistent(self) -> PersistentRequests:
+        """The requests of channels."""
+        from minipipe.comm.persistent import PersistentRequests
+
+        return PersistentRequests(self.job.keep)
 
     def has_arrived(self, source: int, tag: int) -> bool:
         """Return whether a message has arrived for which a receive was started."""
@@ -269,7 +280,8 @@ class MPIGroup(ProcessGroup):
                 posted.request.Wait()
         self.posted.clear()
         self._spare.clear()
-        self.persistent.free()
+        if "persistent" in vars(self):
+            self.persistent.free()
 
     def revoke(self) -> None:
         """Let every call of any rank fail in this group, close it, and forget its
@@ -289,7 +301,7 @@ class MPIGroup(ProcessGroup):
         """Return the tag that MPI gets. Local."""
         if tag > self._largest_tag:
             message = f"tag is {tag}; this MPI allows at most {self._largest_tag}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
         return tag + _TAGS_BELOW_ZERO
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:

@@ -31,57 +31,13 @@ from minipipe.comm.message import (
     packed_form,
     packed_step,
 )
+from minipipe.comm.posted import LONGEST as LONGEST
+from minipipe.comm.posted import Posted as Posted
 
 if TYPE_CHECKING:
     from minipipe.comm.mpi import MPIGroup
 
-LONGEST = 1 << 15
-"""Bytes of an array that travels with its header, in one message."""
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector registers
-
-
-class Posted:
-    """A receive that was posted: the request, and the memory that its message arrives
-    in.
-
-    Parameters
-    ----------
-    memory : bytearray or memoryview
-    is_spare : bool
-        Whether the memory is for any message, and belongs to no channel.
-
-    Attributes
-    ----------
-    request : MPI.Request
-    status : MPI.Status
-        Of the message that has arrived; empty if it was longer than the memory.
-    is_over : bool
-        Whether the message has arrived, as far as was asked.
-    """
-
-    __slots__ = ("is_over", "is_spare", "memory", "request", "status")
-
-    def __init__(self, memory: bytearray | memoryview, is_spare: bool) -> None:
-        self.memory, self.is_spare = memory, is_spare
-        self.request: Any = MPI.REQUEST_NULL
-        self.status, self.is_over = MPI.Status(), False
-
-    def has_arrived(self) -> bool:
-        """Return whether the message has arrived. It may be called again after that,
-        and MPI's Test may not.
-
-        MPICH 5.0 forgets the message of a persistent request that was asked by
-        Get_status.
-        """
-        try:
-            self.is_over = self.is_over or self.request.Test(self.status)
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
-            # longer than any message in one piece: none of ours
-            self.is_over = True
-            self.status.Set_elements(MPI.BYTE, 0)
-        return self.is_over
 
 
 class _Buffer:
@@ -143,7 +99,8 @@ class PersistentSend(SendChannel):
         request, *others = self._requests
         if others:
             return {}
-        return {"head": self._head, "start": request.Start, "test": request.Test}
+        parts = {"head": self._head, "start": request.Start, "test": request.Test}
+        return {**parts, "linger": self.linger}
 
     def start(self, step: int = 0) -> None:
         """Start to send the array; return at once, or once the message before has been
@@ -275,11 +232,17 @@ class PersistentReceive(ReceiveChannel):
             "begins": self._buffer.memory.startswith,
             "form": self._form,
             "offset": self._buffer.start,
+            "wait": self.wait_in,
         }
 
     def wait_in(self, step: int) -> None:
         """Wait for a message that a program has started to receive in a step."""
         self._step, self._expected_header = step, packed_step(step) + self._form
+        own = self._own
+        # most are late by the time of a few looks
+        for _ in range(self._group.job.spins):
+            if own.has_arrived():
+                break
         array = self.take()
         if array is not self.array:
             self.take_over(array)

@@ -34,6 +34,7 @@ from minipipe.comm.message import (
     described,
     finish,
 )
+from minipipe.core.familiar import Familiar, explain, with_hints
 from minipipe.errors import (
     ArgumentError,
     LaunchError,
@@ -42,7 +43,6 @@ from minipipe.errors import (
     counted,
     not_copyable,
 )
-from minipipe.hints import Familiar, explain, with_hints
 from minipipe.specs import Spec
 
 if TYPE_CHECKING:
@@ -634,7 +634,7 @@ class ProcessGroup(Familiar, ABC):
 
     def _no_array(self, call: str) -> ArgumentError:
         message = f"{call}: rank {self.name()} is the root and must give an array."
-        return ArgumentError("value", message)
+        return ArgumentError(message)
 
     def all_gather(
         self, array: np.ndarray, *, what: str = "its part of a gather"
@@ -902,7 +902,7 @@ class ProcessGroup(Familiar, ABC):
                 "counted from 0.",
             )
         if tag < 0 and not isinstance(tag, OwnTag):
-            raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
+            raise ArgumentError(f"tag is {tag}; expected at least 0.")
 
     def check_open(self) -> None:
         """Refuse a call on a closed group, and in a second thread. Local.

@@ -26,7 +26,9 @@ def place_of(error: Exception, function: Any) -> tuple[str, dict[str, Any]]:
 
 
 def compute_again(
-    executor: Executor, received_by: Callable[[int, int], Payload]
+    executor: Executor,
+    received_by: Callable[[int, int], Payload],
+    pass_on: Callable[[int, int], None],
 ) -> None:
     """Compute the forward that has failed with its layers, as an eager step does.
 
@@ -35,6 +37,8 @@ def compute_again(
     executor : Executor
     received_by : function
         ``(stage, microbatch) ->`` what the forward has received from another stage.
+    pass_on : function
+        ``(stage, microbatch)``: gives the stage what its earlier slices have left.
     """
     action = executor.actions[executor.group.activity.position]
     stage, k = executor.stages[action.stage], action.microbatch
@@ -42,6 +46,7 @@ def compute_again(
         received = executor.batch.input(k)
     else:
         received = received_by(action.stage, k)
+    pass_on(action.stage, k)
     executor.place.begin(k)
     # As in `Running`: a repeated step sets no modes.
     graph = no_grad() if executor.program.is_forward_only else enable_grad()

@@ -6,16 +6,17 @@ A program (`program.py`) is valid as long as these are what they were.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, eq, is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
+from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
@@ -167,17 +168,48 @@ class Attributes:
         for each in type(value).__mro__:
             named = getattr(each, "__slots__", ())
             slots += [name for name in named if hasattr(value, name)]
-        if slots or isinstance(value, np.ndarray):  # no live view of names and values
+        is_array = backend.is_array(value)
+        if slots or is_array:  # no live view of names and values
             self._is_quick = False
-        if isinstance(value, np.ndarray):
-            digest = blake2b(value.tobytes()).digest()
-            return value.dtype, value.shape, value.strides, digest
+        if is_array:
+            digest = blake2b(backend.to_numpy(value).tobytes()).digest()
+            return (*form_of_array(value), digest)
         if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
             kind = type(value).__name__
             raise Undescribed(f"holds a {kind}, which may change unnoticed")
         of_slots = [(name, getattr(value, name)) for name in slots if name[:2] != "__"]
         parts = getattr(value, "__dict__", {}), *of_slots
         return Same(type(value)), self._described(parts, depth + 1)
+
+
+class JoinedAttributes(Attributes):
+    """Several attributes, compared together: short comparisons take most of their time
+    around them.
+
+    Parameters
+    ----------
+    parts : iterable of Attributes
+    """
+
+    def __init__(self, parts: Iterable[Attributes]) -> None:
+        self._parts = list(parts)
+        self._join()
+
+    def _join(self) -> None:
+        self._is_quick = all(part._is_quick for part in self._parts)
+        joined = {
+            name: list(chain.from_iterable(vars(part)[name] for part in self._parts))
+            for name in ("_looks", "_lengths", "_items", "_modules", "_types")
+        }
+        vars(self).update(joined)
+
+    def hold_again(self) -> bool:
+        """Return whether everything is as before, if need be by comparing values."""
+        if not all(part.hold_again() for part in self._parts):
+            return False
+        if self._is_quick:
+            self._join()
+        return True
 
 
 class StageGuard:
@@ -200,9 +232,13 @@ class StageGuard:
         self.attributes = Attributes(module.modules())
         self._module = module
 
+    # what of a parameter must be as it was, and how that is compared
+    _seen: Callable[[Parameter], Any] = staticmethod(_data_of)
+    _is_same: Callable[[Any, Any], bool] = staticmethod(is_)
+
     def note_arrays(self) -> None:
         """Take the arrays that the parameters have now for theirs."""
-        self._arrays = list(map(_data_of, self._owners))
+        self._arrays = list(map(self._seen, self._owners))
 
     def forget_arrays(self) -> None:
         """Refer to no array: somebody is about to move those that nobody refers to."""
@@ -210,33 +246,24 @@ class StageGuard:
 
     def holds(self) -> bool:
         """Return whether everything is what it was."""
-        if not all(map(is_, map(_data_of, self._owners), self._arrays)):
-            return False
-        return self._rest_holds()
+        return self.parameters_hold() and (
+            self.attributes.still_hold() or self.attributes.hold_again()
+        )
 
-    def _rest_holds(self) -> bool:
+    def parameters_hold(self) -> bool:
+        """Return whether everything but the attributes is what it was."""
         return (
-            list(map(_is_trained, self._nodes)) == self._trained
+            all(map(self._is_same, map(self._seen, self._owners), self._arrays))
+            and list(map(_is_trained, self._nodes)) == self._trained
             and self._module.layer_hook is None
-            and (self.attributes.still_hold() or self.attributes.hold_again())
         )
 
 
 class MovingGuard(StageGuard):
     """A guard of programs that read their parameters: other arrays of the same form."""
 
-    def note_arrays(self) -> None:
-        """Take the forms that the parameters have now for theirs."""
-        self._forms = list(map(_form_of, self._owners))
-
-    def holds(self) -> bool:
-        """Return whether everything is what it was."""
-        forms = list(map(_form_of, self._owners))
-        return forms == self._forms and self._rest_holds()
-
-
-def _form_of(owner: Parameter) -> tuple[Any, ...]:
-    return form_of_array(owner.data)
+    _seen = staticmethod(lambda owner: form_of_array(owner.data))
+    _is_same = staticmethod(eq)
 
 
 def form_of_array(array: Any) -> tuple[Any, ...]:

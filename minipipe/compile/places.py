@@ -118,6 +118,8 @@ class Places:
         Whether contributions are added to arrays, and not handed over to leaves.
     has_static_parameters : bool
         Whether parameters are the same arrays each time.
+    has_kept_arrays : bool
+        Whether later sections read arrays of a slot; otherwise NumPy allocates them.
 
     Attributes
     ----------
@@ -138,6 +140,7 @@ class Places:
         trace: Trace,
         has_static_gradients: bool = True,
         has_static_parameters: bool = True,
+        has_kept_arrays: bool = True,
     ) -> None:
         self.trace = trace
         self._lasting = "pc" if has_static_parameters else "c"
@@ -157,6 +160,8 @@ class Places:
         self.cells: dict[str, Cell] = {}
         self._make_cells(has_static_gradients)
         self._take_results()
+        if not has_kept_arrays:
+            self.cells = {n: c for n, c in self.cells.items() if not c.is_kept}
         temporaries = [c for c in self.unique_cells if c.is_temporary]
         temporaries += self.scratch.values()
         self.temporary_bytes = pack(temporaries)
@@ -244,7 +249,8 @@ class Places:
         found, position = [], 0
         for number, section in enumerate(self.sections):
             steps = []
-            for line in lines[section]:
+            # Lines on the host come first: they read inputs alone.
+            for line in sorted(lines[section], key=lambda line: not line.is_on_host):
                 steps.append(Step(line, number, position))
                 position += 1
             found.append(steps)
@@ -311,7 +317,7 @@ class Places:
 
     def _folded(self) -> set[str]:
         """Return the variables that depend on no value."""
-        folded: set[str] = set()
+        folded = {name for name in self.trace.variables if name[0] == "c"}
         for step in self.all_steps:
             line = step.line
             has_effect = line.has_effect or line.changes or step.leaf is not None
@@ -336,6 +342,8 @@ class Places:
             (name,) = line.makes
             variable = self.trace.variables[name]
             is_owner = variable.is_fresh and not variable.is_number
+            if variable.shape == () and not self.trace.dialect.is_numpy:
+                is_owner = not self.uses[name].is_result  # it is returned
             if is_owner and name not in barred:
                 self._add_to_cell(name, variable, step)
 

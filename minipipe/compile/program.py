@@ -8,7 +8,7 @@ three send the same messages, so each rank decides alone.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -20,16 +20,15 @@ from minipipe.autograd.modes import mode
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
-from minipipe.compile.guards import Same
+from minipipe.compile.guards import Attributes, JoinedAttributes, Same
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
 from minipipe.compile.row import SECTIONS, Row, memory_of
 from minipipe.compile.sections import Pool, Sections
-from minipipe.compile.stage import CompiledStages
 from minipipe.compile.stage_program import (
     StageProgram,
     assign_slots,
-    is_plain,
     kinds_in,
 )
 from minipipe.compile.trace import key_of
@@ -38,8 +37,7 @@ from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut
-from minipipe.execution.sliced import SlicedStage
-from minipipe.schedules.action import O
+from minipipe.schedules.action import L, O
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
@@ -78,16 +76,12 @@ class Compiler:
         self._programs: dict[Any, CompiledRow | None] = {}
         self._tries: dict[Any, int] = {}  # programs that were made and have not run
         self.gradients: GradientArrays | None = None
-        self._needs_handlers: bool | None = None  # of the row, which is always the same
-        self._stages: CompiledStages | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
 
     @property
-    def latest(self) -> CompiledRow | CompiledStages | None:
+    def latest(self) -> CompiledRow | None:
         """The newest program, whether or not it ran last."""
-        if self._stages is not None:
-            return self._stages
         programs = [program for program in self._programs.values() if program]
         return self.program or (programs[-1] if programs else None)
 
@@ -97,11 +91,6 @@ class Compiler:
         self.report = reason_for_eager(executor)
         if self.report:
             executor.run_eagerly(steps)
-            return
-        if self._needs_handlers is None:
-            self._needs_handlers = needs_handlers(executor)
-        if self._needs_handlers:
-            self._run_stages(executor, steps)
             return
         key = form_of(executor)
         if key not in self._programs:  # its first step fills in parameters and the like
@@ -145,18 +134,6 @@ class Compiler:
             self.program = None
             return False
         return True
-
-    def _run_stages(self, executor: Executor, steps: Sequence[Step]) -> None:
-        """Run a row as in an eager step, with stages that compile themselves."""
-        stages = executor.stages
-        if self._stages is None:
-            self._stages = CompiledStages(stages, self._is_strict)
-        executor.stages = self._stages.begin_row(executor.actions)
-        try:
-            executor.run_eagerly(steps)
-        finally:
-            executor.stages = stages
-        self.report = self._stages.report
 
     def begins_again(self, executor: Executor, error: BaseException) -> bool:
         """Forget the program that ran last, if a message of another form came first.
@@ -241,7 +218,7 @@ class CompiledRow:
         Of the sections of each compiled stage.
     report : str
     is_whole : bool
-        Whether nothing in it runs eagerly.
+        Whether nothing in it computes eagerly.
     is_static : bool
         Whether all weight gradients are arrays that are written in each step.
     given : GivenGradients
@@ -257,7 +234,7 @@ class CompiledRow:
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         memory = memory_of(row)
-        self._inputs = row.inputs
+        self._arguments = row.arguments
         parts = list({id(program): program for program in programs.values()}.values())
         self._parts = parts
         sources = [program.sections.source for program in parts]
@@ -267,12 +244,9 @@ class CompiledRow:
             earlier = self.sources.get(part.stage)
             self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
-        objective = executor.batch.objective
-        last = executor.program.num_stages - 1
-        is_compiled = any(part.stage == last for part in parts)
-        has_loss = is_compiled and objective.has_loss
-        self._loss = attributes_of_loss(objective.loss) if has_loss else None
-        names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
+        self._attributes = JoinedAttributes(self._attributes_of(executor))
+        seeds = Seeds(row.losses, executor.xp)
+        names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
         self.given = GivenGradients()
         names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}
@@ -287,6 +261,14 @@ class CompiledRow:
         self._schedule = self._compiled("\n".join(memory.lines), executor)
         self.is_whole = _is_whole(executor, programs)
         self.is_static = all(part.is_static for part in parts)
+
+    def _attributes_of(self, executor: Executor) -> Iterator[Attributes]:
+        """Yield the attributes of the compiled layers, and of the loss among them."""
+        for guard in self._guards:
+            yield guard.attributes
+        last, objective = executor.program.num_stages - 1, executor.batch.objective
+        if objective.has_loss and any(part.stage == last for part in self._parts):
+            yield attributes_of_loss(objective.loss)
 
     @property
     def recorders(self) -> dict[int, Recorder]:
@@ -319,6 +301,9 @@ class CompiledRow:
             found = part.sections.bind(arrays, own, part.num_slots, pool)
             for section, function in found.items():
                 self._namespace[part.name_of(section)] = function
+            if part.leaves:
+                for i, values in enumerate(part.sections.stashes(found)):
+                    self._namespace[f"stash{i}_{part.name}"] = values
         self.given.pairs = list(given.values())
         if gradients is not None:
             self.given.flat = gradients.flat([leaf for leaf, _ in self.given.pairs])
@@ -339,10 +324,9 @@ class CompiledRow:
         if gradients is not None and not gradients.arena.is_open:
             return False
         for guard in self._guards:
-            if not guard.holds():
+            if not guard.parameters_hold():
                 return False
-        loss = self._loss
-        return loss is None or loss.still_hold() or loss.hold_again()
+        return self._attributes.still_hold() or self._attributes.hold_again()
 
     def is_ready(self) -> bool:
         """Return whether no receive is left from a run that has failed.
@@ -373,17 +357,28 @@ class CompiledRow:
             raise
         except Exception as error:
             called, values = place_of(error, self._schedule)
-            if any(called == part.name_of("forward") for part in self._parts):
+            sections = ("forward", preparation_of("forward"))
+            forwards = {p.name_of(section) for p in self._parts for section in sections}
+            if called in forwards:
                 values = {**self._namespace, **values}
-                compute_again(executor, partial(self._received, values))
+                received = partial(self._received, values)
+                compute_again(executor, received, partial(self._pass_on, values))
             raise
 
     def _received(self, values: Mapping[str, Any], stage: int, k: int) -> Payload:
         """Return what a forward has received, from variables of the schedule."""
-        name = self._inputs[stage, k]
+        name = self._arguments.inputs[stage, k]
         form = self._recorders[stage].kind_of[k].received
         arrays = [values[f"{name}_{i}"] for i in range(len(form.shapes))]
         return form.payload(arrays)
+
+    def _pass_on(self, values: Mapping[str, Any], stage: int, k: int) -> None:
+        """Give a stage what earlier slices have left, from variables of the schedule."""
+        recorder = self._recorders[stage]
+        for (of_stage, each), names in self._arguments.passed.items():
+            if of_stage == stage and each < k:
+                arrays = [values[name] for name in names]
+                recorder.passed.keep(each, arrays, recorder.kind_of[each].passed)
 
     def _raise_other_form(self, error: MessageError) -> None:
         """Raise an error again as one of the form of a message, if it is."""
@@ -391,16 +386,6 @@ class CompiledRow:
             message, channel.other = channel.other, None
             if message is not None:
                 raise OtherForm(str(error), value, message) from None
-
-
-def needs_handlers(executor: Executor) -> bool:
-    """Return whether a row runs more of its stages than their sections."""
-    for binding in executor.bindings:
-        kind = binding.action.kind
-        if kind is O or (kind in SECTIONS and not is_plain(binding)):
-            return True
-    has_slices = any(isinstance(s, SlicedStage) for s in executor.stages.values())
-    return has_slices and not executor.program.is_forward_only
 
 
 def form_of(executor: Executor) -> Any:
@@ -428,6 +413,7 @@ def _stage_programs(
 ) -> dict[tuple[int, int], StageProgram]:
     """Return the programs of stages that could be recorded."""
     found: dict[tuple[int, int], StageProgram] = {}
+    leaves = any(action.kind is O for action in executor.actions)
     for stage, recorder in recorders.items():
         if recorder.reason or any(r.reason for r in recorder.kinds.values()):
             continue
@@ -436,9 +422,11 @@ def _stage_programs(
         for k, recorded in recorder.kind_of.items():
             if id(recorded) not in programs:
                 suffix = chr(ord("a") + len(programs)) if programs else ""
-                sections = Sections(recorded.trace, f"{stage}{suffix}", how)
+                keeps = "values" if leaves else "arrays"
+                name = f"{stage}{suffix}"
+                sections = Sections(recorded.trace, name, how, keeps=keeps)
                 program = StageProgram(stage, suffix, recorded, sections)
-                program.is_static = how == "static"
+                program.is_static, program.leaves = how == "static", leaves
                 program.contributes = recorded.contributes
                 programs[id(recorded)] = program
             found[stage, k] = programs[id(recorded)]
@@ -455,14 +443,14 @@ def _stage_programs(
 
 
 def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
-    """Return whether a schedule runs nothing but compiled sections and messages."""
+    """Return whether all computations of a schedule are compiled sections, or copies to
+    a file.
+    """
     for binding in executor.bindings:
         stage, kind, k = binding.action
-        if kind.declaration.of_rank or kind.is_communication:
+        if not binding.is_timed:
             continue
-        if kind not in SECTIONS or (stage, k) not in programs:
-            return False
-        if hasattr(binding.handler, "then"):
+        if (stage, k) not in programs or kind not in (*SECTIONS, O, L):
             return False
     return True
 

@@ -74,7 +74,7 @@ def reason_for_eager(executor: Executor) -> str:
     objective = batch.objective
     if (objective.where or objective.metrics) and not objective.is_for_outputs:
         return "runs eagerly: the call asks for more than the loss"
-    if executor.is_observed:
+    if not all(getattr(each, "is_printed", False) for each in executor.observers):
         return (
             "runs eagerly: its actions are observed, as measures_memory, "
             "stack_weight_gradients and MINIPIPE_DEBUG do"

@@ -1,9 +1,9 @@
 """A stage whose computations are compiled, and whose row runs as in an eager step.
 
-Some rows run an action with more than its sections: with the weights of its microbatch
-(U), or with activations that were away (O and L). Their handlers see a stage with the
-methods of every stage. It records the first microbatch of each kind, and computes the
-others with the sections of that kind::
+A run with updates (U) has one row for all its batches, and may run once: no program of
+it would run again. Its handlers see a stage with the methods of every stage. It records
+the first microbatch of each kind, and computes the others with the sections of that
+kind::
 
     microbatch          0      1         2 ...
     F                   eager  recorded  forward_0(slot0, x0, out0)
@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
@@ -26,7 +25,6 @@ from minipipe.compile.kind import Held, KindProgram
 from minipipe.compile.reasons import refused
 from minipipe.compile.recording import Recorded, Recorder, kind_of
 from minipipe.compile.sections import Pool
-from minipipe.compile.slices import passed_by
 from minipipe.compile.stage_program import kinds_in
 from minipipe.compile.trace import key_of
 from minipipe.execution.payload import Payload
@@ -61,7 +59,6 @@ class CompiledStage:
 
     def __init__(self, stage: Stage, pool: Pool, is_strict: bool) -> None:
         self._stage, self._pool, self._is_strict = stage, pool, is_strict
-        self._passed = passed_by(stage)
         self._kinds: Mapping[int, str] = {}
         self._is_filled = False  # a first forward fills in parameters and the like
         self._recorder: Recorder | None = None
@@ -109,9 +106,8 @@ class CompiledStage:
 
     def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
         """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
-        arrays = [*received.arrays, *self._passed.inputs(microbatch)]
-        form = self._passed.form(microbatch)
-        program = self._program(microbatch, received, arrays, *form)
+        arrays = received.arrays
+        program = self._program(microbatch, received, arrays)
         if program is None:
             return self._eager().forward(microbatch, received)
         result = program.recorded.result
@@ -122,9 +118,7 @@ class CompiledStage:
         except Exception:
             self._stage.forward(microbatch, received)  # which adds notes of layers
             raise
-        count = len(result.shapes)
-        self._keep(microbatch, held, results, count)
-        return result.payload(results[:count]), self._kept(held)
+        return result.payload(results), self._kept(held, results)
 
     def forward_with_loss(
         self, microbatch: int, received: Payload, objective: SeededLoss
@@ -134,10 +128,9 @@ class CompiledStage:
         if given is None:
             return self._eager().forward_with_loss(microbatch, received, objective)
         targets: Payload = given[microbatch]
-        further = self._passed.inputs(microbatch)
-        arrays = [*received.arrays, *targets.arrays, *further]
-        how = targets.treedef and repr(targets.treedef), *self._passed.form(microbatch)
-        program = self._program(microbatch, received, arrays, *how)
+        arrays = [*received.arrays, *targets.arrays]
+        how = targets.treedef and repr(targets.treedef)
+        program = self._program(microbatch, received, arrays, how)
         if program is None:
             return self._eager().forward_with_loss(microbatch, received, objective)
         held = _begun(program, arrays)
@@ -147,17 +140,9 @@ class CompiledStage:
             self._stage.forward_with_loss(microbatch, received, objective)
             raise
         loss = results[0]
-        share = objective.note(microbatch, loss.item())  # type: ignore[attr-defined]
-        held.arrays["g0"] = np.full((), share, loss.dtype)
-        self._keep(microbatch, held, results, 1)
-        return self._kept(held)
-
-    def _keep(
-        self, microbatch: int, held: Held, results: Sequence[Array], count: int
-    ) -> None:
-        """Keep the results of a forward for its backward and for later microbatches."""
-        held.arrays.update((f"y{i}", array) for i, array in enumerate(results))
-        self._passed.keep(microbatch, results[count:], held.program.recorded.passed)
+        share = objective.note(microbatch, backend.number(loss))  # type: ignore[attr-defined]
+        held.arrays["g0"] = backend.filled((), share, loss)
+        return self._kept(held, results)
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
         """B: see :meth:`minipipe.execution.stage.Stage.backward`."""
@@ -195,14 +180,14 @@ class CompiledStage:
         self, microbatch: int, section: str, held: Held, gradient: Payload | None
     ) -> Payload:
         own = [held.arrays["g0"]] if gradient is None else gradient.arrays
-        further = self._passed.gradients(microbatch)
-        held.program.take_gradients(held, [*own, *further])
+        held.program.take_gradients(held, own)
         results = held.program.run(section, held)
-        count = held.program.recorded.num_inputs
-        self._passed.hand_back(microbatch, results[count:])
-        return Payload(results[:count], [True] * count, None if count == 1 else ())
+        count = len(results)
+        return Payload(results, [True] * count, None if count == 1 else ())
 
-    def _kept(self, held: Held) -> Held | None:
+    def _kept(self, held: Held, results: Sequence[Array]) -> Held | None:
+        """Return what a backward needs."""
+        held.arrays.update((f"y{i}", array) for i, array in enumerate(results))
         return held if self._stage.has_backward else None
 
     # -- recording ---------------------------------------------------------------------

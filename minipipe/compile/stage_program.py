@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import unwrap
 from typing import Any
 
 from minipipe.compile.memory import Use, slots_of
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
-from minipipe.execution.executor import Binding
-from minipipe.execution.handlers import HANDLERS
+from minipipe.compile.value_form import Form
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {
@@ -41,6 +40,8 @@ class StageProgram:
         Whether weight gradients are arrays that exist before a step.
     contributes : list of int
         The uses of parameters that get a gradient.
+    leaves : bool
+        Whether values of microbatches leave the memory before a backward.
     """
 
     stage: int
@@ -51,10 +52,43 @@ class StageProgram:
     num_slots: list[int] = field(default_factory=list)
     is_static: bool = False
     contributes: list[int] = field(default_factory=list)
+    leaves: bool = False
+
+    @property
+    def name(self) -> str:
+        """The end of the names of functions, and of lists by slot."""
+        return f"{self.stage}{self.suffix}"
 
     def name_of(self, section: str) -> str:
         """Return the name of the function of a section."""
-        return f"{section}_{self.stage}{self.suffix}"
+        return f"{section}_{self.name}"
+
+    @property
+    def read_later(self) -> list[str]:
+        """The inputs and results of its forward that later sections read."""
+        parameters = self.sections.parameters
+        names = [
+            name
+            for section, own in parameters.items()
+            if section not in ("forward", preparation_of("forward"))
+            for name in own
+        ]
+        return [name for name in dict.fromkeys(names) if name[0] in "xy"]
+
+    def takes_away(self, letter: str) -> bool:
+        """Return whether inputs (x) or results (y) leave the memory with its values."""
+        return self.leaves and any(name[0] == letter for name in self.read_later)
+
+    def further(self, section: str) -> Form:
+        """Return the form of the results of a section for other slices: keys and
+        values, or gradients of these.
+        """
+        recorded = self.recorded
+        count = recorded.num_inputs
+        if section == "forward":
+            count = 1 if recorded.result is None else len(recorded.result.shapes)
+        names, variables = recorded.trace.results[section], recorded.trace.variables
+        return Form.of_variables([variables.get(name) for name in names[count:]])
 
     def section_of(self, kind: ActionKind) -> str:
         """Return the section that an action of this kind runs.
@@ -98,8 +132,3 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
             k = action.microbatch
             found[k] = f"{found.get(k, '')} {action.kind}"
     return found
-
-
-def is_plain(binding: Binding) -> bool:
-    """Return whether a computation is run by the handler of all runs."""
-    return HANDLERS.get(binding.action.kind) is unwrap(binding.handler)

@@ -75,7 +75,9 @@ def order(flow: Flow, sends_block: bool = True) -> Order:
 def _order(flow: Flow, sends_block: bool) -> Order:
     runner = _Runner(flow, sends_block)
     runner.run_all()
-    rows, positions, given = flow.rows, runner.position, runner.round_of
+    rows = flow.rows
+    positions = runner.position
+    given = runner.round_of
     blocked: dict[int, Wait] = {}
     for rank, position in enumerate(positions):
         if position < len(rows[rank]):
@@ -171,7 +173,8 @@ class _Step(NamedTuple):
 
 class _Runner:
     def __init__(self, flow: Flow, sends_block: bool) -> None:
-        self.flow, self.rows = flow, flow.rows
+        self.flow = flow
+        self.rows = flow.rows
         self.size = flow.table.num_microbatches  # of the values of one name and stage
         kinds = (KINDS[name] for name in flow.kinds if KINDS[name].meets)
         self.meeting_kinds = {k.name for k in kinds if sends_block or not k.message}
@@ -260,7 +263,8 @@ class _Runner:
         return _Step(self.events_of(needs, k), self.events_of(gives, k))
 
     def events_of(self, numbers: Sequence[int], k: int) -> tuple[int, ...]:
-        events, size = self.events, self.size
+        events = self.events
+        size = self.size
         known = (n for n in numbers if n // size in events)
         found = (events[n // size] * size + n % size - k for n in known)
         return tuple(dict.fromkeys(found))
@@ -273,7 +277,8 @@ class _Runner:
         The first half of an overlapped pair needs what both halves need, and the second
         half runs in the same round. A meeting may depend on the place in the row.
         """
-        flow, (stage, kind, k) = self.flow, self.rows[rank][position]
+        flow = self.flow
+        stage, kind, k = self.rows[rank][position]
         now -= position > 0 and flow.is_pair(rank, position - 1)
         numbers = flow.numbers(rank, position)
         if numbers is None:

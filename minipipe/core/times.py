@@ -174,7 +174,9 @@ class Plan:
     """
 
     def __init__(self, flow: Flow, rates: Rates, make: Make = _new_task) -> None:
-        self.flow, self.rates, self.make = flow, rates, make
+        self.flow = flow
+        self.rates = rates
+        self.make = make
         self.rows = flow.rows
         self.written = flow.table.actions  # as tasks name them
         self.pairs = flow.pairs
@@ -193,7 +195,8 @@ class Plan:
 
         Each has the time that it travels.
         """
-        flow, message_times = self.flow, self.rates.message_times
+        flow = self.flow
+        message_times = self.rates.message_times
         for place in range(len(flow.names) * flow.num_owners):
             number = place * self.size
             if NOUNS[flow.name_of(number)].travels or place in self.late:
@@ -212,8 +215,11 @@ class Plan:
         name, site, numbers = rule
         if numbers is None:
             return Step((), 0.0, ())  # no legal table has such an instruction
-        kind, parts, k = KINDS[name], self.rates.parts, site.microbatch
-        size, delays = self.size, self.delays
+        kind = KINDS[name]
+        parts = self.rates.parts
+        k = site.microbatch
+        size = self.size
+        delays = self.delays
         places = [(n - k, n // size) for n in numbers.needs]
         needs = [(n, delays[place]) for n, place in places if place in delays]
         late = [n - k for n in numbers.gives if n // size in delays]
@@ -271,10 +277,16 @@ class _Clock(Plan):
 
     def run_step(self, rounds: Sequence[Sequence[int]]) -> None:
         """Visit all instructions of a step in their order. The hot loop."""
-        positions, rows, plan = self.positions, self.rows, self.plan
-        given, free, between = self.given, self.free, self.between
+        positions = self.positions
+        rows = self.rows
+        plan = self.plan
+        given = self.given
+        free = self.free
+        between = self.between
         codes = self.flow.codes
-        overhead, make, tasks = self.rates.overhead, self.make, self.tasks
+        overhead = self.rates.overhead
+        make = self.make
+        tasks = self.tasks
         written = self.written
         kinds = [KINDS[name] for name in self.flow.kinds]
         beside = {k.name for k in kinds if k.lane != "compute" or k.meets is not None}
@@ -309,7 +321,8 @@ class _Clock(Plan):
         ready = max(self.ready(*half) for half in halves)
         start = max(ready, self.free[rank] + self.between[rank])
         end = start + self.rates.pair_times[self.written[rank][position]]
-        self.free[rank], self.between[rank] = end, self.rates.overhead
+        self.free[rank] = end
+        self.between[rank] = self.rates.overhead
         for at, half in enumerate(halves, position):
             self.finish(rank, at, start, end, *half)
         return True

@@ -55,23 +55,22 @@ def as_workflow(exercises: Sequence[Exercise], is_own: bool = False) -> str:
     """
     grade = "minipipe grade . --hide-hidden --only {}"
     command = "python -m pytest test_{}.py" if is_own else grade
-    steps, results, runners = [], [], []
+    steps = ""
+    results = []
+    runners = []
     for exercise in exercises:
-        name, number = exercise.name, exercise.name.partition("_")[0]
+        name = exercise.name
+        number = exercise.name.partition("_")[0]
         tests = [each for each in exercise.tests if not (is_own and each.is_hidden)]
         step = {"name": name, "number": number, "command": command.format(name)}
         points = total(test.weight for test in tests)
-        steps.append(template("classroom_step.yml", **step, points=str(points)))
+        steps += template("classroom_step.yml", **step, points=str(points))
         result = f"${{{{ steps.task-{number}.outputs.result }}}}"
         results.append(f"          TASK-{number}_RESULTS: {result}")
         runners.append(f"task-{number}")
-    return template(
-        "classroom.yml",
-        version=__version__,
-        steps="".join(steps).rstrip("\n"),
-        results="\n".join(results),
-        runners=",".join(runners),
-    )
+    lists = {"results": "\n".join(results), "runners": ",".join(runners)}
+    steps = steps.rstrip("\n")
+    return template("classroom.yml", version=__version__, steps=steps, **lists)
 
 
 def _wheel() -> tuple[str, bytes]:
@@ -86,35 +85,28 @@ def _wheel() -> tuple[str, bytes]:
         raise CourseworkError("not-found", f"{problem}; {how}.") from None
     stem = f"minipipe_mpi-{installed.version}"
     metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""
-    content = {
-        f"minipipe/{path.relative_to(_PACKAGE).as_posix()}": path.read_bytes()
-        for path in sorted(_PACKAGE.rglob("*"))
-        if path.is_file()
-        and path.suffix != ".pyc"
-        and _PACKAGE / "coursework" / "exercises" not in path.parents
-    }
+    content = {}
+    for path in sorted(_PACKAGE.rglob("*")):
+        is_exercise = _PACKAGE / "coursework" / "exercises" in path.parents
+        if path.is_file() and path.suffix != ".pyc" and not is_exercise:
+            name = path.relative_to(_PACKAGE).as_posix()
+            content[f"minipipe/{name}"] = path.read_bytes()
+    about = "Wheel-Version: 1.0\nGenerator: minipipe\nRoot-Is-Purelib: true\n"
+    entry_points = installed.read_text("entry_points.txt") or ""
     content[f"{stem}.dist-info/METADATA"] = metadata.encode()
-    content[f"{stem}.dist-info/entry_points.txt"] = (
-        installed.read_text("entry_points.txt") or ""
-    ).encode()
-    about = (
-        "Wheel-Version: 1.0\nGenerator: minipipe\nRoot-Is-Purelib: true\nTag: "
-        "py3-none-any\n"
+    content[f"{stem}.dist-info/entry_points.txt"] = entry_points.encode()
+    content[f"{stem}.dist-info/WHEEL"] = f"{about}Tag: py3-none-any\n".encode()
+    record = "".join(
+        f"{name},sha256={_digest(each)},{len(each)}\n" for name, each in content.items()
     )
-    content[f"{stem}.dist-info/WHEEL"] = about.encode()
-    record = [
-        f"{name},sha256={_digest(each)},{len(each)}" for name, each in content.items()
-    ]
-    content[f"{stem}.dist-info/RECORD"] = "\n".join(
-        [*record, f"{stem}.dist-info/RECORD,,", ""]
-    ).encode()
+    own = f"{stem}.dist-info/RECORD"
+    content[own] = f"{record}{own},,\n".encode()
     return f"{stem}-py3-none-any.whl", _zipped(content)
 
 
 def _digest(content: bytes) -> str:
-    return (
-        base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-    )
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+    return digest.decode().rstrip("=")
 
 
 def _zipped(content: Mapping[str, bytes]) -> bytes:

@@ -70,9 +70,8 @@ class Task:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(
-            self, "its functions run in the student's process", "Copy what they return."
-        )
+        why = "its functions run in the student's process"
+        raise not_copyable(self, why, "Copy what they return.")
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # Python asks for these, such as __deepcopy__; no student's function has such a
@@ -131,20 +130,18 @@ def packed_result(
     module: ModuleType, function: str | Callable[..., Any], given: Sequence[Any]
 ) -> Any:
     """Call a function with plain data, and return its result packed."""
-    name = function if isinstance(function, str) else function.__name__
-    if isinstance(function, str) and not hasattr(module, name):
-        near = [
-            each
-            for each in get_close_matches(name, vars(module), 1, cutoff=0.5)
-            if not each.startswith("_")
-        ]
-        guess = f"; is it {near[0]}? Name it {name} again" if near else ""
-        raise Unexpected(
-            name, "a function of this name, as in the original file", f"none{guess}"
-        )
     if isinstance(function, str):
-        called = getattr(module, name)
+        name = function
+        called: Any = getattr(module, name, None)
+        if called is None and not hasattr(module, name):
+            near = get_close_matches(name, vars(module), 1, cutoff=0.5)
+            guess = ""
+            if near and not near[0].startswith("_"):
+                guess = f"; is it {near[0]}? Name it {name} again"
+            expected = "a function of this name, as in the original file"
+            raise Unexpected(name, expected, f"none{guess}")
     else:
+        name = function.__name__
         called = partial(function, module)
     # before the student's code can change the arguments
     call = f"{name}({', '.join(map(shown, given))})"
@@ -172,9 +169,8 @@ def packed(value: Any, what: str = "an argument") -> Any:
         return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, (Sequence, Iterator)) and not isinstance(value, bytes):
         return [packed(item, what) for item in value]
-    raise Unexpected(
-        what, "numbers, text, or lists of them", f"an object {shown(value)}"
-    )
+    expected = "numbers, text, or lists of them"
+    raise Unexpected(what, expected, f"an object {shown(value)}")
 
 
 def unpacked(data: Any) -> Any:
@@ -233,9 +229,8 @@ class Failed(Exception):
     """A call of the student's code failed, in this process or another."""
 
     def __init__(self, outcome: CheckResult) -> None:
-        super().__init__(
-            f"{outcome.reason} ({outcome.where})" if outcome.where else outcome.reason
-        )
+        where = f" ({outcome.where})" if outcome.where else ""
+        super().__init__(outcome.reason + where)
         self.outcome = outcome
 
 
@@ -315,62 +310,44 @@ def value_of(reply: Mapping[str, Any]) -> Any:
         if "outcome" not in reply:
             return unpacked(reply["value"])
         outcome = CheckResult(**{**reply["outcome"], "passed": False})
-        if outcome.reason and all(
-            isinstance(value, type(usual))
-            for value, usual in zip(outcome, CheckResult(True))
-        ):
-            cut: list[Any] = [
-                value[:_LONGEST] if isinstance(value, str) else value
-                for value in outcome
-            ]
-            raise Failed(CheckResult(*cut))
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-        MemoryError,
-    ):
+        are_usual = map(isinstance, outcome, map(type, CheckResult(True)))
+        if outcome.reason and all(are_usual):
+            raise Failed(CheckResult(*map(_cut, outcome)))
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
+        pass
+    except (RecursionError, MemoryError):
         pass
     raise Failed(CheckResult(False, "its process returned an invalid result"))
+
+
+def _cut(value: Any) -> Any:
+    return value[:_LONGEST] if isinstance(value, str) else value
 
 
 def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckResult:
     """Explain an exception to the student, with the path and text of the file."""
     where = _where(error, path, text)
+    is_unwritten = isinstance(error, NotImplementedError)
     if isinstance(error, Unexpected):
-        return CheckResult(
-            False,
-            str(error),
-            error.expected,
-            error.got,
-            compared=error.what,
-            drawing=error.drawing,
-        )
-    if isinstance(error, NotImplementedError):
-        return CheckResult(
-            False, f"not written yet: {_words(error)}", where=where, is_unwritten=True
-        )
-    if isinstance(error, SystemExit):
+        values = (str(error), error.expected, error.got)
+        return CheckResult(False, *values, compared=error.what, drawing=error.drawing)
+    if is_unwritten:
+        said = f"not written yet: {_words(error)}"
+    elif isinstance(error, SystemExit):
         said = f"it called sys.exit({shown(error.code)}); return a result instead"
-        return CheckResult(False, said, where=where)
-    if isinstance(error, MemoryError):
-        return CheckResult(
-            False, "it needed more memory than a task may use", where=where
-        )
-    if isinstance(error, AssertionError):
-        return CheckResult(False, _words(error) or "an assertion failed", where=where)
-    if isinstance(error, SyntaxError) and error.filename in (path, None):
+    elif isinstance(error, MemoryError):
+        said = "it needed more memory than a task may use"
+    elif isinstance(error, AssertionError):
+        said = _words(error) or "an assertion failed"
+    elif isinstance(error, SyntaxError) and error.filename in (path, None):
+        said = f"it is not valid Python: {error.msg}"
+        where = ""
         if error.lineno:
-            line = f"line {error.lineno}: {(error.text or '').strip()[:_LONGEST_LINE]}"
-        else:
-            line = ""
-        return CheckResult(False, f"it is not valid Python: {error.msg}", where=line)
-    return CheckResult(
-        False, f"it raised {type(error).__name__}: {_words(error)}", where=where
-    )
+            line = (error.text or "").strip()[:_LONGEST_LINE]
+            where = f"line {error.lineno}: {line}"
+    else:
+        said = f"it raised {type(error).__name__}: {_words(error)}"
+    return CheckResult(False, said, where=where, is_unwritten=is_unwritten)
 
 
 def _words(error: BaseException) -> str:
@@ -383,7 +360,8 @@ def _words(error: BaseException) -> str:
 def _where(error: BaseException, path: str, text: str) -> str:
     """Return the innermost line of the student's file in a traceback."""
     # traceback.extract_tb would read the file again, in an encoding that it names
-    where, lines = "", text.split("\n")
+    where = ""
+    lines = text.split("\n")
     for frame, number in walk_tb(error.__traceback__):
         if frame.f_code.co_filename == path and number <= len(lines):
             where = f"line {number}: {lines[number - 1].strip()[:_LONGEST_LINE]}"

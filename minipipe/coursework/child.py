@@ -74,13 +74,15 @@ def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Load the remote functions of the checks, inspect the student's file, load it, and
     answer calls.
     """
-    calls, nothing = os.fdopen(os.dup(0), "rb"), os.open(os.devnull, os.O_RDONLY)
+    calls = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # input() raises at once instead of blocking
     checks = load(f"checks_of_{job['task']}", job["checks"])
     watch_everything()
     content = base64.b64decode(job["content"])
     given = [(module, name) for module, name in job["given"]]
-    file, flags = Path(f"{job['task']}.py"), list[str]()
+    file = Path(f"{job['task']}.py")
+    flags = list[str]()
     file.write_bytes(content)
     try:
         text = decode_source(content)

@@ -39,10 +39,10 @@ class Handed(NamedTuple):
         due = deadline or self.due
         if due is None:
             problem = "--late-factor needs a deadline"
-            raise ArgumentError("value", f"{problem}: add --deadline TIME.")
+            raise ArgumentError(f"{problem}: add --deadline TIME.")
         if (time := self.times.get(name, self.times.get(""))) is None:
             problem = f"The file of --times has no line for {quoted(name)}"
-            raise ArgumentError("value", f"{problem}; add one.")
+            raise ArgumentError(f"{problem}; add one.")
         return max(0, -((due - time) // _DAY))
 
 
@@ -60,7 +60,7 @@ def moment(text: str) -> datetime:
         time = None
     if time is None or time.tzinfo is None:
         problem = f"{quoted(text)} is not a time; expected a time with its zone"
-        raise ArgumentError("value", f"{problem}, such as 2026-11-30T23:59:00+01:00.")
+        raise ArgumentError(f"{problem}, such as 2026-11-30T23:59:00+01:00.")
     return time
 
 
@@ -74,7 +74,8 @@ def read_times(path: str | Path) -> Handed:
         Codes ``value`` and ``type``.
     FileError
     """
-    text, named = read_text(path, _LONGEST), quoted(str(path), 200)
+    text = read_text(path, _LONGEST)
+    named = quoted(str(path), 200)
     if Path(path).suffix.lower() == ".json":
         return _of_gradescope(text, path)
     try:
@@ -84,14 +85,14 @@ def read_times(path: str | Path) -> Handed:
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None:
         problem = f"A line of {named} is {quoted(','.join(wrong))}"
-        raise ArgumentError("value", f"{problem}; expected `submission,time`.")
+        raise ArgumentError(f"{problem}; expected `submission,time`.")
     if rows and rows[0][1].strip() == "time":
         del rows[0]
     times: dict[str, datetime] = {}
     for name, time in rows:
         if name.strip() in times:
             problem = f"{named} has two times for {quoted(name.strip())}"
-            raise ArgumentError("value", f"{problem}; keep one line for each.")
+            raise ArgumentError(f"{problem}; keep one line for each.")
         times[name.strip()] = moment(time)
     return Handed(times)
 

@@ -46,12 +46,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import count
+from itertools import chain, count
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unicodedata import normalize
 
 from minipipe.errors import CourseworkError, quoted
@@ -62,7 +62,7 @@ _MARKED = re.compile(
 )
 _MARKER = re.compile(r"^ *# (SOLUTION|STUB|END|HIDDEN)$", re.MULTILINE)
 _HIDDEN = re.compile(r"^# HIDDEN\n", re.MULTILINE)
-_KEYS = ("Hint: ", "Points: ")  # of paragraphs in the docstring of a test
+_COMMENT = re.compile(r"^( *)# ?", re.MULTILINE)
 _LONGEST = 1 << 20  # bytes of a file
 _HERE = Path(__file__).resolve().parent
 # A wheel has the exercises beside this file (setup.py); a clone has them among the
@@ -134,15 +134,10 @@ class Exercise:
         """The student's file: the solution without the marked parts, with the
         uncommented stubs in their place.
         """
-        text = _MARKED.sub(
-            lambda found: re.sub(r"^( *)# ?", r"\1", found[2], flags=re.MULTILINE),
-            self.solution,
-        )
+        text = _MARKED.sub(lambda found: _COMMENT.sub(r"\1", found[2]), self.solution)
         if text == self.solution or _MARKER.search(text):
-            how = "each on a line of its own, in turn"
-            raise self._broken(
-                f"it needs the lines # SOLUTION, # STUB and # END, {how}"
-            )
+            markers = "it needs the lines # SOLUTION, # STUB and # END"
+            raise self._broken(f"{markers}, each on a line of its own, in turn")
         return text
 
     @property
@@ -155,9 +150,8 @@ class Exercise:
         """The tests that the student gets."""
         parts = _HIDDEN.split(self.checks)
         if len(parts) != 2:
-            raise self._broken(
-                f"its checks need one line # HIDDEN; there are {len(parts) - 1}"
-            )
+            problem = "its checks need one line # HIDDEN"
+            raise self._broken(f"{problem}; there are {len(parts) - 1}")
         return parts[0].rstrip() + "\n"
 
     @cached_property
@@ -168,36 +162,23 @@ class Exercise:
             return []
         try:
             groups = ast.literal_eval(node.value)
-            sizes = [{len(texts) for texts in group} for group in groups]
-            is_text = all(
-                isinstance(text, str) and text
-                for group in groups
-                for texts in group
-                for text in texts
-            )
-            is_so = is_text and all(
-                len(group) > 1 and len(size) == 1 for group, size in zip(groups, sizes)
-            )
+            is_so = all(map(_are_alternatives, groups))
         except (ValueError, TypeError, RecursionError):
             is_so = False
         if not is_so:
-            how = (
-                "write groups, each a list of two or more tuples with equally many "
-                "texts: [[('3',), ('5',)]]"
-            )
             problem = f"VARIANTS of its checks, line {node.lineno}"
-            raise self._broken(f"{problem}, are not lists of tuples of texts; {how}")
+            reason = f"{problem}, are not lists of tuples of texts"
+            how = "each a list of two or more tuples with equally many texts"
+            raise self._broken(f"{reason}; write groups, {how}: [[('3',), ('5',)]]")
         return groups
 
     @property
     def _variants_node(self) -> ast.Assign | None:
-        assigned = (
-            node for node in ast.parse(self.checks).body if isinstance(node, ast.Assign)
-        )
-        return next(
-            (node for node in assigned if ast.unparse(node.targets[0]) == "VARIANTS"),
-            None,
-        )
+        for node in ast.parse(self.checks).body:
+            match node:
+                case ast.Assign(targets=[ast.Name("VARIANTS")]):
+                    return node
+        return None
 
     def drawn_by(self, student: str) -> list[int]:
         """Return, by group of ``VARIANTS``, the alternative that a name draws, in any
@@ -218,27 +199,22 @@ class Exercise:
             texts |= zip(group[0], group[drawn], strict=True)
         if not texts:
             return self
-        any_of = re.compile(
-            "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
-        )
-        solution, checks = (
-            any_of.sub(lambda found: texts[found[0]], text)
-            for text in (self.solution, self.checks)
-        )
-        return replace(self, solution=solution, checks=checks)
+        longest_first = sorted(texts, key=len, reverse=True)
+        any_of = re.compile("|".join(map(re.escape, longest_first)))
+        draw = partial(any_of.sub, lambda found: texts[found[0]])
+        return replace(self, solution=draw(self.solution), checks=draw(self.checks))
 
     def all_drawn(self) -> Iterator[str]:
         """Yield names that together draw each alternative."""
-        left = {
-            (number, index)
-            for number, group in enumerate(self.variants)
-            for index in range(len(group))
-        }
+        left: set[tuple[int, int]] = set()
+        for number, group in enumerate(self.variants):
+            left |= {(number, index) for index in range(len(group))}
         for student in map("student {}".format, count()):
             if not left:
                 return
             drawn = set(enumerate(self.drawn_by(student)))
-            yield from [student] if drawn & left else []
+            if drawn & left:
+                yield student
             left -= drawn
 
     @property
@@ -250,20 +226,18 @@ class Exercise:
     def tests(self) -> tuple[Test, ...]:
         """Every test, the visible ones first."""
         last_visible = self.visible_checks.count("\n")
-        functions = [
-            node
-            for node in ast.parse(self.checks).body
-            if isinstance(node, ast.FunctionDef)
-        ]
-        return tuple(
-            Test(
-                node.name,
-                *_said(ast.get_docstring(node) or ""),
-                is_hidden=node.lineno > last_visible,
-            )
-            for node in functions
-            if node.name.startswith("test_")
-        )
+        found = []
+        for node in self._functions:
+            if node.name.startswith("test_"):
+                said = _said(ast.get_docstring(node) or "")
+                found.append(Test(node.name, *said, node.lineno > last_visible))
+        return tuple(found)
+
+    @property
+    def _functions(self) -> list[ast.FunctionDef]:
+        """The functions of the checks."""
+        body = ast.parse(self.checks).body
+        return [node for node in body if isinstance(node, ast.FunctionDef)]
 
     # -- rules -------------------------------------------------------------------------
 
@@ -274,38 +248,35 @@ class Exercise:
         """Raise ``CourseworkError`` with code ``damaged`` for a rule that one of the
         files breaks.
         """
-        for what, text in (
-            ("it", self.solution),
-            ("its stub", self.stub),
-            ("its file of checks", self.checks),
-        ):
-            try:
-                ast.parse(text)
-            except SyntaxError as error:
-                problem = f"{what} is not valid Python: line {error.lineno}"
-                raise self._broken(f"{problem}, {error.msg}") from None
-            # a NUL, before Python 3.12; the parser's stack
-            except (ValueError, RecursionError, MemoryError):
-                problem = f"{what} is not valid Python: it has a NUL"
-                raise self._broken(f"{problem}, or is nested too deeply") from None
-        number, first = self.name.partition("_")[0], self.statement.partition("\n")[0]
+        self._check_syntax("it", self.solution)
+        self._check_syntax("its stub", self.stub)
+        self._check_syntax("its file of checks", self.checks)
+        number = self.name.partition("_")[0]
+        first = self.statement.partition("\n")[0]
         if not re.match(rf"{number} [^:]+: .", first):
             problem = f"its docstring begins with {quoted(first)}"
             raise self._broken(f"{problem}; expected '{number} title: its subject.'")
         _ = self.lesson
-        kept = [
-            line
-            for found in _MARKED.finditer(self.solution)
-            for line in found[2].splitlines()
-            if line.strip()
-        ]
-        if wrong := next(
-            (line.strip() for line in kept if not line.lstrip().startswith("#")), None
-        ):
-            how = "expected comments, which become the student's code"
-            raise self._broken(f"between # STUB and # END is {quoted(wrong)}; {how}")
+        for found in _MARKED.finditer(self.solution):
+            for line in map(str.strip, found[2].splitlines()):
+                if line and not line.startswith("#"):
+                    problem = f"between # STUB and # END is {quoted(line)}"
+                    how = "expected comments, which become the student's code"
+                    raise self._broken(f"{problem}; {how}")
         self._check_tests()
         self._check_variants()
+
+    def _check_syntax(self, what: str, text: str) -> None:
+        try:
+            ast.parse(text)
+        except SyntaxError as error:
+            problem = f"line {error.lineno}, {error.msg}"
+        # a NUL, before Python 3.12; the parser's stack
+        except (ValueError, RecursionError, MemoryError):
+            problem = "it has a NUL, or is nested too deeply"
+        else:
+            return
+        raise self._broken(f"{what} is not valid Python: {problem}")
 
     def _check_tests(self) -> None:
         last_visible = self.visible_checks.count("\n")
@@ -313,19 +284,13 @@ class Exercise:
         if not names:
             problem = "its checks have no test"
             raise self._broken(f"{problem}; expected functions test_…(task)")
-        for node in (
-            node
-            for node in ast.parse(self.checks).body
-            if isinstance(node, ast.FunctionDef)
-        ):
-            is_remote = any(
-                ast.unparse(each).endswith("remote") for each in node.decorator_list
-            )
+        for node in self._functions:
+            marks = map(ast.unparse, node.decorator_list)
+            is_remote = any(mark.endswith("remote") for mark in marks)
             if is_remote and node.lineno > last_visible:
-                where = "below # HIDDEN, which no student's process gets; move it above"
-                raise self._broken(
-                    f"{node.name} of its checks is marked @remote {where}"
-                )
+                problem = f"{node.name} of its checks is marked @remote below # HIDDEN"
+                how = "which no student's process gets; move it above"
+                raise self._broken(f"{problem}, {how}")
             if node.name not in names:
                 continue
             if names.count(node.name) > 1:
@@ -346,27 +311,30 @@ class Exercise:
         if not self.variants or (node := self._variants_node) is None:
             return
         lines = self.checks.splitlines()
-        files = "\n".join(
-            [self.solution, *lines[: node.lineno - 1], *lines[node.end_lineno :]]
-        )
-        first = (text for group in self.variants for text in group[0])
-        wrong = next((text for text in first if text not in files), None)
-        if wrong is not None:
-            how = (
-                "the first alternative of a group has texts of the two files, letter "
-                "for letter"
-            )
-            given = f"VARIANTS have {quoted(wrong)}, which does not occur in its files"
-            raise self._broken(f"{given}; {how}")
+        del lines[node.lineno - 1 : node.end_lineno]
+        files = "\n".join([self.solution, *lines])
+        for wrong in chain(*(group[0] for group in self.variants)):
+            if wrong not in files:
+                problem = f"VARIANTS have {quoted(wrong)}"
+                how = "the first alternative of a group has texts of the two files"
+                reason = f"{problem}, which does not occur in its files; {how}"
+                raise self._broken(f"{reason}, letter for letter")
+
+
+def _are_alternatives(group: Any) -> bool:
+    """Whether a group of ``VARIANTS`` has two or more tuples with equally many texts;
+    raises TypeError for what has no length.
+    """
+    texts = [*chain(*group)]
+    is_text = all(isinstance(text, str) and text for text in texts)
+    return is_text and len(group) > 1 and len(set(map(len, group))) == 1
 
 
 def _said(docstring: str) -> tuple[str, str, float]:
     """Return the first paragraph of a docstring, the hint, and the points."""
     paragraphs = [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")]
-    hints, points = (
-        [each.removeprefix(key) for each in paragraphs if each.startswith(key)]
-        for key in _KEYS
-    )
+    hints = [each[6:] for each in paragraphs if each.startswith("Hint: ")]
+    points = [each[8:] for each in paragraphs if each.startswith("Points: ")]
     try:
         weight = float(points[0]) if points else 1.0
     except ValueError:
@@ -448,13 +416,11 @@ def named(exercises: Iterable[Exercise], name: str) -> Exercise:
     by_name = {exercise.name: exercise for exercise in exercises}
     if name in by_name:
         return by_name[name]
-    near = [known for known in by_name if name and name in known] or get_close_matches(
-        name, by_name, 1
-    )
+    near = [known for known in by_name if name and name in known]
+    near = near or get_close_matches(name, by_name, 1)
     guess = f" Did you mean {near[0]}?" if near else ""
-    raise CourseworkError(
-        "name", f"There is no task {name!r}.{guess} The tasks are {', '.join(by_name)}."
-    )
+    tasks = f"The tasks are {', '.join(by_name)}."
+    raise CourseworkError("name", f"There is no task {name!r}.{guess} {tasks}")
 
 
 def chosen_of(

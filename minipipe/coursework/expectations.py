@@ -52,7 +52,10 @@ class Unexpected(AssertionError):
     def __init__(self, what: str, expected: str, got: str, drawing: str = "") -> None:
         below = f"\n\n{drawing}\n" if drawing else ""
         super().__init__(f"{what}: expected {expected}, got {got}{below}")
-        self.what, self.expected, self.got, self.drawing = what, expected, got, drawing
+        self.what = what
+        self.expected = expected
+        self.got = got
+        self.drawing = drawing
 
     def __reduce__(self) -> tuple[type[Unexpected], tuple[str, ...]]:
         return type(self), (self.what, self.expected, self.got, self.drawing)
@@ -117,7 +120,8 @@ def expect_equal(got: object, expected: object, what: str) -> None:
         ...
     minipipe.coursework.expectations.Unexpected: rows(4, 8): expected 4, got 3
     """
-    wanted, value = _plain(expected, what), _plain(got, what)
+    wanted = _plain(expected, what)
+    value = _plain(got, what)
     if value != wanted:
         raise Unexpected(
             what, shown(expected), _first_difference(value, wanted) or shown(got)
@@ -136,7 +140,8 @@ def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) ->
         expect_type(got, (Real, np.ndarray), what)
     else:
         expect_type(got, np.ndarray, what)
-    value, wanted = np.asarray(got), np.asarray(expected)
+    value = np.asarray(got)
+    wanted = np.asarray(expected)
     _expect_same("shape", value.shape, wanted.shape, what)
     allowed = tolerance * max(1.0, float(np.abs(wanted).max(initial=0.0)))
     is_near = np.abs(value - wanted) <= allowed  # False for nan

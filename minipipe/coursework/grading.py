@@ -9,10 +9,12 @@ as plain data (:mod:`minipipe.coursework.checking`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any
@@ -169,62 +171,50 @@ class TaskReport:
         """Return the report without texts that reveal hidden tests, such as the output
         of the student's code.
         """
-        shown = [(test, result) for test, result in self.outcomes if not test.is_hidden]
-        for number, (test, result) in enumerate(
-            (each for each in self.outcomes if each[0].is_hidden), 1
-        ):
-            kept = CheckResult(result.passed, "" if result.passed else _KEPT)
+        shown = [each for each in self.outcomes if not each[0].is_hidden]
+        hidden = [each for each in self.outcomes if each[0].is_hidden]
+        for number, (test, result) in enumerate(hidden, 1):
+            kept = CheckResult(result.passed, _KEPT * (not result.passed))
             shown.append((Test(f"hidden_{number}", "", "", test.weight, True), kept))
         return replace(self, outcomes=tuple(shown), output="", flags=())
 
     def __str__(self) -> str:
-        verdict = (
-            "done"
-            if self.passed
-            else "not started"
-            if self.is_untouched
-            else self.problem
-        )
-        lines = [
-            (
-                f"{self.exercise.name:22} {self.points:2} of {self.possible:2}  "
-                f"{verdict}"
-            ).rstrip()
-        ]
+        points = f"{self.exercise.name:22} {self.points:2} of {self.possible:2}"
+        lines = [f"{points}  {self._verdict}".rstrip()]
         if self.is_of_another:
-            lines.append(f"    {OF_ANOTHER}")
+            lines.append(indent(OF_ANOTHER, "    "))
         if self.flags:
-            found = wrap(
-                f"names not allowed in this task: {'; '.join(self.flags)}", _WIDTH
-            )
-            lines += [indent(line, "    ") for line in found]
+            names = f"names not allowed in this task: {'; '.join(self.flags)}"
+            lines += _wrapped(names, "    ")
         if not (self.passed or self.is_untouched or self.problem):
-            lines += [
-                _failure(test, result)
-                for test, result in self.outcomes
-                if not result.passed
-            ]
+            failed = [each for each in self.outcomes if not each[1].passed]
+            lines += [_failure(test, result) for test, result in failed]
         if self.output and not self.passed:
-            lines.append(
-                indent(f"\nIt printed:\n{indent(self.output.rstrip(), '  ')}", "    ")
-            )
+            output = indent(self.output.rstrip(), "  ")
+            lines.append(indent(f"\nIt printed:\n{output}", "    "))
         # control characters would steer a terminal
         return printable_lines("\n".join(lines).expandtabs())
+
+    @property
+    def _verdict(self) -> str:
+        if self.passed:
+            return "done"
+        return "not started" if self.is_untouched else self.problem
+
+
+def _wrapped(text: str, margin: str) -> list[str]:
+    return [indent(line, margin) for line in wrap(text, _WIDTH)]
 
 
 def _failure(test: Test, result: CheckResult) -> str:
     """Return the meaning of a test, its failure, and the hint."""
-    lines = [
-        f"\n{test.name}{' (hidden)' if test.is_hidden else ''}",
-        *wrap(test.meaning, _WIDTH),
-    ]
+    lines = [f"\n{test.name}{' (hidden)' * test.is_hidden}"]
+    lines += wrap(test.meaning, _WIDTH)
     lines += [indent(line, "  ") for line in _reason(result)]
-    lines += [f"  {result.where}"] if result.where else []
-    lines += (
-        [indent(line, "  ") for line in wrap(f"Hint: {test.hint}", _WIDTH)]
-        if test.hint
-        else []
-    )
+    if result.where:
+        lines.append(f"  {result.where}")
+    if test.hint:
+        lines += _wrapped(f"Hint: {test.hint}", "  ")
     return indent("\n".join(lines), "    ")
 
 
@@ -232,22 +222,18 @@ def _reason(result: CheckResult) -> list[str]:
     """Return the expected value above the actual one; or the sentence, if nothing was
     compared.
     """
-    if result.compared:
-        values = [*_aligned("expected", result.expected), *_aligned("got", result.got)]
-        return [
-            *result.compared.rstrip().splitlines(),
-            *values,
-            *result.drawing.splitlines(),
-        ]
-    return [line for part in result.reason.splitlines() for line in wrap(part, _WIDTH)]
+    if not result.compared:
+        parts = [wrap(part, _WIDTH) for part in result.reason.splitlines()]
+        return [*chain(*parts)]
+    lines = result.compared.rstrip().splitlines()
+    lines += _aligned("expected", result.expected)
+    lines += _aligned("got", result.got)
+    return lines + result.drawing.splitlines()
 
 
 def _aligned(word: str, text: str) -> list[str]:
-    first, *others = [
-        line
-        for part in text.rstrip().splitlines()
-        for line in wrap(part, _WIDTH - 11) or [""]
-    ]
+    parts = [wrap(part, _WIDTH - 11) or [""] for part in text.rstrip().splitlines()]
+    first, *others = chain(*parts)
     return [f"  {word:8} {first}", *(f"{'':11}{line}" for line in others)]
 
 
@@ -370,11 +356,9 @@ class Report:
 
     def __str__(self) -> str:
         done = sum(task.passed for task in self.tasks)
-        lines = [
-            *map(str, self.tasks),
-            "",
-            *([str(self.containment)] if self.containment else []),
-        ]
+        lines = [*map(str, self.tasks), ""]
+        if self.containment:
+            lines.append(str(self.containment))
         if self.next:
             name = f"{self.next.name} (lesson {self.next.lesson})"
             lines.append(f"next: {name}, {self.next.subject}")
@@ -450,22 +434,13 @@ def grade(
     chosen = chosen_of(exercises, only)
     submission = open_submission(directory, files_of(exercises), links=links)
     with ThreadPoolExecutor(workers) as pool, students() as running:
-        tasks = tuple(
-            pool.map(
-                lambda exercise: _grade_task(submission, exercise, time_limit, running),
-                chosen,
-            )
-        )
+        grade_one = partial(_grade_task, submission, time_limit, running)
+        tasks = tuple(pool.map(grade_one, chosen))
     by_lesson = sorted(exercises, key=lambda exercise: (exercise.lesson, exercise.name))
     later = by_lesson[1 + max(map(by_lesson.index, chosen)) :]
-    return Report(
-        str(directory),
-        tasks,
-        submission.name,
-        days_late,
-        late_factor,
-        following=later[0] if later else None,
-    )
+    following = later[0] if later else None
+    late = (days_late, late_factor)
+    return Report(str(directory), tasks, submission.name, *late, following)
 
 
 def files_of(exercises: Collection[Exercise]) -> list[str]:
@@ -479,9 +454,8 @@ def not_graded(
     """Return the report on a submission that could not be graded: no points, and
     why.
     """
-    return Report(
-        str(path), tuple(_untested(exercise, problem) for exercise in exercises), name
-    )
+    tasks = tuple(_untested(exercise, problem) for exercise in exercises)
+    return Report(str(path), tasks, name)
 
 
 def _untested(exercise: Exercise, problem: str) -> TaskReport:
@@ -491,19 +465,17 @@ def _untested(exercise: Exercise, problem: str) -> TaskReport:
 
 
 def _grade_task(
-    submission: Submission, exercise: Exercise, time_limit: float, running: Running
+    submission: Submission, time_limit: float, running: Running, exercise: Exercise
 ) -> TaskReport:
     file = f"{exercise.name}.py"
     if file not in submission.files:
-        return _untested(
-            exercise, f"{file} is missing{_renamed(file, submission.files)}"
-        )
+        renamed = _renamed(file, submission.files)
+        return _untested(exercise, f"{file} is missing{renamed}")
     try:
         # The student chose the file's kind and target, and it is read with the grader's
         # rights.
-        return grade_text(
-            exercise, submission.read(file), time_limit, submission.path, running
-        )
+        content = submission.read(file)
+        return grade_text(exercise, content, time_limit, submission.path, running)
     except FileError as error:
         return _untested(exercise, error.message)
 
@@ -534,45 +506,70 @@ def grade_text(
     results: dict[str, CheckResult] = {}
     answers: dict[str, str] = {}
     runs: list[StudentProcess] = []
-    problem, deadline = "", time.monotonic() + time_limit
-    while (
-        left := [test.name for test in exercise.tests if test.name not in results]
-    ) and not problem:
+    report = TaskReport(exercise, ())
+    deadline = time.monotonic() + time_limit
+    while len(results) < len(exercise.tests) and not report.problem:
         seconds = max(0.0, deadline - time.monotonic())
-        runs.append(StudentProcess(exercise, content, seconds, directory, running))
+        student = StudentProcess(exercise, content, seconds, directory, running)
+        runs.append(student)
         try:
-            with runs[-1] as student:
-                student.load()
-                for name in left:
-                    results[name] = run_test(
-                        getattr(checks, name), Task(_noting(answers, student.ask))
-                    )
+            _run_tests(student, exercise, checks, answers, results)
         except (Failed, Ended) as error:
-            reason = _LATE.format(time_limit) if isinstance(error, Late) else str(error)
-            if not (results or runs[-1].is_loaded):
+            is_late = isinstance(error, Late)
+            reason = _LATE.format(time_limit) if is_late else str(error)
+            if results or student.is_loaded:
+                _fail_next(exercise, reason, is_late, results)
+            else:
                 problem = f"{exercise.name}.py does not load: {reason}"
-                continue
-            crashed, *others = [name for name in left if name not in results]
-            results[crashed] = CheckResult(False, reason)
-            if isinstance(error, Late):
-                results |= {name: CheckResult(False, _NOT_REACHED) for name in others}
+                report = _untested(exercise, problem)
+    if not report.problem:
+        outcomes = tuple((test, results[test.name]) for test in exercise.tests)
+        report = TaskReport(exercise, outcomes)
+    entries = tuple(entries_of("", levels_in(checks), answers))
+    return replace(_with_runs(report, content, runs), entries=entries)
+
+
+def _with_runs(
+    report: TaskReport, content: bytes, runs: Sequence[StudentProcess]
+) -> TaskReport:
+    """Return the report with all that is known about a file and its processes."""
+    exercise = report.exercise
     text = content.decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    return TaskReport(
-        exercise,
-        tuple(
-            (test, CheckResult(False, problem) if problem else results[test.name])
-            for test in exercise.tests
-        ),
-        problem,
-        "".join(run.output for run in runs)[:LONGEST_OUTPUT],
-        text == exercise.stub,
-        weakest(run.containment for run in runs),
-        tuple(dict.fromkeys(flag for run in runs for flag in run.flags)),
-        tuple(entries_of("", levels_in(checks), answers)),
-        bool(exercise.variants)
-        and exercise.title in text
-        and exercise.statement not in text,
+    is_of_another = exercise.title in text and exercise.statement not in text
+    return replace(
+        report,
+        output="".join(run.output for run in runs)[:LONGEST_OUTPUT],
+        is_as_given=text == exercise.stub,
+        containment=weakest(run.containment for run in runs),
+        flags=tuple(dict.fromkeys(chain(*(run.flags for run in runs)))),
+        is_of_another=bool(exercise.variants) and is_of_another,
     )
+
+
+def _run_tests(
+    student: StudentProcess,
+    exercise: Exercise,
+    checks: Any,
+    answers: dict[str, str],
+    results: dict[str, CheckResult],
+) -> None:
+    """Run the tests without a result, in turn, in one process."""
+    left = [test.name for test in exercise.tests if test.name not in results]
+    with student:
+        student.load()
+        for name in left:
+            task = Task(_noting(answers, student.ask))
+            results[name] = run_test(getattr(checks, name), task)
+
+
+def _fail_next(
+    exercise: Exercise, reason: str, is_late: bool, results: dict[str, CheckResult]
+) -> None:
+    """Blame the next test for the end of its process, and the time limit on all."""
+    left = [test.name for test in exercise.tests if test.name not in results]
+    results[left[0]] = CheckResult(False, reason)
+    if is_late:
+        results |= dict.fromkeys(left[1:], CheckResult(False, _NOT_REACHED))
 
 
 def _noting(answers: dict[str, str], ask: Callable[..., Any]) -> Callable[..., Any]:
@@ -593,9 +590,8 @@ def _renamed(missing: str, files: Collection[str]) -> str:
     """Return a guess at the new name of a missing file."""
     files = [file for file in files if not file.startswith("test_")]
     own = missing[:-3].partition("_")[2]
-    near = [name for name in files if own in name] or get_close_matches(
-        missing, files, 1, cutoff=0.8
-    )
+    near = [name for name in files if own in name]
+    near = near or get_close_matches(missing, files, 1, cutoff=0.8)
     if near:
         return f"; is it {near[0]}? Name it {missing} again"
     return "; each task stays in the file it came in"

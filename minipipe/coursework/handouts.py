@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 from minipipe.coursework.exercise import Exercise, Test, total
 from minipipe.coursework.templating import template
@@ -37,29 +38,28 @@ def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
     True
     """
     title = "Coursework: solutions, for the instructor" if solutions else "Coursework"
-    body = "\n".join(
-        line for exercise in exercises for line in _section(exercise, solutions)
-    )
-    return template("handout.html", title=escaped(title), body=body)
+    lines = chain(*(_section(exercise, solutions) for exercise in exercises))
+    return template("handout.html", title=escaped(title), body="\n".join(lines))
 
 
 def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
     hidden = total(test.weight for test in exercise.tests if test.is_hidden)
     points = f"{counted(exercise.points, 'point')}, {hidden} of them hidden"
     about = f"{exercise.name}.py · lesson {exercise.lesson} · {points}"
-    yield (
-        f"<section><h2>{escaped(exercise.title)}</h2><p "
-        f'class="about">{escaped(about)}</p>'
-    )
+    title = f"<h2>{escaped(exercise.title)}</h2>"
+    yield f'<section>{title}<p class="about">{escaped(about)}</p>'
     yield from _prose(exercise.statement.partition("\n")[2])
-    yield f"<h3>{'Solution' if solutions else 'The file'}</h3>"
-    yield _code(_after_docstring(exercise.answer if solutions else exercise.stub))
+    head = "The file"
+    text = exercise.stub
+    if solutions:
+        head = "Solution"
+        text = exercise.answer
+    yield f"<h3>{head}</h3>"
+    yield _code("\n".join(text.split("\n")[ast.parse(text).body[0].end_lineno :]))
     yield "<h3>Tests</h3><ul>"
-    yield from (
-        _test(test, solutions)
-        for test in exercise.tests
-        if solutions or not test.is_hidden
-    )
+    for test in exercise.tests:
+        if solutions or not test.is_hidden:
+            yield _test(test, solutions)
     yield "</ul>"
     if solutions:
         yield "<h3>Wrong answers, and why they are tempting</h3>"
@@ -71,15 +71,12 @@ def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
 
 def _prose(text: str) -> Iterator[str]:
     for paragraph in text.strip("\n").split("\n\n"):
-        for is_code, group in groupby(
-            paragraph.split("\n"), lambda line: line.startswith("    ")
-        ):
-            lines = list(group)
-            yield (
-                _code("\n".join(line[4:] for line in lines))
-                if is_code
-                else f"<p>{_inline(' '.join(lines))}</p>"
-            )
+        lines = paragraph.split("\n")
+        for is_code, group in groupby(lines, lambda line: line.startswith("    ")):
+            if is_code:
+                yield _code("\n".join(line[4:] for line in group))
+            else:
+                yield f"<p>{_inline(' '.join(group))}</p>"
 
 
 def _inline(text: str) -> str:
@@ -91,19 +88,14 @@ def _code(text: str) -> str:
     return f'<pre tabindex="0">{lines}</pre>'
 
 
-def _after_docstring(text: str) -> str:
-    return "\n".join(text.split("\n")[ast.parse(text).body[0].end_lineno :])
-
-
 def _test(test: Test, solutions: bool) -> str:
-    points = "" if test.weight == 1 else f" {counted(total([test.weight]), 'point')}."
-    if solutions and test.hint:
-        hint = f' <span class="hint">Hint: {_inline(test.hint)}</span>'
-    else:
-        hint = ""
     hidden = " (hidden)" if test.is_hidden else ""
-    meaning = f"{_inline(test.meaning)}{points}{hint}"
-    return f"<li><code>{escaped(test.name)}</code>{hidden}: {meaning}</li>"
+    said = f"<code>{escaped(test.name)}</code>{hidden}: {_inline(test.meaning)}"
+    if test.weight != 1:
+        said += f" {counted(total([test.weight]), 'point')}."
+    if solutions and test.hint:
+        said += f' <span class="hint">Hint: {_inline(test.hint)}</span>'
+    return f"<li>{said}</li>"
 
 
 def as_pdf(page: str) -> bytes:
@@ -117,29 +109,19 @@ def as_pdf(page: str) -> bytes:
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:
         how = "install it, or write a .html file and print that from any browser"
-        raise CourseworkError(
-            "not-found",
-            f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is "
-            f"here; {how}.",
-        )
+        problem = f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)}"
+        raise CourseworkError("not-found", f"{problem} is here; {how}.")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        source, printed = Path(folder, "page.html"), Path(folder, "page.pdf")
+        source = Path(folder, "page.html")
+        printed = Path(folder, "page.pdf")
         source.write_text(page, "utf-8")
-        words = [
-            browser,
-            "--headless",
-            "--disable-gpu",
-            "--no-pdf-header-footer",
-            f"--user-data-dir={folder}/profile",
-        ]
-        # root has no other way
-        words += (
-            ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        )
-        words += [f"--print-to-pdf={printed}", source.as_uri()]
-        done = subprocess.run(
-            words, capture_output=True, timeout=_PATIENCE, check=False
-        )
+        words = [browser, "--headless", "--disable-gpu", "--no-pdf-header-footer"]
+        words += [f"--user-data-dir={folder}/profile", f"--print-to-pdf={printed}"]
+        if hasattr(os, "geteuid") and os.geteuid() == 0:  # root has no other way
+            words.append("--no-sandbox")
+        words.append(source.as_uri())
+        limits: dict[str, Any] = {"timeout": _PATIENCE, "check": False}
+        done = subprocess.run(words, capture_output=True, **limits)
         if done.returncode or not printed.exists():
             last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             problem = f"{browser} printed no PDF"

@@ -14,43 +14,16 @@ import builtins
 from collections.abc import Collection, Iterator
 from typing import Any
 
-_WAYS_AROUND = {
-    *(
-        "__builtins__",
-        "__closure__",
-        "__code__",
-        "__globals__",
-        "__import__",
-        "__loader__",
-        "__spec__",
-        "eval",
-        "exec",
-    ),
-    *(
-        "__subclasses__",
-        "_current_frames",
-        "_getframe",
-        "f_back",
-        "f_globals",
-        "f_locals",
-        "sys.modules",
-        "tb_frame",
-    ),
-}
-_MODULES_AROUND = {
-    *(
-        "_ctypes",
-        "builtins",
-        "ctypes",
-        "gc",
-        "importlib",
-        "inspect",
-        "marshal",
-        "pkgutil",
-        "runpy",
-        "zipimport",
-    )
-}
+_NAMES = """
+    __builtins__ __closure__ __code__ __globals__ __import__ __loader__ __spec__ eval
+    exec __subclasses__ _current_frames _getframe f_back f_globals f_locals sys.modules
+    tb_frame
+"""
+_MODULES = """
+    _ctypes builtins ctypes gc importlib inspect marshal pkgutil runpy zipimport
+"""
+_WAYS_AROUND = frozenset(_NAMES.split())
+_MODULES_AROUND = frozenset(_MODULES.split())
 
 Given = Collection[tuple[str, str]]
 
@@ -84,14 +57,16 @@ def findings(tree: ast.Module, given: Given) -> list[str]:
     ... )
     ['line 1: minipipe.schedules', 'line 2: gc', 'line 3: sys.modules']
     """
-    found = [
+    found = {
         (line, _name(module, name))
         for line, module, name in _imports(tree)
         if _is_refused(module, name, given)
-    ]
+    }
     for node in ast.walk(tree):
-        found += [(node.lineno, used) for used in _used(node) if used in _WAYS_AROUND]  # type: ignore[attr-defined]
-    return [f"line {line}: {what}" for line, what in sorted(set(found))]
+        if isinstance(node, ast.Name | ast.Attribute):
+            used = _WAYS_AROUND.intersection(_used(node))
+            found |= {(node.lineno, name) for name in used}
+    return [f"line {line}: {what}" for line, what in sorted(found)]
 
 
 def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
@@ -103,11 +78,7 @@ def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
     """
 
     def guarded(
-        name: str,
-        of: Any = None,
-        within: Any = None,
-        fromlist: Any = (),
-        level: int = 0,
+        name: str, of: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
         for wanted in fromlist or ("",):
             if _is_refused(name, wanted, given):
@@ -117,7 +88,7 @@ def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
                 reason = f"{refused} is not allowed in this task"
                 how = "use the names that its file already imports"
                 raise ImportError(f"{reason}; {how}")
-        return builtins.__import__(name, of, within, fromlist, level)
+        return builtins.__import__(name, of, local, fromlist, level)
 
     return {**vars(builtins), "__import__": guarded}
 
@@ -130,27 +101,23 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (
-                (node.lineno, node.module or "", alias.name) for alias in node.names
-            )
+            for alias in node.names:
+                yield node.lineno, node.module or "", alias.name
 
 
-def _used(node: ast.AST) -> tuple[str, ...]:
+def _used(node: ast.Name | ast.Attribute) -> tuple[str, ...]:
     """Return the name in a node; for an attribute, also the name with its object."""
-    if isinstance(node, ast.Attribute):
-        return (
-            node.attr,
-            f"{node.value.id if isinstance(node.value, ast.Name) else ''}.{node.attr}",
-        )
-    return (node.id,) if isinstance(node, ast.Name) else ()
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    owner = getattr(node.value, "id", "")
+    return node.attr, f"{owner}.{node.attr}"
 
 
 def _is_refused(module: str, name: str, given: Given) -> bool:
     top = module.partition(".")[0]
-    is_around = top in _MODULES_AROUND or not _WAYS_AROUND.isdisjoint(
-        (name, _name(module, name))
-    )
-    return is_around or (top == "minipipe" and (module, name) not in given)
+    if top in _MODULES_AROUND or {name, _name(module, name)} & _WAYS_AROUND:
+        return True
+    return top == "minipipe" and (module, name) not in given
 
 
 def _name(module: str, name: str) -> str:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import groupby
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from minipipe.io import (
     write_whole,
 )
 from minipipe.schedules.action_table import Schedule, describe_sizes
-from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import check_answer
 from minipipe.schedules.simulation.simulator import simulate
@@ -77,22 +77,27 @@ class Level(NamedTuple):
     memory_limit: int
     par: float
 
+    @property
+    def workload(self) -> Workload:
+        """The work of the level."""
+        placement = range(self.num_ranks)
+        return self.costs.workload(placement, self.num_microbatches, self.memory_limit)
+
     def __str__(self) -> str:
-        workload = self.costs.workload(
-            range(self.num_ranks), self.num_microbatches, self.memory_limit
-        )
-        times = (
-            workload.forward,
-            workload.backward_input,
-            workload.backward_weight,
-            workload.message[:-1],
-        )
-        figures = (":".join(f"{time:g}" for time in each) for each in times)
-        about = ", ".join(
-            f"{name} {each}" for name, each in zip(("F", "I", "W", "messages"), figures)
-        )
+        work = self.workload
+        times = {
+            "F": work.forward,
+            "I": work.backward_input,
+            "W": work.backward_weight,
+            "messages": work.message[:-1],
+        }
+        figures = [
+            f"{name} {':'.join(map('{:g}'.format, each))}"
+            for name, each in times.items()
+        ]
         sizes = describe_sizes(self.num_ranks, self.num_ranks, self.num_microbatches)
-        return f"{sizes}, {about}, at most {counted(self.memory_limit, 'pair')}"
+        limit = f"at most {counted(self.memory_limit, 'pair')}"
+        return ", ".join([sizes, *figures, limit])
 
 
 class Entry(NamedTuple):
@@ -124,22 +129,12 @@ class Entry(NamedTuple):
         solve the level.
         """
         schedule = Schedule.from_text(text, name=name)
-        workload = level.costs.workload(
-            range(level.num_ranks), level.num_microbatches, level.memory_limit
-        )
         # the same order of work: a bound has no whole backwards
-        check_answer(split_backward(schedule), workload)
+        check_answer(split_backward(schedule), level.workload)
         makespan = simulate(schedule, level.costs).makespan
-        bound = known_bound(workload, Objective.MAKESPAN)
-        return cls(
-            student,
-            name,
-            str(level),
-            schedule.to_text(),
-            makespan,
-            bound.value,
-            bound.name,
-        )
+        bound = known_bound(level.workload, Objective.MAKESPAN)
+        texts = (student, name, str(level), schedule.to_text())
+        return cls(*texts, makespan, bound.value, bound.name)
 
     @property
     def gap(self) -> float:
@@ -155,10 +150,8 @@ def levels_in(checks: ModuleType) -> dict[str, Level]:
     """Return the levels of a puzzle by the names of the functions that return their
     schedules; else an empty dict.
     """
-    return {
-        f"level_{number}": level
-        for number, level in getattr(checks, "LEVELS", {}).items()
-    }
+    levels = getattr(checks, "LEVELS", {})
+    return {f"level_{number}": level for number, level in levels.items()}
 
 
 def entries_of(
@@ -176,11 +169,8 @@ def schedules_in(tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the schedules by level in the tasks of a report,
     :meth:`minipipe.coursework.Report.as_json`.
     """
-    return {
-        entry["level"]: entry["schedule"]
-        for task in tasks
-        for entry in task["leaderboard"]
-    }
+    entries = chain(*(task["leaderboard"] for task in tasks))
+    return {entry["level"]: entry["schedule"] for entry in entries}
 
 
 def best_of(entries: Iterable[Entry]) -> list[Entry]:
@@ -220,17 +210,16 @@ class Leaderboard:
     ) -> None:
         puzzles = [exercise for exercise in exercises if _levels_of(exercise, None)]
         if len(puzzles) != 1:
-            found = (
-                " and ".join(exercise.name for exercise in puzzles)
-                or "none of the tasks"
-            )
+            found = "none of the tasks"
+            how = "The checks of a puzzle have LEVELS"
             if puzzles:
+                found = " and ".join(exercise.name for exercise in puzzles)
                 how = "Choose one with --only"
-            else:
-                how = "The checks of a puzzle have LEVELS"
             problem = "A leaderboard is for one puzzle"
             raise CourseworkError("name", f"{problem}; {found} has levels. {how}.")
-        self._path, self._exercise, self._variants = path, puzzles[0], variants
+        self._path = path
+        self._exercise = puzzles[0]
+        self._variants = variants
         self._named = quoted(str(path), 200)
 
     def levels(self, student: str) -> dict[str, Level]:
@@ -248,26 +237,23 @@ class Leaderboard:
             Code ``damaged``, also if its values do not fit a schedule.
         """
         with reading(self._not_read):
-            found = json_value(
-                parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it"
-            )
+            text = read_text(self._path, MOST_JSON, pipes=False)
+            found = json_value(parse_json(text), dict, "it")
             if found["format"] != _FORMAT:
                 problem = f"its format is {quoted(found['format'])}"
-                raise ArgumentError("value", f"{problem}, expected {_FORMAT!r}")
-            told = [
+                raise ArgumentError(f"{problem}, expected {_FORMAT!r}")
+            told = json_value(found["entries"], list, "entries")
+            for each in told:
                 json_value(each, dict, "an entry")
-                for each in json_value(found["entries"], list, "entries")
-            ]
             for each in told:
                 for name in ("student", "level", "asked", "schedule"):
                     json_value(each[name], str, name)
             other = json_value(found["puzzle"], str, "puzzle")
         if other != self._exercise.name:
-            graded = (
-                f"but {self._exercise.name} is graded. Use one file for each puzzle."
-            )
             problem = f"{self._named} belongs to {quoted(other)}"
-            raise CourseworkError("name", f"{problem}, {graded}")
+            graded = f"but {self._exercise.name} is graded"
+            how = "Use one file for each puzzle"
+            raise CourseworkError("name", f"{problem}, {graded}. {how}.")
         return [self._checked(each) for each in told]
 
     def _not_read(self, reason: str) -> FileError:
@@ -308,22 +294,16 @@ class Leaderboard:
         The file is replaced as a whole. Processes that add to files of one folder wait
         for each other, so that no entry is lost; on Windows they do not wait.
         """
-        new = [
-            entry
-            for student, own in answers
-            for entry in entries_of(student, self.levels(student), own)
-        ]
+        new: list[Entry] = []
+        for student, own in answers:
+            new += entries_of(student, self.levels(student), own)
         with _alone_in(self._path.absolute().parent):
-            entries = best_of(
-                [*(self.read() if os.path.lexists(self._path) else []), *new]
-            )
+            known = self.read() if os.path.lexists(self._path) else []
+            entries = best_of(known + new)
             told = [entry.as_json() for entry in entries]
-            content = {
-                "format": _FORMAT,
-                "puzzle": self._exercise.name,
-                "entries": told,
-            }
-            write_whole(self._path, json.dumps(content, indent=1) + "\n")
+            about = {"format": _FORMAT, "puzzle": self._exercise.name}
+            content = json.dumps({**about, "entries": told}, indent=1)
+            write_whole(self._path, content + "\n")
         return entries
 
 
@@ -391,11 +371,10 @@ def standings(entries: Iterable[Entry]) -> list[Standing]:
     >>> [standing[:2] for standing in standings(entries)]
     [(1, 'ada'), (1, 'bob')]
     """
-    by_student = groupby(best_of(entries), key=lambda entry: entry.student)
-    found = [
-        Standing(0, student, {entry.level: entry for entry in own})
-        for student, own in by_student
-    ]
+    by_student: dict[str, dict[str, Entry]] = {}
+    for entry in best_of(entries):
+        by_student.setdefault(entry.student, {})[entry.level] = entry
+    found = [Standing(0, *each) for each in by_student.items()]
     worths = sorted(each.worth for each in found)
     placed = [each._replace(place=worths.index(each.worth) + 1) for each in found]
     return sorted(placed)
@@ -403,14 +382,11 @@ def standings(entries: Iterable[Entry]) -> list[Standing]:
 
 def standings_as_json(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return the students in order, as plain data."""
-    return [
-        {
-            **each._asdict(),
-            "mean_gap": each.gap,
-            "entries": [entry.as_json() for entry in each.entries.values()],
-        }
-        for each in standings(entries)
-    ]
+    found = []
+    for each in standings(entries):
+        told = [entry.as_json() for entry in each.entries.values()]
+        found.append({**each._asdict(), "mean_gap": each.gap, "entries": told})
+    return found
 
 
 def as_text(entries: Iterable[Entry]) -> str:
@@ -435,25 +411,20 @@ def as_text(entries: Iterable[Entry]) -> str:
     entries = sorted(entries, key=lambda entry: (len(entry.level), entry.level))
     levels = list(dict.fromkeys(entry.level for entry in entries))
     rows = [("place", "student", *levels, "mean gap")]
-    for standing in standings(entries):
-        own = (standing.entries.get(level) for level in levels)
-        cells = (
-            f"{entry.makespan:g}/{entry.bound:g}" if entry else "" for entry in own
-        )
-        name = printable(standing.student)
-        mean_gap = f"{100 * standing.gap:.1f} %"
-        rows.append((str(standing.place), name, *cells, mean_gap))
+    for place, student, own in standings(entries):
+        ratios = {
+            level: f"{entry.makespan:g}/{entry.bound:g}" for level, entry in own.items()
+        }
+        cells = [ratios.get(level, "") for level in levels]
+        mean_gap = f"{100 * Standing(place, student, own).gap:.1f} %"
+        rows.append((str(place), printable(student), *cells, mean_gap))
     proofs: dict[str, dict[str, None]] = {}
     for entry in entries:
         proofs.setdefault(entry.bound_by, {})[entry.level] = None
-    said = ", ".join(
-        f"{_proof(name)} ({', '.join(proved)})" for name, proved in proofs.items()
-    )
+    known = {GALLERY: "the gallery, which records that they were proved"}
+    said = [
+        f"{known.get(name, name)} ({', '.join(proved)})"
+        for name, proved in proofs.items()
+    ]
     table = text_table(rows, set(range(len(rows[0]))) - {1})
-    return f"{table}\nmakespan/bound; bounds by {said or 'none yet'}"
-
-
-def _proof(bound_by: str) -> str:
-    if bound_by == GALLERY:
-        return "the gallery, which records that they were proved"
-    return bound_by
+    return f"{table}\nmakespan/bound; bounds by {', '.join(said) or 'none yet'}"

@@ -30,32 +30,23 @@ LONGEST_OUTPUT = 2000
 """Characters of a student's printed output that are kept."""
 
 _LONGEST_REPLY = 8 << 20  # bytes, including unsolicited ones
-_MOST_FLAGS, _LONGEST_FLAG = 20, 200
+_MOST_FLAGS = 20
+_LONGEST_FLAG = 200
+_STREAMS = ("stdin", "stdout", "stderr")
+# the exceptions of replies in another form, which student code may write
+_FORGED = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _ATOMIC = getattr(select, "PIPE_BUF", 1 << 30)
 _LAYERS = LAYERS  # to try; a test removes some
 # seconds for the supervisor to end all processes of a task, which takes milliseconds
 _PATIENCE = 5.0
 # The rest of the grader's environment may hold secrets.
-_KEPT = (
-    *(
-        "PATH",
-        "LANG",
-        "LC_ALL",
-        "LD_LIBRARY_PATH",
-        "DYLD_LIBRARY_PATH",
-        "SYSTEMROOT",
-        "TEMP",
-    ),
-    # These select the code of products and sums, and so the last bits, which tests
-    # compare with the grader's.
-    *(
-        "OPENBLAS_CORETYPE",
-        "MKL_CBWR",
-        "BLIS_ARCH_TYPE",
-        "NPY_DISABLE_CPU_FEATURES",
-        "NPY_ENABLE_CPU_FEATURES",
-    ),
-)
+_KEPT = "PATH LANG LC_ALL LD_LIBRARY_PATH DYLD_LIBRARY_PATH SYSTEMROOT TEMP"
+# These select the code of products and sums, and so the last bits, which tests compare
+# with the grader's.
+_KERNELS = """
+    OPENBLAS_CORETYPE MKL_CBWR BLIS_ARCH_TYPE
+    NPY_DISABLE_CPU_FEATURES NPY_ENABLE_CPU_FEATURES
+"""
 
 
 def students() -> Running:
@@ -102,7 +93,8 @@ class StudentProcess:
         self._running = running
         self.containment: Containment | None = None
         self.flags: dict[str, None] = {}
-        self.output, self.is_loaded = "", False
+        self.output = ""
+        self.is_loaded = False
         self._deadline = time.monotonic() + seconds
         self._ending: str | None = None
         self._directory = directory.absolute()
@@ -122,13 +114,11 @@ class StudentProcess:
         self._folder = tempfile.TemporaryDirectory(
             prefix="grade-", ignore_cleanup_errors=True
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "minipipe.coursework.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=self._folder.name,
-            env=_environment(self._folder.name, self._directory),
+        folder = self._folder.name
+        self._process = started(
+            "minipipe.coursework.child",
+            _environment(folder, self._directory),
+            cwd=folder,
             start_new_session=True,
         )
         self._replies = _Reader(self._process.stdout, _LONGEST_REPLY)
@@ -161,10 +151,9 @@ class StudentProcess:
         """Call a function of the student, or a remote function of the checks; raise as
         :meth:`load`.
         """
-        name = function if isinstance(function, str) else function.__name__
-        self._give(
-            {"function": name, "is_remote": callable(function), "given": packed(given)}
-        )
+        name = getattr(function, "__name__", function)
+        call = {"function": name, "is_remote": callable(function)}
+        self._give({**call, "given": packed(given)})
         return value_of(self._reply("value"))
 
     def _give(self, message: dict[str, Any]) -> None:
@@ -175,18 +164,16 @@ class StudentProcess:
         # it has exited; _reply finds the exit status
         with contextlib.suppress(BrokenPipeError):
             while line:
-                if (
-                    sys.platform != "win32"
-                    and not select.select([], [stream], [], self._seconds_left())[1]
-                ):
-                    raise Late
+                if sys.platform != "win32":
+                    seconds = self._seconds_left()
+                    if not select.select([], [stream], [], seconds)[1]:
+                        raise Late
                 # this much fits into the pipe, so it does not block
                 line = line[os.write(stream, line[:_ATOMIC]) :]
 
     def _seconds_left(self) -> float:
-        return min(
-            max(0.0, self._deadline - time.monotonic()), threading.TIMEOUT_MAX
-        )  # some 290 years; select() takes no more
+        seconds = max(0.0, self._deadline - time.monotonic())
+        return min(seconds, threading.TIMEOUT_MAX)  # 290 years: select() takes no more
 
     def _reply(self, awaited: str) -> dict[str, Any]:
         """Return the next event with this key, or with a result instead."""
@@ -194,9 +181,7 @@ class StudentProcess:
             line = self._replies.line(self._seconds_left())
             if line is None:
                 raise Ended(self._ending or _ending(self._exit_code()))
-            with contextlib.suppress(
-                ValueError, TypeError, AttributeError, ArithmeticError, RecursionError
-            ):
+            with contextlib.suppress(*_FORGED):
                 event: Any = json.loads(line)
                 self._note(event)
                 if awaited in event or "outcome" in event:
@@ -224,28 +209,27 @@ def _environment(folder: str, directory: Path) -> dict[str, str]:
     """Return a small environment that finds minipipe but no module of the student, with
     one BLAS thread.
     """
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    names = f"{_KEPT} {_KERNELS}".split()
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     package = str(Path(__file__).resolve().parent.parent.parent)
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     # An entry within the student's folder would be imported from before the process is
     # contained.
-    paths = [
-        package,
-        *(
-            path
-            for path in given
-            if not Path(path).resolve().is_relative_to(directory.resolve())
-        ),
-    ]
-    own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": os.pathsep.join(paths)}
+    hidden = directory.resolve()
+    others = [path for path in given if not Path(path).resolve().is_relative_to(hidden)]
+    paths = os.pathsep.join([package, *others])
+    own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": paths}
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
-    return {
-        **kept,
-        **own,
-        **python,
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return {**kept, **own, **python, **threads}
+
+
+def started(module: str, environment: dict[str, str], **more: Any) -> subprocess.Popen:
+    """Start a module in a process of its own, with pipes."""
+    streams: dict[str, Any] = dict.fromkeys(_STREAMS, subprocess.PIPE)
+    # -P: the current directory may be a student's
+    command = [sys.executable, "-P", "-m", module]
+    return subprocess.Popen(command, **streams, env=environment, **more)
 
 
 class _Reader:
@@ -255,11 +239,11 @@ class _Reader:
 
     def __init__(self, stream: IO[bytes] | None, limit: int) -> None:
         assert stream is not None
-        self._kept, self._is_open = bytearray(), True
+        self._kept = bytearray()
+        self._is_open = True
         self._changed = threading.Condition()
-        self._thread = threading.Thread(
-            target=self._read, args=(stream, limit), daemon=True
-        )
+        given = (stream, limit)
+        self._thread = threading.Thread(target=self._read, args=given, daemon=True)
         self._thread.start()
 
     def _read(self, stream: IO[bytes], limit: int) -> None:
@@ -281,14 +265,15 @@ class _Reader:
         arrives in time.
         """
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: b"\n" in self._kept or not self._is_open, seconds
-            ):
+            if not self._changed.wait_for(self._has_line_or_ended, seconds):
                 raise Late
             end = self._kept.find(b"\n") + 1
             taken = bytes(self._kept[:end])
             del self._kept[:end]
         return taken or None
+
+    def _has_line_or_ended(self) -> bool:
+        return b"\n" in self._kept or not self._is_open
 
     def text(self) -> str:
         """Return the kept bytes, without waiting for a process that left its group and
@@ -319,6 +304,5 @@ def _ending(code: int) -> str:
         return "it used more processor time than a task may; is there an endless loop?"
     if code < 0:
         return f"it crashed ({signal.strsignal(-code)})"
-    return (
-        f"it ended the whole process, with exit status {code}; return a result instead"
-    )
+    ended = f"it ended the whole process, with exit status {code}"
+    return f"{ended}; return a result instead"

@@ -16,7 +16,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from minipipe.coursework.grading import OF_ANOTHER
@@ -55,22 +56,19 @@ def as_table(reports: Sequence[Data]) -> str:
         figures = (report[key] for key in ("points", "possible", "score"))
         done = sum(task["passed"] for task in tasks)
         remarks = _remarks(tasks)
-        is_long |= len(remarks) > _LONGEST_REMARK
-        if len(remarks) <= _LONGEST_REMARK:
-            said = remarks
-        else:
-            said = f"{remarks[: _LONGEST_REMARK - 2]} …"
-        rows.append(
-            (printable(report["submission"]), *map(str, figures), str(done), said)
-        )
+        if len(remarks) > _LONGEST_REMARK:
+            is_long = True
+            remarks = f"{remarks[: _LONGEST_REMARK - 2]} …"
+        name = printable(report["submission"])
+        rows.append((name, *map(str, figures), str(done), remarks))
+    lines = [text_table(rows, right={1, 2, 3, 4})]
+    if is_long:
+        lines.append("… is in full in the report of --csv")
     found = [report["containment"] for report in reports if report["containment"]]
-    contained = weakest(
-        Containment(tuple(each["layers"]), tuple(each["exposed"])) for each in found
-    )
-    notes = ["… is in full in the report of --csv"] * is_long + (
-        [f"\n{contained}"] if contained else []
-    )
-    return "\n".join([text_table(rows, right={1, 2, 3, 4}), *notes])
+    if found:
+        each = (Containment(*map(tuple, one.values())) for one in found)
+        lines.append(f"\n{weakest(each)}")
+    return "\n".join(lines)
 
 
 def _remarks(tasks: Sequence[Data]) -> str:
@@ -80,9 +78,8 @@ def _remarks(tasks: Sequence[Data]) -> str:
     said = {task["task"]: "; ".join(_remarks_of(task)) for task in tasks}
     if len(set(said.values())) == 1:
         return printable(next(iter(said.values())))
-    return printable(
-        "; ".join(f"{task}: {words}" for task, words in said.items() if words)
-    )
+    remarks = [f"{task}: {words}" for task, words in said.items() if words]
+    return printable("; ".join(remarks))
 
 
 def _remarks_of(task: Data) -> Iterator[str]:
@@ -120,12 +117,12 @@ def as_csv(reports: Sequence[Data]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     tasks = [task["task"] for task in reports[0]["tasks"]] if reports else []
-    writer.writerow(
-        ["submission", *tasks, "points", "possible", "days late", "score", "remarks"]
-    )
+    keys = ("points", "possible", "days_late", "score")
+    heads = [key.replace("_", " ") for key in keys]
+    writer.writerow(["submission", *tasks, *heads, "remarks"])
     for report in reports:
         points = [task["points"] for task in report["tasks"]]
-        figures = [report[key] for key in ("points", "possible", "days_late", "score")]
+        figures = [report[key] for key in keys]
         name = _cell(report["submission"])
         remarks = _cell(_remarks(report["tasks"]))
         writer.writerow([name, *points, *figures, remarks])
@@ -158,27 +155,22 @@ def as_junit(reports: Sequence[Data]) -> str:
         for task, test in tests:
             name = f'name="{escaped(test["test"])}"'
             case = f'    <testcase classname="{escaped(task["task"])}" {name}'
+            if test["passed"]:
+                lines.append(f"{case}/>")
+                continue
             reason = escaped(test["reason"])
-            failure = f'<failure message="{reason}">{_xml(_words(test))}</failure>'
-            lines.append(
-                f"{case}/>" if test["passed"] else f"{case}>{failure}</testcase>"
-            )
+            words = "\n".join(map(escaped, _words(test).split("\n")))
+            failure = f'<failure message="{reason}">{words}</failure>'
+            lines.append(f"{case}>{failure}</testcase>")
         lines.append("  </testsuite>")
     return "\n".join([*lines, "</testsuites>", ""])
 
 
-def _xml(text: str) -> str:
-    return "\n".join(map(escaped, text.split("\n")))
-
-
 def _words(test: Data) -> str:
     """Return the text of a failed test for the student."""
-    said = [
-        test["meaning"],
-        test["reason"],
-        test["where"],
-        test["hint"] and f"Hint: {test['hint']}",
-    ]
+    said = [test["meaning"], test["reason"], test["where"]]
+    if test["hint"]:
+        said.append(f"Hint: {test['hint']}")
     return printable_lines("\n".join(filter(None, said)))
 
 
@@ -205,29 +197,20 @@ def as_gradescope(report: Data) -> str:
     ... )
     {'score': 0, 'output': '0 of 1 point', 'stdout_visibility': 'hidden', 'tests': []}
     """
+    output = f"{report['points']} of {counted(report['possible'], 'point')}"
     if report["days_late"]:
-        late = f"; days late: {report['days_late']}, so {report['score']} count"
-    else:
-        late = ""
-    following = f"\nnext: {report['next']}" if report["next"] else ""
-    data = {
-        "score": report["score"],
-        "output": (
-            f"{report['points']} of "
-            f"{counted(report['possible'], 'point')}{late}{following}"
-        ),
-        "stdout_visibility": "hidden",
-        "tests": [entry for task in report["tasks"] for entry in _entries(task)],
-    }
-    entries = [entry for task in report["tasks"] for entry in task["leaderboard"]]
-    if entries:
-        gaps = (
-            (f"{entry['level']}: % above the bound", round(100 * entry["gap"], 1))
-            for entry in entries
-        )
-        data["leaderboard"] = [
-            {"name": name, "value": value, "order": "asc"} for name, value in gaps
-        ]
+        output += f"; days late: {report['days_late']}, so {report['score']} count"
+    if report["next"]:
+        output += f"\nnext: {report['next']}"
+    data = {"score": report["score"], "output": output, "stdout_visibility": "hidden"}
+    data["tests"] = [*chain(*map(_entries, report["tasks"]))]
+    gaps = []
+    for entry in chain(*(task["leaderboard"] for task in report["tasks"])):
+        name = f"{entry['level']}: % above the bound"
+        value = round(100 * entry["gap"], 1)
+        gaps.append({"name": name, "value": value, "order": "asc"})
+    if gaps:
+        data["leaderboard"] = gaps
     return json.dumps(data, indent=1) + "\n"
 
 
@@ -242,21 +225,13 @@ def _entries(task: Data) -> Iterator[Data]:
             "output_format": "text",
             "visibility": "hidden" if test["hidden"] else "visible",
         }
-    for what, found in _for_instructors(task):
-        entry = {
-            "name": f"{task['task']} {what}",
-            "output": printable_lines(found),
-            "output_format": "text",
-        }
-        yield {**entry, "score": 0, "max_score": 0, "visibility": "hidden"}
-
-
-def _for_instructors(task: Data) -> Iterable[tuple[str, str]]:
-    """Return names used and output printed by the student's code, which can reveal
-    hidden tests.
-    """
-    found = {
+    # both can reveal hidden tests
+    told = {
         "uses names that are not allowed": "\n".join(task["flags"]),
         "printed": task["output"],
     }
-    return [(what, text) for what, text in found.items() if text]
+    for what, found in told.items():
+        if found:
+            said = {"name": f"{task['task']} {what}", "output": printable_lines(found)}
+            rest = {"score": 0, "max_score": 0, "visibility": "hidden"}
+            yield {**said, "output_format": "text", **rest}

@@ -34,6 +34,8 @@ import stat
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,13 +105,10 @@ class Containment(NamedTuple):
 
     def __str__(self) -> str:
         said = f"contained by {', '.join(self.layers) or 'a process of its own alone'}"
-        if self.exposed:
-            reach = ", ".join(self.exposed)
-            said += (
-                f"\nwarning: student code could reach {reach}; grade in a container or "
-                "a virtual machine"
-            )
-        return said
+        if not self.exposed:
+            return said
+        warning = f"warning: student code could reach {', '.join(self.exposed)}"
+        return f"{said}\n{warning}; grade in a container or a virtual machine"
 
 
 def weakest(each: Iterable[Containment | None]) -> Containment | None:
@@ -127,14 +126,15 @@ def weakest(each: Iterable[Containment | None]) -> Containment | None:
     ... )
     Containment(layers=('limits',), exposed=('the network',))
     """
-    every = [one for one in each if one is not None]
-    if not every:
-        return None
-    layers = [
-        layer for layer in every[0].layers if all(layer in one.layers for one in every)
-    ]
-    exposed = dict.fromkeys(what for one in every for what in one.exposed)
-    return Containment(tuple(layers), tuple(exposed))
+    common: Containment | None = None
+    for one in each:
+        if common is None or one is None:
+            common = common or one
+            continue
+        layers = [layer for layer in common.layers if layer in one.layers]
+        exposed = dict.fromkeys(common.exposed + one.exposed)
+        common = Containment(tuple(layers), tuple(exposed))
+    return common
 
 
 Events = Iterator[dict[str, Any]]
@@ -199,7 +199,9 @@ def _attempts(layers: list[str]) -> list[int | None]:
     """
     if NAMESPACES not in layers:
         return [None]
-    return [*([WITHOUT_USER] if os.geteuid() == 0 else []), WITH_USER, None]
+    if os.geteuid() != 0:
+        return [WITH_USER, None]
+    return [WITHOUT_USER, WITH_USER, None]
 
 
 def _in_child(
@@ -268,18 +270,18 @@ def _restrict(
         granted.add(USER)
     if _limit(seconds):
         granted.add(LIMITS)
-    others = 0 if granted & {NAMESPACES, USER} else _threads_of_this_user()
-    has_bounded_number = os.geteuid() != 0 and not _refused(
-        {"NPROC": others + MOST_PROCESSES}
-    )
+    number = MOST_PROCESSES
+    if not granted & {NAMESPACES, USER}:
+        number += _threads_of_this_user()
+    is_unbounded = os.geteuid() == 0 or _refused({"NPROC": number})
     give_up_privileges()
     abi = _landlock(readable) if LANDLOCK in layers else 0
     if abi:
         granted.add(LANDLOCK)
-    exposed = _exposed(granted, abi) + ([] if has_bounded_number else [NUMBER])
-    return Containment(
-        tuple(layer for layer in LAYERS if layer in granted), tuple(exposed)
-    )
+    exposed = _exposed(granted, abi)
+    if is_unbounded:
+        exposed.append(NUMBER)
+    return Containment(tuple(filter(granted.__contains__, LAYERS)), tuple(exposed))
 
 
 def _exposed(granted: set[str], abi: int) -> list[str]:
@@ -303,9 +305,8 @@ def _becomes(user: int, readable: Sequence[Path]) -> bool:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.seteuid(user)
-        can_read = all(
-            os.access(path, os.R_OK, effective_ids=True) for path in readable
-        )
+        may_read = partial(os.access, mode=os.R_OK, effective_ids=True)
+        can_read = all(map(may_read, readable))
         os.seteuid(0)
         if can_read:
             os.chown(".", user, user)
@@ -322,27 +323,19 @@ def _limit(seconds: float) -> bool:
     """Limit this process, without core files; return whether memory and processor time
     (in seconds) are limited.
     """
-    cpu = math.ceil(seconds) + 1
-    wanted = {
-        "AS": MOST_ADDRESSES,
-        "CPU": cpu,
-        "FSIZE": MOST_BYTES,
-        "NOFILE": _OPEN_FILES,
-        "CORE": 0,
-    }
-    return _refused(wanted).isdisjoint(("AS", "CPU"))
+    wanted = {"AS": MOST_ADDRESSES, "CPU": math.ceil(seconds) + 1}
+    is_limited = not _refused(wanted)
+    _refused({"FSIZE": MOST_BYTES, "NOFILE": _OPEN_FILES, "CORE": 0})
+    return is_limited
 
 
 def _threads_of_this_user() -> int:
     """Count the processes and threads of this user; Linux only."""
-    count, user = 0, os.geteuid()
+    count = 0
     for process in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has exited meanwhile
-            count += (
-                len(os.listdir(f"/proc/{process}/task"))
-                if Path("/proc", process).stat().st_uid == user
-                else 0
-            )
+            if os.stat(f"/proc/{process}").st_uid == os.geteuid():
+                count += len(os.listdir(f"/proc/{process}/task"))
     return count
 
 
@@ -372,7 +365,9 @@ _MS_BIND = 4096
 _MS_REC = 16384
 _MS_PRIVATE = 1 << 18
 _MNT_DETACH = 2
-_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
+_MOUNT_SETATTR = 442
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
 _READ_ONLY_NOSUID_NODEV = 0b111
 
 
@@ -402,7 +397,8 @@ def _enter(flags: int) -> None:
     """Give this process new namespaces, and its future children one of processes; the
     user stays the same.
     """
-    user, group = os.geteuid(), os.getegid()
+    user = os.geteuid()
+    group = os.getegid()
     call("unshare", flags)
     if flags == WITH_USER:
         Path("/proc/self/setgroups").write_text("deny")
@@ -466,9 +462,14 @@ def _place_for(path: Path, root: str) -> str:
 _TCP_ABI = 4  # the first version that refuses TCP; it refuses no other protocol
 _SIGNALS_ABI = 6  # the first version that refuses signals to processes outside
 _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
-_RULE_PATH_BENEATH, _VERSION = 1, 1
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_TRUNCATE, _IOCTL = 1 << 14, 1 << 15
+_RULE_PATH_BENEATH = 1
+_VERSION = 1
+_EXECUTE = 1 << 0
+_WRITE_FILE = 1 << 1
+_READ_FILE = 1 << 2
+_READ_DIR = 1 << 3
+_TRUNCATE = 1 << 14
+_IOCTL = 1 << 15
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 _NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # by ABI; 16 from ABI 5 on
 _BIND_AND_CONNECT = 0b11
@@ -485,14 +486,16 @@ def _landlock(readable: Iterable[Path]) -> int:
     try:
         abi = call("syscall", _CREATE, None, 0, _VERSION)
         rights = (1 << _NUM_RIGHTS.get(abi, 16)) - 1
-        attributes = [rights, *([_BIND_AND_CONNECT] if abi >= _TCP_ABI else [])]
-        attributes += [_ABSTRACT_SOCKETS_AND_SIGNALS] if abi >= _SIGNALS_ABI else []
+        attributes = [rights]
+        if abi >= _TCP_ABI:
+            attributes.append(_BIND_AND_CONNECT)
+        if abi >= _SIGNALS_ABI:
+            attributes.append(_ABSTRACT_SOCKETS_AND_SIGNALS)
         rules = struct.pack(f"={len(attributes)}Q", *attributes)
         ruleset = call("syscall", _CREATE, rules, len(rules), 0)
         try:
-            # where threadpoolctl looks for BLAS
-            own = filter(Path.exists, [Path("/proc/self/maps")])
-            for path in (*readable, *own):
+            # threadpoolctl looks for BLAS in the last
+            for path in (*readable, *_existing("/proc/self/maps")):
                 _allow(ruleset, path, _EXECUTE | _READ_FILE | _READ_DIR)
             for path in (Path.cwd(), *_devices()):
                 _allow(ruleset, path, rights)
@@ -507,10 +510,9 @@ def _landlock(readable: Iterable[Path]) -> int:
 def _allow(ruleset: int, path: Path, rights: int) -> None:
     beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        allowed = (
-            rights if stat.S_ISDIR(os.fstat(beneath).st_mode) else rights & _ON_FILES
-        )
-        rule = struct.pack("=Qi", allowed, beneath)
+        if not stat.S_ISDIR(os.fstat(beneath).st_mode):
+            rights &= _ON_FILES
+        rule = struct.pack("=Qi", rights, beneath)
         call("syscall", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
     finally:
         os.close(beneath)
@@ -522,35 +524,20 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CLONE = _PACKAGE.parent
 _OF_A_PREFIX = ("bin", "lib", "lib64", "pyvenv.cfg")
-_OF_THE_SYSTEM = (
-    *(
-        "/bin",
-        "/lib",
-        "/lib32",
-        "/lib64",
-        "/usr/bin",
-        "/usr/lib",
-        "/usr/lib32",
-        "/usr/lib64",
-        "/usr/libexec",
-    ),
-    *(
-        "/usr/local/bin",
-        "/usr/local/lib",
-        "/usr/share/zoneinfo",
-        "/nix/store",
-        "/gnu/store",
-    ),
-    *("/etc/ld.so.cache", "/etc/alternatives"),
-)
+_DEVICES = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom"
+_OF_THE_SYSTEM = """
+    /bin /lib /lib32 /lib64 /usr/bin /usr/lib /usr/lib32 /usr/lib64 /usr/libexec
+    /usr/local/bin /usr/local/lib /usr/share/zoneinfo /nix/store /gnu/store
+    /etc/ld.so.cache /etc/alternatives
+"""
+
+
+def _existing(*paths: str) -> list[Path]:
+    return list(filter(Path.exists, map(Path, paths)))
 
 
 def _devices() -> list[Path]:
-    return [
-        path
-        for name in ("null", "zero", "full", "random", "urandom")
-        if (path := Path("/dev", name)).exists()
-    ]
+    return _existing(*_DEVICES.split())
 
 
 def readable_paths(source: Path, directory: Path) -> list[Path]:
@@ -572,20 +559,15 @@ def readable_paths(source: Path, directory: Path) -> list[Path]:
     solutions = {inside: inside, _CLONE: _CLONE / "tutorials" / "exercises"}
     own = [place for place, exercises in solutions.items() if exercises.is_dir()]
     repositories = {_repository(source.resolve()), *own}
-    python = [
-        Path(prefix, part)
-        for prefix in (sys.prefix, sys.base_prefix)
-        for part in _OF_A_PREFIX
-    ]
+    parts_of_python = product((sys.prefix, sys.base_prefix), _OF_A_PREFIX)
+    python = [os.path.join(*part) for part in parts_of_python]
     imports = [
         path
-        for path in map(Path, filter(None, sys.path))
-        if not _is_beneath(path.resolve(), repositories)
+        for path in filter(None, sys.path)
+        if not _is_beneath(Path(path).resolve(), repositories)
     ]
     found = set()
-    for path in filter(
-        Path.exists, [*map(Path, _OF_THE_SYSTEM), *python, *imports, _PACKAGE]
-    ):
+    for path in _existing(*_OF_THE_SYSTEM.split(), *python, *imports, str(_PACKAGE)):
         real = path.resolve()
         parts = [] if real == students else without(real, [*repositories, students])
         found |= {path, real} if parts == [real] else set(parts)
@@ -604,12 +586,11 @@ def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
     hidden = [each for each in hidden if path in each.parents]
     if not hidden:
         return [path]
-    others = [
-        other
-        for other in path.iterdir()
-        if other not in hidden and not other.is_symlink()
-    ]
-    return [part for other in others for part in without(other, hidden)]
+    found = []
+    for other in path.iterdir():
+        if other not in hidden and not other.is_symlink():
+            found += without(other, hidden)
+    return found
 
 
 def _is_beneath(path: Path, directories: set[Path]) -> bool:
@@ -617,6 +598,5 @@ def _is_beneath(path: Path, directories: set[Path]) -> bool:
 
 
 def _repository(path: Path) -> Path:
-    return next(
-        (place for place in (path, *path.parents) if (place / ".git").exists()), path
-    )
+    places = (path, *path.parents)
+    return next((place for place in places if (place / ".git").exists()), path)

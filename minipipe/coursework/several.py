@@ -20,6 +20,7 @@ from minipipe.comm.job.system_calls import end_with
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import files_of, grade, not_graded
+from minipipe.coursework.process import started
 from minipipe.coursework.running import Running
 from minipipe.coursework.submission import name_of, submissions_in
 from minipipe.errors import CourseworkError, FileError
@@ -68,26 +69,16 @@ def grade_all(
     names = list(map(name_of, found))
     for name in names:
         if names.count(name) > 1:
-            both = " and ".join(
-                f"'{path}'" for path, each in zip(found, names) if each == name
-            )
+            pairs = zip(found, names)
+            both = " and ".join(f"'{path}'" for path, each in pairs if each == name)
             reason = f"{both} have the same name, {name}"
             raise CourseworkError("not-found", f"{reason}; points are listed by name.")
-    common = {
-        **options,
-        "hide_hidden": hide_hidden,
-        "workers": 2 if len(found) == 1 else 1,
-    }
-    asked = [
-        {
-            **common,
-            **of_each(name),
-            "directory": str(path),
-            "name": name,
-            "links": path in given,
-        }
-        for path, name in zip(found, names)
-    ]
+    options["hide_hidden"] = hide_hidden
+    options["workers"] = 2 if len(found) == 1 else 1
+    asked = []
+    for path, name in zip(found, names):
+        own = {"directory": str(path), "name": name, "links": path in given}
+        asked.append({**options, **of_each(name), **own})
     pool = ThreadPoolExecutor(jobs or os.cpu_count())
     with pool, Running(subprocess.Popen.kill) as running:
         return list(pool.map(lambda job: _graded(job, running), asked))
@@ -98,7 +89,9 @@ def _graded(job: dict[str, Any], running: Running) -> dict[str, Any]:
     submission only.
     """
     given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
-    with _started() as process:
+    paths = filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with started(__name__, environment) as process:
         running.add(process)
         out, err = process.communicate(given)
     running.remove(process)
@@ -109,23 +102,11 @@ def _graded(job: dict[str, Any], running: Running) -> dict[str, Any]:
     return _report(job, f"{ended}: {printable(last[:500])}")
 
 
-def _started() -> subprocess.Popen:
-    paths = filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
-    return subprocess.Popen(
-        # -P: the current directory may be a student's
-        [sys.executable, "-P", "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
-
-
 def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
     """Grade one submission in this process, or report its problem."""
-    options = {
-        key: value for key, value in job.items() if key not in ("name", "hide_hidden")
-    }
+    options = job.copy()
+    name = options.pop("name")
+    hide_hidden = options.pop("hide_hidden")
     try:
         if problem:
             raise CourseworkError("not-found", problem)
@@ -133,8 +114,10 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
     except (CourseworkError, FileError) as error:
         exercises = exercises_in(find_source(job.get("source")))
         chosen = chosen_of(exercises, job.get("only"))
-        report = not_graded(job["directory"], job["name"], chosen, error.message)
-    return (report.without_hidden() if job["hide_hidden"] else report).as_json()
+        report = not_graded(job["directory"], name, chosen, error.message)
+    if hide_hidden:
+        report = report.without_hidden()
+    return report.as_json()
 
 
 def main() -> None:

@@ -47,10 +47,9 @@ class Folder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, name_of(path)
-        self.files = sorted(
-            entry for entry in os.listdir(path) if entry.endswith(".py")
-        )
+        self.path = path
+        self.name = name_of(path)
+        self.files = sorted(file for file in os.listdir(path) if file.endswith(".py"))
 
     def read(self, file: str) -> bytes:
         """Return the content of a file, with the grader's rights; raise
@@ -65,44 +64,36 @@ class Archive:
     """
 
     def __init__(self, path: Path, tasks: Collection[str]) -> None:
-        self.path, self.name = path, name_of(path)
+        self.path = path
+        self.name = name_of(path)
         content = read_bytes(path, LONGEST_ARCHIVE, pipes=False, links=False)
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(content))
         # a forged archive may cause any exception in zipfile
         except Exception as error:
             raise self._damaged(f"it is not a zip archive ({error})") from None
-        members = [
-            each
-            for each in self._zip.infolist()
-            if not each.filename.startswith("__MACOSX/")
-        ]
-        named = (each for each in members if _name(each) in tasks)
-        folders = sorted(set(map(_folder, named)))
+        members = self._zip.infolist()
+        files = [(PurePosixPath(each.filename), each) for each in members]
+        files = [each for each in files if not each[1].filename.startswith("__MACOSX/")]
+        folders = {str(path.parent) for path, _ in files if path.name in tasks}
         if len(folders) > 1:
-            raise self._damaged(
-                "tasks are in "
-                f"{' and in '.join(quoted(each) for each in folders[:2])}; keep one "
-                "folder"
-            )
-        found = [(_name(each), each) for each in members if _folder(each) in folders]
-        self._members = dict(found)
-        self.files = sorted(name for name, _ in found if name.endswith(".py"))
-        if len(self._members) < len(found):
+            both = " and in ".join(map(quoted, sorted(folders)[:2]))
+            raise self._damaged(f"tasks are in {both}; keep one folder")
+        files = [each for each in files if str(each[0].parent) in folders]
+        self._members = {path.name: member for path, member in files}
+        self.files = sorted(name for name in self._members if name.endswith(".py"))
+        if len(self._members) < len(files):
             raise self._damaged("two of its files have the same name")
 
     def read(self, file: str) -> bytes:
         """Return the content of a file; raise ``FileError``."""
         member = self._members[file]
-        if (
-            stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG)
-            or member.is_dir()
-        ):
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG) or member.is_dir():
             raise FileError.of(self.path, f"{file} is not a regular file")
         if member.compress_type not in _METHODS or member.flag_bits & 1:
-            raise self._damaged(
-                f"{file} is encrypted, or compressed by another method than deflate"
-            )
+            how = "compressed by another method than deflate"
+            raise self._damaged(f"{file} is encrypted, or {how}")
         try:
             with self._zip.open(member) as stream:
                 # whatever size the list of members claims
@@ -110,11 +101,8 @@ class Archive:
         except Exception as error:
             raise self._damaged(f"{file} is damaged ({error})") from None
         if len(content) > LONGEST_FILE:
-            raise FileError.of(
-                self.path,
-                f"{file} has more than {LONGEST_FILE:,} bytes, the limit",
-                "too-large",
-            )
+            reason = f"{file} has more than {LONGEST_FILE:,} bytes, the limit"
+            raise FileError.of(self.path, reason, "too-large")
         return content
 
     def _damaged(self, reason: str) -> FileError:
@@ -122,14 +110,6 @@ class Archive:
 
 
 Submission = Folder | Archive
-
-
-def _name(member: zipfile.ZipInfo) -> str:
-    return PurePosixPath(member.filename).name
-
-
-def _folder(member: zipfile.ZipInfo) -> str:
-    return str(PurePosixPath(member.filename).parent)
 
 
 def is_archive(path: Path) -> bool:
@@ -177,32 +157,25 @@ def open_submission(
         submission: Submission = Archive(path, tasks)
     elif os.path.isdir(path):
         submission = Folder(path)
+    elif os.path.exists(path):
+        how = "name its directory, a zip archive, or the file of a task"
+        raise CourseworkError("not-found", f"'{path}' is a file; {how}.")
     else:
-        if os.path.exists(path):
-            what = f"'{path}' is a file"
-            how = "name its directory, a zip archive, or the file of a task"
-        else:
-            what = f"There is no directory '{path}'"
-            how = f"`minipipe coursework {path}` writes one"
-        raise CourseworkError("not-found", f"{what}; {how}.")
-    if not set(tasks).intersection(submission.files):
-        if path.is_dir():
-            around = [
-                *sorted(filter(Path.is_dir, path.iterdir())),
-                path.absolute().parent,
-            ]
-        else:
-            around = []
-        holding = (place for place in around if _any_holds([place], tasks))
-        right = next(holding, None)
-        if right:
-            where = f"'{right}' does: grade that"
-        else:
-            where = "`minipipe coursework DIR` writes a directory that does"
-        first, *_, last = [*tasks] * 2
-        problem = f"'{path}' holds none of {first} … {last}"
-        raise CourseworkError("not-found", f"{problem}; {where}.")
-    return submission
+        how = f"`minipipe coursework {path}` writes one"
+        raise CourseworkError("not-found", f"There is no directory '{path}'; {how}.")
+    if set(tasks).intersection(submission.files):
+        return submission
+    around = []
+    if path.is_dir():
+        around = [*sorted(filter(Path.is_dir, path.iterdir())), path.absolute().parent]
+    where = "`minipipe coursework DIR` writes a directory that does"
+    for place in around:
+        if _any_holds([place], tasks):
+            where = f"'{place}' does: grade that"
+            break
+    first, *_, last = [*tasks] * 2
+    problem = f"'{path}' holds none of {first} … {last}"
+    raise CourseworkError("not-found", f"{problem}; {where}.")
 
 
 def directories_of(
@@ -256,18 +229,15 @@ def submissions_in(paths: Iterable[str | Path], tasks: Collection[str]) -> list[
     found = []
     for path in map(Path, paths):
         inside = []
-        if os.path.isdir(path) and not any(
-            os.path.lexists(path / file) for file in tasks
-        ):
+        if os.path.isdir(path) and not _any_holds([path], tasks):
+            inside = [each for each in path.iterdir() if not each.name.startswith(".")]
             inside = sorted(
-                each for each in path.iterdir() if each.is_dir() or is_archive(each)
+                each for each in inside if each.is_dir() or is_archive(each)
             )
-            inside = [each for each in inside if not each.name.startswith(".")]
-        found += (
-            inside
-            if any(map(is_archive, inside)) or _any_holds(inside, tasks)
-            else [path]
-        )
+        if any(map(is_archive, inside)) or _any_holds(inside, tasks):
+            found += inside
+        else:
+            found.append(path)
     return found
 
 

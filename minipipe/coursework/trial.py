@@ -136,7 +136,8 @@ def as_text(tried: Iterable[Tried]) -> str:
     unexpected results: 1 of 2 files
     """
     tried = list(tried)
-    lines, wrong = [], [each for each in tried if each.problem]
+    lines = []
+    wrong = [each for each in tried if each.problem]
     for task in dict.fromkeys(each.task for each in tried):
         own = [each for each in tried if each.task == task]
         lines.append(f"{task}  {counted(len(own), 'file')} tried")

@@ -63,15 +63,15 @@ def split_examples(
     """
     if len(inputs) != len(targets) or not len(inputs):
         raise ArgumentError(
-            "value",
             f"There are {len(inputs)} inputs and {len(targets)} targets; expected one "
-            "for each, at least one.",
+            "for each, at least one."
         )
     Spec(float, minimum=0, maximum=1).check("test_fraction", test_fraction)
     INDEX.check("split_examples: seed", seed)
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
     num_test = round(len(inputs) * test_fraction)
-    test, train = order[:num_test], order[num_test:]
+    test = order[:num_test]
+    train = order[num_test:]
     return (inputs[train], targets[train]), (inputs[test], targets[test])
 
 
@@ -153,14 +153,12 @@ def batches(
     lengths = lengths or [num_samples or 0]
     if not given and num_samples is None:
         raise ArgumentError(
-            "value",
-            "batches: there are neither inputs nor targets here; give num_samples.",
+            "batches: there are neither inputs nor targets here; give num_samples."
         )
     if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
         raise ArgumentError(
-            "value",
             f"batches: The inputs and targets have {lengths} samples, and num_samples "
-            f"is {num_samples}; expected one number, at least 1.",
+            f"is {num_samples}; expected one number, at least 1."
         )
     order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
     parts = np.array_split(order, num_batches(lengths[0], batch_size))
@@ -208,16 +206,16 @@ class Share:
     """
 
     def __init__(self, value: Any, rows: slice, num_samples: int) -> None:
-        self.value, self.rows = value, rows
+        self.value = value
+        self.rows = rows
         self.num_samples = COUNT.check("Share: num_samples", num_samples)
         is_whole = isinstance(rows, slice) and rows.step in (None, 1)
         is_whole = is_whole and type(rows.start) is type(rows.stop) is int
         if not is_whole or not 0 <= rows.start < rows.stop <= num_samples:
-            message = (
+            raise ArgumentError(
                 f"Share: rows is {rows!r:.60}; expected slice(start, stop) with rows "
                 f"within 0 to {num_samples}."
             )
-            raise ArgumentError("value", message)
 
     def __repr__(self) -> str:
         which = f"rows {self.rows.start} to {self.rows.stop - 1}"
@@ -330,9 +328,8 @@ class Alphabet:
         unknown = sorted(set(text) - set(self.characters))
         if unknown:
             raise ArgumentError(
-                "value",
                 f"{unknown[0]!r} is not in this alphabet of {len(self)}: "
-                f"{self.characters!r}.",
+                f"{self.characters!r}."
             )
         return np.array([self._numbers[one] for one in text], dtype=np.int64)
 

@@ -1,12 +1,5 @@
 """One rank's part of a step: inputs, layers, computations and results."""
 
-from minipipe.execution.objective import BatchLoss, PendingLoss
-from minipipe.execution.samples import Microbatches, Replicated, split_microbatches
+from minipipe._lazy import names_on_demand
 
-__all__ = [
-    "BatchLoss",
-    "Microbatches",
-    "PendingLoss",
-    "Replicated",
-    "split_microbatches",
-]
+__getattr__, __dir__, __all__ = names_on_demand(__name__, __file__)

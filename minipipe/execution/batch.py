@@ -13,6 +13,8 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.memory import buffer_of
+from minipipe.core import batch as core
+from minipipe.core.batch import concatenated as concatenated
 from minipipe.errors import TensorError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -20,28 +22,14 @@ from minipipe.execution.samples import Microbatches, copied
 
 
 @dataclass
-class Batch:
+class Batch(core.Batch):
     """One batch, as far as this rank has it.
 
     Attributes
     ----------
-    call : str
-        The method that received it.
-    sizes : tuple of int
-        The numbers of samples of its microbatches.
     inputs : sequence of Payload or None
-        By microbatch, if this rank has the first stage; ``ABSENT`` for those that only
-        other replicas have.
+        ``ABSENT`` for microbatches that only other replicas have.
     objective : BatchObjective
-        Processes the outputs on the last stage; if this rank has that stage, it also
-        holds the targets.
-    step : int
-        The number of this call of step, evaluate or predict. It travels with every
-        message, so that ranks out of step are noticed.
-    training_step : int
-        Counts the steps that were taken before; random numbers in the model depend on
-        it, and on the seed.
-    seed : int
     is_cut : bool
         Whether it came as microbatches.
     num_slices : int
@@ -53,22 +41,11 @@ class Batch:
         not known.
     """
 
-    call: str
-    sizes: tuple[int, ...]
-    inputs: Sequence[Payload] | None
     objective: BatchObjective
-    step: int
-    training_step: int
-    seed: int
     is_cut: bool = False
     num_slices: int = 1
     form_of_inputs: int = 0
     form: object = None
-
-    def input(self, microbatch: int) -> Payload:
-        """Return a microbatch of the inputs, as the first stage takes it."""
-        assert self.inputs is not None
-        return self.inputs[microbatch]
 
     @property
     def arrays(self) -> list[Array]:
@@ -141,19 +118,6 @@ class Batch:
             else:
                 columns.append(np.concatenate(column))
         return first.rebuilt(columns)
-
-
-def concatenated(parts: Sequence[Payload], axis: int = 0) -> Payload:
-    """Return payloads of one structure as one, in NumPy's memory.
-
-    Examples
-    --------
-    >>> parts = [Payload([np.zeros(2)], [True]), Payload([np.ones(1)], [True])]
-    >>> concatenated(parts).arrays
-    [array([0., 0., 1.])]
-    """
-    rows = zip(*(map(backend.to_numpy, part.arrays) for part in parts))
-    return parts[0]._replace(arrays=[np.concatenate(row, axis=axis) for row in rows])
 
 
 def _check_shapes(parts: Sequence[Payload], sizes: Sequence[int]) -> None:

@@ -133,11 +133,10 @@ def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
     for n in replicas:
         of_each = blocks // n
         if blocks % n or (n > 1 and of_each & (of_each - 1)):
-            message = (
+            raise ArgumentError(
                 f"gradient_blocks is {blocks}, for {counted(n, 'replica')}; expected "
                 "1, 2, 4, 8 … blocks for each."
             )
-            raise ArgumentError("value", message)
     return blocks
 
 

@@ -32,7 +32,8 @@ from minipipe.schedules.action import SEND_B, SEND_F, Action
 from minipipe.schedules.analysis.dependencies import Direction, Value
 
 if TYPE_CHECKING:
-    from minipipe.comm import ProcessGroup, Request
+    from minipipe.comm.message import Request
+    from minipipe.comm.process_group import ProcessGroup
     from minipipe.execution.stage import Stage
     from minipipe.schedules.action_table import Program
 
@@ -79,7 +80,7 @@ class Background(Protocol):
 
 class Observer(Protocol):
     """Observes a run: its memory, its times on a core, its values. A run without
-    observers pays nothing for them.
+    observers pays nothing for them. A compiled row calls one that ``is_printed``.
     """
 
     def begin(self, executor: Executor, action: Action) -> None:
@@ -143,8 +144,8 @@ class Executor:
         The schedule in it.
     record : Record
         Of the current run.
-    is_observed : bool
-        Whether the current run has observers, which see each step.
+    observers : sequence of Observer
+        Of the current run.
 
     Raises
     ------
@@ -190,7 +191,8 @@ class Executor:
         self._values: dict[Any, Any] = {}  # all but the graphs
         messages = (action for action in self.actions if action.kind.is_communication)
         self.routes = {action: Route.of(program, action) for action in messages}
-        self._observers, self._run_schedule = observers, run_schedule
+        self.observers = self._observers = observers
+        self._run_schedule = run_schedule
         self._parameters = {
             handler: [*inspect.signature(handler).parameters][2:]
             for handler in {*handlers.values()}
@@ -236,7 +238,7 @@ class Executor:
             (*self._observers, *observers),
             (self.call, self.batch),
         )
-        self.is_observed = bool(observers)
+        self.observers = observers
         if observers:
             steps = [
                 _observed(step, action, observers)
@@ -556,7 +558,8 @@ class Route(NamedTuple):
 def _check_values(program: Program) -> None:
     """Refuse a program in which a value is not given, or not taken by what should."""
     if not is_balanced(flow_of(program)):
-        from minipipe.schedules import verify  # says what is missing, and where
+        # says what is missing, and where
+        from minipipe.schedules.analysis.verifier import verify
 
         verify(program)
 

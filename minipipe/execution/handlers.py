@@ -15,7 +15,6 @@ message that is still to come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -32,9 +31,6 @@ from minipipe.schedules.action import (
     B,
     F,
     I,
-    L,
-    O,
-    R,
     W,
 )
 
@@ -81,13 +77,6 @@ def backward_input(
 def backward_weight(executor: Executor, action: Action, rest: Any) -> None:
     """Run a W."""
     executor.stages[action.stage].backward_weight(action.microbatch, rest)
-
-
-@gives("graph")
-def recompute(executor: Executor, action: Action, graph: Any) -> Any:
-    """Run an R: compute the graph whose inputs its forward has kept."""
-    executor.stages[action.stage].recompute(action.microbatch, graph)
-    return graph
 
 
 # -- messages --------------------------------------------------------------------------
@@ -146,30 +135,9 @@ HANDLERS: Handlers = {
     B: backward,
     I: backward_input,
     W: backward_weight,
-    R: recompute,
     SEND_F: send_activation,
     SEND_B: send_gradient,
     RECV_F: receive_activation,
     RECV_B: receive_gradient,
 }
 """The handlers of computations and messages."""
-
-_QUIET: Handlers = {kind: backend.quietly(HANDLERS[kind]) for kind in (B, I, W)}
-
-
-def handlers_of(row: Iterable[Action], is_half: bool = False) -> Handlers:
-    """Return the handlers of a row: its computations, messages and copies to a file.
-
-    Parameters
-    ----------
-    row : iterable of Action
-    is_half : bool
-        Whether gradients are in half precision and may overflow. A loss scale notices,
-        and NumPy does not warn.
-    """
-    handlers = {**HANDLERS, **_QUIET} if is_half else HANDLERS
-    if all(kind not in (O, L) for _, kind, _ in row):
-        return handlers
-    from minipipe.execution.offloading import Offloading  # most rows copy nothing
-
-    return Offloading().handlers(handlers)

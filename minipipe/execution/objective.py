@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from functools import lru_cache, reduce
-from math import inf, nan
-from operator import add
+from functools import lru_cache
+from math import nan
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from zlib import crc32
 
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, MicrobatchError, TensorError
+from minipipe.core.objective import Loss as Loss
+from minipipe.core.objective import Objective, added, shared_out
+from minipipe.errors import ArgumentError, TensorError
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import ABSENT, Cut, copied
 from minipipe.hints import Familiar
@@ -31,7 +32,6 @@ from minipipe.tensor import Tensor, record
 if TYPE_CHECKING:
     from minipipe.execution.outputs import OutputDivision
 
-Loss = Callable[[Any, Any], Tensor]
 Weight = Callable[[Any], float]
 Metric = Callable[[Any, Any], Any]
 # of the weights of all microbatches
@@ -39,7 +39,7 @@ Exchange = Callable[[list[float | None]], list[float]]
 Where = bool | Literal["everywhere"]
 
 
-class BatchObjective:
+class BatchObjective(Objective):
     """The results that a call requests from the last stage, which is called for each
     microbatch.
 
@@ -89,13 +89,11 @@ class BatchObjective:
     ) -> None:
         if metrics is not None or outputs is not False or type(scale) is not float:
             _check_asked(metrics, outputs, scale)
-        self.loss, self._loss_weight, self.scale = loss, loss_weight, float(scale)
+        super().__init__(loss)
+        self._loss_weight, self.scale = loss_weight, float(scale)
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
         self._division = division
-        self.targets: Sequence[Payload] | None = None
-        self.losses: dict[int, float] = {}
-        self.outputs: dict[int, Payload] = {}
         self._measured: dict[int, list[tuple[float, float | None]]] = {}
 
     @property
@@ -138,6 +136,20 @@ class BatchObjective:
     def noun(self) -> str:
         """A noun for the targets, for errors."""
         return "gradients" if self.is_given else "targets"
+
+    @property
+    def of_pipeline(self) -> dict[str, Any]:
+        """The arguments that are the same in all calls of a pipeline."""
+        parts = {"loss": self.loss, "loss_weight": self._loss_weight}
+        return {**parts, "division": self._division}
+
+    @property
+    def weighs_by_form(self) -> bool:
+        """Whether the shares of microbatches follow from the form of a batch, as long
+        as the loss has the same attributes.
+        """
+        weight = self._loss_weight or getattr(self.loss, "weight", None)
+        return not callable(weight) or getattr(weight, "weighs_items", False)
 
     @property
     def alike(self) -> dict[str, float | None]:
@@ -198,25 +210,10 @@ class BatchObjective:
             self._note(microbatch, outputs, targets)
         if self.loss is None:
             return None, 0.0
-        given = (
-            None
-            if targets is None
-            else targets.rebuilt([record(array) for array in targets.arrays])
-        )
         if self._division is not None:
             self._division.check_whole(outputs)
             outputs = self._division.marked(outputs)
-        loss = self.loss(outputs, given)
-        if not isinstance(loss, Tensor) or loss.size != 1:
-            found = (
-                f"a tensor of shape {loss.shape}"
-                if isinstance(loss, Tensor)
-                else type(loss).__name__
-            )
-            raise TensorError(
-                "shape",
-                f"The loss must be a tensor with one element, the mean; it is {found}.",
-            )
+        loss = self.compared(outputs, targets)
         if self._division is not None:
             self._division.check_loss(backend.to_numpy(loss.data).item())
         if auxiliary is not None:
@@ -226,15 +223,8 @@ class BatchObjective:
                     tensors_in(outputs)[0].shape[0] / self._num_samples
                 )
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
-        # read outside the captured computation
-        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())
-
-    def note(self, microbatch: int, loss: float) -> float:
-        """Note the loss of a microbatch; return the gradient with which its backward
-        begins.
-        """
-        self.losses[microbatch] = loss
-        return self.shares[microbatch] * self.scale
+        # read outside of a recorded computation
+        return loss, self.note(microbatch, backend.number(loss.data))
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Payload | None) -> None:
         if self._division is None:
@@ -293,20 +283,13 @@ class BatchObjective:
 
         The sums ascend through the microbatches, in whatever order these were computed.
         """
-        order, total = sorted(self.losses), 0.0
-        losses = []
-        for k in order:
-            losses.append(self.losses[k])
-            # A microbatch that does not count may have a loss that is not a number,
-            # such as a mean over nothing.
-            if self.shares[k]:
-                total += self.shares[k] * self.losses[k]
+        order = sorted(self.losses)
         metrics = []
         for i in range(len(self.metrics)):
             metrics.append(
                 self._mean([(*self._measured[k][i], self.shares[k]) for k in order])
             )
-        return [total, *losses, *metrics, *others]
+        return [*super().numbers(), *metrics, *others]
 
     @staticmethod
     def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:
@@ -335,24 +318,12 @@ def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
         raise ArgumentError("type", message)
     if outputs not in (True, False, "everywhere"):
         raise ArgumentError(
-            "value", f"outputs is {outputs!r}; expected True, False or 'everywhere'."
+            f"outputs is {outputs!r}; expected True, False or 'everywhere'."
         )
     hint = "Give its value: scale=scale.value." if hasattr(scale, "value") else ""
     Spec(int | float | np.number, expected="a number", advice=hint, code="type").check(
         "scale", scale
     )
-
-
-def added(numbers: Iterable[float]) -> float:
-    """Return the sum, from left to right. Python's ``sum`` compensates for rounding
-    since 3.12, so its bits differ.
-
-    Examples
-    --------
-    >>> added([0.1, 0.2, 0.3])
-    0.6000000000000001
-    """
-    return reduce(add, numbers, 0.0)
 
 
 def _beside(tensor: Tensor, given: Any) -> Tensor:
@@ -436,7 +407,7 @@ def shares(
     weights = [
         None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets
     ]
-    return _shared_out(
+    return shared_out(
         exchange(weights) if exchange else [x for x in weights if x is not None]
     )
 
@@ -460,21 +431,7 @@ def _weighs_by_size(weight: Weight, targets: Sequence[Payload]) -> bool:
 
 @lru_cache(maxsize=64)  # batches are often alike
 def _shares_of_sizes(sizes: tuple[int, ...]) -> list[float]:
-    return _shared_out(sizes)
-
-
-def _shared_out(weights: Sequence[float]) -> list[float]:
-    total = added(weights)
-    if not (min(weights) >= 0 and 0 < total < inf):  # NaN is in no range
-        message = (
-            f"The targets of this batch count {[*weights]}, by microbatch; expected at "
-            "least 0, and not 0 for all."
-        )
-        raise MicrobatchError(
-            "value",
-            f"{message} Is everything ignored, or the loss_weight not a number?",
-        )
-    return [w / total for w in weights]
+    return shared_out(sizes)
 
 
 class GivenGradient:

@@ -6,41 +6,14 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+from minipipe.core.dividing import check_counts
+from minipipe.core.dividing import partition_evenly as partition_evenly
 from minipipe.errors import ArgumentError, PartitionError, counted
-from minipipe.specs import COUNT, Spec
+from minipipe.specs import Spec
 
 _COST = Spec(
     float, minimum=0, expected="a finite number, at least 0", error=PartitionError
 )
-
-
-def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
-    """Divide layers among stages by number; if the division leaves a remainder, the
-    first stages get one more.
-
-    Parameters
-    ----------
-    num_layers, num_stages : int
-
-    Returns
-    -------
-    list of range
-        The layers of each stage.
-
-    Raises
-    ------
-    PartitionError
-        Codes ``value`` and ``too-few``.
-
-    Examples
-    --------
-    >>> partition_evenly(10, 3)
-    [range(0, 4), range(4, 7), range(7, 10)]
-    """
-    _check_counts(num_layers, num_stages)
-    size, larger = divmod(num_layers, num_stages)
-    ends = list(accumulate(size + (stage < larger) for stage in range(num_stages)))
-    return [range(start, end) for start, end in zip([0, *ends], ends)]
 
 
 def partition_by_cost(
@@ -106,13 +79,13 @@ def partition_by_stage_cost(
     >>> partition_by_stage_cost([[2, 2, 2, 2], [1, 1, 1, 1]], 2)
     [range(0, 1), range(1, 4)]
     """
-    _check_counts(len(costs[0]) if costs else 0, num_stages)
+    check_counts(len(costs[0]) if costs else 0, num_stages)
     for layer, cost in ((i, cost) for row in costs for i, cost in enumerate(row)):
         _COST.check(f"The cost of layer {layer}", cost)
     if placement is not None and len(placement) != num_stages:
         given, expected = counted(len(placement), "rank"), counted(num_stages, "stage")
         message = f"The placement has {given}; expected one for each of {expected}."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     return smallest_largest_rank(
         costs, range(num_stages) if placement is None else placement
     )
@@ -216,17 +189,6 @@ def check_partition(
             "empty, each beginning where the one before ends.",
         )
     return parts
-
-
-def _check_counts(num_layers: int, num_stages: int) -> None:
-    COUNT._replace(error=PartitionError).check("num_stages", num_stages)
-    if num_layers < num_stages:
-        raise PartitionError(
-            "too-few",
-            f"{counted(num_layers, 'layer')} cannot make "
-            f"{counted(num_stages, 'stage')}, each of at least one layer. Use a deeper "
-            "model, fewer ranks, or a schedule with fewer stages on each.",
-        )
 
 
 # -- searches for stage boundaries, over numbers alone ---------------------------------

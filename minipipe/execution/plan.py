@@ -7,7 +7,6 @@ is a plan, a group and stages.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
@@ -19,7 +18,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.modes import current_place
-from minipipe.errors import ArgumentError, ModelError, TensorError, counted
+from minipipe.errors import ArgumentError, ModelError, counted
 from minipipe.execution.choosing import (
     checked_blocks,
     ranks_of_each,
@@ -27,7 +26,8 @@ from minipipe.execution.choosing import (
     schedule_of_modules,
 )
 from minipipe.execution.partition import partition_of
-from minipipe.execution.stage import Stage
+from minipipe.execution.row_handlers import RecomputingStage
+from minipipe.execution.stage import Stage, claimed
 from minipipe.nn import Module, Parameter, Recompute, Sequential
 from minipipe.nn.collected_losses import carrying_losses
 from minipipe.nn.module import computes_as
@@ -678,26 +678,7 @@ def build_stages(
     stages: dict[int, Stage] = {}
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)
-        try:
-            module = copy.deepcopy(part, copies)
-        except TensorError as error:  # a result that a layer keeps
-            raise ModelError(
-                "not-copyable", f"A layer of stage {index} cannot be copied: {error}"
-            ) from None
-        except TypeError as error:  # an open file, a lock
-            raise ModelError(
-                "not-copyable",
-                f"A layer of stage {index} cannot be copied: {error}"
-                ". Open files and the like when they are used.",
-            ) from None
-        module._note_filled()
-        parameters: dict[str, Parameter] = {
-            names[id(p.owner)]: copies[id(p)] for p in part.parameters()
-        }
-        for name, parameter in parameters.items():
-            parameter.move(xp)
-            if not parameter.is_filled:
-                parameter.fill(seed, name)
+        module, parameters = claimed(part, index, names, seed, copies, xp)
         forward: Callable = Recompute(module)
         if not recompute:
             forward = _recomputing(module, plan.schedule.numbered[rank], index)
@@ -712,7 +693,7 @@ def build_stages(
 def _kind_of_stages(plan: Plan, recompute: bool) -> type[Stage]:
     """Return the class of the stages, after checking that their layers fit it."""
     if plan.schedule.num_slices == 1:
-        return Stage
+        return RecomputingStage
     from minipipe.execution.sliced import SlicedStage, check_sliceable
 
     check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)

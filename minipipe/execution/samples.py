@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from functools import lru_cache
-from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -16,12 +14,13 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, is_array
+from minipipe.core.dividing import even_sizes as even_sizes
+from minipipe.core.dividing import rows_of as rows_of
+from minipipe.core.dividing import split_microbatches as split_microbatches
 from minipipe.data import Share
 from minipipe.errors import MicrobatchError, TensorError, counted
-from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt
-from minipipe.specs import COUNT
 from minipipe.tensor import Tensor, record
 
 # -- what a user passes ----------------------------------------------------------------
@@ -471,65 +470,3 @@ def sizes_of(num_samples: int, count: int, *given: Samples) -> tuple[int, ...]:
         if own.is_cut:
             return own.sizes
     return even_sizes(num_samples, count)
-
-
-def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
-    """Divide samples among microbatches: sizes differ by at most one, none is empty,
-    nothing is dropped.
-
-    Parameters
-    ----------
-    num_samples : int
-        In the batch.
-    num_microbatches : int
-
-    Returns
-    -------
-    list of slice
-        Of the first axis; the first ones are longer if the division leaves a remainder.
-
-    Raises
-    ------
-    MicrobatchError
-        Codes ``out-of-range`` and ``too-few``.
-
-    Examples
-    --------
-    >>> split_microbatches(4, 2)
-    [slice(0, 2, None), slice(2, 4, None)]
-    """
-    return [*rows_of(even_sizes(num_samples, num_microbatches))]
-
-
-@lru_cache(maxsize=64)  # batches are often alike
-def even_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:
-    """Return the sizes of the parts of :func:`split_microbatches`; errors are the same.
-
-    Examples
-    --------
-    >>> even_sizes(8, 3)
-    (3, 3, 2)
-    """
-    COUNT._replace(error=MicrobatchError, code="out-of-range").check(
-        "num_microbatches", num_microbatches
-    )
-    if num_samples < num_microbatches:
-        raise MicrobatchError(
-            "too-few",
-            f"A batch of {counted(num_samples, 'sample')} cannot make "
-            f"{counted(num_microbatches, 'microbatch')}, "
-            "each of at least one. Use larger batches or fewer microbatches.",
-        )
-    return tuple(map(len, partition_evenly(num_samples, num_microbatches)))
-
-
-@lru_cache(maxsize=64)
-def rows_of(sizes: tuple[int, ...]) -> list[slice]:
-    """Return the places of consecutive parts of these sizes in a batch.
-
-    Examples
-    --------
-    >>> rows_of((3, 1))
-    [slice(0, 3, None), slice(3, 4, None)]
-    """
-    return [slice(stop - size, stop) for stop, size in zip(accumulate(sizes), sizes)]

@@ -24,7 +24,8 @@ from minipipe.autograd.modes import is_grad_enabled
 from minipipe.errors import ModelError
 from minipipe.execution.objective import Weight
 from minipipe.execution.payload import Payload
-from minipipe.execution.stage import Held, Stage
+from minipipe.execution.row_handlers import RecomputingStage
+from minipipe.execution.stage import Held
 from minipipe.nn.module import computes_as, is_exactly
 from minipipe.nn.slices import Carried, SequenceSlice, computing
 from minipipe.nn.transformer import ResidualAttention
@@ -135,7 +136,7 @@ def weight_of_loss(loss: Any, given: Weight | None) -> Weight | None:
     return lambda targets: prod(flattened(targets)[0][0].shape[:2])
 
 
-class SlicedStage(Stage):
+class SlicedStage(RecomputingStage):
     """A :class:`Stage` whose microbatches are slices of sequences; forward only it
     computes whole sequences.
     """

@@ -9,19 +9,23 @@ W, in file 12.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from minipipe import autograd
-from minipipe.autograd import Node, StageInput, backend
+import numpy as np
+
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.memory import behind
+from minipipe.autograd.graph import Node, StageInput
 from minipipe.autograd.modes import is_grad_enabled
-from minipipe.autograd.recompute import RecomputedNode
-from minipipe.errors import MessageError, not_copyable
+from minipipe.autograd.split import backward_input
+from minipipe.autograd.walk import backward
+from minipipe.errors import MessageError, ModelError, TensorError, not_copyable
 from minipipe.execution.payload import Payload
-from minipipe.nn import Parameter, Sequential
-from minipipe.nn.sequential import boundary
+from minipipe.nn.parameter import Parameter
+from minipipe.nn.sequential import Sequential, boundary
 from minipipe.pytree import tensors_in
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor, record
@@ -176,7 +180,7 @@ class Stage:
             The gradient of the stage's results. None on the last stage, whose backward
             begins at the loss.
         """
-        autograd.backward(self._roots(microbatch, held, gradient))
+        backward(self._roots(microbatch, held, gradient))
         return self._gradients(held)
 
     def backward_input(
@@ -190,14 +194,8 @@ class Stage:
         """
         if self.is_frozen:
             return self.backward(microbatch, held, gradient), None
-        work = autograd.backward_input(self._roots(microbatch, held, gradient))
+        work = backward_input(self._roots(microbatch, held, gradient))
         return self._gradients(held), work
-
-    def recompute(self, microbatch: int, held: Any) -> None:
-        """R: compute the graph of a forward that has kept only its inputs."""
-        for node in behind(held.graph):
-            if isinstance(node, RecomputedNode) and node.recomputation is not None:
-                node.recomputation.root(node.number)
 
     def backward_weight(self, microbatch: int, work: Any) -> None:
         """W: add this microbatch's weight gradients, from what I has returned."""
@@ -260,3 +258,56 @@ class Stage:
                 if accumulate and leaf.grad is not None
                 else None
             )
+
+
+def claimed(
+    part: Sequential,
+    index: int,
+    names: Mapping[int, str],
+    seed: int,
+    copies: dict[int, Any],
+    xp: ModuleType = np,
+) -> tuple[Sequential, dict[str, Parameter]]:
+    """Return a copy of the layers of a stage, and its parameters by name.
+
+    Parameters without values are filled from the seed and their names.
+
+    Parameters
+    ----------
+    part : Sequential
+        Layers of a model, which is not changed.
+    index : int
+        The stage, for messages.
+    names : mapping of int to str
+        Names in the whole model, by the identities of parameters.
+    seed : int
+    copies : dict
+        Everything that was copied for this rank, by the identity of the original: a
+        parameter that several of its stages share remains one parameter.
+    xp : module
+        The array module that holds the parameters.
+
+    Raises
+    ------
+    ModelError
+        Code ``not-copyable``.
+    """
+    try:
+        module = copy.deepcopy(part, copies)
+    except TensorError as error:  # a result that a layer keeps
+        message = f"A layer of stage {index} cannot be copied: {error}"
+        raise ModelError("not-copyable", message) from None
+    except TypeError as error:  # an open file, a lock
+        message = f"A layer of stage {index} cannot be copied: {error}. Open files and "
+        raise ModelError(
+            "not-copyable", f"{message}the like when they are used."
+        ) from None
+    module._note_filled()
+    parameters: dict[str, Parameter] = {
+        names[id(p.owner)]: copies[id(p)] for p in part.parameters()
+    }
+    for name, parameter in parameters.items():
+        parameter.move(xp)
+        if not parameter.is_filled:
+            parameter.fill(seed, name)
+    return module, parameters

@@ -13,6 +13,9 @@ from itertools import pairwise
 from math import prod
 from time import perf_counter
 from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array, sum_of_gradients
@@ -23,6 +26,7 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.nn.sequential import parameters_of
 from minipipe.parallel.reduction import AllReduce, Channel, equal_parts, finish_all
+from minipipe.parallel.repeated import RepeatedAllReduce, is_small
 from minipipe.schedules.action import REDUCE_GRAD, Action, B, W
 from minipipe.schedules.analysis.replicas import gradient_sums
 
@@ -75,12 +79,15 @@ class GradientSums:
                 leaves_of(stage), block_size(row, index, num_blocks)
             )
         self._earlier: list[tuple[Leaf, Array | None]] = []
-        self._under_way = list[_Sum]()
+        self._under_way = list[_Sum | _SmallSum]()
+        self._small = dict[Action, RepeatedAllReduce]()
 
     def begin(self, accumulate: bool) -> None:
         """Begin a step. Its gradients are added to the gradients of earlier steps as a
         sum.
         """
+        if self._under_way:  # of a step that has failed, with messages to come
+            self._small.clear()
         self._under_way = []
         leaves = (
             [leaf for blocks in self._blocks.values() for leaf in blocks.leaves]
@@ -94,27 +101,59 @@ class GradientSums:
             blocks.begin()
 
     def handlers(self, handlers: Handlers) -> Handlers:
-        """Return handlers that also note the gradients of each microbatch, and one that
-        contributes to a sum.
+        """Return handlers of which one contributes to a sum; others also note the
+        gradients of each microbatch, if there are several blocks.
         """
+        handlers = {**handlers, REDUCE_GRAD: self._contribute}
+        if not any(blocks.are_several for blocks in self._blocks.values()):
+            return handlers
 
         def note(executor: Executor, action: Action) -> None:
             self._blocks[action.stage].note_gradient()
 
         noting: Handlers = {kind: and_then(handlers[kind], note) for kind in (B, W)}
-        return {**handlers, **noting, REDUCE_GRAD: self._contribute}
+        return {**handlers, **noting}
 
     def _contribute(self, executor: Executor, action: Action) -> None:
         blocks = self._blocks[action.stage]
         blocks.finish()
-        channel = Channel(
-            self._group, self._tags[action], executor.batch.step, self._xp
-        )
-        reduction = _Sum(action, self._ranks_of(action.stage), blocks.leaves, channel)
+        step = executor.batch.step
+        reduction: _Sum | _SmallSum
+        if (small := self._small_sum(action, blocks.leaves)) is not None:
+            reduction = _SmallSum(blocks.leaves, small, step)
+        else:
+            channel = Channel(self._group, self._tags[action], step, self._xp)
+            ranks = self._ranks_of(action.stage)
+            reduction = _Sum(action, ranks, blocks.leaves, channel)
         self._under_way.append(reduction)
         executor.record.sums[action] = reduction.times
         if self not in executor.background:
             executor.background.append(self)
+
+    def _small_sum(
+        self, action: Action, leaves: Sequence[Leaf]
+    ) -> RepeatedAllReduce | None:
+        """Return the all-reduce of a REDUCE_GRAD over channels; None if it must have
+        messages and arrays of its own in this step.
+        """
+        gradients: list[Any] = [leaf.grad for leaf in leaves]
+        if self._xp is not np or any(map(_is_irregular, gradients)):
+            return None
+        dtypes = {gradient.dtype for gradient in gradients}
+        if len(dtypes) != 1:
+            return None
+        (dtype,) = dtypes
+        known = self._small.get(action)
+        if known is None or known.dtype != dtype:
+            sizes = tuple(gradient.size for gradient in gradients)
+            ranks = self._ranks_of(action.stage)
+            if not is_small(sizes, dtype.itemsize, len(ranks)):
+                return None
+            known = self._small[action] = RepeatedAllReduce(
+                *(self._group, self._tags[action], ranks, sizes, dtype),
+                _WHAT.format(action),
+            )
+        return known
 
     def advance(self) -> None:
         """Continue the all-reduces whose messages have arrived. Local; waits for
@@ -152,10 +191,16 @@ class Blocks:
     leaves : list of Leaf
     size : int
         Microbatches of a block; 0 if all form one block.
+
+    Attributes
+    ----------
+    are_several : bool
+        Whether gradients are taken out of the leaves after each block.
     """
 
     def __init__(self, leaves: list[Leaf], size: int) -> None:
         self.leaves, self._size = leaves, size
+        self.are_several = size > 0
         self.begin()
 
     def begin(self) -> None:
@@ -227,6 +272,46 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
     return size
 
 
+_WHAT = "{{}} of the gradients of {}"
+
+
+def _is_irregular(gradient: Array | None) -> bool:
+    """Return whether a gradient does not exist, or its elements are no row."""
+    return type(gradient) is not np.ndarray or not gradient.flags.c_contiguous
+
+
+class _SmallSum:
+    """The all-reduce of the small gradients of a stage in a step, over channels."""
+
+    def __init__(
+        self, leaves: Sequence[Leaf], reduction: RepeatedAllReduce, step: int
+    ) -> None:
+        gradients: list[Any] = [leaf.grad for leaf in leaves]
+        self.times = [perf_counter(), 0.0, float(reduction.num_bytes)]  # as of _Sum
+        self._reduction, self.sends = reduction, reduction.sends
+        reduction.begin([gradient.reshape(-1) for gradient in gradients], step)
+
+    @property
+    def round(self) -> int:
+        """Return the round, as of AllReduce."""
+        return self._reduction.round
+
+    def advance(self) -> None:
+        """Continue, if the messages of the round have arrived."""
+        if self.round < 3:
+            self._reduction.advance()
+            self._note_end()
+
+    def go_on(self) -> None:
+        """Wait for the messages of the round."""
+        self._reduction.go_on()
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if self.round == 3:
+            self.times[1] = perf_counter()
+
+
 class _Sum(AllReduce):
     """The all-reduce of all gradients of a stage, whose leaves get the sums."""
 
@@ -257,9 +342,7 @@ class _Sum(AllReduce):
         parts = equal_parts(
             tuple(prod(leaf.shape or ()) for leaf in leaves), len(ranks)
         )
-        super().__init__(
-            channel, ranks, flat, parts, f"{{}} of the gradients of {action}"
-        )
+        super().__init__(channel, ranks, flat, parts, _WHAT.format(action))
 
     def go_on(self) -> None:
         """Wait for the messages of the round; behind the last one, give the leaves the

@@ -1,5 +1,7 @@
 """The public names of ``minipipe.functional``, for type checkers and for ``minipipe._lazy``, one on a line."""
 
+from minipipe.core.joints import contiguous as contiguous
+from minipipe.core.joints import identity as identity
 from minipipe.functional.attention import attention as attention
 from minipipe.functional.attention import rotary as rotary
 from minipipe.functional.attention import self_attention as self_attention
@@ -41,8 +43,6 @@ from minipipe.functional.reduction import total as total
 from minipipe.functional.reduction import variance as variance
 from minipipe.functional.shape import clip as clip
 from minipipe.functional.shape import concatenate as concatenate
-from minipipe.functional.shape import contiguous as contiguous
-from minipipe.functional.shape import identity as identity
 from minipipe.functional.shape import index as index
 from minipipe.functional.shape import masked_fill as masked_fill
 from minipipe.functional.shape import reshape as reshape

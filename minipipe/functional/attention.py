@@ -120,7 +120,8 @@ class Rotation(NamedTuple):
         if like.ndim < 2 or like.shape[-1] % 2:
             raise shape_error(name, "(..., t, d), d even", x=like.shape)
         _BASE.check(f"{name}: the base", base)
-        xp, d = array_module(like), like.shape[-1]
+        xp = array_module(like)
+        d = like.shape[-1]
         speeds = float(base) ** (xp.arange(d // 2, dtype=xp.float64) * (-2 / max(d, 1)))
         places = _positions(name, like, positions)[..., None]
         angles = xp.astype(places, xp.float64) * speeds
@@ -129,8 +130,10 @@ class Rotation(NamedTuple):
 
     def turned(self, x: Array) -> Array:
         """Return vectors turned by their angles."""
-        half, xp = x.shape[-1] // 2, array_module(x)
-        a, b = x[..., :half], x[..., half:]
+        half = x.shape[-1] // 2
+        xp = array_module(x)
+        a = x[..., :half]
+        b = x[..., half:]
         first = a * self.cosine - b * self.sine
         return xp.concat([first, b * self.cosine + a * self.sine], axis=-1)
 
@@ -143,7 +146,8 @@ def _positions(name: str, like: Array, positions: Operand | None) -> Array:
     """Return positions of shape (t,), or (n, ..., t) with axes of length one
     between.
     """
-    n, t = like.shape[0], like.shape[-2]
+    n = like.shape[0]
+    t = like.shape[-2]
     if positions is None:
         return array_module(like).arange(t)
     values = data_of(positions, like)
@@ -163,12 +167,10 @@ def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
     given = real_operands(query, key, value)
     shapes = [each.data.shape for each in given]
     if not _fit(*shapes):
-        expected = (
-            "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may "
-            "have a multiple of heads"
-        )
-        names = ("query", "key", "value")
-        raise shape_error("attention", expected, **dict(zip(names, shapes)))
+        fitting = "(..., t, d), (..., s, d) and (..., s, e), s and d above 0"
+        expected = f"{fitting}; the query may have a multiple of heads"
+        named = dict(zip(("query", "key", "value"), shapes))
+        raise shape_error("attention", expected, **named)
     return given
 
 
@@ -177,7 +179,8 @@ def _fit(query: Shape, key: Shape, value: Shape) -> bool:
         return False
     if query[-1] != key[-1] or 0 in key[-2:]:
         return False
-    heads, shared = query[:-2], key[:-2]
+    heads = query[:-2]
+    shared = key[:-2]
     if heads == shared:
         return True
     if len(heads) != len(shared) or heads[:-1] != shared[:-1]:
@@ -361,12 +364,11 @@ def self_attention(
     """
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     query, key, value = _heads_of(projections, num_heads, shared)
-    if rotary_base is None:
-        rotation = None
-    else:
+    rotation = None
+    if rotary_base is not None:
         rotation = Rotation.of("self_attention", query, None, rotary_base)
-    if rotation is not None:
-        query, key = rotation.turned(query), rotation.turned(key)
+        query = rotation.turned(query)
+        key = rotation.turned(key)
     options = is_causal, mask, dropout, part
     result, *saved = _attended("self_attention", query, key, value, options)
     return _merged(result), key, value, *saved, rotation
@@ -386,9 +388,11 @@ def _projections_gradient(
     by_head = backend.reshape(g, (n, t, num_heads, width // num_heads))
     g = backend.permuted(by_head, (0, 2, 1, 3))
     scores = _score_gradient(g, values, weights, dropped)
-    of_query, of_key = _query_gradient(scores, keys, g.shape), scores @ queries
+    of_query = _query_gradient(scores, keys, g.shape)
+    of_key = scores @ queries
     if rotation is not None:
-        of_query, of_key = rotation.turned_back(of_query), rotation.turned_back(of_key)
+        of_query = rotation.turned_back(of_query)
+        of_key = rotation.turned_back(of_key)
     of_value = dropped @ _beside(g, values.shape)
     return _merged(array_module(g).concat([of_query, of_key, of_value], axis=1))
 
@@ -398,20 +402,22 @@ self_attention.gradients(projections=_projections_gradient)
 
 def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
     """Return the queries, keys and values, of shapes (n, heads, t, width)."""
-    shape, num_parts = projections.shape, num_heads + 2 * shared
+    shape = projections.shape
+    num_parts = num_heads + 2 * shared
     fits = shared > 0 and num_heads > 0 and num_heads % shared == 0
     fits = fits and len(shape) == 3 and shape[2] % num_parts == 0
     if not fits or 0 in shape[1:]:
-        raise shape_error(
-            "self_attention",
-            f"(n, t, k), k a multiple of {num_parts}: {num_heads} heads of queries, "
-            f"{shared} of keys, {shared} of values; {shared} must divide {num_heads}",
-            projections=shape,
-        )
-    n, t, width = shape[0], shape[1], shape[2] // num_parts
+        heads = f"{num_heads} heads of queries, {shared} of keys, {shared} of values"
+        expected = f"(n, t, k), k a multiple of {num_parts}: {heads}"
+        expected += f"; {shared} must divide {num_heads}"
+        raise shape_error("self_attention", expected, projections=shape)
+    n = shape[0]
+    t = shape[1]
+    width = shape[2] // num_parts
     by_position = backend.reshape(projections, (n, t, num_parts, width))
     by_head = backend.permuted(by_position, (0, 2, 1, 3))
-    query, rest = by_head[:, :num_heads, ...], by_head[:, num_heads:, ...]
+    query = by_head[:, :num_heads, ...]
+    rest = by_head[:, num_heads:, ...]
     return [query, rest[:, :shared, ...], rest[:, shared:, ...]]
 
 
@@ -440,7 +446,8 @@ def _attended(
     they belonged to one head.
     """
     is_causal, mask, dropout, part = options
-    shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
+    shape = query.shape
+    visible = _visible(name, mask, query, key.shape[-2])
     (factor,) = backend.scalars(query, 1 / math.sqrt(shape[-1]))
     queries = _beside(query * factor, key.shape)
     scores = key @ queries.mT
@@ -471,8 +478,10 @@ def _hidden(
     """Return scores of shape (..., s, g * t), of g heads of t queries, with -inf for
     each key that is not seen.
     """
-    xp, shape = array_module(scores), scores.shape
-    s, t = shape[-2], num_queries
+    xp = array_module(scores)
+    shape = scores.shape
+    s = shape[-2]
+    t = num_queries
     later = _small_later if xp is np and s * t <= 2**16 else _later
     if is_causal and visible is None and shape[-1] == t:
         scores += later(s, t, xp, scores.dtype)
@@ -508,12 +517,10 @@ def _visible(
     values = data_of(mask, like)
     if not backend.is_boolean(values.dtype):
         values = _truth_values(name, values)
-    n, t = like.shape[0] if like.ndim > 2 else None, like.shape[-2]
-    if (
-        n is None
-        or values.shape[:1] not in ((n,), (1,))
-        or values.shape[1:] not in ((num_keys,), (t, num_keys))
-    ):
+    n = like.shape[0] if like.ndim > 2 else None
+    t = like.shape[-2]
+    fits = n is not None and values.shape[:1] in ((n,), (1,))
+    if not fits or values.shape[1:] not in ((num_keys,), (t, num_keys)):
         expected = "a query of three axes or more"
         if n is not None:
             expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
@@ -526,18 +533,12 @@ def _visible(
 def _truth_values(name: str, mask: Array) -> Array:
     xp = array_module(mask)
     if not backend.is_integer(mask.dtype):
-        message = (
-            f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for "
-            "visible keys and 0 for others."
-        )
-        raise TensorError("dtype", message)
+        expected = "expected truth values, or 1 for visible keys and 0 for others"
+        raise TensorError("dtype", f"{name}: the mask is {mask.dtype}; {expected}.")
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):
-        raise TensorError(
-            "out-of-range",
-            f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or "
-            "mask > 0.",
-        )
+        problem = f"{name}: the mask holds numbers other than 0 and 1"
+        raise TensorError("out-of-range", f"{problem}. Give mask == … or mask > 0.")
     return is_seen
 
 

@@ -100,7 +100,8 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
 def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Return both operands as tensors of one dtype whose shapes fit."""
     a, b = operands(a, b)
-    left, right = a.data.shape, b.data.shape
+    left = a.data.shape
+    right = b.data.shape
     if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
         expected = "(..., n, k) and (..., k, m), or (k,)"
         raise shape_error("matmul", expected, left=left, right=right)
@@ -245,9 +246,8 @@ def _parsed(
     parts = [_letters(subscripts, start + 1, stop) for start, stop in bounds]
     if len(parts) != len(shapes):
         raise ArgumentError(
-            "value",
             f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
-            "operands; expected one for each.",
+            "operands; expected one for each."
         )
     pairs = enumerate(zip(parts, shapes))
     terms = [_indices(subscripts, number, *pair) for number, pair in pairs]
@@ -284,7 +284,8 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
     """Return the letters of one term, with ``...`` at its place."""
     found: list[str] = []
     for match in _SIGN.finditer(subscripts, start, stop):
-        sign, position = match[0], match.start()
+        sign = match[0]
+        position = match.start()
         if sign != _ELLIPSIS and not (sign.isascii() and sign.isalpha()):
             message = f"{sign!r} is neither a letter nor '...'"
             raise _wrong(subscripts, position, message)
@@ -342,7 +343,6 @@ def _lengths(
 
 def _wrong(subscripts: str, position: int, what: str) -> ArgumentError:
     return ArgumentError(
-        "value",
         f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
-        "'ij,jk->ik' or so.",
+        "'ij,jk->ik' or so."
     )

@@ -40,6 +40,23 @@ class DistributedTensor(Tensor):
     group: ProcessGroup
     is_whole: bool
 
+    def _check_whole(self, operation: str) -> None:
+        """Refuse the part of this rank.
+
+        Raises
+        ------
+        TensorError
+            Code ``divided``.
+        """
+        if not self.is_whole:
+            raise TensorError(
+                "divided",
+                f"{operation}: this rank has one of {self.group.size} parts of the "
+                f"scores, of shape {self.shape}, and each rank would get another "
+                "loss. Give the last layer gather=True, or take "
+                "ParallelCrossEntropyLoss.",
+            )
+
 
 def marked(tensor: Tensor, group: ProcessGroup, is_whole: bool) -> Tensor:
     """Return the same tensor with a mark, unless the group has one rank.
@@ -63,25 +80,6 @@ def marked(tensor: Tensor, group: ProcessGroup, is_whole: bool) -> Tensor:
     return own
 
 
-def check_whole(operation: str, *tensors: Any) -> None:
-    """Refuse a tensor of which this rank has a part.
-
-    Raises
-    ------
-    TensorError
-        Code ``divided``.
-    """
-    for tensor in tensors:
-        if isinstance(tensor, DistributedTensor) and not tensor.is_whole:
-            raise TensorError(
-                "divided",
-                f"{operation}: this rank has one of {tensor.group.size} parts of the "
-                f"scores, of shape {tensor.shape}, and each rank would get another "
-                "loss. Give the last layer gather=True, or take "
-                "ParallelCrossEntropyLoss.",
-            )
-
-
 def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
     """Refuse a tensor that every rank has whole, or parts on other ranks; accept any
     tensor without a mark.
@@ -95,13 +93,12 @@ def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
         return
     if tensor.is_whole:
         raise _all_have_all(operation, tensor, group)
-    if list(tensor.group.world_ranks) != list(group.world_ranks):
-        raise TensorError(
-            "divided",
-            f"{operation}: the scores are divided among ranks "
-            f"{list(tensor.group.world_ranks)}, and the loss among "
-            f"{list(group.world_ranks)}; give both the same group.",
-        )
+    of_scores = list(tensor.group.world_ranks)
+    of_loss = list(group.world_ranks)
+    if of_scores != of_loss:
+        problem = f"{operation}: the scores are divided among ranks {of_scores}"
+        how = f"and the loss among {of_loss}; give both the same group"
+        raise TensorError("divided", f"{problem}, {how}.")
 
 
 def check_scores(operation: str, scores: Tensor, group: ProcessGroup) -> None:

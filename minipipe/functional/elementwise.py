@@ -29,9 +29,9 @@ from functools import partial
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, Arrays, array_module
 from minipipe.autograd.modes import Key, next_key
+from minipipe.core.familiar import with_hints
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
-from minipipe.hints import with_hints
 from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
 
@@ -41,7 +41,8 @@ _PROBABILITY = Spec(float, minimum=0, below=1, error=TensorError, code="out-of-r
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Return both operands as tensors of one dtype, whose shapes fit."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        x, y = a.data, b.data
+        x = a.data
+        y = b.data
         if x.dtype is y.dtype and x.shape == y.shape:
             return a, b
     left, right = operands(a, b)
@@ -318,7 +319,7 @@ def relu(a: Array) -> Array:
     return backend.positive_part(a)
 
 
-# where the result is above 0, or NaN
+# if the result is above 0, or NaN
 relu.gradients(a=lambda g, result: backend.masked_like(g, result))
 
 

@@ -12,7 +12,8 @@ def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
     """Return the weight, and the ids as a tensor of numbers of its rows."""
     if not isinstance(ids, Tensor):
         ids = as_tensor(backend.as_array(ids, like=weight.data))
-    shape, numbers = weight.data.shape, ids.data
+    shape = weight.data.shape
+    numbers = ids.data
     if len(shape) != 2:
         raise shape_error("embedding", "(num_embeddings, width)", weight=shape)
     if not backend.is_integer(numbers.dtype):
@@ -23,10 +24,11 @@ def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
     return weight, ids
 
 
-@backend.one_line
+@backend.on_host
 def _check_range(ids: Array, count: int) -> None:
     xp = array_module(ids)
-    low, high = int(xp.min(ids)), int(xp.max(ids))
+    low = int(xp.min(ids))
+    high = int(xp.max(ids))
     if low < 0 or high >= count:
         message = f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}."
         raise TensorError("out-of-range", message)
@@ -97,7 +99,8 @@ def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
         total = add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values))
         return xp.asarray(total)
     order = xp.argsort(ids, kind="stable")
-    ids, values = ids[order], values[order]
+    ids = ids[order]
+    values = values[order]
     is_first = xp.ones(ids.shape, dtype=bool)
     is_first[1:] = ids[1:] != ids[:-1]
     first = xp.flatnonzero(is_first)

@@ -9,60 +9,51 @@ from minipipe.autograd.backend import Array, Arrays, array_module
 from minipipe.functional.operands import one_real
 from minipipe.tensor import op
 
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
 # Coefficients of polynomials, the constant first. float64: Cody's tables, a ratio of
 # each pair.
-_NEAR_TOP = (
-    3.20937758913846947e3,
-    3.77485237685302021e2,
-    1.13864154151050156e2,
-    3.16112374387056560,
-    1.85777706184603153e-1,
+_NEAR_TOP = _numbers(
+    """
+    3.20937758913846947e3 3.77485237685302021e2 1.13864154151050156e2
+    3.16112374387056560 1.85777706184603153e-1
+    """
 )
-_NEAR_BOTTOM = (
-    2.84423683343917062e3,
-    1.28261652607737228e3,
-    2.44024637934444173e2,
-    2.36012909523441209e1,
-    1.0,
+_NEAR_BOTTOM = _numbers(
+    """
+    2.84423683343917062e3 1.28261652607737228e3 2.44024637934444173e2
+    2.36012909523441209e1 1.0
+    """
 )
-_FAR_TOP = (
-    1.23033935479799725e3,
-    2.05107837782607147e3,
-    1.71204761263407058e3,
-    8.81952221241769090e2,
-    2.98635138197400131e2,
-    6.61191906371416295e1,
-    8.88314979438837594,
-    5.64188496988670089e-1,
-    2.15311535474403846e-8,
+_FAR_TOP = _numbers(
+    """
+    1.23033935479799725e3 2.05107837782607147e3 1.71204761263407058e3
+    8.81952221241769090e2 2.98635138197400131e2 6.61191906371416295e1
+    8.88314979438837594 5.64188496988670089e-1 2.15311535474403846e-8
+    """
 )
-_FAR_BOTTOM = (
-    1.23033935480374942e3,
-    3.43936767414372164e3,
-    4.36261909014324716e3,
-    3.29079923573345963e3,
-    1.62138957456669019e3,
-    5.37181101862009858e2,
-    1.17693950891312499e2,
-    1.57449261107098347e1,
-    1.0,
+_FAR_BOTTOM = _numbers(
+    """
+    1.23033935480374942e3 3.43936767414372164e3 4.36261909014324716e3
+    3.29079923573345963e3 1.62138957456669019e3 5.37181101862009858e2
+    1.17693950891312499e2 1.57449261107098347e1 1.0
+    """
 )
 # float32: one ratio for all x, as in Eigen and XLA.
-_SINGLE_TOP = (
-    -1.60960333262415e-2,
-    -2.95459980854025e-3,
-    -7.34990630326855e-4,
-    -5.69250639462346e-5,
-    -2.10102402082508e-6,
-    2.77068142495902e-8,
-    -2.72614225801306e-10,
+_SINGLE_TOP = _numbers(
+    """
+    -1.60960333262415e-2 -2.95459980854025e-3 -7.34990630326855e-4 -5.69250639462346e-5
+    -2.10102402082508e-6 2.77068142495902e-8 -2.72614225801306e-10
+    """
 )
-_SINGLE_BOTTOM = (
-    -1.42647390514189e-2,
-    -7.37332916720468e-3,
-    -1.68282697438203e-3,
-    -2.13374055278905e-4,
-    -1.45660718464996e-5,
+_SINGLE_BOTTOM = _numbers(
+    """
+    -1.42647390514189e-2 -7.37332916720468e-3 -1.68282697438203e-3 -2.13374055278905e-4
+    -1.45660718464996e-5
+    """
 )
 
 
@@ -108,12 +99,15 @@ def _erf_double(x: Array) -> Array:
     """Compute both of Cody's forms everywhere, each within its bounds, and choose.
     Beyond 6 erf is 1 to 3e-17.
     """
-    xp, border = array_module(x), 0.46875
+    xp = array_module(x)
+    border = 0.46875
     size = xp.clip(xp.abs(x), 0.0, 6.0)
-    small, large = xp.clip(size, 0.0, border), xp.clip(size, border, 6.0)
+    small = xp.clip(size, 0.0, border)
+    large = xp.clip(size, border, 6.0)
     square = small * small
     near = small * _polynomial(square, _NEAR_TOP) / _polynomial(square, _NEAR_BOTTOM)
-    top, bottom = _polynomial(large, _FAR_TOP), _polynomial(large, _FAR_BOTTOM)
+    top = _polynomial(large, _FAR_TOP)
+    bottom = _polynomial(large, _FAR_BOTTOM)
     far = 1 - xp.exp(-large * large) * top / bottom
     return xp.copysign(xp.where(size <= border, near, far), x)
 

@@ -10,7 +10,6 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.errors import ArgumentError, MinipipeError, TensorError, shape_error
-from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import (
     as_real,
     astype,
@@ -147,15 +146,15 @@ def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
     """Return a prediction and its target as tensors of one dtype, no half, and one
     shape.
     """
-    check_whole("mean_squared_error", prediction, target)
+    for operand in (prediction, target):
+        if isinstance(operand, Tensor):
+            operand._check_whole("mean_squared_error")
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.data.shape != target.data.shape:
-        expected = (
-            "equal shapes, such as target.reshape(prediction.shape) if only an axis of "
-            "length 1 is missing"
-        )
+        reshaped = "target.reshape(prediction.shape)"
+        expected = f"equal shapes, such as {reshaped} if only an axis of length 1 is"
         shapes = {"prediction": prediction.shape, "target": target.shape}
-        raise shape_error("mean_squared_error", expected, **shapes)
+        raise shape_error("mean_squared_error", f"{expected} missing", **shapes)
     return prediction, target
 
 
@@ -249,9 +248,7 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     if each.size and not float(xp.min(each)) >= 0:
         raise ArgumentError(
-            "value",
-            "Weights of a loss are at least 0; some of these are less, or not a "
-            "number.",
+            "Weights of a loss are at least 0; some of these are less, or not a number."
         )
     return each
 
@@ -260,7 +257,8 @@ def _scores_and_labels(logits: Operand, labels: Operand) -> tuple[Tensor, Tensor
     """Return scores as real numbers, no halves, and labels as a constant beside
     them.
     """
-    check_whole("cross_entropy", logits)
+    if isinstance(logits, Tensor):
+        logits._check_whole("cross_entropy")
     scores = as_real(logits)
     if backend.is_half(scores.dtype):
         scores = astype(scores, "float32")
@@ -341,7 +339,8 @@ def cross_entropy(
         total = weight_of_labels(columns, logits, ignore_index, class_weights)
     if counts_all and not label_smoothing:
         log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
-        losses, wanted = backend.one_per_row(log_probabilities, columns), columns
+        losses = backend.one_per_row(log_probabilities, columns)
+        wanted = columns
     else:
         wanted = _distribution(
             columns, ignore_index, label_smoothing, class_weights, logits
@@ -426,7 +425,8 @@ def _distribution(
     """Return, for each row, the weights of -log of each class' probability: shape (n,
     k).
     """
-    xp, k = array_module(like), like.shape[-1]
+    xp = array_module(like)
+    k = like.shape[-1]
     chosen = xp.astype(xp.arange(k) == columns[:, None], like.dtype)
     weights = (1 - smoothing) * chosen + smoothing / k
     if class_weights is not None:
@@ -446,9 +446,8 @@ def _check_options(
         return
     if len(class_weights) != k:
         raise ArgumentError(
-            "value",
             f"cross_entropy: class_weights has length {len(class_weights)}; expected "
-            f"{k}.",
+            f"{k}."
         )
     # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
     spec = _SMOOTHED_WEIGHT if label_smoothing else _WEIGHT
@@ -475,7 +474,7 @@ def not_labels(name: str, labels: Array) -> MinipipeError:
     )
 
 
-@backend.one_line
+@backend.on_host
 def check_range_of_labels(
     name: str, labels: Array, count: int, ignore_index: int | None
 ) -> None:
@@ -495,7 +494,6 @@ def check_range_of_labels(
         hint = ""
         if low < 0 and ignore_index is None:
             hint = f" To leave out the label {low}: ignore_index={low}."
-        message = (
-            f"{name}: labels run from {low} to {high}; expected 0 to {count - 1}.{hint}"
-        )
+        problem = f"{name}: labels run from {low} to {high}"
+        message = f"{problem}; expected 0 to {count - 1}.{hint}"
         raise TensorError("out-of-range", message)

@@ -122,7 +122,8 @@ def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
     [Tensor([1., 2.]), Tensor(2.), Tensor([3.])]
     """
     if isinstance(first, Tensor) and getattr(first.data.dtype, "kind", "") == "f":
-        dtype, given = first.data.dtype, [first]
+        dtype = first.data.dtype
+        given = [first]
         for other in others:
             if not isinstance(other, Tensor) or other.data.dtype is not dtype:
                 break
@@ -183,11 +184,8 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     """
     a = as_tensor(a)
     if not backend.is_floating(dtype):
-        raise TensorError(
-            "dtype",
-            f"astype: the dtype is {dtype}; expected one of real numbers, such as "
-            "float32.",
-        )
+        expected = "expected one of real numbers, such as float32"
+        raise TensorError("dtype", f"astype: the dtype is {dtype}; {expected}.")
     return cast(a, dtype)
 
 

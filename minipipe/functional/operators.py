@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minipipe.autograd import Leaf, backend
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
+from minipipe.autograd.graph import Leaf
 from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.functional import contraction, elementwise, operands, reduction, shape
 from minipipe.hints import Familiar, instead_of, with_hints
@@ -93,7 +94,8 @@ def _restored(
     kind: type[Tensor], data: Array, requires_grad: bool, gradient: Array | None
 ) -> Tensor:
     tensor = object.__new__(kind)
-    tensor.data, tensor.node = data, None
+    tensor.data = data
+    tensor.node = None
     if requires_grad:
         tensor.node = leaf = Leaf(data.shape, data.dtype)
         leaf.grad = gradient
@@ -109,26 +111,41 @@ class TensorMethods:
 
     # -- arithmetic --------------------------------------------------------------------
 
-    __add__, __radd__ = elementwise.add, _swapped(elementwise.add)
-    __sub__, __rsub__ = elementwise.subtract, _swapped(elementwise.subtract)
-    __mul__, __rmul__ = elementwise.multiply, _swapped(elementwise.multiply)
-    __truediv__, __rtruediv__ = elementwise.divide, _swapped(elementwise.divide)
-    __pow__, __rpow__ = elementwise.power, _swapped(elementwise.power)
-    __matmul__, __rmatmul__ = contraction.matmul, _swapped(contraction.matmul)
+    __add__ = elementwise.add
+    __radd__ = _swapped(elementwise.add)
+    __sub__ = elementwise.subtract
+    __rsub__ = _swapped(elementwise.subtract)
+    __mul__ = elementwise.multiply
+    __rmul__ = _swapped(elementwise.multiply)
+    __truediv__ = elementwise.divide
+    __rtruediv__ = _swapped(elementwise.divide)
+    __pow__ = elementwise.power
+    __rpow__ = _swapped(elementwise.power)
+    __matmul__ = contraction.matmul
+    __rmatmul__ = _swapped(contraction.matmul)
     __neg__ = elementwise.negative
     __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)  # type: ignore[assignment]
-    __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
-    __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
+    __lt__ = _comparison(operator.lt)
+    __le__ = _comparison(operator.le)
+    __gt__ = _comparison(operator.gt)
+    __ge__ = _comparison(operator.ge)
     __hash__ = object.__hash__
 
     # -- operations --------------------------------------------------------------------
 
     __getitem__ = shape.index
     astype = operands.astype
-    sum, mean, var = reduction.total, reduction.mean, reduction.variance
-    max, min = reduction.amax, reduction.amin
-    exp, log, sqrt = elementwise.exp, elementwise.log, elementwise.sqrt
-    tanh, relu, sigmoid = elementwise.tanh, elementwise.relu, elementwise.sigmoid
+    sum = reduction.total
+    mean = reduction.mean
+    var = reduction.variance
+    max = reduction.amax
+    min = reduction.amin
+    exp = elementwise.exp
+    log = elementwise.log
+    sqrt = elementwise.sqrt
+    tanh = elementwise.tanh
+    relu = elementwise.relu
+    sigmoid = elementwise.sigmoid
     T = property(shape.transpose)
 
     def reshape(self: Any, *lengths: Any) -> Tensor:
@@ -200,7 +217,8 @@ class TensorMethods:
     def __copy__(self: Any) -> Tensor:
         """Return another object for the same array at the same place of the graph."""
         twin = object.__new__(type(self))
-        twin.data, twin.node = self.data, self.node
+        twin.data = self.data
+        twin.node = self.node
         return twin
 
     def __reduce__(self: Any) -> tuple[Any, ...]:

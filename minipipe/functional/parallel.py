@@ -131,7 +131,8 @@ def gathered(array: Array, group: ProcessGroup) -> tuple[Array, int]:
     >>> spawn(lambda group: gathered(np.array([group.rank]), group), num_ranks=2)
     [(array([0, 1]), 0), (array([0, 1]), 1)]
     """
-    parts, xp = group.all_gather(backend.to_numpy(array)), array_module(array)
+    parts = group.all_gather(backend.to_numpy(array))
+    xp = array_module(array)
     whole = xp.concat([backend.moved(part, xp) for part in parts], axis=-1)
     return whole, sum(part.shape[-1] for part in parts[: group.rank])
 
@@ -210,8 +211,10 @@ def _parallel_cross_entropy(
     ignore_index: int | None,
     is_mean: bool,
 ) -> tuple[Array, Array, Array, Array, Any]:
-    xp, k = array_module(logits), logits.shape[-1]
-    rows, own = backend.reshape(logits, (-1, k)), columns - group.rank * k
+    xp = array_module(logits)
+    k = logits.shape[-1]
+    rows = backend.reshape(logits, (-1, k))
+    own = columns - group.rank * k
     shifted = rows - combined(xp.max(rows, axis=-1, keepdims=True), group, "max")
     powers = xp.exp(shifted)
     sums = combined(backend.reduce_sum(powers, -1, True), group)

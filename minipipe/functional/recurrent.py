@@ -33,7 +33,8 @@ def _fitting(
     x = as_real(x)
     input_weight = as_real(input_weight)
     hidden_weight = as_real(hidden_weight)
-    k, h = x.shape[-1:], hidden_weight.shape[:1]
+    k = x.shape[-1:]
+    h = hidden_weight.shape[:1]
     wide = tuple(4 * length for length in h)
     fits = x.ndim == 3 and hidden_weight.ndim == 2
     fits = fits and input_weight.shape == k + wide
@@ -140,7 +141,8 @@ def _through_time(inputs: Array, u: Array) -> Arrays:
     tanh gives all four parts. A gate is exact to the rounding of 1; functional.sigmoid
     is exact to the rounding of its result.
     """
-    xp, (n, t, _, h) = array_module(inputs), inputs.shape
+    xp = array_module(inputs)
+    (n, t, _, h) = inputs.shape
     gates = xp.empty(inputs.shape, dtype=inputs.dtype)
     size = xp.asarray([[0.5], [0.5], [1.0], [0.5]], dtype=gates.dtype)
     middle = xp.asarray([[0.5], [0.5], [0.0], [0.5]], dtype=gates.dtype)
@@ -156,7 +158,8 @@ def _through_time(inputs: Array, u: Array) -> Arrays:
         gates[:, s, :, :] = z
         cell = z[:, 1, :] * cell + z[:, 0, :] * z[:, 2, :]
         last = z[:, 3, :] * xp.tanh(cell)
-        hidden[:, s, :], cells[:, s, :] = last, cell
+        hidden[:, s, :] = last
+        cells[:, s, :] = cell
     return hidden, cells, gates
 
 
@@ -165,7 +168,8 @@ def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
     """Return the gradient of z at all times, (n * t, 4 * h), from the gradient of the
     hidden states, (n, t, h).
     """
-    xp, (n, t, _, h) = array_module(g), gates.shape
+    xp = array_module(g)
+    (n, t, _, h) = gates.shape
     i, f, candidate, o = (gates[:, :, part, :] for part in range(4))
     squashed = xp.tanh(cells)
     to_cell = o * (1 - squashed * squashed)

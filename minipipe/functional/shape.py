@@ -7,14 +7,15 @@ from itertools import accumulate
 from numbers import Integral, Real
 from typing import Any
 
-from minipipe.autograd import Leaf, backend
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, Arrays, Shape, array_module
-from minipipe.autograd.graph import unchanged
+from minipipe.core.familiar import with_hints
+from minipipe.core.joints import contiguous as contiguous
+from minipipe.core.joints import identity as identity
 from minipipe.errors import TensorError, quoted
 from minipipe.functional.elementwise import check_broadcast
 from minipipe.functional.operands import axis_of, data_of, one_real, operands
-from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, op, record
+from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 
 @op(attributes="shape", saves="before")
@@ -49,11 +50,8 @@ def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, Shape]:
     product = backend.prod(shape)
     fits = product == a.size and (not shape or min(shape) >= 0)
     if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
-        raise TensorError(
-            "shape",
-            f"reshape: {a.size} elements of shape {a.shape} do not fit the shape "
-            f"{shape}.",
-        )
+        given = f"{a.size} elements of shape {a.shape}"
+        raise TensorError("shape", f"reshape: {given} do not fit the shape {shape}.")
     return backend.reshape(a, shape), a.shape
 
 
@@ -88,14 +86,11 @@ def transpose(a: Array, axes: Sequence[int] | None = None) -> tuple[Array, Shape
             [2., 4.]])
     """
     if axes is None:
-        order = tuple(range(a.ndim))[::-1]
-    else:
-        order = tuple([i + a.ndim * (i < 0) for i in axes])
-        if sorted(order) != list(range(a.ndim)):
-            raise TensorError(
-                "shape",
-                f"transpose: {axes} does not name each axis of shape {a.shape} once.",
-            )
+        axes = range(a.ndim)[::-1]
+    order = tuple([i + a.ndim * (i < 0) for i in axes])
+    if sorted(order) != list(range(a.ndim)):
+        problem = f"{axes} does not name each axis of shape {a.shape} once"
+        raise TensorError("shape", f"transpose: {problem}.")
     return backend.permuted(a, order), order
 
 
@@ -149,52 +144,6 @@ def _scattered(g: Array, plain: Any, shape: Shape) -> Array:
 index.gradients(a=_scattered)
 
 
-@op()
-def identity(a: Array) -> Array:
-    """Return the same values as a new result.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> x = Tensor([1.0, 2.0])
-    >>> y = functional.identity(x)
-    >>> y, y is x
-    (Tensor([1., 2.]), False)
-    """
-    return a
-
-
-identity.gradients(a=lambda g: g)
-
-
-def contiguous(a: Tensor) -> Tensor:
-    """Return the tensor in C order, and bring its gradient into C order as well.
-
-    A sequence does this between its layers, whether or not a pipeline has a stage
-    boundary there: a product sums in an order that depends on the strides of its
-    operands, and an array from a message is always in C order.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> turned = functional.transpose(Tensor([[1.0, 2.0], [3.0, 4.0]]))
-    >>> (
-    ...     turned.data.flags.c_contiguous,
-    ...     functional.contiguous(turned).data.flags.c_contiguous,
-    ... )
-    (False, True)
-    """
-    before, node = a.data, a.node
-    data = backend.contiguous(before)
-    # a parameter itself adds up its gradients one by one
-    if data is not before or isinstance(node, Leaf):
-        a = record(data, (a, unchanged))
-        node = a.node
-    if node is not None:
-        node.is_boundary = True
-    return a
-
-
 @with_hints
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return the tensors one behind the other along an axis.
@@ -230,10 +179,8 @@ def _concatenate(*parts: Array, axis: int) -> tuple[Array, list[Any]]:
     others = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
     if len(others) > 1 or any(part.ndim != parts[0].ndim for part in parts):
         shapes = ", ".join(str(part.shape) for part in parts)
-        raise TensorError(
-            "shape",
-            f"concatenate: shapes {shapes} differ elsewhere than along axis {axis}.",
-        )
+        problem = f"shapes {shapes} differ elsewhere than along axis {axis}"
+        raise TensorError("shape", f"concatenate: {problem}.")
     places = _places(axis, [part.shape[axis] for part in parts])
     return array_module(parts[0]).concat(parts, axis=axis), places
 
@@ -328,21 +275,17 @@ def split(
     a = as_tensor(a)
     axis = axis_of(axis, a.shape)
     length = a.shape[axis]
+    which = f"axis {axis} of shape {a.shape}"
     if isinstance(sections, Sequence):
         sizes = list(sections)
     elif sections >= 1 and length % sections == 0:
         sizes = [length // int(sections)] * int(sections)
     else:
-        raise TensorError(
-            "shape",
-            f"split: axis {axis} of shape {a.shape} does not fall into {sections} "
-            "equal parts.",
-        )
+        problem = f"{which} does not fall into {sections} equal parts"
+        raise TensorError("shape", f"split: {problem}.")
     if any(size < 0 for size in sizes) or sum(sizes) != length:
-        raise TensorError(
-            "shape",
-            f"split: lengths {sizes} do not add up to axis {axis} of shape {a.shape}.",
-        )
+        problem = f"lengths {sizes} do not add up to {which}"
+        raise TensorError("shape", f"split: {problem}.")
     return tuple(index(a, place) for place in _places(axis, sizes))
 
 

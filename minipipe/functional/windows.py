@@ -32,6 +32,7 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op
 Setting = int | Shape
 """A number for all axes, or one for each."""
 AXES = {1: ("length",), 2: ("height", "width")}
+_SETTING = Spec(int, error=TensorError, code="out-of-range")
 
 
 def per_axis(
@@ -52,13 +53,11 @@ def per_axis(
         ``or_else`` names other legal values.
     """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * num_axes
-    numbers = (
-        "a whole number" if num_axes == 1 else f"a whole number or {num_axes} of them"
-    )
-    expected = f"{numbers}, at least {smallest}{or_else}"
-    spec = Spec(
-        int, minimum=smallest, expected=expected, error=TensorError, code="out-of-range"
-    )
+    expected = "a whole number"
+    if num_axes > 1:
+        expected += f" or {num_axes} of them"
+    expected += f", at least {smallest}{or_else}"
+    spec = _SETTING._replace(minimum=smallest, expected=expected)
     if len(values) != num_axes:
         raise spec.refusal(f"{name}: {what}", value)
     return tuple(spec.check_items(f"{name}: {what}", value, values))
@@ -122,7 +121,9 @@ class Windows:
         """Return each window of the input as a column: (c * size of the kernel, n *
         number of windows).
         """
-        xp, (n, c, *_), size = array_module(x), self.shape, backend.prod(self.kernel)
+        xp = array_module(x)
+        (n, c, *_) = self.shape
+        size = backend.prod(self.kernel)
         padded = swapped(x)
         if any(map(any, self.paddings)):
             padded = xp.zeros((c, n, *self.padded[2:]), dtype=x.dtype)
@@ -282,11 +283,9 @@ def check_padding(name: str, padding: Any, strides: Shape) -> Any:
     if padding != "same":
         return per_axis(name, "padding", padding, len(strides), 0, ', or "same"')
     if set(strides) != {1}:
-        message = (
-            f'{name}: padding is "same" and stride {strides}; expected stride 1, or a '
-            "number for the padding."
-        )
-        raise TensorError("out-of-range", message)
+        problem = f'{name}: padding is "same" and stride {strides}'
+        expected = "expected stride 1, or a number for the padding"
+        raise TensorError("out-of-range", f"{problem}; {expected}.")
     return padding
 
 
@@ -294,11 +293,11 @@ def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) ->
     """Return the number of groups, which divides both numbers of channels."""
     (count,) = per_axis(name, "groups", groups, 1)
     of = f"the {in_channels} input channels and of the {out_channels} output channels"
+    channels = (in_channels, out_channels)
     return divisor(
         f"{name}: groups",
         count,
-        in_channels,
-        out_channels,
+        *channels,
         of=of,
         error=TensorError,
         code="out-of-range",
@@ -335,7 +334,8 @@ def _by_group(rows: Array, groups: int) -> Array:
 
 
 def _of_input(g: Array, weight: Array, windows: Windows, groups: int) -> Array:
-    kernels, of_results = _by_group(weight, groups), _by_group(swapped(g), groups)
+    kernels = _by_group(weight, groups)
+    of_results = _by_group(swapped(g), groups)
     return windows.add_columns(backend.matmul(kernels.mT, of_results))
 
 
@@ -367,11 +367,11 @@ def _windows(name: str, image: Shape, kernel: Shape, *settings: Any) -> Windows:
     windows = Windows(image, kernel, strides, zeros, dilations)
     pairs = zip(windows.extent, windows.padded[2:])
     if not all(1 <= extent <= length for extent, length in pairs):
-        expected = (
-            f"a kernel that fits into {windows.padded[2:]}, the last axes with padding"
-        )
-        dilated = {"dilated_kernel": windows.extent} if set(dilations) != {1} else {}
-        raise shape_error(name, expected, input=image, kernel=kernel, **dilated)
+        fits = f"a kernel that fits into {windows.padded[2:]}"
+        shapes = {"input": image, "kernel": kernel}
+        if set(dilations) != {1}:
+            shapes["dilated_kernel"] = windows.extent
+        raise shape_error(name, f"{fits}, the last axes with padding", **shapes)
     return windows
 
 
@@ -379,19 +379,16 @@ def _check(name: str, num_axes: int, x: Shape, weight: Shape, groups: Any) -> in
     """Check the shapes of all operands, and return the number of groups."""
     axes = ", ".join(AXES[num_axes])
     if len(x) != 2 + num_axes or len(weight) != 2 + num_axes:
-        expected = (
-            f"(n, in_channels, {axes}) and (out_channels, in_channels / groups, {axes} "
-            "of the kernel)"
-        )
+        channels = "out_channels, in_channels / groups"
+        expected = f"(n, in_channels, {axes}) and ({channels}, {axes} of the kernel)"
         hint = ""
         if len(x) == 1 + num_axes:
             hint = "; images of one channel have that axis as well: images[:, None]"
         raise shape_error(name, expected + hint, input=x, weight=weight)
     groups = check_groups(name, groups, x[1], weight[0])
     if x[1] != groups * weight[1]:
-        expected = counted(weight[1], "channel")
-        if groups > 1:
-            expected = f"{groups} * {expected}"
+        times = f"{groups} * " if groups > 1 else ""
+        expected = f"{times}{counted(weight[1], 'channel')}"
         expected = f"{expected}, the second axis of the weight"
         raise shape_error(name, expected, input=x, weight=weight)
     return groups
@@ -571,7 +568,8 @@ def global_avg_pool(x: Operand) -> Tensor:
 def _pooled(
     pool: Any, name: str, num_axes: int, x: Operand, kernel: Any, stride: Any
 ) -> Tensor:
-    x, kernel = as_tensor(x), per_axis(name, "kernel", kernel, num_axes)
+    x = as_tensor(x)
+    kernel = per_axis(name, "kernel", kernel, num_axes)
     if x.ndim != 2 + num_axes:
         expected = f"(n, channels, {', '.join(AXES[num_axes])})"
         raise shape_error(name, expected, input=x.shape)
@@ -581,7 +579,8 @@ def _pooled(
 
 @op(saves="winner")
 def _max_pool(x: Array, *, windows: Windows) -> Arrays:
-    xp, (best, *candidates) = array_module(x), [x[place] for place in windows.places()]
+    xp = array_module(x)
+    (best, *candidates) = [x[place] for place in windows.places()]
     # Which place of its window won: one byte for each result is all that the gradient
     # needs.
     winner = xp.zeros(best.shape, dtype=xp.uint8 if len(candidates) < 256 else xp.int32)

@@ -2,6 +2,10 @@
 
 from minipipe.nn import initialisers as initialisers
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss as AuxiliaryLoss
+from minipipe.nn.basic import Identity as Identity
+from minipipe.nn.basic import Linear as Linear
+from minipipe.nn.basic import ReLU as ReLU
+from minipipe.nn.basic import Tanh as Tanh
 from minipipe.nn.bundle import On as On
 from minipipe.nn.bundle import Take as Take
 from minipipe.nn.collected_losses import AuxiliaryLosses as AuxiliaryLosses
@@ -16,16 +20,12 @@ from minipipe.nn.layers import Dropout as Dropout
 from minipipe.nn.layers import Embedding as Embedding
 from minipipe.nn.layers import Flatten as Flatten
 from minipipe.nn.layers import GroupNorm as GroupNorm
-from minipipe.nn.layers import Identity as Identity
 from minipipe.nn.layers import LayerNorm as LayerNorm
-from minipipe.nn.layers import Linear as Linear
 from minipipe.nn.layers import PositionalEmbedding as PositionalEmbedding
-from minipipe.nn.layers import ReLU as ReLU
 from minipipe.nn.layers import Residual as Residual
 from minipipe.nn.layers import RMSNorm as RMSNorm
 from minipipe.nn.layers import Sigmoid as Sigmoid
 from minipipe.nn.layers import SiLU as SiLU
-from minipipe.nn.layers import Tanh as Tanh
 from minipipe.nn.layers import Unembedding as Unembedding
 from minipipe.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from minipipe.nn.losses import MSELoss as MSELoss

@@ -115,6 +115,7 @@ class Arena:
         self.is_open = True
         self._has_views = all(block.has_views for block in self._blocks)
         self._reference = ref(self)
+        self._counted: list[Array] = []  # of which the references are counted
         for each in trained:
             each.arena = self._reference
         self._find_gradients()
@@ -150,6 +151,7 @@ class Arena:
         self._blocks = []
         self._places = {}
         self.gradients = []
+        self._counted = []
 
     def count_references(self) -> None:
         """Take all references to the gradients that exist now for the caller's own.
@@ -158,7 +160,11 @@ class Arena:
         and before a user can: after the arena was made or its gradients were renewed.
         Variables that refer to them are counted too, and hide as many users.
         """
-        self._counts = self._references()
+        self._counted = []
+        for block in self._blocks:
+            # views of a view refer to the first one
+            self._counted += [block.gradients, *block.gradient_views]
+        self._counts = list(map(getrefcount, self._counted))
 
     def gradients_are_free(self) -> bool:
         """Return whether nobody has come to refer to a gradient, or to a part of one.
@@ -168,18 +174,11 @@ class Arena:
         """
         if not self._has_views:
             return False
-        now = self._references()
+        now = list(map(getrefcount, self._counted))
         if now != self._counts and any(map(gt, now, self._counts)):
             return False
         self._counts = now  # some may have been variables of who has counted
         return True
-
-    def _references(self) -> list[int]:
-        counts: list[int] = []
-        for block in self._blocks:
-            counts.append(getrefcount(block.gradients))  # views of a view refer to it
-            counts += map(getrefcount, block.gradient_views)
-        return counts
 
     def renew_gradients(self) -> None:
         """Make new arrays for the gradients; whoever keeps an old one has it alone."""
@@ -264,7 +263,8 @@ class Block:
 
     def make_gradients(self) -> None:
         """Make arrays for the gradients."""
-        xp, dtype = self._xp, self._gradient_dtype
+        xp = self._xp
+        dtype = self._gradient_dtype
         if self.has_views:
             self.gradients = xp.zeros(self.size, dtype=dtype)
             self.gradient_views = self._views(self.gradients)
@@ -286,7 +286,8 @@ class Block:
 
     def has_all(self, part: slice) -> bool:
         """Return whether these parameters have their values and their gradients here."""
-        gradients, values = self.gradient_views[part], self.value_views[part]
+        gradients = self.gradient_views[part]
+        values = self.value_views[part]
         return all(map(is_, map(_GRAD, self.leaves[part]), gradients)) and all(
             map(is_, map(_DATA, self.parameters[part]), values)
         )

@@ -63,7 +63,8 @@ class AuxiliaryLoss(Module):
     def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
         spec = Spec(Callable, expected="a function of its input")
         spec.of_class("AuxiliaryLoss", function)
-        self.function, self.weight = function, weight
+        self.function = function
+        self.weight = weight
         if isinstance(function, Module):
             self._described = function.brief()
         else:
@@ -75,15 +76,11 @@ class AuxiliaryLoss(Module):
         if self.is_training and losses is not None:
             value = self.function(x)
             if not isinstance(value, Tensor) or value.size != 1:
+                found = type(value).__name__
                 if isinstance(value, Tensor):
                     found = f"a tensor of shape {value.shape}"
-                else:
-                    found = type(value).__name__
-                raise TensorError(
-                    "shape",
-                    "An AuxiliaryLoss must be a tensor with one element; it is "
-                    f"{found}.",
-                )
+                expected = "An AuxiliaryLoss must be a tensor with one element"
+                raise TensorError("shape", f"{expected}; it is {found}.")
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.
             if self.weight:

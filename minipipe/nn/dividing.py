@@ -117,7 +117,7 @@ def check_not_sharded(module: Module) -> None:
     """
     if any(parameter.is_summed for parameter in module.parameters()):
         message = "Fully sharded layers cannot be divided; pass the plain model."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
 
 
 def is_container(module: Module) -> bool:
@@ -146,7 +146,8 @@ class _Division:
     """
 
     def __init__(self, model: Module, group: ProcessGroup) -> None:
-        self._model, self._group = model, group
+        self._model = model
+        self._group = group
         self._made: dict[int, Module] = {}  # by the layer that it replaces
         self._containers, self._layers = self._known(model)
         self._heads = [layer for layer in self._layers if _is_head(layer)]

@@ -8,7 +8,7 @@ state::
                         \\ /                              \\ /                 \\ /
     rank 1   shard 1 ----'---- whole -- F …   shard 1 ----'---- whole -- B ---'----- sum of shard 1
 
-The whole values are in a workspace, where the values of the next layer replace them.
+The whole values are in a workspace; the values of the next layer replace them there.
 The arrays that a graph has captured are views of it; before the gradient of a result
 enters the layer, the same values are gathered there once more. So a rank sends (n - 1)
 / n of the parameters three times for each microbatch; the gradient all-reduce of
@@ -31,24 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe.autograd import Node, backend
+from minipipe.autograd import Leaf, Node, backend
 from minipipe.autograd.backend import Array, array_module, prod
-from minipipe.autograd.graph import (
-    CUSTOM,
-    Backward,
-    BackwardWalk,
-    Leaf,
-    Saved,
-    unchanged,
-)
+from minipipe.autograd.graph import CUSTOM, Backward, BackwardWalk, Saved, unchanged
 from minipipe.autograd.memory import buffer_of, saved_by
-from minipipe.autograd.modes import (
-    current_mode,
-    is_grad_enabled,
-    mode,
-    next_order,
-    setting,
-)
+from minipipe.autograd.modes import current_mode, mode, next_order, setting
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError
@@ -104,6 +91,10 @@ class Workspace:
         return self  # copies of a model, and their stages, compute one after the other
 
 
+_ADVICE = "nn.fully_shard makes both."
+_WORKSPACE = Spec(Workspace, expected="a workspace", advice=_ADVICE)
+
+
 class FullySharded(Module):
     """A layer of whose parameters each rank of a group keeps a shard;
     :func:`fully_shard` makes them.
@@ -132,42 +123,25 @@ class FullySharded(Module):
     _inlined = "layer"
 
     def __init__(self, layer: Module, workspace: Workspace) -> None:
-        Spec(
-            Workspace, expected="a workspace", advice="nn.fully_shard makes both."
-        ).of_class("FullySharded", workspace)
-        self._shown, self.layer, self.workspace = repr(layer), layer, workspace
+        _WORKSPACE.of_class("FullySharded", workspace)
+        self._shown = repr(layer)
+        self.layer = layer
+        self.workspace = workspace
         self.is_training = layer.is_training
         self.places = _Places(_places_in(layer))
         self.kept: WholeLayers | None = None  # while its parameters stay whole
-        group = workspace.group
         # by parameter: dtype, first element, shape
         self.offsets: list[tuple[Any, int, tuple[int, ...]]] = []
-        ends = dict[Any, int]()  # by dtype
-        for parameter in (parameters := self.shares):
-            first = -(-ends.get(parameter.dtype, 0) // _ALIGNED) * _ALIGNED
-            self.offsets.append((parameter.dtype, first, parameter.shape))
-            ends[parameter.dtype] = first + parameter.size
-        self.sizes = ends
-        for dtype, end in ends.items():
+        self.sizes = dict[Any, int]()  # by dtype
+        for parameter in self.shares:
+            dtype = parameter.dtype
+            first = -(-self.sizes.get(dtype, 0) // _ALIGNED) * _ALIGNED
+            self.offsets.append((dtype, first, parameter.shape))
+            self.sizes[dtype] = first + parameter.size
+        for dtype, end in self.sizes.items():
             workspace.sizes[dtype] = max(end, workspace.sizes.get(dtype, 0))
-            alike = [
-                (places, one)
-                for places, one in zip(self.places.all, parameters)
-                if one.dtype == dtype
-            ]
-            by_rank = [
-                dict(part)
-                for part in equal_parts(tuple(one.size for _, one in alike), group.size)
-            ]
-            for i, (places, one) in enumerate(alike):
-                pieces = tuple(found.get(i, slice(0, 0)) for found in by_rank)
-                inner: Any = one.shard if isinstance(one, ShardedParameter) else None
-                _put(
-                    places,
-                    ShardedParameter.of(
-                        one, FlatShard(group, one.shape, pieces, inner)
-                    ),
-                )
+            alike = [each for each in self.places.all if _at(each).dtype == dtype]
+            _divide(alike, workspace.group)
 
     if not TYPE_CHECKING:
 
@@ -192,13 +166,14 @@ class FullySharded(Module):
     @property
     def shares(self) -> list[Any]:
         """The parameters of this rank."""
-        return [_holder(places[0])[places[0][1]] for places in self.places.all]
+        return list(map(_at, self.places.all))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result of the layer, with whole parameters. Collective, and so is
         its backward.
         """
-        call, own = _Call(self), self.shares
+        call = _Call(self)
+        own = self.shares
         wholes = call.wholes(own)
         with call.watching():
             try:
@@ -210,9 +185,8 @@ class FullySharded(Module):
                 for places, share in zip(self.places.all, own):
                     _put(places, share)
             own_results = tensors_in(result)
-            found = call.passed_on(
-                [*own_results, *losses], tensors_in([*inputs, *options.values()])
-            )
+            given = tensors_in([*inputs, *options.values()])
+            found = call.passed_on([*own_results, *losses], given)
         losses_so_far().extend(found[len(own_results) :])
         return rebuilt(result, found[: len(own_results)])
 
@@ -222,10 +196,15 @@ class FullySharded(Module):
         """Return arrays of some sizes, by dtype, in which the parameters of this layer
         lie.
         """
-        return {
-            dtype: backend.moved(np.zeros(size, dtype), self.shares[0].xp)
-            for dtype, size in sizes.items()
-        }
+        move = partial(backend.moved, xp=self.shares[0].xp)
+        return {kind: move(np.zeros(size, kind)) for kind, size in sizes.items()}
+
+    def wholes_in(self, arrays: dict[Any, Array]) -> list[Array]:
+        """Return the elements of each parameter in arrays, by dtype."""
+        return [
+            arrays[dtype][first : first + prod(shape)]
+            for dtype, first, shape in self.offsets
+        ]
 
     def gather(self, into: dict[Any, Array]) -> None:
         """Write the whole parameters into arrays, by dtype. Collective."""
@@ -245,18 +224,15 @@ class FullySharded(Module):
         first : array
             The first of the whole parameters in this call.
         """
-        trained = {
-            i: share for i, share in enumerate(self.shares) if share.requires_grad
-        }
-        if not trained:
-            return []
-        own = [_flat(gradients.pop(i)) if i in gradients else None for i in trained]
-        totals = _scattered(self, first, *own)
-        return [
-            (share.node, total)
-            for share, total in zip(trained.values(), totals)
-            if total is not None
-        ]
+        nodes: list[Any] = []
+        own: list[Array | None] = []
+        for i, share in enumerate(self.shares):
+            if share.requires_grad:
+                nodes.append(share.node)
+                gradient = gradients.pop(i, None)
+                own.append(None if gradient is None else _flat(gradient))
+        totals = zip(nodes, _scattered(self, first, *own)) if nodes else ()
+        return [(node, total) for node, total in totals if total is not None]
 
 
 def _begun(
@@ -266,12 +242,13 @@ def _begun(
 
     Collective, with one message for all layers. None if there is nothing to wait for.
     """
-    shares, wholes = list[Any](), list[Array]()
+    shares = list[Any]()
+    wholes = list[Array]()
     for layer, arrays in zip(layers, into):
-        for share, (dtype, first, shape) in zip(layer.shares, layer.offsets):
+        for share, whole in zip(layer.shares, layer.wholes_in(arrays)):
             shares.append(share)
-            wholes.append(arrays[dtype][first : first + prod(shape)])
-            wholes[-1][share.shard.pieces[share.shard.group.rank]] = share.data
+            wholes.append(whole)
+            whole[share.shard.pieces[share.shard.group.rank]] = share.data
     if not shares:
         return None
     group = layers[0].workspace.group
@@ -295,24 +272,20 @@ def _finished(gathering: AllGather | None) -> None:
 @backend.collective
 def _gathered(layer: FullySharded, *shares: Array) -> tuple[Array, ...]:
     """Return the whole parameters of a layer, gathered unless they are kept whole."""
-    space, kept = layer.workspace, layer.kept
+    space = layer.workspace
+    kept = layer.kept
     if kept is None:
         arrays = space.arrays = space.arrays or layer.arrays_of(space.sizes)
         layer.gather(arrays)
     else:
         kept.wait()
         arrays = kept.arrays[id(layer)]
-    wholes = [
-        arrays[dtype][first : first + prod(shape)]
-        for dtype, first, shape in layer.offsets
-    ]
-    found = [
-        backend.reshape(whole, shape)
-        for whole, (_, _, shape) in zip(wholes, layer.offsets)
-    ]
-    for whole in found:
+    found = []
+    for row, (_, _, shape) in zip(layer.wholes_in(arrays), layer.offsets):
+        whole = backend.reshape(row, shape)
         if isinstance(whole, np.ndarray):
             whole.flags.writeable = False  # in the forward of the layer
+        found.append(whole)
     if kept is None:
         space.holder = found[0]
     return tuple(found)
@@ -334,17 +307,13 @@ def _scattered(
     layer: FullySharded, first: Array, *gradients: Array | None
 ) -> tuple[Array | None, ...]:
     """Return the sums of this rank's shards of gradients, given as rows of elements."""
-    group, shares = (
-        layer.workspace.group,
-        [share for share in layer.shares if share.requires_grad],
-    )
-    channel, words = (
-        Channel(group, OwnTag.GATHER, xp=shares[0].xp),
-        "its part of the gradients of a layer",
-    )
-    reduction = ReduceScatter(
-        channel, range(group.size), list(gradients), _parts(shares, group), words
-    )
+    group = layer.workspace.group
+    shares = [share for share in layer.shares if share.requires_grad]
+    channel = Channel(group, OwnTag.GATHER, xp=shares[0].xp)
+    words = "its part of the gradients of a layer"
+    parts = _parts(shares, group)
+    given = list(gradients)
+    reduction = ReduceScatter(channel, range(group.size), given, parts, words)
     totals = reduction.wait()
     finish(reduction.sends)
     return tuple(totals)
@@ -362,7 +331,9 @@ class _Call:
     """One computation of a layer."""
 
     def __init__(self, layer: FullySharded) -> None:
-        self._layer, self._kept, self._is_back = layer, layer.kept, False
+        self._layer = layer
+        self._kept = layer.kept
+        self._is_back = False
         self._gradients: dict[int, Array] = {}
         self._joint = _Shares(self, next_order())
 
@@ -372,20 +343,11 @@ class _Call:
         arrays = _gathered(layer, *[share.data for share in shares])
         self._first = arrays[0]
         found: list[Parameter] = []
-        for i, (share, array, (dtype, _, shape)) in enumerate(
-            zip(shares, arrays, layer.offsets)
-        ):
-            noted = (partial(self._gradients.setdefault, i),)
-            node = Node(
-                CUSTOM[1],
-                (self._joint,),
-                noted,
-                next_order(),
-                share.requires_grad,
-                False,
-                shape,
-                dtype,
-            )
+        for i, (share, array) in enumerate(zip(shares, arrays)):
+            saved = (partial(self._gradients.setdefault, i),)
+            flags = (next_order(), share.requires_grad, False)
+            made_of = (CUSTOM[1], (self._joint,), saved)
+            node = Node(*made_of, *flags, array.shape, share.dtype)
             found.append(_Whole(array, node, share))
         return found
 
@@ -401,14 +363,8 @@ class _Call:
     def _watch(
         self, watch: Callable[..., Any], values: tuple[Any, ...], arrays: list[Any]
     ) -> Any:
-        return watch(
-            values,
-            [
-                array
-                for array in arrays
-                if backend.is_array(array) and not self._is_whole(array)
-            ],
-        )
+        kept = filter(backend.is_array, arrays)
+        return watch(values, [array for array in kept if not self._is_whole(array)])
 
     def passed_on(self, results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
         """Return the results, such that the whole parameters are in their place again
@@ -419,28 +375,28 @@ class _Call:
         of its uses would be added up in another order.
         """
         kept = self._kept
-        if kept is not None and (kept.is_alone or not is_grad_enabled()):
+        if kept is not None and (kept.is_alone or not mode().is_enabled):
             return results
-        inside = self._inside(
-            [result.node for result in results if result.node is not None]
-        )
-        is_reached = self._joint in inside or not any(
-            share.requires_grad for share in self._layer.shares
-        )
+        nodes = [result.node for result in results]
+        inside = self._inside([node for node in nodes if node is not None])
+        is_trained = any(share.requires_grad for share in self._layer.shares)
+        is_reached = self._joint in inside or not is_trained
         if kept is None:
             self._look_after(inside)
         elif is_reached:
             return results
-        found = {id(tensor): tensor for tensor in given} if is_reached else {}
+        found = {}
         shares = Tensor.__new__(Tensor)
-        shares.data, shares.node = _NOTHING, None if is_reached else self._joint
+        shares.data = _NOTHING
+        shares.node = self._joint
+        if is_reached:
+            found = {id(tensor): tensor for tensor in given}
+            shares.node = None
         for result in results:
             if id(result) not in found:
-                found[id(result)] = record(
-                    self._apart(result.data),
-                    (result, self._filled),
-                    (shares, unchanged),
-                )
+                data = self._apart(result.data)
+                parents = ((result, self._filled), (shares, unchanged))
+                found[id(result)] = record(data, *parents)
         return [found[id(result)] for result in results]
 
     def scattered(self) -> list[tuple[Leaf, Array]]:
@@ -453,7 +409,8 @@ class _Call:
         """Return the gradient of a result. The first one finds the parameters of a
         later layer in the workspace.
         """
-        is_certain, self._is_back = not self._is_back, True
+        is_certain = not self._is_back
+        self._is_back = True
         if self._kept is None:
             _restored(self._layer, self._first, is_certain)
         return gradient
@@ -465,21 +422,19 @@ class _Call:
         return backend.copy(data) if self._is_whole(data) else data
 
     def _is_whole(self, array: Array) -> bool:
-        return any(
-            buffer_of(array) is buffer_of(space)
-            for space in self._layer.workspace.arrays.values()
-        )
+        spaces = map(buffer_of, self._layer.workspace.arrays.values())
+        return any(buffer_of(array) is space for space in spaces)
 
     def _inside(self, nodes: list[Node]) -> dict[Node, None]:
         """Return the nodes of this call behind some nodes."""
-        first, inside = self._joint.order, dict.fromkeys(nodes)
+        first = self._joint.order
+        inside = dict.fromkeys(nodes)
         stack = list(inside)
         while stack:
-            parents = dict.fromkeys(
-                parent for parent in stack.pop().inputs if parent.order >= first
-            )
-            stack += parents.keys() - inside.keys()
-            inside |= parents
+            for parent in stack.pop().inputs:
+                if parent.order >= first and parent not in inside:
+                    inside[parent] = None
+                    stack.append(parent)
         return inside
 
     def _look_after(self, inside: dict[Node, None]) -> None:
@@ -489,22 +444,18 @@ class _Call:
         I computes its results from them before any other layer runs.
         """
         for node in inside:
-            if self._joint not in node.inputs and not all(
-                parent.is_activation for parent in node.inputs
-            ):
+            has_others = not all(parent.is_activation for parent in node.inputs)
+            if has_others and self._joint not in node.inputs:
                 node.saved = _Restored(self, node.saved).part(saved_by(node))
 
     def may_need_parameters(self, value: Any) -> bool:
         """Return whether a saved value is a parameter, or may refer to one: a custom
         vjp, or an unknown object.
         """
-        if isinstance(value, tuple | list | dict):
-            return any(
-                map(
-                    self.may_need_parameters,
-                    value.values() if isinstance(value, dict) else value,
-                )
-            )
+        if isinstance(value, dict):
+            value = [*value.values()]
+        if isinstance(value, tuple | list):
+            return any(map(self.may_need_parameters, value))
         if backend.is_array(value):
             return self._is_whole(value)
         return not isinstance(value, _WITHOUT_ARRAYS)
@@ -527,7 +478,8 @@ class _Restored:
     """
 
     def __init__(self, call: _Call, saved: Saved) -> None:
-        self._call, self._saved = call, saved
+        self._call = call
+        self._saved = saved
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -544,11 +496,9 @@ class _Restored:
         them.
         """
         saved = values if isinstance(self._saved, tuple) else self._saved.part(values)
-        return (
-            _Restored(self._call, saved)
-            if self._call.may_need_parameters(values)
-            else saved
-        )
+        if not self._call.may_need_parameters(values):
+            return saved
+        return _Restored(self._call, saved)
 
 
 class _Whole(Parameter):
@@ -559,20 +509,18 @@ class _Whole(Parameter):
     __slots__ = ()
 
     def __init__(self, values: Array, node: Node, share: Parameter) -> None:
-        leaves: Any = {0: node}
-        self.data, self.node, self.leaves, self.initialiser = (
-            values,
-            leaves[0],
-            leaves,
-            None,
-        )
-        self.shape, self.dtype, self.xp, self.updates = (
-            values.shape,
-            share.dtype,
-            share.xp,
-            None,
-        )
-        self.num_uses, self.is_placed, self.arena = 1, True, None
+        own: Any = node  # of a call, and no leaf
+        self.data = values
+        self.node = own
+        self.leaves = {0: own}
+        self.initialiser = None
+        self.shape = values.shape
+        self.dtype = share.dtype
+        self.xp = share.xp
+        self.updates = None
+        self.num_uses = 1
+        self.is_placed = True
+        self.arena = None
 
 
 class _Shares(Node):
@@ -603,12 +551,10 @@ def _flat(gradient: Array) -> Array:
     """Return the elements in one row; elements of half precision become float32, in
     which they are added up.
     """
-    wide = (
-        array_module(gradient).float32
-        if backend.is_half(gradient.dtype)
-        else gradient.dtype
-    )
-    return backend.reshape(backend.as_array(gradient, wide), (-1,))
+    dtype = gradient.dtype
+    if backend.is_half(dtype):
+        dtype = array_module(gradient).float32
+    return backend.reshape(backend.as_array(gradient, dtype), (-1,))
 
 
 # -- places of parameters: an attribute of a module, or an entry of a list or dict in
@@ -616,6 +562,7 @@ def _flat(gradient: Array) -> Array:
 
 
 Place = tuple[Any, Any]  # a module, list or dict, and the key or index
+_DIVISIBLE = (Parameter, ShardedParameter)
 
 
 class _Places:
@@ -634,7 +581,7 @@ def _places_in(layer: Module) -> list[list[Place]]:
     found = dict[int, list[Place]]()
     for module in {id(part): part for part in layer.modules()}.values():
         for place in _within(module, vars(module)):
-            found.setdefault(id(_holder(place)[place[1]]), []).append(place)
+            found.setdefault(id(_at([place])), []).append(place)
     return list(found.values())
 
 
@@ -642,17 +589,31 @@ def _within(owner: Any, items: Any) -> Iterator[Place]:
     for key, value in items.items() if isinstance(items, dict) else enumerate(items):
         if isinstance(value, Parameter):
             # The shard would not have the attributes and methods of a custom class.
-            if value.num_uses == 1 and type(value.owner) in (
-                Parameter,
-                ShardedParameter,
-            ):
+            if value.num_uses == 1 and type(value.owner) in _DIVISIBLE:
                 yield owner, key
         elif isinstance(value, list | dict):
             yield from _within(value, value)
 
 
+def _divide(alike: list[list[Place]], group: ProcessGroup) -> None:
+    """Put this rank's shards in the places of parameters of one dtype."""
+    sizes = tuple(_at(places).size for places in alike)
+    by_rank = list(map(dict, equal_parts(sizes, group.size)))
+    for i, places in enumerate(alike):
+        one = _at(places)
+        pieces = tuple(found.get(i, slice(0, 0)) for found in by_rank)
+        inner: Any = one.shard if isinstance(one, ShardedParameter) else None
+        shard = FlatShard(group, one.shape, pieces, inner)
+        _put(places, ShardedParameter.of(one, shard))
+
+
 def _holder(place: Place) -> Any:
     return vars(place[0]) if isinstance(place[0], Module) else place[0]
+
+
+def _at(places: list[Place]) -> Any:
+    """Return the parameter in its places."""
+    return _holder(places[0])[places[0][1]]
 
 
 def _put(places: list[Place], value: Parameter) -> None:
@@ -661,6 +622,10 @@ def _put(places: list[Place], value: Parameter) -> None:
 
 
 # -- models ----------------------------------------------------------------------------
+
+
+_MODEL = Spec(Module, expected="a model, such as nn.Sequential(…)")
+_GROUP = Spec(ProcessGroup, expected="a group of ranks, such as grid.data")
 
 
 def fully_shard(module: Module, group: ProcessGroup) -> Module:
@@ -698,12 +663,8 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     ... )
     (90, [45, 45])
     """
-    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class(
-        "fully_shard", module
-    )
-    Spec(ProcessGroup, expected="a group of ranks, such as grid.data").of_class(
-        "fully_shard", group
-    )
+    _MODEL.of_class("fully_shard", module)
+    _GROUP.of_class("fully_shard", group)
     twin = copy.deepcopy(module)
     return twin if group.size == 1 else _sharded(twin, Workspace(group))
 
@@ -719,11 +680,9 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
         module.module = _sharded(module.module, workspace)
         return module
     if any(isinstance(part, Recompute) for part in module.modules()):
-        message = (
-            f"{module.brief()} has nn.Recompute inside, which would compute with "
-            "shards of its parameters"
-        )
-        raise ArgumentError("value", f"{message}; put nn.Recompute around the layer.")
+        problem = f"{module.brief()} has nn.Recompute inside"
+        reason = "which would compute with shards of its parameters"
+        raise ArgumentError(f"{problem}, {reason}; put nn.Recompute around the layer.")
     return FullySharded(module, workspace) if _places_in(module) else module
 
 
@@ -758,7 +717,8 @@ class WholeLayers:
 
     def wait(self) -> None:
         """Wait until the parameters are whole."""
-        gathering, self._gathering = self._gathering, None
+        gathering = self._gathering
+        self._gathering = None
         _finished(gathering)
 
     def release(self) -> None:

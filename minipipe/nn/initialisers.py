@@ -13,7 +13,7 @@ import numpy as np
 from numpy.random import Generator
 
 from minipipe.autograd.backend import Shape
-from minipipe.hints import names_of
+from minipipe.core.familiar import names_of
 from minipipe.specs import INDEX
 
 __all__ = [

@@ -11,81 +11,17 @@ import numpy as np
 
 from minipipe import functional
 from minipipe.errors import TensorError, counted, shape_error
-from minipipe.nn.initialisers import Initialiser, constant, he_uniform, normal, uniform
+from minipipe.nn.basic import Identity as Identity
+from minipipe.nn.basic import Linear as Linear
+from minipipe.nn.basic import ReLU as ReLU
+from minipipe.nn.basic import Tanh as Tanh
+from minipipe.nn.initialisers import Initialiser, constant, normal, uniform
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import Sequential
 from minipipe.nn.slices import current_slice
 from minipipe.specs import Spec, divisor
 from minipipe.tensor import Operand, Tensor, as_tensor
-
-
-class Linear(Module):
-    """x @ weight + bias over the last axis of x.
-
-    Parameters
-    ----------
-    in_features, out_features : int
-        Lengths of the last axis before and after.
-    bias : bool
-        Whether there is a bias.
-    initialiser : function, optional
-        First values of the weight; by default
-        :func:`~minipipe.nn.initialisers.he_uniform`. The bias begins at 0.
-    dtype : dtype, optional
-        float32 by default.
-
-    Attributes
-    ----------
-    weight : Parameter of shape (in_features, out_features)
-        PyTorch stores the transpose.
-    bias : Parameter of shape (out_features,), or None
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from minipipe import Tensor, nn
-    >>> layer = nn.Linear(4, 3)
-    >>> layer(Tensor(np.ones((2, 5, 4), np.float32))).shape, layer.num_parameters
-    ((2, 5, 3), 15)
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        initialiser: Initialiser | None = None,
-        dtype: Any = None,
-    ) -> None:
-        check_lengths("Linear", in_features=in_features, out_features=out_features)
-        initialiser = initialiser or he_uniform(in_features)
-        self.weight = Parameter((in_features, out_features), initialiser, dtype)
-        self.bias = Parameter((out_features,), constant(0.0), dtype) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map a tensor of shape (..., in_features) to (..., out_features)."""
-        return functional.linear(x, self.weight, self.bias)
-
-    def describe(self) -> str:
-        """Name both lengths."""
-        lengths = ", ".join(map(str, self.weight.shape))
-        return lengths if self.bias is not None else f"{lengths}, bias=False"
-
-
-class Identity(Module):
-    """Returns its input.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, nn
-    >>> nn.Identity()(Tensor([1.0, 2.0]))
-    Tensor([1., 2.])
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the same tensor."""
-        return x
 
 
 class Flatten(Module):
@@ -153,36 +89,6 @@ def check_probability(layer: str, **probabilities: float) -> None:
     """
     for name, value in probabilities.items():
         Spec(float, minimum=0, below=1).check(f"{layer}: {name}", value)
-
-
-class ReLU(Module):
-    """max(x, 0), element by element.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, nn
-    >>> nn.ReLU()(Tensor([-1.0, 2.0]))
-    Tensor([0., 2.])
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape."""
-        return functional.relu(x)
-
-
-class Tanh(Module):
-    """The hyperbolic tangent of each element.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, nn
-    >>> nn.Tanh()(Tensor([0.0, 100.0]))
-    Tensor([0., 1.])
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape."""
-        return functional.tanh(x)
 
 
 class Sigmoid(Module):

@@ -11,11 +11,12 @@ import math
 from copy import deepcopy
 from typing import Any
 
-from minipipe import functional
 from minipipe.functional.loss import (
     broadcast_weights,
     check_reduction,
+    cross_entropy,
     label_weight,
+    mean_squared_error,
     total_weight,
 )
 from minipipe.functional.operands import in_full
@@ -58,14 +59,16 @@ class CrossEntropyLoss(Module):
         reduction: str = "mean",
     ) -> None:
         check_reduction("CrossEntropyLoss", reduction)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.class_weights, self.reduction = deepcopy(class_weights), reduction
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.class_weights = deepcopy(class_weights)
+        self.reduction = reduction
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
         """Map scores of shape (..., k) and whole-number labels of shape (...) to a loss
         of shape ().
         """
-        return functional.cross_entropy(
+        return cross_entropy(
             scores,
             labels,
             ignore_index=self.ignore_index,
@@ -112,7 +115,7 @@ class MSELoss(Module):
         to a loss of shape ().
         """
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
-        return functional.mean_squared_error(
+        return mean_squared_error(
             prediction, target, reduction=self.reduction, weights=weights
         )
 

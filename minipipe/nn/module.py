@@ -12,8 +12,14 @@ from typing import Any, Self, TypeGuard, TypeVar
 import numpy as np
 
 from minipipe.autograd import backend
+from minipipe.core.familiar import (
+    Familiar,
+    check_keywords,
+    check_options,
+    explain,
+    with_hints,
+)
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.hints import Familiar, check_keywords, check_options, explain, with_hints
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.rebinding import rebound
 from minipipe.nn.untrained import warn_of_untrained
@@ -55,6 +61,9 @@ class Module(Familiar):
     _described: str = ""
     # the attribute whose parts keep the names that they would have without this module
     _inlined: str = ""
+    # A module that this one computes by its method ``compute(function, x)``. If it is a
+    # sequence, its layers draw random numbers as if they stood in place of this one.
+    _unfolded: Any = None
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the module does not take; the error names the equivalent

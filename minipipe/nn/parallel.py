@@ -79,7 +79,7 @@ def _divided(
         raise ArgumentError("type", message)
     if parameter.num_uses > 1:
         message = "A parameter that several layers share cannot be divided; untie them."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
         of = f"the {length} features or heads that its ranks share"
@@ -168,7 +168,8 @@ class RowParallelLinear(Module):
     def __init__(self, linear: Linear, group: ProcessGroup) -> None:
         _check_plain("RowParallelLinear", linear, Linear)
         self._described = f"{linear.describe()}, ranks={group.size}"
-        self.weight, self.bias = _divided(linear.weight, group, 0), linear.bias
+        self.weight = _divided(linear.weight, group, 0)
+        self.bias = linear.bias
         self.shard: Any = self.weight.shard
         _take_over(self, linear)
 
@@ -209,7 +210,8 @@ class ParallelAttention(MultiHeadAttention):
         divisor("The size of the group", group.size, heads, shared, of=of)
         width = attention.output.weight.shape[0]
         keys = width // heads * shared
-        whole, blocks = attention.projections, (width, keys, keys)
+        whole = attention.projections
+        blocks = (width, keys, keys)
         self.projections: Any = ColumnParallelLinear(whole, group, blocks=blocks)
         self.output: Any = RowParallelLinear(attention.output, group)
         self.num_heads = heads // group.size
@@ -250,9 +252,11 @@ class ParallelEmbedding(Module):
 
     def forward(self, ids: Operand) -> Tensor:
         """Map whole numbers of shape (...) to vectors, (..., width), on every rank."""
-        group, count = self.shard.group, self.weight.shape[0]
+        group = self.shard.group
+        count = self.weight.shape[0]
         given = as_tensor(ids)
-        first, total = group.rank * count, group.size * count
+        first = group.rank * count
+        total = group.size * count
         rows, is_own = _own_rows(given.data, first, count, total)
         vectors = functional.embedding(self.weight, rows)
         own = functional.where(is_own[..., None], vectors, 0.0)
@@ -266,7 +270,8 @@ def _own_rows(ids: Array, first: int, count: int, total: int) -> tuple[Array, Ar
 
     A number that no rank has stays, and is refused by all of them.
     """
-    xp, own = array_module(ids), ids - first
+    xp = array_module(ids)
+    own = ids - first
     is_own = (own >= 0) & (own < count)
     is_known = bool(xp.all((ids >= 0) & (ids < total)))
     if is_known:
@@ -300,7 +305,8 @@ class ParallelUnembedding(Module):
         self, embedding: ParallelEmbedding, unembedding: Unembedding | None = None
     ) -> None:
         self._described = embedding.describe()
-        self.weight, self.shard = embedding.weight, embedding.shard
+        self.weight = embedding.weight
+        self.shard = embedding.shard
         if unembedding is not None:
             _check_plain("ParallelUnembedding", unembedding, Unembedding)
             _take_over(self, unembedding)
@@ -382,7 +388,8 @@ def sums_in(module: Module) -> tuple[list[tuple[int, int]], list[tuple[int, int]
     >>> spawn(lambda group: sums_in(nn.parallelise(block, group)), num_ranks=2)[0]
     ([(8, 4), (8, 4)], [(8, 4), (8, 4)])
     """
-    forward, backward = [], []
+    forward = []
+    backward = []
     for part in module.modules():
         if not isinstance(part, _WITH_SUMS):
             continue

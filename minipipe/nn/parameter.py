@@ -14,12 +14,12 @@ from weakref import ReferenceType, WeakValueDictionary
 
 import numpy as np
 
-from minipipe.autograd import Leaf, backend
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, Shape
-from minipipe.autograd.graph import BackwardWalk
+from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.modes import next_order
+from minipipe.core.familiar import with_hints
 from minipipe.errors import ParameterError, TensorError
-from minipipe.hints import with_hints
 from minipipe.nn.initialisers import Initialiser, generator_for
 from minipipe.specs import Spec
 from minipipe.tensor import Tensor

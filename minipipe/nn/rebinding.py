@@ -36,7 +36,8 @@ def rebound(value: Any, memo: dict[int, Any]) -> Any:
         return value
     if not isinstance(value, FunctionType):
         return value
-    before, names = value.__closure__ or (), value.__kwdefaults__ or {}
+    before = value.__closure__ or ()
+    names = value.__kwdefaults__ or {}
     # other cells are shared: their names may get other values
     is_new = [_may_change(cell, memo) for cell in before]
     pairs = zip(is_new, before)

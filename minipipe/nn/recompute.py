@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import Node, backend
-from minipipe.autograd.graph import CUSTOM
+from minipipe.autograd import backend
+from minipipe.autograd.graph import CUSTOM, Node
 from minipipe.autograd.modes import (
     at,
     current_place,
@@ -21,7 +21,7 @@ from minipipe.autograd.modes import (
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import TensorError
 from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
-from minipipe.nn.module import Module, in_modes
+from minipipe.nn.module import Module, in_modes, is_exactly
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.specs import Spec
 from minipipe.tensor import Tensor, as_tensor, record
@@ -78,6 +78,11 @@ class Recompute(Module):
         spec.of_class("Recompute", module)
         self.module = module
 
+    @property
+    def _unfolded(self) -> Module | None:
+        """The module, unless a subclass computes it in another way."""
+        return self.module if is_exactly(self, Recompute) else None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.module!r})"
 
@@ -100,7 +105,8 @@ class Recompute(Module):
         made = [*tensors_in(computed), *losses]
         look = _look(made, here.watch is not None) if here.is_enabled else []
         recomputation = Recomputation(inputs, partial(again, look))
-        parents, parameters = recomputation.parents, list(self.module.parameters())
+        parents = recomputation.parents
+        parameters = list(self.module.parameters())
         is_trained = any(parameter.requires_grad for parameter in parameters)
         needs_gradient = is_trained or any(parent.needs_gradient for parent in parents)
         # A returned input, a returned parameter and a repeated result get no separate
@@ -110,7 +116,8 @@ class Recompute(Module):
             if id(tensor) in results or tensor.node is not None:
                 results.setdefault(id(tensor), tensor)
                 continue
-            result, order = record(tensor.data), next_order()
+            result = record(tensor.data)
+            order = next_order()
             if here.is_enabled and (parents or is_trained):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
                 result.node = RecomputedNode(

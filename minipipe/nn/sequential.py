@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeGuard, overload
 
-from minipipe import functional
 from minipipe.autograd.modes import current_place
+from minipipe.core.joints import contiguous, identity
 from minipipe.nn.module import Module, is_exactly
 from minipipe.nn.parameter import Parameter
-from minipipe.nn.recompute import Recompute
 from minipipe.pytree import as_tensors, rebuilt, tensors_in
 from minipipe.specs import Spec
 from minipipe.tensor import Tensor, as_tensor
@@ -105,7 +104,7 @@ class Sequential(Module):
                 if not isinstance(x, Tensor):
                     x = boundary(x)
                 elif number < last:
-                    x = functional.contiguous(x)
+                    x = contiguous(x)
             # Ctrl-C and sys.exit in a layer get the note too
             except BaseException as error:
                 error.add_note(f"in layer {number}, {layer.brief()}")
@@ -184,8 +183,9 @@ def _num_places(layer: Module) -> int:
     """Return how many places for random numbers a flat layer has: a recomputed sequence
     has one for each layer.
     """
-    if is_exactly(layer, Recompute) and _is_sequence(layer.module):
-        return sum(map(_num_places, layer.module.flat_layers))
+    inner = layer._unfolded
+    if isinstance(inner, Sequential) and _is_sequence(inner):
+        return sum(map(_num_places, inner.flat_layers))
     return 1
 
 
@@ -193,13 +193,10 @@ def _at_next_place(layer: Module, x: Any) -> Any:
     """Apply a flat layer; the layers of a recomputed sequence draw from separate
     places.
     """
-    if (
-        isinstance(layer, Recompute)
-        and is_exactly(layer, Recompute)
-        and _is_sequence(layer.module)
-    ):
-        inner = layer.module
-        return layer.compute(
+    inner = layer._unfolded
+    if isinstance(inner, Sequential) and _is_sequence(inner):
+        unfolding: Any = layer
+        return unfolding.compute(
             lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x
         )
     place = current_place()
@@ -220,9 +217,9 @@ def boundary(x: Any) -> Any:
     True
     """
     if isinstance(x, Tensor):
-        return functional.contiguous(x)
-    separate = map(functional.identity, tensors_in(x))
-    return rebuilt(x, list(map(functional.contiguous, separate)))
+        return contiguous(x)
+    separate = map(identity, tensors_in(x))
+    return rebuilt(x, list(map(contiguous, separate)))
 
 
 def _tied(layers: Iterable[Module]) -> list[Module]:

@@ -59,7 +59,9 @@ class Shard:
 
     def cut(self, values: Array) -> Array:
         """Return this rank's part of the whole values."""
-        xp, rank, size = array_module(values), self.group.rank, self.group.size
+        xp = array_module(values)
+        rank = self.group.rank
+        size = self.group.size
         own = []
         for block in self._split(values, self.blocks):
             lengths = [block.shape[self.axis] // size] * size
@@ -166,7 +168,9 @@ class ShardedParameter(Parameter):
         dtype: Any = None,
     ) -> None:
         super().__init__(shard.own_shape, initialiser or constant(0.0), dtype)
-        self.initialiser, self.shard, self.whole_digest = initialiser, shard, 0
+        self.initialiser = initialiser
+        self.shard = shard
+        self.whole_digest = 0
 
     @classmethod
     def of(cls, parameter: Parameter, shard: Shard | FlatShard) -> ShardedParameter:
@@ -174,7 +178,8 @@ class ShardedParameter(Parameter):
         it has.
         """
         own = cls(shard, parameter.initialiser, parameter.dtype)
-        own.requires_grad, own.xp = parameter.requires_grad, parameter.xp
+        own.requires_grad = parameter.requires_grad
+        own.xp = parameter.xp
         if parameter.is_filled:
             own.load(parameter.joined(parameter.data), "a parameter")
             # parts are concatenated to the same values on all ranks
@@ -216,7 +221,8 @@ class ShardedParameter(Parameter):
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.shard, self.whole_digest = state["shard"], state["whole_digest"]
+        self.shard = state["shard"]
+        self.whole_digest = state["whole_digest"]
         super().__setstate__(state)
 
 

@@ -42,7 +42,8 @@ class SequenceSlice:
     """
 
     def __init__(self, first: int, earlier: Sequence[Carried]) -> None:
-        self.first, self.earlier = first, earlier
+        self.first = first
+        self.earlier = earlier
         self.made: Carried = []
 
     def carried(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:

@@ -37,7 +37,8 @@ class _Convolution(Module):
         initialiser: Initialiser | None = None,
         dtype: Any = None,
     ) -> None:
-        name, axes = type(self).__name__, self.num_axes
+        name = type(self).__name__
+        axes = self.num_axes
         kernel = per_axis(name, "kernel_size", kernel_size, axes)
         (outs,) = per_axis(name, "out_channels", out_channels, 1)
         (ins,) = per_axis(name, "in_channels", in_channels, 1)
@@ -114,7 +115,8 @@ class Conv1d(_Convolution):
     (4, 6, 8)
     """
 
-    num_axes, operation = 1, staticmethod(functional.conv1d)
+    num_axes = 1
+    operation = staticmethod(functional.conv1d)
 
 
 class Conv2d(_Convolution):
@@ -169,7 +171,8 @@ class Conv2d(_Convolution):
     ((4, 64, 8, 8), 2432)
     """
 
-    num_axes, operation = 2, staticmethod(functional.conv2d)
+    num_axes = 2
+    operation = staticmethod(functional.conv2d)
 
 
 def written(values: tuple[int, ...]) -> str:
@@ -187,7 +190,8 @@ class _Pool(Module):
 
     @with_hints
     def __init__(self, kernel_size: Setting, stride: Setting | None = None) -> None:
-        name, axes = type(self).__name__, self.num_axes
+        name = type(self).__name__
+        axes = self.num_axes
         self.kernel_size: Any = per_axis(name, "kernel_size", kernel_size, axes)
         self.stride: Any = self.kernel_size
         if stride is not None:
@@ -230,7 +234,8 @@ class MaxPool1d(_Pool):
     (4, 3, 4)
     """
 
-    num_axes, operation = 1, staticmethod(functional.max_pool1d)
+    num_axes = 1
+    operation = staticmethod(functional.max_pool1d)
 
 
 class MaxPool2d(_Pool):
@@ -255,7 +260,8 @@ class MaxPool2d(_Pool):
     (4, 3, 4, 4)
     """
 
-    num_axes, operation = 2, staticmethod(functional.max_pool2d)
+    num_axes = 2
+    operation = staticmethod(functional.max_pool2d)
 
 
 class AvgPool1d(_Pool):
@@ -280,7 +286,8 @@ class AvgPool1d(_Pool):
     (4, 3, 3)
     """
 
-    num_axes, operation = 1, staticmethod(functional.avg_pool1d)
+    num_axes = 1
+    operation = staticmethod(functional.avg_pool1d)
 
 
 class AvgPool2d(_Pool):
@@ -305,7 +312,8 @@ class AvgPool2d(_Pool):
     (4, 3, 4, 4)
     """
 
-    num_axes, operation = 2, staticmethod(functional.avg_pool2d)
+    num_axes = 2
+    operation = staticmethod(functional.avg_pool2d)
 
 
 class GlobalAvgPool(Module):

@@ -118,7 +118,8 @@ class _Walk:
     """The parameters of a model, each with its array."""
 
     def __init__(self, state: Mapping[str, Array], is_strict: bool) -> None:
-        self._state, self._is_strict = state, is_strict
+        self._state = state
+        self._is_strict = is_strict
         # by minipipe's path of a module, PyTorch's path if it differs
         self._modules: dict[str, str] = {}
         # by minipipe's name of a parameter, if PyTorch has no such array
@@ -214,7 +215,8 @@ def _of_attention(attention: _Attention, is_joined: bool) -> dict[str, _Piece]:
     """Return the arrays of the projections of an attention, from one matrix or from one
     for each of q, k and v.
     """
-    weight, bias = ("in_proj_weight",), ("in_proj_bias",)
+    weight = ("in_proj_weight",)
+    bias = ("in_proj_bias",)
     if isinstance(attention, transformer.MultiHeadAttention):
         return {
             "projections.weight": _Piece(weight, np.transpose),

@@ -120,7 +120,8 @@ class MultiHeadAttention(Module):
         width = self.output.weight.shape[1]
         if len(x.shape) != 3 or x.shape[2] != width:
             raise shape_error("MultiHeadAttention", f"(n, t, {width})", input=x.shape)
-        dropout, part = self.dropout if self.is_training else 0.0, current_slice()
+        dropout = self.dropout if self.is_training else 0.0
+        part = current_slice()
         if part is not None:
             return self.output(self._attended(part, x, mask, dropout))
         attended = functional.self_attention(
@@ -149,7 +150,8 @@ class MultiHeadAttention(Module):
                 "unsupported",
                 f"{message}; slices of a sequence need is_causal=True and no mask.",
             )
-        shared, t = self.num_key_value_heads or self.num_heads, x.shape[1]
+        shared = self.num_key_value_heads or self.num_heads
+        t = x.shape[1]
         heads = _by_head(self.projections(x), self.num_heads + 2 * shared)
         sizes = [self.num_heads, shared, shared]
         query, key, value = functional.split(heads, sizes, axis=1)
@@ -327,9 +329,8 @@ def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> 
     spec.check(f"{layer}: rotary_base", rotary_base)
     if width_of_head % 2:
         raise ArgumentError(
-            "value",
             f"{layer}: heads {width_of_head} wide cannot be turned, two by two; "
-            "expected an even width.",
+            "expected an even width."
         )
 
 

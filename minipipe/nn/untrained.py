@@ -53,17 +53,14 @@ def warn_of_untrained(modules: Iterable[Any]) -> None:
     pairs = [(module, name) for module in distinct for name in _untrained_in(module)]
     found = dict.fromkeys(f"{type(module).__name__}.{name}" for module, name in pairs)
     if found:
-        names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
-        message = (
-            f"{names} {holds} real numbers that are not trained: it is not a "
-            "parameter. A weight is an"
-        )
-        message += (
-            " nn.Parameter(values), in an attribute or in a list, tuple or dict of "
-            "them. A constant is named by its"
-        )
+        holds = "holds" if len(found) == 1 else "hold"
         one = next(iter(found)).partition(".")[2]
-        warn_caller(f'{message} class: not_trained = ("{one}",).')
+        warn_caller(
+            f"{', '.join(found)} {holds} real numbers that are not trained: it is not "
+            "a parameter. A weight is an nn.Parameter(values), in an attribute or in "
+            "a list, tuple or dict of them. A constant is named by its class: "
+            f'not_trained = ("{one}",).'
+        )
 
 
 def names_of(given: str | Iterable[str]) -> tuple[str, ...]:

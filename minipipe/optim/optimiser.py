@@ -13,7 +13,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import next_order
+from minipipe.autograd.modes import mode
 from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
@@ -240,7 +240,6 @@ class Optimiser(Familiar, ABC):
         is_divided = any(parameter.is_divided for parameter in self.parameters)
         if is_divided and not vars(type(self)).get("is_elementwise"):
             raise ArgumentError(
-                "value",
                 f"{type(self).__name__} may read a parameter as a whole, but ranks "
                 "keep parts of these; if it does not, write is_elementwise = True "
                 "into the class.",
@@ -273,7 +272,7 @@ class Optimiser(Familiar, ABC):
             wrong = f"has {unknown}" if unknown else 'has no "parameters"'
             expected = f'"parameters" and any of {", ".join(defaults)}'
             message = f"A group of {type(self).__name__} {wrong}; expected {expected}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
         return ParameterGroup(parameters, {**defaults, **own})
 
     @property
@@ -293,8 +292,7 @@ class Optimiser(Familiar, ABC):
         rates = [group.learning_rate for group in self.groups]
         if len(set(rates)) > 1:
             advice = "Read optimiser.groups[i].learning_rate."
-            message = f"The groups' learning rates differ: {rates}. {advice}"
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"The groups' learning rates differ: {rates}. {advice}")
         return rates[0]
 
     @learning_rate.setter
@@ -349,7 +347,8 @@ class Optimiser(Familiar, ABC):
         if not self.first:
             self.first = [group.hyper_parameters for group in self.groups]
         num_steps, num_loads = self.history
-        self.history = (num_steps + 1, num_loads)
+        # past the method of this class, which only adds a hint to an error
+        object.__setattr__(self, "history", (num_steps + 1, num_loads))
         if not self.apply():
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
@@ -359,9 +358,13 @@ class Optimiser(Familiar, ABC):
         """Change every parameter that has a gradient, as a part of a step that was
         counted; return whether one has.
         """
-        now, has_changed = next_order(), False
+        now, has_changed = next(mode().creation), False
         for group in self.groups:
             walk = self._walks.get(id(group.parameters))
+            only = None if walk is None else walk.only
+            if only is not None and only.change(self._update, group, now):
+                has_changed = True
+                continue
             units = None if walk is None else walk.units(group.parameters)
             if units is None:
                 units = self._new_units(group.parameters)
@@ -512,7 +515,7 @@ class Optimiser(Familiar, ABC):
             or a number or an array is not one that the rule leaves behind.
         """
         if problem := self._problem_with(state):
-            raise ArgumentError("value", f"{type(self).__name__}: {problem}.")
+            raise ArgumentError(f"{type(self).__name__}: {problem}.")
         for numbers in (*state["groups"], *(state.get("first") or ())):
             ParameterGroup((), numbers)
 
@@ -630,7 +633,6 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
             owner = id(parameter.owner)
             if owner in first_group:
                 raise ArgumentError(
-                    "value",
                     f"A parameter of shape {parameter.shape} is in group "
                     f"{first_group[owner]} and again in group {i}; each step would "
                     "change it twice. Leave one out.",

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from math import inf, sqrt
 from typing import Any, ClassVar
 
-import numpy as np
-
 from minipipe.autograd.backend import Array, array_module
+from minipipe.core.sgd import blocks as blocks
+from minipipe.core.sgd import sgd
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.optimiser import Optimiser, ParameterGroup
 
@@ -93,18 +93,7 @@ class SGD(Optimiser):
     def _update(
         self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
     ) -> None:
-        decay = group.weight_decay
-        if not group.momentum:
-            for p, g in blocks(data, gradient):
-                p -= group.learning_rate * (g + decay * p if decay else g)
-            return
-        if "velocity" not in state:
-            state["velocity"] = array_module(data).zeros_like(data)
-        for p, g, v in blocks(data, gradient, state["velocity"]):
-            v *= group.momentum
-            g = g + decay * p if decay else g
-            v += g
-            p -= group.learning_rate * (g + group.momentum * v if group.nesterov else v)
+        sgd(data, gradient, state, group)
 
 
 class Adam(Optimiser):
@@ -269,40 +258,3 @@ class AdamW(Adam):
         if group.weight_decay:
             data *= 1 - group.learning_rate * group.weight_decay
         return gradient
-
-
-_BLOCK_SIZE = 1 << 16  # elements: a float32 block is 256 KiB
-
-
-def blocks(*arrays: Array) -> Iterable[tuple[Array, ...]]:
-    """Return the same piece of every array, piece by piece: views, to be changed in
-    place.
-
-    NumPy passes through memory once for each operation of a formula, and allocates
-    every intermediate result. Piece by piece everything stays in the cache, at twice
-    the speed. The bits are the same: element-wise operations round each element alone.
-    Small arrays, arrays that are not contiguous and arrays of other modules come whole:
-    a GPU is faster with one large operation.
-
-    Parameters
-    ----------
-    arrays : arrays of one shape
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x, y = np.zeros((3, 50_000)), np.ones((3, 50_000))
-    >>> for a, b in blocks(x, y):
-    ...     a += 2 * b
-    >>> bool((x == 2).all())
-    True
-    """
-    size = arrays[0].size
-    if size <= _BLOCK_SIZE:
-        return (arrays,)
-    if not all(isinstance(a, np.ndarray) and a.flags.c_contiguous for a in arrays):
-        return (arrays,)
-    starts = range(0, size, _BLOCK_SIZE)
-    pieces = [slice(start, start + _BLOCK_SIZE) for start in starts]
-    flat = [array.reshape(-1) for array in arrays]
-    return zip(*[map(array.__getitem__, pieces) for array in flat])

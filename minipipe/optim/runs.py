@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, MutableMapping, Sequence
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, is_, itemgetter
 from types import ModuleType
 from typing import Any
 from weakref import ref
@@ -14,7 +14,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.nn.parameter import Parameter
+from minipipe.nn.parameter import HalfLeaf, Parameter
 
 States = MutableMapping[int, dict[str, Any]]
 Units = Sequence["Run | Parameter"]
@@ -22,6 +22,7 @@ Units = Sequence["Run | Parameter"]
 # Values that no rule changes in place.
 _NUMBERS = (int, float, complex, str, np.generic, type(None))
 _NOTHING = object()
+_DATA, _GRAD = attrgetter("data"), attrgetter("grad")
 
 
 class Run:
@@ -125,10 +126,51 @@ class Run:
         values = block.values[self._elements]
         return values if self._gaps is None else self._filled(values)
 
+    def change(
+        self, update: Callable[[Array, Array, Any, Any], None], group: Any, order: int
+    ) -> bool:
+        """Change the values, if they and all gradients are in the arena; return whether
+        they are.
+
+        One function, since a step of small layers is hardly longer than some calls.
+
+        Parameters
+        ----------
+        update : function
+            ``(values, gradients, state, group)``: the rule.
+        group : ParameterGroup
+        order : int
+            As for :meth:`note_change`.
+        """
+        block: Any = self.block()
+        if block is None or self.is_divided:
+            return False
+        members, leaves = self.members, self._leaves
+        if not all(map(is_, map(_GRAD, leaves), block.gradient_views[members])):
+            return False
+        if not all(map(is_, map(_DATA, self.parameters), block.value_views[members])):
+            return False
+        values, gradients = (
+            block.values[self._elements],
+            block.gradients[self._elements],
+        )
+        if self._gaps is not None:
+            self._filled(values)
+            self._filled(gradients)
+        update(values, gradients, self.state, group)
+        for leaf in leaves:
+            leaf.changed = order
+        if self.state or self._handed_out:
+            self._hand_out_changes()
+        return True
+
     def note_change(self, order: int) -> None:
         """Note that the values have changed, and give each parameter its new state."""
         for leaf in self._leaves:
             leaf.changed = order
+        self._hand_out_changes()
+
+    def _hand_out_changes(self) -> None:
         for name, value in self.state.items():
             if self._handed_out.get(name, _NOTHING) is not value:
                 self._hand_out(name, value)
@@ -174,6 +216,11 @@ class Walk:
     ----------
     parameters : tuple of Parameter
     states : dict
+
+    Attributes
+    ----------
+    only : Run or None
+        The only one, if it has all parameters of the group, in float32 or wider.
     """
 
     def __init__(
@@ -189,6 +236,10 @@ class Walk:
                 self._alone += each
             else:
                 self._runs.append(Run(each, states))
+        self.only = None
+        if len(self._runs) == 1 and not self._alone:
+            (run,) = self._runs
+            self.only = None if isinstance(run.node, HalfLeaf) else run
         # An arena has all trained parameters of a rank: one of them shows a new one.
         trained = (each for each in self._alone if each.requires_grad)
         self._watched = next(trained, None)

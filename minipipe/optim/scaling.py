@@ -382,7 +382,8 @@ class LossScale(Familiar):
         """
         specs = {"value": Spec(float, minimum=self._minimum), "num_good_steps": INDEX}
         own = state_of("LossScale", state, specs)
-        self.value, self.num_good_steps = own["value"], own["num_good_steps"]
+        self.value = own["value"]
+        self.num_good_steps = own["num_good_steps"]
 
     def _shrink(self) -> None:
         if self.value / self._factor < self._minimum:
@@ -392,13 +393,15 @@ class LossScale(Familiar):
                 f"{self.value:g}. The model's own values overflow, or the loss is not "
                 "a number: check it, use a smaller learning rate, or float32.",
             )
-        self.value, self.num_good_steps = self.value / self._factor, 0
+        self.value = self.value / self._factor
+        self.num_good_steps = 0
 
     def _grow(self) -> None:
         self.num_good_steps += 1
         larger = self.value * self._factor
         if self.num_good_steps >= self._growth_interval and isfinite(larger):
-            self.value, self.num_good_steps = larger, 0
+            self.value = larger
+            self.num_good_steps = 0
 
     def __repr__(self) -> str:
         return f"LossScale({self.value})"

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -336,7 +336,22 @@ class AllReduce(ReduceScatter):
         self.round += 1
 
 
-def finish_all(group: ProcessGroup, reductions: Iterable[AllReduce]) -> None:
+class InRounds(Protocol):
+    """A reduction that goes on in two rounds, as :class:`AllReduce` does."""
+
+    @property
+    def round(self) -> int:
+        """The round that is under way: 1, 2, or 3 behind the last one."""
+
+    @property
+    def sends(self) -> Sequence[Any]:
+        """The sends of both rounds."""
+
+    def go_on(self) -> None:
+        """Wait for the messages of the round, and begin the next one."""
+
+
+def finish_all(group: ProcessGroup, reductions: Iterable[InRounds]) -> None:
     """Wait for several reductions. Collective among the members of each.
 
     Members may have begun them in any order: the first round of all comes before the

@@ -11,19 +11,23 @@ wait for each other before: instructions that meet stand in the same order in al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from minipipe.core.framing import (
+    check,
+    handshake,
+    loss,
+    updates,
+    with_last,
+    with_rank_kind,
+)
 from minipipe.errors import misuse
 from minipipe.passes.kinds import tied_groups
 from minipipe.passes.shards import shard
 from minipipe.schedules.action import (
     REDUCE_GRAD,
-    Action,
-    ActionKind,
-    B,
     U,
-    W,
 )
 from minipipe.schedules.action_table import Program, check_table
 
@@ -93,13 +97,6 @@ def frame(
     return updates(framed) if trains and update else framed
 
 
-def handshake(program: Program) -> Program:
-    """Return a program in which all ranks first agree on the call."""
-    kind = ActionKind("HANDSHAKE")
-    rows = ((_of_rank(program, rank, kind), *row) for rank, row in _rows(program))
-    return program.with_rows(Program, rows)
-
-
 def reduce(program: Program) -> Program:
     """Return a program in which replicas sum up their gradients, also if it had none.
 
@@ -107,7 +104,7 @@ def reduce(program: Program) -> Program:
     """
     if not program.has_replicas or REDUCE_GRAD in program.kinds:
         return program
-    return _with_last(program, REDUCE_GRAD, lambda s: len(program.ranks_of(s)) > 1)
+    return with_last(program, REDUCE_GRAD, lambda s: len(program.ranks_of(s)) > 1)
 
 
 def reduce_tied(program: Program, tied: Tied) -> Program:
@@ -117,81 +114,29 @@ def reduce_tied(program: Program, tied: Tied) -> Program:
         return program
     noted = replace(program, tied=groups)
     ranks = {rank for group in tied_groups(noted) for rank in group}
-    return _with_rank_kind(noted, "REDUCE_TIED", ranks)
+    return with_rank_kind(noted, "REDUCE_TIED", ranks)
 
 
 def gather_input_gradients(program: Program) -> Program:
     """Return a program in which one replica gets the gradients of all inputs."""
-    return _with_rank_kind(program, "GATHER_INPUT_GRADS", _replicas(program, 0))
+    return with_rank_kind(program, "GATHER_INPUT_GRADS", _replicas(program, 0))
 
 
 def gather_results(program: Program) -> Program:
     """Return a program in which one replica gets the results of all."""
     last = program.num_stages - 1
-    return _with_rank_kind(program, "GATHER_RESULTS", _replicas(program, last))
-
-
-def check(program: Program) -> Program:
-    """Return a program in which each rank checks whether its gradients are finite."""
-    return _with_rank_kind(program, "FINITE", range(program.num_ranks))
-
-
-def loss(program: Program) -> Program:
-    """Return a program that ends with the delivery of the loss to all ranks."""
-    return _with_rank_kind(program, "LOSS", range(program.num_ranks))
+    return with_rank_kind(program, "GATHER_RESULTS", _replicas(program, last))
 
 
 def norm(program: Program) -> Program:
     """Return a program that then limits the norm of all gradients."""
-    return _with_rank_kind(program, "NORM", range(program.num_ranks))
-
-
-def updates(program: Program) -> Program:
-    """Return a program that then updates the weights of all stages."""
-    return _with_last(program, U, lambda stage: True)
+    return with_rank_kind(program, "NORM", range(program.num_ranks))
 
 
 # -- rows ------------------------------------------------------------------------------
-
-
-def _rows(program: Program) -> Iterator[tuple[int, Sequence[Action]]]:
-    return enumerate(program.actions)
-
-
-def _of_rank(program: Program, rank: int, kind: ActionKind) -> Action:
-    return Action(rank, kind, program.microbatches[0])
 
 
 def _replicas(program: Program, stage: int) -> Sequence[int]:
     """Return the ranks of a stage, if there are several."""
     ranks = program.ranks_of(stage)
     return ranks if len(ranks) > 1 else ()
-
-
-def _with_rank_kind(program: Program, name: str, ranks: Collection[int]) -> Program:
-    """Return a program with an instruction of a rank at the end of some rows."""
-    if not ranks:
-        return program
-    kind = ActionKind(name)
-    rows = list(program.actions)
-    for rank in ranks:
-        rows[rank] = (*rows[rank], _of_rank(program, rank, kind))
-    return program.with_rows(Program, rows)
-
-
-def _with_last(
-    program: Program, kind: ActionKind, has: Callable[[int], bool]
-) -> Program:
-    """Return a program with an instruction of the last gradient of each stage.
-
-    They stand at the ends of rows, in the order of stages.
-    """
-    rows = []
-    for _, row in _rows(program):
-        last: dict[int, object] = {}
-        for stage, of, k in row:
-            if of is B or of is W:
-                last[stage] = max(k, last.get(stage, k))
-        ends = (Action(s, kind, k) for s, k in sorted(last.items()) if has(s))
-        rows.append((*row, *ends))
-    return program.with_rows(Program, rows)

@@ -4,27 +4,25 @@ what is told of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from minipipe.errors import ArgumentError
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
-from minipipe.execution.record import Record
 from minipipe.execution.stage import Stage
-from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules.action import ActionKind
 
 if TYPE_CHECKING:
     from minipipe.compile.program import Compiler
     from minipipe.compile.stage import CompiledStages
     from minipipe.pipeline.framing import Framing
-    from minipipe.pipeline.repeating import RepeatedStep
+    from minipipe.pipeline.repeating import Repeated, RepeatedStep
 
 How = bool | Literal["where-possible"]
 
 
-def _ordinary(call: TrainingCall) -> None:
+def _ordinary(pipeline: Any, inputs: Any, targets: Any, scale: float) -> None:
     """Run no step: none can be like the last one."""
 
 
@@ -41,8 +39,8 @@ class Compiling:
     Attributes
     ----------
     repeated : function
-        Runs a training step that is like the last one, collectively; returns None if
-        the step has to be an ordinary one.
+        Runs a training step that is like the last one, collectively, and returns its
+        loss; or what an ordinary step has to begin with (``repeating.py``).
 
     Raises
     ------
@@ -57,7 +55,7 @@ class Compiling:
         self._how = how
         self._compilers: dict[str, Compiler | CompiledStages] = {}
         self._repeated: RepeatedStep | None = None
-        self.repeated: Callable[[TrainingCall], Record | None] = _ordinary
+        self.repeated: Repeated = _ordinary
         self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
         if how is True and stacks_weights and not self._has_updates:
             message = (
@@ -68,7 +66,7 @@ class Compiling:
                 "Leave one of them out, or pass compile='where-possible', which runs "
                 "such steps eagerly."
             )
-            raise ArgumentError("value", f"{message} {advice}")
+            raise ArgumentError(f"{message} {advice}")
         if how is True:
             from minipipe.compile.reasons import reason_against, refused
 
@@ -121,19 +119,13 @@ class Compiling:
         """Make the next training step an ordinary one."""
         self._repeated, self.repeated = None, _ordinary
 
-    def for_costs(
-        self, stages: Mapping[int, Stage]
-    ) -> tuple[Compiler | None, CompiledStages | None]:
-        """Return what compiles the steps whose costs are measured: their rows, or
-        stages for rows with a clock.
-        """
+    def for_costs(self) -> Compiler | None:
+        """Return what compiles the steps whose costs are measured."""
         if not self._how:
-            return None, None
+            return None
         from minipipe.compile.program import Compiler
-        from minipipe.compile.stage import CompiledStages
 
-        is_strict = self._how is True
-        return Compiler(is_strict), CompiledStages(stages, is_strict)
+        return Compiler(is_strict=self._how is True)
 
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""
@@ -172,18 +164,16 @@ class Compiling:
             Code ``value``: the stage is not on this rank, or is not compiled.
         """
         if stage not in local:
-            message = (
+            raise ArgumentError(
                 f"source({stage!r}): stage {stage!r} is not on this rank; its stages: "
                 f"{[*local]}."
             )
-            raise ArgumentError("value", message)
         program = self._latest()
         if program is None or stage not in program.sources:
-            message = (
+            raise ArgumentError(
                 f"source({stage}): stage {stage} is not compiled; compile_report() "
                 f"says:\n{self.report()}"
             )
-            raise ArgumentError("value", message)
         return program.sources[stage]
 
     def _latest(self) -> Any:

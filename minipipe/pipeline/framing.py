@@ -23,9 +23,9 @@ from minipipe.execution.executor import (
     and_then,
     gives,
 )
-from minipipe.execution.handlers import handlers_of
 from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
+from minipipe.execution.row_handlers import handlers_of
 from minipipe.passes.framing import frame
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
@@ -155,7 +155,8 @@ class Framing:
         # most programs do not compile
         from minipipe.pipeline.repeating import repeated
 
-        return repeated(trainer, compiler, self._intake, self._finite, self._pending)
+        given = self._intake, self._finite, self._pending, self._sums
+        return repeated(trainer, compiler, *given)
 
     def predictor(self, make: Callable[..., Executor], count: int) -> Executor:
         """Return the executor of evaluations and predictions.

@@ -157,7 +157,6 @@ class AllParameters:
                 "optimiser"
             )
             raise ArgumentError(
-                "value",
                 f"{message}: write optim.Adam(pipeline.parameters()), without sharded.",
             )
         rule, trained = (

@@ -6,7 +6,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    Unpack,
+    cast,
+    overload,
+)
 
 import numpy as np
 
@@ -21,10 +30,10 @@ from minipipe.execution.checks.calls import (
 )
 from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
 from minipipe.execution.executor import Executor
-from minipipe.execution.handlers import handlers_of
 from minipipe.execution.objective import BatchObjective, GivenGradient, Metric, Where
 from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import copied, read_ahead
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
@@ -588,14 +597,14 @@ class Pipeline(FamiliarPipeline):
         """
         if self.watcher is not None:
             self.watcher.step(self, inputs, targets)
-        return self._train(
-            "step",
-            inputs,
-            targets,
-            self._objective(metrics, outputs, scale),
-            wait,
-            accumulate,
-        )
+        begun = None
+        if wait and outputs is False and metrics is None and not accumulate:
+            begun = self._compiling.repeated(self, inputs, targets, scale)
+            if type(begun) is BatchLoss:
+                return begun
+        objective = self._objective(metrics, outputs, scale)
+        given = "step", inputs, targets, objective, wait, accumulate
+        return self._train(*given, batch=cast(Batch | None, begun))
 
     def run(
         self,
@@ -770,17 +779,22 @@ class Pipeline(FamiliarPipeline):
         objective: BatchObjective,
         wait: bool,
         accumulate: bool,
+        batch: Batch | None = None,
     ) -> Any:
-        """Run forward and backward of one batch, and leave its gradients."""
+        """Run forward and backward of one batch, and leave its gradients.
+
+        All ranks may have agreed on the batch already.
+        """
         given = TrainingCall(
             f"{call}(accumulate=True)" if accumulate else call,
             inputs,
             targets,
-            objective,
+            objective if batch is None else batch.objective,
             self._is_training,
             self.num_steps,
             waits=wait,
             accumulates=accumulate,
+            batch=batch,
         )
         try:
             self._steps.run(call, given, self.measures_memory)
@@ -1469,11 +1483,9 @@ class Pipeline(FamiliarPipeline):
         num_steps = COUNT.check("num_steps", num_steps)
         self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
         batch = self._measured("measure_costs", inputs, targets)
-        compiler, compiled = self._compiling.for_costs(self._stages)
+        compiler = self._compiling.for_costs()
         make = partial(self._executor, run_schedule=compiler)
-        return stages.measure_costs(
-            make, self._plan, batch, num_steps, self._sums, compiled=compiled
-        )
+        return stages.measure_costs(make, self._plan, batch, num_steps, self._sums)
 
     def _measured(self, call: str, inputs: Any, targets: Any) -> Batch:
         """Return a batch for a measurement. Collective."""

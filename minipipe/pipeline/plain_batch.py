@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ class PlainBatch:
     forms : dict of str to (shape, strides, dtype)
         By the noun for an array.
     loss : function or None
+    objective : function
+        Returns a new objective of its pipeline.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class PlainBatch:
         self._seed = batch.seed
         self._begins = begins
         self.loss, self._kind = batch.objective.loss, type(batch.objective)
+        self.objective = partial(BatchObjective, **batch.objective.of_pipeline)
         self.forms = {}
         for noun, part in parts.items():
             (array,) = part.arrays

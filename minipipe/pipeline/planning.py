@@ -115,7 +115,7 @@ def planned(
             f"{group.size}.",
         )
     for reason in _against_shards(made):
-        raise ArgumentError("value", reason)
+        raise ArgumentError(reason)
     return Planned(made, group, grid, recompute)
 
 
@@ -134,12 +134,11 @@ def _is_measured(options: Mapping[str, Any], model: Sequential) -> bool:
     is_measured = options.get("schedule") == "auto"
     is_measured = is_measured or str(options.get("partition")) == "measured"
     if is_measured and any(one.is_divided for one in model.parameters()):
-        message = (
+        raise ArgumentError(
             "Tensor-parallel and fully sharded layers cannot be measured on one rank, "
             'as schedule="auto" and partition="measured" would; pass the name of a '
             "schedule, and a partition or layer_costs."
         )
-        raise ArgumentError("value", message)
     return is_measured
 
 
@@ -191,8 +190,7 @@ def over_grid(
     is_sharded = grid.fully_sharded and grid.replicas > 1
     if "replicas" in options:
         replicas = counted(grid.replicas, "replica")
-        message = f"The grid has {replicas} already; leave replicas out."
-        raise ArgumentError("value", message)
+        raise ArgumentError(f"The grid has {replicas} already; leave replicas out.")
     if isinstance(model, Stages):
         divided, options = over_grid(model.model, grid, options)
         return Stages(list(divided.layers)), options
@@ -218,7 +216,6 @@ def _check_divided(plan: Plan, grid: Grid) -> None:
     """Refuse a plan of a whole model, or of another number of replicas than a mesh."""
     if plan.replicas != grid.replicas:
         raise ArgumentError(
-            "value",
             f"The plan has {counted(plan.replicas, 'replica')}, and the grid "
             f"{grid.replicas}; make it with replicas={grid.replicas}.",
         )
@@ -231,7 +228,6 @@ def _check_divided(plan: Plan, grid: Grid) -> None:
         made = "nn.fully_shard(model, grid.data)"
     if made:
         raise ArgumentError(
-            "value",
             "The grid divides the model, but the plan has whole layers; make the plan "
             f"from {made}.",
         )

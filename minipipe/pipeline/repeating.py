@@ -5,14 +5,15 @@ row and judges the result. If the last one was compiled and its batch was plain,
 of that is known, and the rest is printed, instruction by instruction of the row::
 
     HANDSHAKE    forms, guards, agreement
-    …            the compiled schedule
+    …            the compiled schedule; if it has REDUCE_GRADs, a wait for their sums
     FINITE       a dot product of all gradients
     LOSS         a sum, or an exchange
 
 Other instructions call their handlers.
 
-The function returns None if the call is not like the last one: then the ordinary step
-runs.
+``Pipeline.step`` calls the function itself, and an ordinary step if that returns no
+loss: the call is not like the last one. It may return the batch on which all ranks have
+agreed.
 """
 
 from __future__ import annotations
@@ -23,34 +24,50 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from math import isfinite
-from typing import Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
+from zlib import crc32
 
 import numpy as np
 
 from minipipe.autograd.modes import mode
 from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.core.objective import Objective
 from minipipe.data import take_last_draw
 from minipipe.execution import BatchLoss, PendingLoss
+from minipipe.execution.batch import Batch
 from minipipe.execution.checks.finite import FiniteCheck
-from minipipe.execution.checks.updates import fingerprint
+from minipipe.execution.checks.updates import fingerprint, form_of_array
 from minipipe.execution.executor import Binding, Executor
-from minipipe.execution.record import Record
 from minipipe.execution.source import name_of
 from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.plain_batch import PlainBatch
 from minipipe.pipeline.training_call import TrainingCall
 
+if TYPE_CHECKING:
+    from minipipe.execution.sums import GradientSums
+
 _numbers = count()  # of steps: each has its own file name
 
+# Does not warn of an overflow; in C, if NumPy shows what stands behind its function.
+_VDOT = getattr(np.vdot, "_implementation", np.vdot)
+
+Repeated = Callable[[Any, Any, Any, float], BatchLoss | Batch | None]
+
+_CALL = """\
+call = TrainingCall("step", inputs, targets, objective, True, pipeline.num_steps)
+rank.call, call.earlier = call, {}""".splitlines()
+"""For handlers."""
+
 _COMPARED = {
-    "mode": "call.is_training",
-    "number of training steps": "call.num_steps",
+    "mode": "pipeline._is_training",
+    "number of training steps": "pipeline.num_steps",
     "request for metrics and outputs": "0",
     "request for outputs": "False",
-    "scale": "objective.scale",
-    "inputs": "fingerprint(call.inputs)",
-    "targets": "fingerprint(call.targets)",
+    "scale": "scale",
+    "inputs": "fingerprint(inputs)",
+    "targets": "fingerprint(targets)",
     "batch of data": "take_last_draw()",
 }
 """Expressions for the numbers that ranks compare in a handshake, by name."""
@@ -62,6 +79,7 @@ def repeated(
     intake: Intake,
     finite: FiniteCheck,
     pending: deque[PendingLoss],
+    sums: GradientSums | None,
 ) -> RepeatedStep | None:
     """Return what runs steps like the last one; None if no other can be like it.
 
@@ -74,13 +92,17 @@ def repeated(
     finite : FiniteCheck
     pending : deque of PendingLoss
         The losses of earlier steps that nothing has waited for.
+    sums : GradientSums or None
+        The gradient all-reduces of replicas.
     """
     program, form = compiler.program, intake.last
     if program is None or not program.is_whole or form is None:
         return None
-    if form.call != "step" or finite.grid is not None:
+    if form.call != "step":
         return None
     names = {"rank": executor, "compiler": compiler, "pending": pending}
+    if sums is not None:
+        names["sums"] = sums
     step = RepeatedStep(executor, program, intake, form, finite, names)
     return step if step.source else None
 
@@ -106,11 +128,12 @@ class RepeatedStep:
     source : str
         The function; empty if a further instruction takes or gives a value.
     run : function
-        It. Returns None if the step has to be an ordinary one, which goes on from what
-        the call is then. Raises the errors of an ordinary step.
+        It, of the pipeline, the inputs, the targets and the scale. Returns the loss; or
+        None or a batch, if the step has to be an ordinary one, of that batch. Raises
+        the errors of an ordinary step.
     """
 
-    run: Callable[[TrainingCall], Record | None]
+    run: Repeated
 
     def __init__(
         self,
@@ -134,6 +157,8 @@ class RepeatedStep:
             "mode": mode,
             "ndarray": np.ndarray,
             "isfinite": isfinite,
+            "now": perf_counter,
+            "TrainingCall": TrainingCall,
         }
         self.source = "\n".join(self._lines())
         if self.source:
@@ -143,7 +168,7 @@ class RepeatedStep:
         """Return whether this is the step for calls like the last one now."""
         return compiler.program is self._program and intake.last is self._form
 
-    def _compiled(self) -> Callable[[TrainingCall], Record | None]:
+    def _compiled(self) -> Repeated:
         file = f"<step of rank {self._executor.group.rank}, {next(_numbers)}>"
         lines = self.source.splitlines(keepends=True)
         linecache.cache[file] = len(self.source), None, lines, file
@@ -168,6 +193,7 @@ class RepeatedStep:
         framing = [b for b in bindings if b.action.kind.declaration.of_rank]
         others = [b for b in framing if b.action.kind not in printers]
         self._has_others = bool(others)
+        self._has_sums = "sums" in self._names
         self._checks = any(b.action.kind == "FINITE" for b in framing)
         if any(binding.takes or binding.gives for binding in others):
             return []
@@ -183,29 +209,35 @@ class RepeatedStep:
             return []
         handshake, *behind = instructions
         forget = [f"{noun}_of_batch[0] = None" for noun in self._form.forms]
+        head = f"# rank {rank} of {program.name}, like the last step"
         return [
-            f"def step(call):  # rank {rank} of {program.name}, like the last step",
+            f"def step(pipeline, inputs, targets, scale):  {head}",
+            "    begun, steps = now(), pipeline._steps",
             *(f"    {line}" for line in handshake()),
             "    rank.begin_again(batch)",
-            *["    rank.call, call.earlier = call, {}"] * self._has_others,
+            *[f"    {line}" for line in _CALL] * self._has_others,
             "    for leaf in leaves:",
             "        leaf.grad = None",
             "    try:",
             "        program.run(rank)  # the schedule",
+            *["        sums.finish()"] * self._has_sums,
             *(f"        {line}" for lines in behind for line in lines()),
             *(f"        {line}" for line in forget),
-            "        return rank.record",
+            "        record = rank.record",
+            "        record.begun, record.left = begun, now()",
+            "        steps.records.append(record)",
+            "        return loss",
             "    except BaseException as error:",
             "        rank.fail(error)",
             "        if not compiler.begins_again(rank, error):",
             *(f"            {line}" for line in forget),
+            "            steps.records.clear()",
             "            raise",
             "        other = error",
             "    finally:",
             "        rank.forget()",
             "    rank.early[other.value] = other.arrived",
-            "    call.batch = batch",
-            "    return None",
+            "    return batch",
         ]
 
     def _handler(self, binding: Binding) -> Iterator[str]:
@@ -218,13 +250,12 @@ class RepeatedStep:
         """Yield the lines behind which all ranks make a call like the last one."""
         calls, form = self._intake.calls, self._form
         group: Any = self._executor.group
-        yield "objective, inputs, targets = call.objective, call.inputs, call.targets"
-        yield "if not call.waits or call.accumulates or call.name != 'step' or pending:"
+        yield "if rank.call is not None or pending or type(scale) is not float:"
         yield "    return None"
-        self._names["loss"] = form.loss
-        yield "if objective.where or objective.metrics or objective.loss is not loss:"
+        yield "if pipeline.measures_memory or mode().watch is not None:"
         yield "    return None"
-        yield "if mode().watch is not None:"
+        self._names["loss_function"] = form.loss
+        yield "if pipeline._objective.args[0] is not loss_function:"
         yield "    return None"
         for noun in form.forms:
             yield from self._comparison_with_last(noun)
@@ -247,7 +278,6 @@ class RepeatedStep:
         if calls.trained is not None and not calls.trained.is_alone:
             yield "calls.check_trained('step')"
         yield from self._batch()
-        yield "call.is_agreed = True"
 
     def _comparison_with_last(self, noun: str) -> Iterator[str]:
         shape, strides, dtype = self._form.forms[noun]
@@ -262,7 +292,11 @@ class RepeatedStep:
         intake, names = self._intake, self._intake.calls.compared
         self._names |= {"intake": intake, "names": names}
         self._names |= {"fingerprint": fingerprint, "take_last_draw": take_last_draw}
-        values = [_COMPARED[name] for name in names if name in _COMPARED]
+        values = [
+            self._fingerprint(name) or _COMPARED[name]
+            for name in names
+            if name in _COMPARED
+        ]
         if intake.calls.updates is not None:
             self._names["updates"] = intake.calls.updates
             values.append("*updates.marks().values()")
@@ -273,34 +307,59 @@ class RepeatedStep:
         agreed = self._form.agreed
         yield f"agreed = calls.agree('step', names, values, {agreed})"
         yield f"if agreed != {agreed}:"
-        yield "    call.batch = intake.agreed_batch("
-        yield "        'step', inputs, targets, objective, call.num_steps, agreed"
-        yield "    )"
-        yield "    return None"
+        yield "    parts = inputs, targets, pipeline._objective(scale=scale)"
+        yield "    return intake.agreed_batch('step', *parts, pipeline.num_steps, agreed)"
+
+    def _fingerprint(self, noun: str) -> str:
+        """Return what computes the fingerprint of an array of this rank; empty if it
+        needs more.
+        """
+        if noun not in self._form.forms:
+            return ""
+        shape, strides, dtype = self._form.forms[noun]
+        begin, positions = form_of_array(shape, dtype)
+        if positions is None or strides != np.empty(shape, dtype).strides:
+            return ""
+        self._names |= {"crc32": crc32, f"compared_{noun}": positions}
+        return f"crc32({noun}.take(compared_{noun}).tobytes(), {begin}) or 1"
 
     def _batch(self) -> Iterator[str]:
         """Yield the lines that make the batch of the last call one of this call."""
         batch, cuts = self._form.empty()
-        self._names |= {"batch": batch, "sizes": batch.sizes}
-        yield "batch.step, batch.training_step = calls.count, call.num_steps"
-        yield "batch.objective = objective"
+        objective = batch.objective = self._form.objective()
+        self._names |= {"batch": batch, "sizes": batch.sizes, "objective": objective}
+        yield "batch.step, batch.training_step = calls.count, pipeline.num_steps"
+        yield "objective.scale = scale"
+        yield "objective.losses.clear()"
         for noun, cut in cuts.items():
             self._names[f"{noun}_of_batch"] = cut.whole.arrays
             yield f"{noun}_of_batch[0] = {noun}"
+        if self._has_sums:
+            yield "sums.begin(False)"
         if self._intake.needs.targets:
             self._names["targets_in_microbatches"] = cuts.get("targets")
-            yield "objective.begin(sizes, targets_in_microbatches)"
+            begin = "objective.begin(sizes, targets_in_microbatches)"
+            if objective.weighs_by_form:
+                yield "if objective.targets is None:"
+                yield f"    {begin}"
+            else:
+                yield begin
 
     def _check(self) -> Iterator[str]:
         """Yield the lines that find a gradient that is not finite."""
         finite, program = self._finite, self._program
         self._names |= {"finite": finite, "given": program.given}
+        if finite.is_shared:  # by tensor-parallel ranks
+            yield "culprit, waits = finite.of_step(batch, waits=True).findings"
+            return
         yield "culprit = -1.0  # the number of a parameter whose gradient is not finite"
+        yield "waits = 1.0"
         if finite.may_overflow:
             return
-        yield "if objective.scale <= 1:"
-        if program.is_static and not self._has_others:
-            self._names |= {"vdot": np.vdot}  # which does not warn of an overflow
+        yield "if scale <= 1:"
+        has_others = self._has_others or self._has_sums or finite.xp is not np
+        if program.is_static and not has_others:
+            self._names |= {"vdot": _VDOT}
             yield "    squares = map(vdot, given.flat, given.flat)"
             yield "    if not all(map(isfinite, squares)):"
             yield "        culprit = float(finite.first_not_finite())"
@@ -310,18 +369,18 @@ class RepeatedStep:
     def _deliver(self) -> Iterator[str]:
         """Yield the lines that give all ranks the loss, and judge it."""
         intake, group = self._intake, self._executor.group
-        self._names["BatchLoss"] = BatchLoss
-        yield "call.is_computed = True"
+        self._names |= {"BatchLoss": BatchLoss, "results": Objective.numbers}
+        yield "pipeline.num_steps += 1"
         if intake.returns_input_gradients:
             self._names["intake"] = intake
             gradients = "batch, rank.record.input_gradients"
-            yield f"call.input_gradients = intake.input_gradients({gradients})"
+            yield f"steps.input_gradients = intake.input_gradients({gradients})"
         num_results = 1 + len(self._form.sizes)
-        findings = "culprit, 1.0" if self._checks else ""
+        findings = "culprit, waits" if self._checks else ""
         root = intake.delivery.root
-        own = (
-            f"objective.numbers({findings})" if group.rank == root else f"[{findings}]"
-        )
+        own = f"[{findings}]"
+        if group.rank == root:
+            own = f"[*results(objective), {findings}]"
         if intake.calls.is_alone:
             yield f"found = {{{root}: {own}}}"
         else:
@@ -331,7 +390,7 @@ class RepeatedStep:
             yield "part.call = 'step'"
             yield f"found = exchange({own}, calls.count)"
         yield f"numbers = found[{root}]"
-        yield f"call.loss = BatchLoss(numbers[0], numbers[1:{num_results}])"
+        yield f"loss = BatchLoss(numbers[0], numbers[1:{num_results}])"
         if self._checks:
             yield from self._judgement(num_results, root)
 
@@ -341,4 +400,4 @@ class RepeatedStep:
         culprits = " or ".join(f"found[{rank}][0] >= 0" for rank in ranks)
         yield f"if not all(map(isfinite, numbers)) or {culprits}:"
         yield "    findings = [found[number] for number in sorted(found)]"
-        yield "    finite.of_step(batch, waits=True).judge(call.loss, findings)"
+        yield "    finite.of_step(batch, waits=True).judge(loss, findings)"

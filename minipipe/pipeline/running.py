@@ -33,7 +33,6 @@ from minipipe.errors import (
 from minipipe.execution import BatchLoss
 from minipipe.execution.checks.calls import check_frozen, part_of
 from minipipe.execution.executor import Executor
-from minipipe.execution.handlers import handlers_of
 from minipipe.execution.objective import (
     BatchObjective,
     Exchange,
@@ -45,6 +44,7 @@ from minipipe.execution.objective import (
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
+from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import Microbatches, as_given, samples, sizes_of
 from minipipe.execution.stage import Stage
 from minipipe.execution.versions import HeldCopies, ReplicaSums, Updating

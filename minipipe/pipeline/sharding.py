@@ -138,9 +138,7 @@ class ShardedOptimiser(Optimiser):
                 f"pipeline.sharded was given a parameter of shape {foreign[0]} that is "
                 "not of this pipeline"
             )
-            raise ArgumentError(
-                "value", f"{message}; expected some of pipeline.parameters()."
-            )
+            raise ArgumentError(f"{message}; expected some of pipeline.parameters().")
         pieces = [self._pieces[id(parameter)][0] for parameter in self.parameters]
         # which has the state; its groups do not count
         self._sharded = rule(pieces, **numbers)

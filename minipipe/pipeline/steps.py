@@ -118,8 +118,6 @@ class Steps:
             from minipipe.execution.meter import MemoryMeter
 
             meters.append(MemoryMeter())
-        elif (repeated := self._compiling.repeated(given)) is not None:
-            return repeated
         # Frozen stages get no gradient back that shows that their sends, perhaps of the
         # inputs themselves, have finished.
         finishes_sends = given.waits or self._schedule.first_backward_stage > 0
@@ -144,7 +142,6 @@ class Steps:
         taken = len(self.records)
         if num_steps > taken:
             raise ArgumentError(
-                "value",
                 f"timeline: num_steps is {num_steps}; {counted(taken, 'step')} are "
                 f"known since the last error, if any; at most {_KEPT} are kept. Call "
                 "step() first.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_BLACK, _WHITE = "#000000", "#ffffff"
+_BLACK = "#000000"
+_WHITE = "#ffffff"
 
 
 def text_on(colour: str) -> str:
@@ -18,9 +19,8 @@ def _contrast(first: str, second: str) -> float:
     """Return the contrast of two colours, from 1 to 21, as the Web Content
     Accessibility Guidelines 2.1 define it.
     """
-    darker, lighter = sorted(
-        luminance(channels_of(colour)) for colour in (first, second)
-    )
+    channels = map(channels_of, (first, second))
+    darker, lighter = sorted(map(luminance, channels))
     return (lighter + 0.05) / (darker + 0.05)
 
 
@@ -32,10 +32,14 @@ def luminance(channels: Sequence[float]) -> float:
     ----------
     Web Content Accessibility Guidelines 2.1, "relative luminance".
     """
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
-    ]
+    linear = map(_linear, channels)
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def _linear(channel: float) -> float:
+    if channel <= 0.04045:
+        return channel / 12.92
+    return ((channel + 0.055) / 1.055) ** 2.4
 
 
 def channels_of(colour: str) -> tuple[float, float, float]:

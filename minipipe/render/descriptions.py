@@ -63,9 +63,9 @@ def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
     'activations held'
     """
     if not is_memory:
-        return "activations held" + (
-            f", in {ONE_UNIT}" if any(panel.pairs for panel in panels) else ""
-        )
+        if any(panel.pairs for panel in panels):
+            return f"activations held, in {ONE_UNIT}"
+        return "activations held"
     has_recomputation = any(panel.recomputes for panel in panels)
     if has_recomputation:
         return "memory held, with recomputed activations during a backward"
@@ -196,9 +196,8 @@ def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], st
     ([<ActionKind.FINITE: 'FINITE'>, <ActionKind.LOSS: 'LOSS'>], 'frame of the step')
     """
     ordered = [kind for kind in map(ActionKind, KINDS) if kind in kinds]
-    entries = [
-        ([kind], kind.declaration.words) for kind in ordered if not kind.is_of_rank
-    ]
+    own = (kind for kind in ordered if not kind.is_of_rank)
+    entries = [([kind], kind.declaration.words) for kind in own]
     frame = [kind for kind in ordered if kind.is_of_rank]
     return [*entries, (frame, "frame of the step")] if frame else entries
 

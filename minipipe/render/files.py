@@ -27,10 +27,11 @@ _TEXT_WIDTH = 120  # columns: a file may be wider than a terminal
 def _text(
     *drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()
 ) -> str:
-    head = [*([printable(title)] if title else []), *note_lines(notes)]
-    return "\n".join(
-        [*head, *([""] if head else []), draw_text(*drawn, width=_TEXT_WIDTH), ""]
-    )
+    head = list(note_lines(notes))
+    if title:
+        head = [printable(title), *head]
+    blank = [""] if head else []
+    return "\n".join([*head, *blank, draw_text(*drawn, width=_TEXT_WIDTH), ""])
 
 
 # The drawing of a file with each ending. Pictures are drawn as SVG, and then converted.
@@ -164,7 +165,7 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         reason = f"{quoted(str(path), 200)} {given}"
         how = f"expected {', '.join(others)} or {last}"
-        raise ArgumentError("value", f"{reason}; {how}.")
+        raise ArgumentError(f"{reason}; {how}.")
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))
     return ending
@@ -176,9 +177,9 @@ def _cairosvg(given: str) -> ModuleType:
     except ImportError:
         what = f"{given!r} needs CairoSVG, which is not installed"
         message = f"{what}; run `pip install cairosvg`, or write .svg."
-        raise ArgumentError("value", message) from None
+        raise ArgumentError(message) from None
     except OSError:  # CairoSVG is installed, but cannot load the library
         what = f"{given!r} needs the library Cairo, which is not installed"
         message = f"{what}; run `apt-get install libcairo2`"
-        raise ArgumentError("value", f"{message}, or write .svg.") from None
+        raise ArgumentError(f"{message}, or write .svg.") from None
     return cairosvg

@@ -197,7 +197,8 @@ class LogAxis(NamedTuple):
 
     def powers_of_two(self) -> list[float]:
         """Return the powers of two on the axis."""
-        first, last = math.ceil(math.log2(self.least)), math.floor(math.log2(self.most))
+        first = math.ceil(math.log2(self.least))
+        last = math.floor(math.log2(self.most))
         return [2.0**power for power in range(first, last + 1)]
 
     def round_amounts(self, factors: Sequence[int] = (1, 2, 5)) -> list[float]:

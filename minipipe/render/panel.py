@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import permutations, starmap
+from itertools import chain, count, permutations, starmap
 from typing import NamedTuple
 
 from minipipe.core.values import KINDS
@@ -26,7 +26,8 @@ from minipipe.specs import Spec
 
 # In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together:
 # whole rounds of F B and of F I W, so that bands look alike.
-NARROW, TOGETHER = 3, 12
+NARROW = 3
+TOGETHER = 12
 
 
 _DRAWN = Spec(ActionTable | Timeline, expected="a Schedule or a Timeline", code="type")
@@ -70,19 +71,12 @@ class Panel:
         self.pairs = pairs
         self.num_slices = timeline.num_slices
         replicas = _replicas(timeline)
-        on_ranks = (
-            {span.action.stage for span in row if not span.action.kind.is_of_rank}
-            for row in timeline.spans
-        )
-        self.stages = tuple(
-            tuple(
-                stage
-                for _, stage in sorted(
-                    (replicas[stage].index(rank), stage) for stage in stages
-                )
-            )
-            for rank, stages in enumerate(on_ranks)
-        )
+        stages: list[tuple[int, ...]] = []
+        for rank in range(timeline.num_ranks):
+            homes = replicas.items()
+            own = sorted((on.index(rank), stage) for stage, on in homes if rank in on)
+            stages.append(tuple(stage for _, stage in own))
+        self.stages = tuple(stages)
         self.has_replicas = any(len(ranks) > 1 for ranks in replicas.values())
 
     def chunk_of(self, rank: int, action: Action) -> int:
@@ -110,19 +104,15 @@ class Panel:
         sums = (found for found in self.timeline.sums if rank in found.ranks)
         own = [Beside(s.actions[s.ranks.index(rank)], s.begin, s.end, s) for s in sums]
         copies = self.timeline.copies[rank] if self.timeline.copies else ()
-        return [
-            each for each in (*own, *starmap(Beside, copies)) if each.end > each.start
-        ]
+        every = (*own, *starmap(Beside, copies))
+        return [each for each in every if each.end > each.start]
 
     def kinds_beside(self) -> list[ActionKind]:
         """Return the kinds of transfers concurrent with actions, each for a thin lane
         of its own.
         """
-        found = {
-            each.action.kind
-            for rank in range(self.timeline.num_ranks)
-            for each in self.beside(rank)
-        }
+        beside = map(self.beside, range(self.timeline.num_ranks))
+        found = {each.action.kind for each in chain.from_iterable(beside)}
         return [kind for kind in map(ActionKind, KINDS) if kind in found]
 
     def names_stage(self, rank: int) -> bool:
@@ -142,19 +132,15 @@ class Panel:
     @property
     def held_activations(self) -> tuple[tuple[float, ...], ...]:
         """The activations held after each span, by rank."""
-        return tuple(
-            tuple(self._counted(held) for held in row)
-            for row in self.timeline.held_activations
-        )
+        rows = self.timeline.held_activations
+        return tuple(tuple(map(self._counted, row)) for row in rows)
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, activations held) at the start and at the end of each span of a
         rank: a curve of steps.
         """
-        return [
-            (time, self._counted(held))
-            for time, held in self.timeline.activations_over_time(rank)
-        ]
+        curve = self.timeline.activations_over_time(rank)
+        return [(time, self._counted(held)) for time, held in curve]
 
     def idle_until(self, rank: int, time: float) -> float:
         """Return the idle time of a rank from the start of the timeline until ``time``
@@ -168,11 +154,8 @@ class Panel:
         [1.0, 5.0, 9.0]
         """
         now = self.timeline.start + time
-        return sum(
-            min(slot.end, now) - slot.start
-            for slot in self.timeline.idle[rank]
-            if slot.start < now
-        )
+        slots = (slot for slot in self.timeline.idle[rank] if slot.start < now)
+        return sum(min(slot.end, now) - slot.start for slot in slots)
 
     def _counted(self, pairs: float) -> float:
         return pairs / (self.pairs or 1)
@@ -201,24 +184,24 @@ class Panel:
         """Whether some backward holds more while it runs than before and after it:
         recomputed activations.
         """
-        memory, during = self.timeline.memory, self.timeline.memory_during
+        memory = self.timeline.memory
+        during = self.timeline.memory_during
         # during copies, more may be held
         if memory is None or during is None or self.timeline.copies:
             return False
-        return any(
-            span.action.kind.is_backward and most > max(before, after)
-            for spans, row, held in zip(self.timeline.spans, memory, during)
-            for span, before, after, most in zip(spans, (0, *row), row, held)
-        )
+        for spans, row, held in zip(self.timeline.spans, memory, during):
+            for span, before, after, most in zip(spans, (0, *row), row, held):
+                if span.action.kind.is_backward and most > max(before, after):
+                    return True
+        return False
 
     @property
     def has_late_receipts(self) -> bool:
         """Whether a receiver of a measured message came late, so that its arrow is
         longer than the time in flight.
         """
-        return any(
-            not message.was_awaited for message in self.timeline.measured_messages
-        )
+        messages = self.timeline.measured_messages
+        return not all(message.was_awaited for message in messages)
 
     @cached_property
     def joined(self) -> dict[Action, Span]:
@@ -229,10 +212,7 @@ class Panel:
 
     @cached_property
     def _chunks(self) -> list[dict[int, int]]:
-        return [
-            {stage: chunk for chunk, stage in enumerate(stages)}
-            for stages in self.stages
-        ]
+        return [dict(zip(stages, count())) for stages in self.stages]
 
 
 def side_by_side(spans: Sequence[Span]) -> list[Span]:
@@ -248,12 +228,13 @@ def side_by_side(spans: Sequence[Span]) -> list[Span]:
     """
     drawn: list[Span] = []
     for group in in_groups(spans):
-        start, part = group[0].start, (group[-1].end - group[0].start) / len(group)
-        halves = (
-            Span(span.action, start + i * part, start + (i + 1) * part)
-            for i, span in enumerate(group)
-        )
-        drawn += group if len(group) == 1 else halves
+        start = group[0].start
+        part = (group[-1].end - group[0].start) / len(group)
+        if len(group) == 1:
+            drawn += group
+            continue
+        for i, span in enumerate(group):
+            drawn.append(Span(span.action, start + i * part, start + (i + 1) * part))
     return drawn
 
 
@@ -302,23 +283,15 @@ def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
     least = min([1.0, *filter(None, counts)])
     counts = [count / least for count in counts]
     kinds = [(count, item.num_slices) for count, item in zip(counts, drawn)]
-    are_alike = len(set(kinds)) == 1 or not all(
-        count >= 1 and count.is_integer() for count in counts
-    )
+    are_whole = all(count >= 1 and count.is_integer() for count in counts)
+    are_alike = len(set(kinds)) == 1 or not are_whole
     return [1 if are_alike else int(count) * slices for count, slices in kinds]
 
 
 def _num_stages(item: ActionTable | Timeline) -> int:
     if isinstance(item, ActionTable):
         return item.num_stages
-    return len(
-        {
-            span.action.stage
-            for row in item.spans
-            for span in row
-            if not span.action.kind.is_of_rank
-        }
-    )
+    return len(_replicas(item))
 
 
 def chunks_of(item: ActionTable | Timeline, share: int) -> int:
@@ -343,28 +316,29 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     """
     if not drawn:
         raise ArgumentError(
-            "value", "Nothing to draw; expected at least one Schedule or Timeline."
+            "Nothing to draw; expected at least one Schedule or Timeline."
         )
     for item in drawn:
         _DRAWN.check("An argument", item)
     pairs = shares(drawn)
-    timelines = [
-        item
-        if isinstance(item, Timeline)
-        else simulate(item, Costs().cut(chunks_of(item, share)))
-        for item, share in zip(drawn, pairs)
-    ]
+    timelines = list(map(_timeline_of, drawn, pairs))
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
         several = f"These timelines are in {' and in '.join(units)}"
         message = f"{several}, so one axis cannot show them together."
         raise ArgumentError(
-            "value",
             f"{message} Simulate the predicted timeline with Costs(unit='s') and "
             "times in seconds.",
         )
     own = [timeline.pairs_per_microbatch for timeline in timelines]
-    pairs = pairs if None in own else [count or 1 for count in own]
-    return tuple(
-        map(Panel, timelines, pairs if max(pairs) > 1 else [None] * len(pairs))
-    )
+    if None not in own:
+        pairs = [count or 1 for count in own]
+    if max(pairs) == 1:
+        return tuple(map(Panel, timelines))
+    return tuple(map(Panel, timelines, pairs))
+
+
+def _timeline_of(item: ActionTable | Timeline, share: int) -> Timeline:
+    if isinstance(item, Timeline):
+        return item
+    return simulate(item, Costs().cut(chunks_of(item, share)))

@@ -116,11 +116,8 @@ def perfetto_trace(
     # of processes, threads and messages: all are distinct, whatever a viewer joins by
     numbers = count(1)
     processes = [_Process(panel, numbers) for panel in panels_of(drawn)]
-    events = [
-        json.dumps(event, allow_nan=False)
-        for process in processes
-        for event in process.events()
-    ]
+    every = chain.from_iterable(process.events() for process in processes)
+    events = [json.dumps(event, allow_nan=False) for event in every]
     facts = {"title": title and printable(title), "notes": note_lines(notes)}
     given = {name: fact for name, fact in facts.items() if fact}
     timelines = [process.summary() for process in processes]
@@ -144,21 +141,18 @@ class _Process:
         if not timeline.makespan * self.scale < _LONGEST:
             length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
             raise ArgumentError(
-                "value",
                 f"{length}, but a trace may last at most "
                 f"{_LONGEST / self.scale:.3g}; choose another unit.",
             )
         self.process = next(numbers)
         # by rank: actions, idle time
         self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]
-        self.beside = {  # by rank, kind and stage of concurrent transfers
-            place: next(numbers)
-            for rank in range(timeline.num_ranks)
-            for place in dict.fromkeys(
-                (rank, each.action.kind, each.action.stage)
-                for each in panel.beside(rank)
-            )
-        }
+        # by rank, kind and stage of concurrent transfers
+        self.beside: dict[tuple[int, ActionKind, int], int] = {}
+        for rank in range(timeline.num_ranks):
+            for (stage, kind, _), *_ in panel.beside(rank):
+                if (rank, kind, stage) not in self.beside:
+                    self.beside[rank, kind, stage] = next(numbers)
 
     def summary(self) -> Event:
         timeline = self.timeline
@@ -188,7 +182,8 @@ class _Process:
     # -- the kinds of events -----------------------------------------------------------
 
     def names(self) -> Iterator[Event]:
-        timeline, process = self.timeline, self.process
+        timeline = self.timeline
+        process = self.process
         yield self.named(
             "process_name", process, name=f"{timeline.name}, {origin(timeline)}"
         )
@@ -198,21 +193,20 @@ class _Process:
             "process_labels", process, labels=f"makespan {makespan},bubble {bubble}"
         )
         yield self.named("process_sort_index", process, sort_index=self.process)
-        named = (
-            (rank, name, thread)
-            for rank, own in enumerate(self.threads)
-            for name, thread in zip(("", ", idle"), own)
-        )
-        beside = (
-            (rank, f", {_BESIDE.get(kind, kind)} of stage {stage}", thread)
-            for (rank, kind, stage), thread in self.beside.items()
-        )
-        for rank, name, thread in sorted(chain(named, beside)):
+        named = []
+        for rank, (thread, idle) in enumerate(self.threads):
+            named += [(rank, "", thread), (rank, ", idle", idle)]
+        for (rank, kind, stage), thread in self.beside.items():
+            named.append(
+                (rank, f", {_BESIDE.get(kind, kind)} of stage {stage}", thread)
+            )
+        for rank, name, thread in sorted(named):
             yield self.named("thread_name", thread, name=f"rank {rank}{name}")
             yield self.named("thread_sort_index", thread, sort_index=thread)
 
     def actions(self, rank: int) -> Iterator[Event]:
-        thread, names_stage = self.threads[rank][0], self.panel.names_stage(rank)
+        thread = self.threads[rank][0]
+        names_stage = self.panel.names_stage(rank)
         for index, (action, start, end) in enumerate(self.timeline.spans[rank]):
             if end > start or not action.kind.is_communication:
                 name = short_label(action, names_stage)
@@ -230,27 +224,27 @@ class _Process:
 
     def about(self, rank: int, index: int) -> Event:
         """Return the details of an action, which viewers show on a click."""
-        timeline, action = self.timeline, self.timeline.spans[rank][index].action
-        place = {
+        timeline = self.timeline
+        action = self.timeline.spans[rank][index].action
+        place: Event = {
             "stage": action.stage,
             "microbatch": number_of(action.microbatch, timeline.num_slices),
         }
-        about = {
-            **({} if action.kind.is_of_rank else place),
-            "kind": action.kind.declaration.words,
-            "held activations after it": self.panel.held_activations[rank][index],
-            "on the critical path": action in self.critical,
-        }
+        about = {} if action.kind.is_of_rank else place
+        about["kind"] = action.kind.declaration.words
+        held = self.panel.held_activations[rank][index]
+        about["held activations after it"] = held
+        about["on the critical path"] = action in self.critical
         if timeline.memory:
-            about[f"held {timeline.memory_unit} after it"] = timeline.memory[rank][
-                index
-            ]
+            memory = timeline.memory[rank][index]
+            about[f"held {timeline.memory_unit} after it"] = memory
         return about
 
     def idle(self, rank: int) -> Iterator[Event]:
         for idle in self.timeline.idle[rank]:
             if self.steps(idle.end) > self.steps(idle.start):
-                thread, about = self.threads[rank][1], {"why": describe_idle(idle)}
+                thread = self.threads[rank][1]
+                about = {"why": describe_idle(idle)}
                 yield self.slice_of(
                     idle.cause.value,
                     "idle",
@@ -263,16 +257,12 @@ class _Process:
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
+        names = ("held", "activations")
+        curve = self.panel.activations_over_time(rank)
         if timeline.memory:
+            names = ("memory", timeline.memory_unit)
             curve = timeline.memory_over_time(rank)
-        else:
-            curve = self.panel.activations_over_time(rank)
-        name, series = (
-            ("memory", timeline.memory_unit)
-            if timeline.memory
-            else ("held", "activations")
-        )
-        yield from self.counter(rank, name, series, [(timeline.start, 0), *curve])
+        yield from self.counter(rank, *names, [(timeline.start, 0), *curve])
 
     def counter(
         self, rank: int, name: str, series: str, curve: Iterable[tuple[float, float]]
@@ -298,7 +288,8 @@ class _Process:
                     "came last": f"rank {whole.last_rank}",
                 }
             if self.steps(end) > self.steps(start):
-                thread, kind = self.beside[rank, action.kind, action.stage], action.kind
+                thread = self.beside[rank, action.kind, action.stage]
+                kind = action.kind
                 name = short_label(action, self.panel.names_stage(rank))
                 colour = _COLOURS.get(kind, _OTHER_COLOUR)
                 yield self.slice_of(name, kind.value, colour, thread, start, end, about)
@@ -315,7 +306,8 @@ class _Process:
         Both ends lie half a step inside. At the very edge, a viewer might choose the
         adjacent slice.
         """
-        produced, consumed = spans[message.value], spans[message.used_by]
+        produced = spans[message.value]
+        consumed = spans[message.used_by]
         ends = self.steps(consumed.start)
         # the clocks of ranks may differ: no arrow points back in time
         starts = min(self.steps(produced.end), ends)

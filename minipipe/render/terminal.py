@@ -85,7 +85,9 @@ def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
     """
     shades = SHADES.get(kind, _GREYS)
     shade = shades[min(chunk, len(shades) - 1)]
-    text = shade if not is_label else 16 if luminance(shade) > 0.18 else 231
+    text = shade
+    if is_label:
+        text = 16 if luminance(shade) > 0.18 else 231
     return f"38;5;{text};48;5;{shade}"
 
 

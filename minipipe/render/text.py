@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.specs import TEXT_WIDTH
 
 # with space between labels; before labels shrink to letters
-_FEW_BANDS, _MANY_BANDS = 4, 6
+_FEW_BANDS = 4
+_MANY_BANDS = 6
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
 _LETTERS = {
     ActionKind.SEND_F: "S",
@@ -89,9 +90,8 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
     name = action.kind.value
     if action.kind.is_of_rank:
         return [name]
-    short = [
-        f"{letter}{action.microbatch}" for letter in dict.fromkeys((name, name[0]))
-    ]
+    letters = dict.fromkeys((name, name[0]))
+    short = [f"{letter}{action.microbatch}" for letter in letters]
     short.append(name[0])
     if not panel.names_stage(rank):
         return short
@@ -137,7 +137,8 @@ def places_of(
     """
     if not columns.makespan or not spans:
         return [(0, 0)] * len(spans)
-    places, taken = [], 0
+    places = []
+    taken = 0
     for _, begin, end in spans:
         first = max(taken, round(columns.column(begin - start)))
         taken = max(first + 1, round(columns.column(end - start)))
@@ -211,7 +212,8 @@ def _of_whole_units(
     if units > _MANY_BANDS * room:
         return _of_any_times(panels, makespan, room)
     most = min(_MOST_COLUMNS, room // units)
-    names, short = label_width(panels, True), label_width(panels, False)
+    names = label_width(panels, True)
+    short = label_width(panels, False)
     if most * shortest >= names:
         return Columns(makespan, units * most, room)
     # whose case tells the stage
@@ -226,12 +228,8 @@ def _of_whole_units(
         each = math.ceil(width / shortest)
         bands = math.ceil(units / (room // each))
         if bands <= most_bands:
-            return Columns(
-                makespan,
-                units * each,
-                _even(units, bands, room // each) * each,
-                names_stages,
-            )
+            band = _even(units, bands, room // each) * each
+            return Columns(makespan, units * each, band, names_stages)
     each = max(1, _FEW_BANDS * room // units)
     return Columns(makespan, units * each, room // each * each, names_stages=False)
 
@@ -248,7 +246,8 @@ def _even(units: int, bands: int, most: int) -> int:
 def _of_any_times(
     panels: Sequence[Panel], makespan: float, room: int, _: int = 1
 ) -> Columns | None:
-    names, short = label_width(panels, True), label_width(panels, False)
+    names = label_width(panels, True)
+    short = label_width(panels, False)
     ratio = makespan / shortest_time(panels)  # may be infinite
     for width, names_stages, most_bands in (
         (names, True, 1),
@@ -259,20 +258,18 @@ def _of_any_times(
     ):
         bands = width * ratio / room
         if bands <= most_bands:
-            return Columns(
-                makespan, room * max(1, math.ceil(bands)), room, names_stages
-            )
+            total = room * max(1, math.ceil(bands))
+            return Columns(makespan, total, room, names_stages)
     return None
 
 
 def _are_whole(panels: Sequence[Panel], per_unit: int) -> bool:
-    return all(
-        float((time - panel.timeline.start) * per_unit).is_integer()
-        for panel in panels
-        for row in panel.timeline.spans
-        for _, start, end in row
-        for time in (start, end)
-    )
+    for panel in panels:
+        begin = panel.timeline.start
+        times = chain(*(span[1:] for span in chain(*panel.timeline.spans)))
+        if not all(float((time - begin) * per_unit).is_integer() for time in times):
+            return False
+    return True
 
 
 _IDLE = "·"
@@ -364,7 +361,7 @@ def draw_text(
         drawing = f"The drawing would have {characters:,} characters"
         message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
         problem = f"{message} Choose the format svg, html or perfetto"
-        raise ArgumentError("value", f"{problem}, which have no columns.")
+        raise ArgumentError(f"{problem}, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [
         _band(panels, rows, first, columns, margin, colour)
@@ -392,9 +389,8 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
         lanes: dict[ActionKind, list[Cell]] = {}
         for action, start, end, _ in panel.beside(rank):
             cells = lanes.setdefault(action.kind, [])
-            first, last = (
-                round(columns.column(t - panel.timeline.start)) for t in (start, end)
-            )
+            first = round(columns.column(start - panel.timeline.start))
+            last = round(columns.column(end - panel.timeline.start))
             cells += [_EMPTY] * (last - len(cells))
             if action.kind is ActionKind.REDUCE_GRAD:
                 filled = ground(
@@ -412,13 +408,14 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     """Return the cells of one rank, up to the end of its timeline."""
     timeline = panel.timeline
+    length = columns.total
     if columns.makespan:
         length = math.ceil(columns.column(timeline.makespan))
-    else:
-        length = columns.total
     spans = drawn_spans(timeline.spans[rank])
     places = places_of(spans, timeline.start, columns)
-    cells: list[Cell] = [(_IDLE, IDLE)] * max(length, places[-1][1] if places else 0)
+    if places:
+        length = max(length, places[-1][1])
+    cells: list[Cell] = [(_IDLE, IDLE)] * length
     for span, (first, last) in zip(spans, places):
         cells[first:last] = action_cells(
             panel, rank, span.action, last - first, columns.names_stages
@@ -439,21 +436,18 @@ def action_cells(
 
     The forward of an overlapped pair ends in ``&``.
     """
+    mark = ""
     if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1:
         mark = "&"
-    else:
-        mark = ""
     texts = labels(panel, rank, action, names_stages)
     label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)
     if not has_begun:
-        return (
-            [(letter, IDLE) for letter in label]
-            + [_EMPTY] * rest
-            + [(letter, IDLE) for letter in mark]
-        )
+        grey = [(letter, IDLE) for letter in label + mark]
+        return [*grey[: len(label)], *[_EMPTY] * rest, *grey[len(label) :]]
     chunk = panel.chunk_of(rank, action)
-    text, fill = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
+    text = ground(action.kind, chunk)
+    fill = ground(action.kind, chunk, is_label=False)
     filling = _filling(action.kind) * rest + mark
     return [(letter, text) for letter in label] + [(letter, fill) for letter in filling]
 
@@ -479,15 +473,13 @@ def legend(
     drawn = {span.action.kind for row in rows for span in drawn_spans(row)}
     drawn |= {kind for panel in panels for kind in panel.kinds_beside()}
     entries: list[tuple[list[Cell], str]] = []
-    for kinds, words in entries_of(drawn):
-        first, *others = kinds
+    for (first, *others), words in entries_of(drawn):
         name = f"{words}: {first}" if first.is_of_rank else words
-        entries += [
-            ([*_sample(first)], f" {name}"),
-            *(([], str(kind)) for kind in others),
-        ]
+        entries.append(([*_sample(first)], f" {name}"))
+        entries += (([], str(kind)) for kind in others)
     entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
-    lines, length = [""], 0
+    lines = [""]
+    length = 0
     for cells, words in entries:
         if length + len(cells) + len(words) + 2 > width:  # with the commas around it
             lines.append("")
@@ -521,11 +513,10 @@ def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
     """Return cells as text, with their colours or without."""
     if not colour:
         return "".join(map(itemgetter(0), cells))
-    runs = (
-        (code, "".join(map(itemgetter(0), run)))
-        for code, run in groupby(cells, itemgetter(1))
-    )
-    return "".join(paint(text, code) for code, text in runs)
+    painted = []
+    for code, run in groupby(cells, itemgetter(1)):
+        painted.append(paint("".join(map(itemgetter(0), run)), code))
+    return "".join(painted)
 
 
 def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
@@ -535,12 +526,10 @@ def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
     scale, name = scale_of(unit)
     last = min(first + columns.band, columns.total)
     line = name[: margin - 1].ljust(margin)
-    for time in _ticks(
-        scale * columns.time(first),
-        scale * columns.time(last),
-        scale * columns.time(10),
-    ):
-        at, label = margin + round(columns.column(time / scale)) - first, f"|{time:g}"
+    ends = (scale * columns.time(column) for column in (first, last, 10))
+    for time in _ticks(*ends):
+        at = margin + round(columns.column(time / scale)) - first
+        label = f"|{time:g}"
         if len(line) <= at and at + len(label) <= margin + last - first:
             line = line.ljust(at) + label + " "
     return line.rstrip()
@@ -568,7 +557,8 @@ def _band(
     """Draw one band of columns: an axis, and below it all panels that extend into the
     band.
     """
-    lines, last = [], first + columns.band
+    lines = []
+    last = first + columns.band
     if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
         lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
     for panel, named in zip(panels, rows):
@@ -576,13 +566,10 @@ def _band(
             continue
         if len(panels) > 1:
             lines.append(" " * margin + title(panel.timeline))
-        shown = ((name, row[first:last]) for name, row in named)
-        drawn = (
-            (name, row)
-            for name, row in shown
-            if name.startswith("rank") or any(cell != _EMPTY for cell in row)
-        )
-        lines += [name.ljust(margin) + paint_cells(row, colour) for name, row in drawn]
+        for name, row in named:
+            cells = row[first:last]
+            if name.startswith("rank") or any(cell != _EMPTY for cell in cells):
+                lines.append(name.ljust(margin) + paint_cells(cells, colour))
     return "\n".join(lines)
 
 

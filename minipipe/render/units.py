@@ -27,8 +27,5 @@ def round_step(least: float) -> float:
     (0.5, 20.0, 50.0)
     """
     power = 10.0 ** math.floor(math.log10(least))
-    return next(
-        factor * power
-        for factor in (1, 2, 5, 10)
-        if factor * power >= least * (1 - 1e-9)
-    )
+    steps = (factor * power for factor in (1, 2, 5, 10))
+    return next(step for step in steps if step >= least * (1 - 1e-9))

@@ -33,6 +33,7 @@ from minipipe.schedules.bidirectional import dualpipe as dualpipe
 from minipipe.schedules.bidirectional import hanayo as hanayo
 from minipipe.schedules.declaring import declare as declare
 from minipipe.schedules.declaring import declared as declared
+from minipipe.schedules.fill_drain import gpipe as gpipe
 from minipipe.schedules.interleaved import eager_1f1b as eager_1f1b
 from minipipe.schedules.interleaved import interleaved_1f1b as interleaved_1f1b
 from minipipe.schedules.interleaved import interleaved_zb as interleaved_zb
@@ -43,7 +44,6 @@ from minipipe.schedules.registry import TRADES as TRADES
 from minipipe.schedules.registry import build as build
 from minipipe.schedules.sequential import forward_only as forward_only
 from minipipe.schedules.sequential import forward_only_over as forward_only_over
-from minipipe.schedules.sequential import gpipe as gpipe
 from minipipe.schedules.sequential import one_microbatch as one_microbatch
 from minipipe.schedules.sequential import sequential as sequential
 from minipipe.schedules.simulation.comparison import sweep as sweep

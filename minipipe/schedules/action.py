@@ -185,10 +185,9 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         # it may be a letter
-        is_word = isinstance(self.kind, ActionKind) and self.kind.is_of_rank
-        return (
-            str(self.kind) if is_word else f"{self.stage}{self.kind}{self.microbatch}"
-        )
+        if isinstance(self.kind, ActionKind) and self.kind.is_of_rank:
+            return str(self.kind)
+        return f"{self.stage}{self.kind}{self.microbatch}"
 
     @classmethod
     def parse(cls, cell: str) -> Action:

@@ -202,23 +202,21 @@ def _with_updates(
     row: Sequence[Action], ends: Sequence[int], before: Before
 ) -> Iterator[Action]:
     """Yield a row of 1F1B with the U of each batch, named by its last microbatch."""
-    stage, last = row[0].stage, ends[-1]
+    stage = row[0].stage
+    last = ends[-1]
     waiting = deque(Action(stage, U, k) for k in ends)
     has_forwards = True
     for action in row:
-        while (
-            waiting
-            and action.kind is F
-            and before(waiting[0].microbatch) == action.microbatch
-        ):
+        while waiting and action.kind is F:
+            if before(waiting[0].microbatch) != action.microbatch:
+                break
             yield waiting.popleft()
         yield action
         has_forwards = has_forwards and action != Action(stage, F, last)
         # If there is no such F, the U comes once no later F would get newer weights
         # from it.
-        while (
-            waiting and action.kind is B and waiting[0].microbatch <= action.microbatch
-        ):
+        is_backward = action.kind is B
+        while waiting and is_backward and waiting[0].microbatch <= action.microbatch:
             if has_forwards and before(waiting[0].microbatch) is not None:
                 break
             yield waiting.popleft()

@@ -177,7 +177,7 @@ def _check_uses(kind: Kind, nouns: Mapping[str, Noun]) -> None:
             if not isinstance(uses, Uses):
                 given = f"The declaration of {kind.name} returns {quoted(uses)}"
                 message = f"{given} for stage {stage}; expected Uses(…), or None."
-                raise ArgumentError("value", message)
+                raise ArgumentError(message)
             _check_values(kind, site, uses)
             _check_ranges(kind, site, uses, nouns, bool(varies))
             _check_owners(kind, uses, nouns)
@@ -193,7 +193,7 @@ def _tried(kind: Kind, name: str, given: object, where: str) -> Any:
         cause = f"{type(error).__name__}: {error}"
         hint = f"expected a function of a {argument} that fits tables of any size"
         message = f"{failure}: {cause}; {hint}."
-        raise ArgumentError("value", message) from error
+        raise ArgumentError(message) from error
 
 
 def _check_meeting(kind: Kind, site: Site) -> None:
@@ -201,14 +201,13 @@ def _check_meeting(kind: Kind, site: Site) -> None:
     if kind.message:
         hint = "a value whose Noun has travels=True can be taken on another rank"
         how = f"is declared as a message, {quoted(kind.message)}"
-        message = f"{kind.name} {how}; {hint}."
-        raise ArgumentError("value", message)
+        raise ArgumentError(f"{kind.name} {how}; {hint}.")
     if kind.meets is None:
         return
     if kind.lane != "compute":
         message = f"{kind.name} meets others on the lane {quoted(kind.lane)}; expected "
         message += "the lane 'compute', on which all of them start and end together."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     where = f"stage {site.stage} of {site.setting.num_stages}"
     _MEETING.check(f"The meeting of {kind.name}", _tried(kind, "meets", site, where))
 
@@ -223,7 +222,7 @@ def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
             given = f"the value {value.name!r} of a {nouns[value.name].owner}"
             where = f"{kind.name} is an instruction of a {owner} and gives {given}"
             hint = f"expected a Noun with of_rank={kind.of_rank}"
-            raise ArgumentError("value", f"{where}; {hint}.")
+            raise ArgumentError(f"{where}; {hint}.")
 
 
 def _check_ranges(
@@ -233,21 +232,20 @@ def _check_ranges(
     num_stages = site.setting.num_stages
     if uses.temporary and uses.temporary not in nouns:
         where = f"{kind.name} has the temporary value {quoted(uses.temporary)}"
-        raise ArgumentError("value", f"{where}, which is not declared.")
+        raise ArgumentError(f"{where}, which is not declared.")
     for value in (*uses.takes, *uses.gives, *uses.reads):
         where = f"{kind.name} of stage {site.stage} uses the value {value.name!r}"
         if value.name not in nouns:
             hint = f"declare(kind, {{{value.name!r}: Noun(…)}}) adds it"
-            message = f"{where}, which is not declared; {hint}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{where}, which is not declared; {hint}.")
         if value.stage not in range(num_stages):
             hint = "a stage without such a neighbour uses no such value"
             where = f"{where} of stage {value.stage} of {num_stages}"
-            raise ArgumentError("value", f"{where}; {hint}.")
+            raise ArgumentError(f"{where}; {hint}.")
         if value.microbatch < 0 or (value.microbatch and not varies):
             where = f"{where} of microbatch {value.microbatch} for microbatch 0"
             hint = "site.value(name) is of the microbatch of the instruction"
-            raise ArgumentError("value", f"{where}; {hint}.")
+            raise ArgumentError(f"{where}; {hint}.")
 
 
 def _check_values(kind: Kind, site: Site, uses: Uses) -> None:
@@ -266,4 +264,4 @@ def _check_values(kind: Kind, site: Site, uses: Uses) -> None:
             for number in (value.stage, value.microbatch):
                 _FORM._replace(kind=int).check(f"{where}: a number in {value}", number)
         if len(set(values)) < len(values):
-            raise ArgumentError("value", f"{where} name a value twice; once is enough.")
+            raise ArgumentError(f"{where} name a value twice; once is enough.")

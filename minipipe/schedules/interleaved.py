@@ -12,7 +12,7 @@ from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_sizes, looped_placement
-from minipipe.schedules.transforms import straight
+from minipipe.schedules.straight import straight
 from minipipe.specs import SCHEDULE_COUNT
 
 
@@ -162,7 +162,8 @@ def looped_bfs(
     rank 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    groups, all_forwards = [range(num_microbatches)], chunks_per_rank * num_microbatches
+    groups = [range(num_microbatches)]
+    all_forwards = chunks_per_rank * num_microbatches
     rows = warmed_up(B, num_ranks, groups, chunks_per_rank, more=all_forwards)
     return _looped("looped-bfs", rows, num_microbatches, chunks_per_rank)
 
@@ -213,13 +214,10 @@ def warmed_up(
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards, backwards = (
-            order_table(F, stages, groups),
-            order_table(backward, stages[::-1], groups),
-        )
-        row = warmup_then_pairs(
-            forwards, backwards, slope * (num_ranks - 1 - rank) + more
-        )
+        forwards = order_table(F, stages, groups)
+        backwards = order_table(backward, stages[::-1], groups)
+        warmup = slope * (num_ranks - 1 - rank) + more
+        row = warmup_then_pairs(forwards, backwards, warmup)
         rows.append(tuple(_with_weights(row, slope * rank)))
     return tuple(rows)
 

@@ -12,7 +12,7 @@ from itertools import chain
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes
-from minipipe.schedules.transforms import straight
+from minipipe.schedules.straight import straight
 
 
 def one_f_one_b(

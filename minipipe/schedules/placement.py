@@ -373,7 +373,8 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     """Refuse more stages, or more forwards and backwards, than the limits allow."""
     num_actions = 2 * num_stages * num_microbatches
     if num_stages > MOST_STAGES or num_actions > MOST_ACTIONS:
-        stages, actions = quoted(num_stages), quoted(num_actions)
+        stages = quoted(num_stages)
+        actions = quoted(num_actions)
         asked = f"{stages} stages and {quoted(num_microbatches)} microbatches"
         message = f"{asked} take {actions} actions, F and B; the limits are"
         limits = f"{MOST_STAGES} stages and {MOST_ACTIONS} actions"

@@ -13,37 +13,37 @@ from minipipe.schedules.collector import collector_paused
 
 T = TypeVar("T")
 
-# Maps each name to its builder, with the file that has it, and to its trade-off.
+# Maps each name to the name of its builder in the package, and to its trade-off.
 _ENTRIES: dict[str, tuple[str, str]] = {
-    "sequential": ("sequential.sequential", "one rank works, the others wait"),
-    "gpipe": ("sequential.gpipe", "simple; keeps all microbatches"),
-    "1f1b": ("one_f_one_b.one_f_one_b", "GPipe's time, much less memory"),
-    "eager-1f1b": ("interleaved.eager_1f1b", "more memory, to hide latency"),
-    "seq1f1b": ("sliced.seq1f1b", "1F1B over slices of sequences"),
+    "sequential": ("sequential", "one rank works, the others wait"),
+    "gpipe": ("gpipe", "simple; keeps all microbatches"),
+    "1f1b": ("one_f_one_b", "GPipe's time, much less memory"),
+    "eager-1f1b": ("eager_1f1b", "more memory, to hide latency"),
+    "seq1f1b": ("seq1f1b", "1F1B over slices of sequences"),
     "interleaved-1f1b": (
-        "interleaved.interleaved_1f1b",
+        "interleaved_1f1b",
         "less bubble; more messages, memory",
     ),
-    "looped-bfs": ("interleaved.looped_bfs", "GPipe, one chunk after the other"),
-    "zb-h1": ("zero_bubble.zb_h1", "1F1B's memory, less idle; splits B"),
-    "zb-h2": ("zero_bubble.zb_h2", "no pauses; <2x 1F1B's memory"),
-    "interleaved-zb": ("interleaved.interleaved_zb", "interleaved-1f1b that splits B"),
-    "zb-v": ("v_shaped.zb_v", "1F1B's memory, no pauses; V"),
-    "v-half": ("v_shaped.v_half", "1/2 of 1F1B's memory, plus 1; V"),
-    "v-min": ("v_shaped.v_min", "1/3 of 1F1B's memory, plus 1; V"),
-    "dualpipe-v": ("v_shaped.dualpipe_v", "overlaps forward and backward; V"),
-    "hanayo": ("bidirectional.hanayo", "Chimera with one copy of weights"),
-    "chimera": ("bidirectional.chimera", "1F1B down and up; 2x weights"),
-    "bitpipe": ("bidirectional.bitpipe", "a V down and a V up; 2x weights"),
-    "dualpipe": ("bidirectional.dualpipe", "dualpipe-v down and up; 2x weights"),
-    "pipedream": ("asynchronous.pipedream", "no flush; stale, p versions"),
+    "looped-bfs": ("looped_bfs", "GPipe, one chunk after the other"),
+    "zb-h1": ("zb_h1", "1F1B's memory, less idle; splits B"),
+    "zb-h2": ("zb_h2", "no pauses; <2x 1F1B's memory"),
+    "interleaved-zb": ("interleaved_zb", "interleaved-1f1b that splits B"),
+    "zb-v": ("zb_v", "1F1B's memory, no pauses; V"),
+    "v-half": ("v_half", "1/2 of 1F1B's memory, plus 1; V"),
+    "v-min": ("v_min", "1/3 of 1F1B's memory, plus 1; V"),
+    "dualpipe-v": ("dualpipe_v", "overlaps forward and backward; V"),
+    "hanayo": ("hanayo", "Chimera with one copy of weights"),
+    "chimera": ("chimera", "1F1B down and up; 2x weights"),
+    "bitpipe": ("bitpipe", "a V down and a V up; 2x weights"),
+    "dualpipe": ("dualpipe", "dualpipe-v down and up; 2x weights"),
+    "pipedream": ("pipedream", "no flush; stale, p versions"),
     "vertical-sync": (
-        "asynchronous.vertical_sync",
+        "vertical_sync",
         "no flush; 1 version per microbatch",
     ),
-    "2bw": ("asynchronous.two_buffered", "no flush; stale by 1, 2 versions"),
-    "paci": ("asynchronous.paci", "no flush; 1 version, which drifts"),
-    "forward-only": ("sequential.forward_only", "prediction only; keeps nothing"),
+    "2bw": ("two_buffered", "no flush; stale by 1, 2 versions"),
+    "paci": ("paci", "no flush; 1 version, which drifts"),
+    "forward-only": ("forward_only", "prediction only; keeps nothing"),
 }
 
 # The default is the same for any number of ranks, because results depend on it: dropout
@@ -58,8 +58,7 @@ class _Builders(Mapping[str, Callable[..., Schedule]]):
     """
 
     def __getitem__(self, name: str) -> Callable[..., Schedule]:
-        file, _, function = _ENTRIES[name][0].partition(".")
-        return getattr(import_module(f"minipipe.schedules.{file}"), function)
+        return getattr(import_module("minipipe.schedules"), _ENTRIES[name][0])
 
     def __contains__(self, name: object) -> bool:
         return name in _ENTRIES
@@ -138,9 +137,8 @@ def build(
     options = {option: value for option, value in given.items() if value is not None}
     for option in options:
         if option not in _parameters(builder):
-            able = [
-                other for other in REGISTRY if option in _parameters(REGISTRY[other])
-            ]
+            others = REGISTRY.items()
+            able = [other for other, it in others if option in _parameters(it)]
             takers = f"Schedules that take it: {', '.join(able)}"
             raise misuse(f"{name} takes no {option}; leave it out. {takers}.")
     with collector_paused():
@@ -230,6 +228,7 @@ def takes(name: str, option: str) -> bool:
 
 def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:
     """Return the optional parameters of a builder with their defaults."""
-    code, defaults = builder.__code__, builder.__defaults__ or ()
+    code = builder.__code__
+    defaults = builder.__defaults__ or ()
     first = code.co_argcount - len(defaults)
     return dict(zip(code.co_varnames[first : code.co_argcount], defaults))

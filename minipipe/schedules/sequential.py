@@ -1,6 +1,4 @@
-"""Microbatches one by one, forwards alone, a single microbatch; and GPipe: all
-forwards, then all backwards.
-"""
+"""Microbatches one by one, forwards alone, and a single microbatch."""
 
 from __future__ import annotations
 
@@ -16,50 +14,6 @@ from minipipe.schedules.placement import (
     one_rank_each,
     stages_by_rank,
 )
-from minipipe.schedules.transforms import straight
-
-
-def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return GPipe: every rank runs all forwards, then all backwards, both in ascending
-    order of microbatches.
-
-    ::
-
-        rank 0: F0 F1 F2 F3       B0 B1 B2 B3
-        rank 1:    F0 F1 F2 F3 B0 B1 B2 B3
-
-    The makespan is (m + p - 1)(tF + tB). Every rank holds the activations of all m
-    microbatches.
-
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank``
-        on, and runs them as one.
-
-    Returns
-    -------
-    Schedule
-
-    References
-    ----------
-    Huang et al. 2019, "GPipe: Efficient training of giant neural networks using
-    pipeline parallelism", figure 2c.
-
-    Examples
-    --------
-    >>> from minipipe import schedules
-    >>> print(schedules.gpipe(2, 3))
-    # gpipe: 2 ranks, 2 stages, 3 microbatches
-    rank 0: 0F0 0F1 0F2 0B0 0B1 0B2
-    rank 1: 1F0 1F1 1F2 1B0 1B1 1B2
-    """
-    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    cells = [(kind, k) for kind in (F, B) for k in range(num_microbatches)]
-    rows = [[Action(rank, *cell) for cell in cells] for rank in range(num_ranks)]
-    return straight("gpipe", rows, num_microbatches, chunks_per_rank)
 
 
 def sequential(
@@ -231,9 +185,8 @@ def forward_only_through(
     if len(used) > 1:
         rows = [sorted(row) for row in rows]
     actions = tuple(tuple(action for _, action in row) for row in rows)
-    placements = tuple(
-        ranks if len(set(ranks)) > 1 else ranks[0] for ranks in zip(*used)
-    )
+    homes = zip(*used)
+    placements = tuple(it if len(set(it)) > 1 else it[0] for it in homes)
     return Schedule("forward-only", placements, num_microbatches, actions)
 
 

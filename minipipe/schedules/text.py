@@ -15,9 +15,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minipipe import io
+from minipipe.core.texts import printable
 from minipipe.errors import ArgumentError, Code, FileError, ScheduleError, quoted
-from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
+from minipipe.limits import MOST_ACTIONS, MOST_BYTES, MOST_STAGES
 from minipipe.schedules.action import Action, B, F, I, Slice
 from minipipe.schedules.cells import is_cell, is_of_rank, may_omit_stage
 
@@ -90,7 +90,9 @@ def _is_csv(text: str) -> bool:
 
 def _text_of_file(path: str | Path) -> str:
     try:
-        return io.read_text(path)
+        from minipipe.io import read_text  # on demand: most texts are in memory
+
+        return read_text(path)
     except FileError as error:
         raise ScheduleError.of(Code.UNREADABLE, f"The schedule {error}") from None
 
@@ -123,7 +125,9 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
 def _rows_of_csv(text: str) -> Iterator[_Row]:
     """Read PyTorch's CSV format. Empty cells are idle time."""
     try:
-        yield from io.parse_csv(text)
+        from minipipe.io import parse_csv
+
+        yield from parse_csv(text)
     except ArgumentError as error:
         raise _unreadable(f"The text cannot be parsed: {error.message}.") from None
 
@@ -149,7 +153,8 @@ def _from_rows(
         expected = "Expected one line per rank, with cells such as 0F0."
         raise ScheduleError.of(Code.SYNTAX, f"The text has no action. {expected}")
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
-    n, k = max(1, num_slices), largest.microbatch
+    n = max(1, num_slices)
+    k = largest.microbatch
     num_microbatches = (k.sequence + 1) * n if n > 1 else k + 1  # whole sequences
     if (k.sequence * n + k.part if n > 1 else k) >= total:
         message = f"{largest} names microbatch {k}, but most lower ones are missing."
@@ -312,19 +317,14 @@ def _placement(
         raise ScheduleError.of(Code.MISSING, message)
     replicas: defaultdict[int, list[int]] = defaultdict(list)
     one_way = frozen
-    if frozen:
-        one_way -= {
-            stage for row in actions for stage, kind, _ in row if kind in (B, I)
-        }
-    for rank, row in (
-        enumerate(actions) if any(len(ranks) > 1 for ranks in counts.values()) else ()
-    ):
+    for row in actions if frozen else ():
+        one_way -= {stage for stage, kind, _ in row if kind in (B, I)}
+    has_several = any(len(ranks) > 1 for ranks in counts.values())
+    for rank, row in enumerate(actions if has_several else ()):
         went = {(stage, k) for stage, kind, k in row if kind is F}
-        came_back = {
-            stage for stage, kind, k in row if kind in (B, I) and (stage, k) in went
-        }
+        back = [(stage, k) for stage, kind, k in row if kind in (B, I)]
+        came_back = {stage for stage, k in back if (stage, k) in went}
         for stage in came_back | {stage for stage, _ in went if stage in one_way}:
             replicas[stage].append(rank)
-    return tuple(
-        tuple(replicas[stage]) or counts[stage].most_common(1)[0][0] for stage in stages
-    )
+    most = (counts[stage].most_common(1)[0][0] for stage in stages)
+    return tuple(tuple(replicas[stage]) or rank for stage, rank in zip(stages, most))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise, product
 
 from minipipe.errors import Code, ScheduleError, misuse
 from minipipe.schedules.action import (
@@ -29,70 +29,15 @@ from minipipe.schedules.action import (
     W,
 )
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
-from minipipe.schedules.placement import check_size, neighbouring_placement
+from minipipe.schedules.placement import check_size
+from minipipe.schedules.straight import cut_stages as cut_stages
+from minipipe.schedules.straight import on_stages
+from minipipe.schedules.straight import straight as straight
 from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 
 _STAGES = SCHEDULE_NUMBER._replace(
     kind=Iterable, expected="the numbers of the frozen stages, such as [0]"
 )
-
-
-def straight(
-    name: str,
-    rows: Sequence[Sequence[Action]],
-    num_microbatches: int,
-    chunks_per_rank: int,
-) -> Schedule:
-    """Return the schedule in which rank r runs row r, its stage cut into as many
-    neighbouring stages as it has chunks.
-
-    Examples
-    --------
-    >>> print(
-    ...     straight(
-    ...         "mine",
-    ...         [[Action.parse("0F0"), Action.parse("0B0")]],
-    ...         num_microbatches=1,
-    ...         chunks_per_rank=2,
-    ...     )
-    ... )
-    # mine: 1 rank, 2 stages, 1 microbatch
-    rank 0: 0F0 1F0 1B0 0B0
-    """
-    placement = neighbouring_placement(len(rows), chunks_per_rank)
-    actions = cut_stages(rows, chunks_per_rank)
-    return Schedule(name, placement, num_microbatches, actions)
-
-
-def cut_stages(
-    rows: Iterable[Sequence[Action]], pieces: int
-) -> tuple[tuple[Action, ...], ...]:
-    """Cut every stage into neighbouring stages on its rank: F runs through them
-    upwards, B, I and W downwards.
-
-    Examples
-    --------
-    >>> print(*cut_stages([[Action.parse("1F0"), Action.parse("1B0")]], pieces=2)[0])
-    2F0 3F0 3B0 2B0
-    """
-    if pieces == 1:
-        return tuple(map(tuple, rows))
-
-    def pieces_of(stage: int) -> range:
-        return range(stage * pieces, stage * pieces + pieces)
-
-    return tuple(_on_stages(row, pieces_of) for row in rows)
-
-
-def _on_stages(
-    row: Iterable[Action], pieces_of: Callable[[int], range]
-) -> tuple[Action, ...]:
-    """Run each action on the pieces of its stage: F upwards, all others downwards."""
-    found = []
-    for stage, kind, k in row:
-        pieces = pieces_of(stage) if kind is F else reversed(pieces_of(stage))
-        found += [Action(s, kind, k) for s in pieces]
-    return tuple(found)
 
 
 def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
@@ -112,7 +57,7 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     size, more = divmod(num_stages, p)
     ends = [0, *accumulate(size + (rank < more) for rank in range(p))]
     own = [range(start, end) for start, end in pairwise(ends)]
-    rows = tuple(_on_stages(row, own.__getitem__) for row in schedule.actions)
+    rows = tuple(on_stages(row, own.__getitem__) for row in schedule.actions)
     placement = tuple(rank for rank, stages in enumerate(own) for _ in stages)
     return replace(schedule, placement=placement, actions=rows, frozen=frozenset())
 
@@ -317,18 +262,16 @@ def steps_of(table: T, num_steps: int) -> T:
         return table
     m = table.num_microbatches
     check_size(table.num_stages, num_steps * m)
-    rows = [
-        [Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row]
-        for row in table.numbered
-    ]
-    name = f"{table.name}, {num_steps} steps"
-    actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(table, num_steps)
+    rows: list[list[Action]] = []
+    for row in table.numbered:
+        steps = product(range(num_steps), row)
+        rows.append([Action(s, kind, n * m + k) for n, (s, kind, k) in steps])
     return replace(
         table,
-        name=name,
+        name=f"{table.name}, {num_steps} steps",
         num_microbatches=num_steps * m,
-        actions=actions,
-        overlaps=overlaps,
+        actions=tuple(map(tuple, rows)),
+        overlaps=overlaps_of_copies(table, num_steps),
     )
 
 
@@ -347,7 +290,8 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
     ... )
     ['0F1', '0F3']
     """
-    m, number_of = table.num_microbatches, table.number_of
+    m = table.num_microbatches
+    number_of = table.number_of
     copies = ((s, kind, number_of(k)) for s, kind, k in table.overlaps)
     every = range(count)
     return frozenset(Action(s, kind, n * m + k) for s, kind, k in copies for n in every)
@@ -481,7 +425,8 @@ def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action
     for pair, at in needed.items():
         due.setdefault(at, []).append(pair)
     row: list[Action] = []
-    held, away = set[tuple[int, int]](), set[tuple[int, int]]()
+    held = set[tuple[int, int]]()
+    away = set[tuple[int, int]]()
     for at, group in enumerate(groups):
         new = {action[::2] for action in group if action.kind is F} & needed.keys()
         # first the needs of this group, then of the next one

@@ -82,9 +82,8 @@ def first_microbatches(
     >>> print(*first_microbatches([row], num_microbatches=2)[0])
     0F0 0I0 0W0 0F1 0I1 0W1
     """
-    return tuple(
-        tuple(a for a in row.actions if a.microbatch < num_microbatches) for row in rows
-    )
+    m = num_microbatches
+    return tuple(tuple(a for a in row.actions if a.microbatch < m) for row in rows)
 
 
 def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -133,7 +132,8 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
     (51.0, 0.0, (8, 8, 8, 8))
     """
     check_two_chunks("zb-v", num_ranks, num_microbatches, chunks_per_rank)
-    p, m = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
+    p = num_ranks
+    m = max(num_microbatches, 2 * num_ranks - 1)
     rows = [Row([rank, 2 * p - 1 - rank]) for rank in range(p)]
     for r, row in enumerate(rows):
         row.repeat(2 * (p - r) - 1, "F0")
@@ -195,7 +195,8 @@ def dualpipe_v(
     (51.0, [3.0, 2.0, 1.0, 0.0], 9)
     """
     check_two_chunks("dualpipe-v", num_ranks, num_microbatches, chunks_per_rank)
-    p, m = num_ranks, max(num_microbatches, 2 * num_ranks)
+    p = num_ranks
+    m = max(num_microbatches, 2 * num_ranks)
     rows = [Row([rank, 2 * p - 1 - rank]) for rank in range(p)]
     for r, row in enumerate(rows):
         row.repeat(2 * (p - 1 - r), "F0")
@@ -209,7 +210,8 @@ def dualpipe_v(
         # others I.
         turns = ["1", "0"] * (r + 1)
         for i, chunk in enumerate(turns):
-            row.repeat(1, ("B" if i <= r else "I") + chunk)
+            kind = "B" if i <= r else "I"
+            row.repeat(1, kind + chunk)
         row.repeat(p - 1 - r, "W I0")
         row.repeat(r + 1, "W")
     # The backward of a pair belongs to an earlier microbatch, so that truncation never
@@ -256,7 +258,8 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
     ((6, 6, 6, 6), (8, 8, 8, 8))
     """
     check_two_chunks("v-half", num_ranks, num_microbatches, chunks_per_rank)
-    p, i = num_ranks, 0 if num_ranks % 2 else 3
+    p = num_ranks
+    i = 0 if num_ranks % 2 else 3
     pattern = [
         (2 * r, 3 * p - r - 2, 3 * p + i + 2 * r - 1, 6 * p + i - r - 2)
         for r in range(p)
@@ -294,7 +297,8 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
     ((4, 4, 4, 4), (8, 8, 8, 8))
     """
     check_two_chunks("v-min", num_ranks, num_microbatches, chunks_per_rank)
-    p, i = num_ranks, 2 if num_ranks % 3 == 0 else 0
+    p = num_ranks
+    i = 2 if num_ranks % 3 == 0 else 0
     pattern = [(r, 2 * p - r - 1, 2 * p + i + r, 4 * p + i - r - 1) for r in range(p)]
     return _from_pattern("v-min", pattern, num_microbatches)
 
@@ -307,7 +311,8 @@ def _from_pattern(
     ``pattern[rank]`` has the slots of F0, F1, I1 and I0 of microbatch 0; the digit is
     the chunk.
     """
-    p, m = len(pattern), num_microbatches
+    p = len(pattern)
+    m = num_microbatches
     slots = [_Slots(steps, m) for steps in pattern]
     limit = max(held for of_rank in slots for held, _ in of_rank.after)
     # A microbatch goes down the V and up again for F, and once more for I.
@@ -324,10 +329,9 @@ def _from_pattern(
             previous, earlier = before[rank, step]
             needed = max(needed, slots[previous].slot_of[earlier, k])
         slots[rank].move_earlier(step, k, 1 + needed, limit)
-    rows = (
-        of_rank.actions([rank, 2 * p - 1 - rank]) for rank, of_rank in enumerate(slots)
-    )
-    return Schedule(name, v_placement(p), m, tuple(map(tuple, rows)))
+    stages = ([rank, 2 * p - 1 - rank] for rank in range(p))
+    rows = (tuple(own.actions(chunks)) for own, chunks in zip(slots, stages))
+    return Schedule(name, v_placement(p), m, tuple(rows))
 
 
 class _Slots:
@@ -393,7 +397,8 @@ class _Slots:
         pending: deque[Action] = deque()
         for entry in self.taken:
             if entry is not None:
-                (kind, chunk), k = _STEPS[entry[0]], entry[1]
+                kind, chunk = _STEPS[entry[0]]
+                k = entry[1]
                 yield Action(stages[chunk], kind, k)
                 if kind is I:
                     pending.append(Action(stages[chunk], W, k))

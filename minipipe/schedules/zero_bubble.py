@@ -10,7 +10,7 @@ from minipipe.schedules.action import I
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.interleaved import warmed_up
 from minipipe.schedules.placement import check_sizes
-from minipipe.schedules.transforms import straight
+from minipipe.schedules.straight import straight
 
 
 def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:

@@ -107,8 +107,11 @@ class _Search(Clock):
         self, workload: Workload, objective: Objective, deadline: float
     ) -> None:
         super().__init__(Facts(workload))
-        self.workload, self.objective, self.deadline = workload, objective, deadline
-        self.best, self.is_late = inf, False
+        self.workload = workload
+        self.objective = objective
+        self.deadline = deadline
+        self.best = inf
+        self.is_late = False
         self.best_words: list[Word] | None = None
         self.shortest = min(step.time for step in self.facts.steps.values())
         self.refused: list[frozenset[Cell]] = [frozenset() for _ in self.rows]
@@ -165,7 +168,8 @@ class _Search(Clock):
 
     def _branch(self, rank: int, cell: Cell, start: float) -> None:
         """Place an action, visit the continuations, and undo the placement."""
-        held, refused = self.held[rank], self.refused[rank]
+        held = self.held[rank]
+        refused = self.refused[rank]
         self.run(rank, [cell], start)
         self.refused[rank] = frozenset()
         self.explore()
@@ -176,17 +180,19 @@ class _Search(Clock):
 
     def bound(self) -> float:
         """Return a lower bound on the objective, or the value of a whole schedule."""
-        heads, ends = self._heads(), self.ends
+        heads = self._heads()
+        ends = self.ends
         longest = 0.0
         for rank, own in enumerate(self.facts.own):
-            left = sorted(
-                (head, self.facts.steps[cell].time)
-                for cell in heads
-                if cell[1] in own
-                for head in heads[cell]
-            )
+            left = []
+            for cell in heads:
+                if cell[1] in own:
+                    time = self.facts.steps[cell].time
+                    left += [(head, time) for head in heads[cell]]
+            left.sort()
             begin = min([self.begins[rank], *(head for head, _ in left[:1])])
-            end, free = ends[rank], self.free[rank]
+            end = ends[rank]
+            free = self.free[rank]
             for head, time in left:
                 end = max(free, head) + time
                 free = end + self.workload.overhead

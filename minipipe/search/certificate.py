@@ -89,7 +89,8 @@ class Certificate(NamedTuple):
         >>> Certificate.from_json(found.to_json()) == found
         True
         """
-        workload, costs = self.workload, costs_of(self.workload)
+        workload = self.workload
+        costs = costs_of(self.workload)
         problem: dict[str, Any] = {"placement": list(workload.placement)}
         problem["num_microbatches"] = workload.num_microbatches
         for name, attribute in _BY_STAGE.items():
@@ -164,7 +165,8 @@ def _certificate(found: dict[str, Any]) -> Certificate:
     workload = _workload(_of_kind(dict, found, "workload"))
     told = _of_kind(dict, found, "schedule")
     rows = [_row(row) for row in _of_kind(list, told, "rows")[: workload.num_ranks + 1]]
-    name, num_microbatches = _of_kind(str, told, "name"), workload.num_microbatches
+    name = _of_kind(str, told, "name")
+    num_microbatches = workload.num_microbatches
     schedule = Schedule(name, workload.placement, num_microbatches, tuple(rows))
     figures = {key: _of_kind(kind, found, key) for key, kind in _FIGURES.items()}
     objective = Objective(_of_kind(str, found, "objective"))

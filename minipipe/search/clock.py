@@ -216,7 +216,8 @@ class Facts:
             temporary, lost, gained, *_ = change_of[Action(stage, kind, 0)]
             change = gained - lost
             during = max(0.0, temporary, change)
-            event, time = number * self.num_microbatches, durations[kind][stage]
+            event = number * self.num_microbatches
+            time = durations[kind][stage]
             self.steps[cell] = Step(event, time, [], during, change, [])
             for given in numbers.needs:
                 giver = self.steps[cell_of[given]]

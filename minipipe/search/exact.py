@@ -214,40 +214,48 @@ def solve(
     ...     found = solve(workload, Objective.MAKESPAN, seconds=10)
     ...     assert (found.value, found.bound) == (27.0, 27.0)
     """
-    cp_model, began = solver_module(), perf_counter()
-    best = hint or one_after_another(workload)
-    value, found_by = evaluate(best, workload, objective), best.name
-    formula, formula_name, _ = lower_bound(workload, objective)
-    if value <= formula * (1 + ROUNDING):  # no solver needed
-        figures = value, value, formula_name, found_by, perf_counter() - began
-        return Certificate(best, workload, objective, *figures)
+    cp_model = solver_module()
+    began = perf_counter()
+    first = hint or one_after_another(workload)
+    value = evaluate(first, workload, objective)
+    bound, name, _ = lower_bound(workload, objective)
+    best = Certificate(
+        first, workload, objective, value, bound, name, first.name, seconds
+    )
+    if value > bound * (1 + ROUNDING):  # otherwise no solver is needed
+        best = _solved(cp_model, best, began + seconds)
+    # The value is a sum of floats, which may be a little more or less.
+    if best.value <= best.bound * (1 + ROUNDING):
+        best = best._replace(bound=best.value)
+    return best._replace(seconds=perf_counter() - began)
+
+
+def _solved(cp_model: Any, best: Certificate, deadline: float) -> Certificate:
+    """Let the solver improve a schedule and its bound."""
+    workload = best.workload
     whole, scale = in_whole_numbers(workload)
-    model = Model(cp_model, whole, objective)
-    timeline = simulate(in_microbatch_order(best), costs_of(whole))
-    model.begin_with(timeline, least=floor(formula * scale))
+    model = Model(cp_model, whole, best.objective)
+    timeline = simulate(in_microbatch_order(best.schedule), costs_of(whole))
+    model.begin_with(timeline, least=floor(best.bound * scale))
     solver = cp_model.CpSolver()
-    left = seconds - (perf_counter() - began)
-    solver.parameters.max_time_in_seconds = max(left, 0.01)
+    solver.parameters.max_time_in_seconds = max(deadline - perf_counter(), 0.01)
     solver.parameters.num_workers = 1
     solver.parameters.interleave_search = len(model.spans) > _MANY
     status = solver.solve(model.cp)
     # The first schedule is a solution.
     assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID)
     name = f"CP-SAT {version('ortools')}"
+    proved = float(floor(solver.best_objective_bound + 1e-6) / scale)
+    if proved > best.bound:
+        best = best._replace(bound=proved, bound_by=name)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = model.schedule(solver.value)
         # It may fit only rounded memory, or have actions of length 0 at one time.
         with suppress(ScheduleError):
-            found_value = evaluate(found, workload, objective)
-            if found_value < value:
-                best, value, found_by = found, found_value, name
-    proved = float(floor(solver.best_objective_bound + 1e-6) / scale)
-    bound, bound_by = (proved, name) if proved > formula else (formula, formula_name)
-    # The value is a sum of floats, which may be a little more or less.
-    if value <= bound * (1 + ROUNDING):
-        bound = value
-    figures = value, bound, bound_by, found_by, perf_counter() - began
-    return Certificate(best, workload, objective, *figures)
+            value = evaluate(found, workload, best.objective)
+            if value < best.value:
+                best = best._replace(schedule=found, value=value, found_by=name)
+    return best
 
 
 def solver_module() -> Any:
@@ -264,7 +272,7 @@ def solver_module() -> Any:
         remedy = "run `pip install -e '.[search]'` in minipipe's folder"
         remedy += ", or search without it (without --exact)"
         raise ArgumentError(
-            "value", f"Exact search needs OR-tools, which is not installed; {remedy}."
+            f"Exact search needs OR-tools, which is not installed; {remedy}."
         ) from None
     return cp_model
 
@@ -281,7 +289,9 @@ class Model:
 
     def __init__(self, cp_model: Any, workload: Workload, objective: Objective) -> None:
         self.cp = cp_model.CpModel()
-        self.workload, self.objective, self.facts = workload, objective, Facts(workload)
+        self.workload = workload
+        self.objective = objective
+        self.facts = Facts(workload)
         self.microbatches = range(workload.num_microbatches)
         steps = self.facts.steps
         self.times = {(s, kind): int(step.time) for (kind, s), step in steps.items()}
@@ -311,7 +321,8 @@ class Model:
     def _order_stages(self) -> None:  # [1]
         for stage, kind in self.times:
             for k, following in pairwise(self.microbatches):
-                first, then = Action(stage, kind, k), Action(stage, kind, following)
+                first = Action(stage, kind, k)
+                then = Action(stage, kind, following)
                 self.follow(first, then, self.workload.overhead)
 
     def _pass_values(self) -> None:  # [2]
@@ -344,7 +355,8 @@ class Model:
         activation, weight_activation, transient = self.workload.footprint
         amounts = {activation[s] for s in own} | {weight_activation[s] for s in own}
         if len(own) == 1 and len(amounts) == 1 and not transient[own[0]]:
-            (stage,), (amount,) = own, amounts
+            (stage,) = own
+            (amount,) = amounts
             if amount:
                 most = int(limit // amount)
                 for k in self.microbatches[most:]:
@@ -365,9 +377,8 @@ class Model:
 
     def _parts(self, stage: int, k: int) -> Iterator[tuple[Any, Any, int]]:
         """Yield the intervals in which a pair holds memory, each with its amount."""
-        before, after, transient = (
-            int(size[stage]) for size in self.workload.footprint
-        )
+        sizes = (size[stage] for size in self.workload.footprint)
+        before, after, transient = map(int, sizes)
         actions = (Action(stage, kind, k) for kind in (F, I, W))
         forward, inputs, weights = map(self.spans.__getitem__, actions)
         yield forward.start, weights.end, min(before, after)
@@ -405,7 +416,8 @@ class Model:
             rows[self.workload.placement[action.stage]].append(action)
         for row in rows:
             row.sort(key=lambda action: [value(time) for time in self.spans[action]])
-        placement, m = self.workload.placement, self.workload.num_microbatches
+        placement = self.workload.placement
+        m = self.workload.num_microbatches
         return Schedule("found by CP-SAT", placement, m, tuple(map(tuple, rows)))
 
 
@@ -436,7 +448,8 @@ class WindowSearch:
     """
 
     def __init__(self, workload: Workload, objective: Objective) -> None:
-        self._cp_model, self._objective = solver_module(), objective
+        self._cp_model = solver_module()
+        self._objective = objective
         self._workload = in_whole_numbers(workload)[0]
 
     def reordered(self, words: list[Word], random: Random) -> list[Word]:
@@ -449,7 +462,8 @@ class WindowSearch:
         timeline = simulate(schedule, costs_of(self._workload))
         model = Model(self._cp_model, self._workload, self._objective)
         model.begin_with(timeline)
-        near, times = self._near(timeline, random), []
+        near = self._near(timeline, random)
+        times = []
         for rank, row in enumerate(timeline.spans):
             places = [place for owner, place in near if owner == rank]
             self._keep_order(model, [span.action for span in row], places)

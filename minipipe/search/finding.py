@@ -15,11 +15,9 @@ from minipipe.search.clock import schedule_of
 from minipipe.search.exact import solve, solver_module
 from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
-from minipipe.specs import SCHEDULE_COUNT, Spec
+from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_COUNT, Spec
 
-_TIME = Spec(
-    float, above=0, maximum=inf, expected="a time above 0", error=ScheduleError.of
-)
+_TIME = SCHEDULE_AMOUNT._replace(expected="a time above 0")
 _OBJECTIVE = Spec(str, choices=tuple(map(str, Objective)), error=ScheduleError.of)
 _ACTIONS = 10**7  # of all schedules together that a search tries by default
 # Actions of one schedule: to build it, to time it and to print it takes half a minute.
@@ -84,7 +82,8 @@ def find_schedule(
     >>> found.value, found.gap
     (24.0, 0.0)
     """
-    begun, objective = perf_counter(), _checked(objective, seconds, evaluations)
+    begun = perf_counter()
+    objective = _checked(objective, seconds, evaluations)
     _check_size(workload)
     if exact:
         solver_module()  # raises now, not after half of the time

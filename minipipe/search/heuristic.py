@@ -114,7 +114,9 @@ class TimedOrder(Clock):
         waited for, and so on. To shorten it, one of these actions has to come earlier,
         or the one before it later.
         """
-        m, found, position = self.facts.num_microbatches, [], len(self.rows[rank]) - 1
+        m = self.facts.num_microbatches
+        found = []
+        position = len(self.rows[rank]) - 1
         while position >= 0:
             event = self.rows[rank][position]
             source = self.awaited[event]
@@ -181,12 +183,15 @@ class Search:
         self, workload: Workload, objective: Objective, bound: float, seed: int
     ) -> None:
         self.facts = Facts(workload, look_at_clock=self._look_at_clock)
-        self.objective, self.bound, self.random = objective, bound, Random(seed)
+        self.objective = objective
+        self.bound = bound
+        self.random = Random(seed)
         self._deadline = inf
         actions = 3 * workload.num_stages * workload.num_microbatches
         self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
         self.best: SearchState | None = None
-        self.evaluations, self.is_late = 0, False
+        self.evaluations = 0
+        self.is_late = False
         try:
             self.windows: WindowSearch | None = WindowSearch(workload, objective)
         except ArgumentError:  # OR-tools are not installed
@@ -242,7 +247,8 @@ class Search:
         """Keep a candidate that is better than the best so far."""
         if candidate is None:
             return
-        best, value = self.best, (candidate.value, candidate.energy)
+        best = self.best
+        value = (candidate.value, candidate.energy)
         if best is None or value < (best.value, best.energy):
             self.progress.append((self.evaluations, candidate.value))
             self.best = candidate
@@ -316,7 +322,8 @@ class Search:
         Greedy construction may use more memory than it needs. A schedule built for a
         smaller limit is also legal.
         """
-        facts, workload = self.facts, self.facts.workload
+        facts = self.facts
+        workload = self.facts.workload
         unit = max(workload.footprint.activation)
         sizes = [sum(facts.steps[F, s].change for s in own) for own in facts.own]
         held = [workload.num_microbatches * size for size in sizes]
@@ -330,7 +337,8 @@ class Search:
 
     def grid(self) -> Iterator[tuple[Policy, ...]]:
         """Yield policies for all ranks, the simplest first."""
-        p, m = len(self.facts.own), self.facts.num_microbatches
+        p = len(self.facts.own)
+        m = self.facts.num_microbatches
         ahead = [lambda r: p - r, lambda r: 2 * (p - r) - 1, lambda r: 2 * (p - r)]
         depths: list[Callable[[int], int]] = [lambda _: m, lambda _: p, *ahead]
         waits = product((0.0, 1.0), (0.0, 0.25), (0.0, 0.5, 1.0), (0.0, 1.0))
@@ -363,7 +371,8 @@ class Search:
 
     def with_other_policies(self, now: SearchState) -> SearchState:
         """Change the policies of one to three ranks a little."""
-        random, num_ranks = self.random, len(self.facts.own)
+        random = self.random
+        num_ranks = len(self.facts.own)
         policies = list(now.policies or next(self.grid()))
         for _ in range(random.choice((1, 1, 2, 3))):
             rank = random.randrange(num_ranks)
@@ -384,7 +393,9 @@ class Search:
 
     def with_other_order(self, now: SearchState) -> SearchState | None:
         """Move one to three actions, each on its rank: of the critical path, or any."""
-        words, random, changed = list(now.run.words), self.random, set()
+        words = list(now.run.words)
+        random = self.random
+        changed = set()
         delays: list[tuple[int, int]] = []
         if isinstance(now.run, TimedOrder) and random.random() < 0.5:
             delays = now.run.delays(now.slowest)

@@ -32,7 +32,8 @@ class EventScheduler(Clock):
 
     def run_all(self) -> None:
         """Let ranks act until all is done, or none of them can."""
-        steps, free = self.facts.steps, self.free
+        steps = self.facts.steps
+        free = self.free
         events = [(0.0, self.facts.rank_of[0])]
         while events:
             now, rank = heappop(events)
@@ -89,7 +90,9 @@ class ListScheduler(EventScheduler):
 
     def choose(self, rank: int, now: float) -> Cell | None:
         """Let a free rank act by its policy, or wait until it knows more."""
-        own, policy, steps = self.facts.own[rank], self.policies[rank], self.facts.steps
+        own = self.facts.own[rank]
+        policy = self.policies[rank]
+        steps = self.facts.steps
         gradient, gradient_at = self._gradient(rank, now)
         if gradient is not None and self.fits(rank, steps[I, gradient].during):
             return I, gradient
@@ -99,7 +102,8 @@ class ListScheduler(EventScheduler):
             patience = policy.before_forward if is_later else policy.before_first
             if gradient_at >= now + patience * steps[F, forward].time:
                 return F, forward
-        oldest, soon = self.oldest_weight(rank), min(gradient_at, forward_at)
+        oldest = self.oldest_weight(rank)
+        soon = min(gradient_at, forward_at)
         if oldest is not None:
             is_last = all(self.done[F, s] == self.facts.num_microbatches for s in own)
             patience = policy.before_last if is_last else policy.before_weight
@@ -110,13 +114,17 @@ class ListScheduler(EventScheduler):
 
     def _gradient(self, rank: int, now: float) -> tuple[int | None, float]:
         """Return the stage of the oldest gradient, and when the next one arrives."""
-        oldest, found, soon = inf, None, inf
+        oldest = inf
+        found = None
+        soon = inf
         for stage in self.facts.own[rank]:
-            time, k = self.next_at((I, stage)), self.done[I, stage]
+            time = self.next_at((I, stage))
+            k = self.done[I, stage]
             if time > now:
                 soon = min(soon, time)
             elif k < oldest:
-                oldest, found = k, stage
+                oldest = k
+                found = stage
         return found, soon
 
     def _forward(self, rank: int, now: float) -> tuple[int | None, float, bool]:
@@ -126,11 +134,14 @@ class ListScheduler(EventScheduler):
         """
         own = self.facts.own[rank]
         oldest, needed = self.forwards_left(rank)
-        found, soon, is_blocked = None, inf, False
+        found = None
+        soon = inf
+        is_blocked = False
         # The ready F of the last stage is of the lowest microbatch, as its input came
         # through the others.
         for stage in reversed(own):
-            k, time = self.done[F, stage], self.next_at((F, stage))
+            k = self.done[F, stage]
+            time = self.next_at((F, stage))
             if time < inf and (k == oldest or self._has_room(rank, needed)):
                 if not self._leaves_enough(rank, stage, k):
                     is_blocked = is_blocked or time <= now
@@ -151,10 +162,13 @@ class ListScheduler(EventScheduler):
 
         It must suffice to finish the oldest microbatch that waits for an I.
         """
-        facts, done, amount = self.facts, self.done, self.facts.steps[F, stage].change
+        facts = self.facts
+        done = self.done
+        amount = self.facts.steps[F, stage].change
         if not self.fits(rank, amount):
             return False
-        oldest, others = min(done[I, s] for s in facts.own[rank]), 0.0
+        oldest = min(done[I, s] for s in facts.own[rank])
+        others = 0.0
         for s in facts.own[rank]:
             is_oldest = done[I, s] == oldest < done[F, s]
             others += (done[F, s] - done[I, s] - is_oldest) * facts.steps[F, s].change

@@ -55,7 +55,8 @@ class Sweeps(Clock):
         self.may_wait = may_wait
         self.gradients_first = gradients_first
         self.fills_gaps = fills_gaps
-        self._stages, self._waited = range(len(facts.rank_of)), [0.0] * len(facts.own)
+        self._stages = range(len(facts.rank_of))
+        self._waited = [0.0] * len(facts.own)
         self.is_complete = all(map(self._sweep, range(facts.num_microbatches)))
         for rank in range(len(facts.own)):
             while self._run_weight(rank):
@@ -85,12 +86,16 @@ class Sweeps(Clock):
         it arrives with F. Their inputs come from the stage before, which therefore runs
         one more F, if there is one more.
         """
-        facts, free, held = self.facts, self.free[:], self.held[:]
+        facts = self.facts
+        free = self.free[:]
+        held = self.held[:]
         gradient = self.next_at((I, self._stages[-1]))
-        counts, most = [0 for _ in self._stages], facts.num_microbatches - 1
+        counts = [0 for _ in self._stages]
+        most = facts.num_microbatches - 1
         for stage in reversed(self._stages):
             rank = facts.rank_of[stage]
-            forward, backward = facts.steps[F, stage], facts.steps[I, stage]
+            forward = facts.steps[F, stage]
+            backward = facts.steps[I, stage]
             while counts[stage] < most:
                 if held[rank] + forward.change + backward.during > facts.room[rank]:
                     break
@@ -113,7 +118,9 @@ class Sweeps(Clock):
 
         If a stage skips one, so do all before it.
         """
-        counts, is_skipped, after = [0 for _ in self._stages], False, self._stages[-1]
+        counts = [0 for _ in self._stages]
+        is_skipped = False
+        after = self._stages[-1]
         for stage in reversed(self._stages):
             if self.done[F, stage] < self.facts.num_microbatches:
                 if self.gradients_first and not is_skipped:
@@ -127,14 +134,19 @@ class Sweeps(Clock):
 
         Then the consumer is far behind, and soon sends one.
         """
-        steps, done, rank_of = self.facts.steps, self.done, self.facts.rank_of
+        steps = self.facts.steps
+        done = self.done
+        rank_of = self.facts.rank_of
         if done[F, stage] < done[F, after] + 2:
             return False
         gradient = self.free[rank_of[after]] + steps[F, after].time
         gradient += steps[I, after].time
         gradient += steps[I, after].in_flight
-        rank, forward, weight = rank_of[stage], steps[F, stage], steps[W, stage]
-        end, held = self.free[rank] + forward.time, self.held[rank]
+        rank = rank_of[stage]
+        forward = steps[F, stage]
+        weight = steps[W, stage]
+        end = self.free[rank] + forward.time
+        held = self.held[rank]
         for _ in range(done[I, stage] - done[W, stage]):
             if held + forward.change <= self.facts.room[rank]:
                 break

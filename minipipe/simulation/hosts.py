@@ -71,7 +71,8 @@ class Hosts(NamedTuple):
         >>> Hosts((0, 0, 1), (2.0, 1.0)).links_between(1, 2)
         (('out', 0), ('into', 1))
         """
-        out, into = self.of_rank[source], self.of_rank[destination]
+        out = self.of_rank[source]
+        into = self.of_rank[destination]
         return None if out == into else (("out", out), ("into", into))
 
 
@@ -114,7 +115,9 @@ class _Passing:
     """A message on links: the time that it would still take alone, and its rate."""
 
     def __init__(self, time: float, links: Route, then: Then) -> None:
-        self.time, self.links, self.then = time, links, then
+        self.time = time
+        self.links = links
+        self.then = then
         self.rate = 1.0
 
 
@@ -151,7 +154,8 @@ class Links:
         rates = fair_rates({message: message.links for message in passing})
         for message in passing:
             message.rate = rates[message]
-        self.passing, self.since = passing, now
+        self.passing = passing
+        self.since = now
 
 
 def fair_rates(links_of: Mapping[M, Sequence[Link]]) -> dict[M, float]:

@@ -44,7 +44,8 @@ class SharedClock(Plan):
     def __init__(self, flow: Flow, rates: Rates, make: Make, hosts: Hosts) -> None:
         super().__init__(flow, rates, make)
         self.now = 0.0
-        self.hosts, self.links = hosts, Links()
+        self.hosts = hosts
+        self.links = Links()
         self.cores = list(map(Cores, hosts.cores))
         self.known: dict[Hashable, float] = {}  # when a value, a task, ... exists
         self.waiting: defaultdict[Hashable, list[Then]] = defaultdict(list)
@@ -232,7 +233,8 @@ class SharedClock(Plan):
         stages = self.flow.stages_of[number // self.size]
         far = max(stages, key=lambda stage: abs(stage - action.stage))
         to = self.flow.table.rank_of(far, value.microbatch)
-        links, latency = self.hosts.links_between(rank, to), self.rates.latency
+        links = self.hosts.links_between(rank, to)
+        latency = self.rates.latency
         if links and time > latency:
             yield from self.travel(number, links, time - latency, latency)
         else:
@@ -255,7 +257,8 @@ class SharedClock(Plan):
         rank, position = next(iter(came))
         stage = self.rows[rank][position][0]
         ranks = self.flow.table.ranks_of(stage)
-        part, latency = self.rates.sum_parts[stage], self.rates.latency
+        part = self.rates.sum_parts[stage]
+        latency = self.rates.latency
         between = self.hosts.links_between
         routes = [between(*pair) for pair in permutations(ranks, 2)]
         on_links = [links for links in routes if links and part]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -154,9 +155,8 @@ def advise(
     known = Messages() if isinstance(messages, str) else messages
     if known.cores is None and num_cores() < num_ranks:
         known = known._replace(cores=num_cores())
-    cost_model = spawn(
-        lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1
-    )[0]
+    run = partial(measure, question, num_ranks, known, repeats=repeats)
+    cost_model = spawn(lambda group: run(), num_ranks=1)[0]
     return weigh(question, num_ranks, cost_model, seconds)
 
 
@@ -205,7 +205,8 @@ def measure(
         The local rank of this process, for its device.
     repeats : int
     """
-    options, given = question.options, samples(question.inputs, "inputs")
+    options = question.options
+    given = samples(question.inputs, "inputs")
     xp = backend.module_for(options.get("device", "cpu"), rank)
     batch = question.model, question.inputs, question.targets, options.get("loss")
     how = repeats, options.get("seed", 0), xp
@@ -241,40 +242,67 @@ def weigh(
     """
     seconds = checked_seconds(seconds, SECONDS)
     weighing = Weighing(question, num_ranks, cost_model)
-    limit = question.memory_limit
-    chunks = question.chunks_per_rank
-    cuts = ["time", "memory"] if limit < inf else ["time"]
+    choices = _named_choices(weighing)
+    is_searched = any(choice.candidate.replicas == 1 for choice in choices)
+    if is_searched and question.chunks_per_rank is None and seconds > 0:
+        choices += weighing.searched(choices, seconds)
+    if not choices:
+        layers = counted(len(question.model.flat_layers), "layer")
+        sizes = f"{layers} on {counted(num_ranks, 'rank')}"
+        chunks = f"chunks_per_rank={question.chunks_per_rank}"
+        given = f"{chunks} and partition={question.partition}"
+        message = f"No schedule fits {sizes} with {given}; leave one of these out."
+        raise ArgumentError(message)
+    own = _own_choice(weighing)
+    return Advice(choices, cost_model, question.memory_limit, own)
+
+
+def _named_choices(weighing: Weighing) -> list[Choice]:
+    """Weigh the named schedules; with replicas, only the best ones without."""
+    question = weighing.question
+    num_ranks = weighing.num_ranks
+    counts = weighing.cost_model.layers
+    is_limited = question.memory_limit < inf
+    cuts = ["time", "memory"] if is_limited else ["time"]
     if question.partition is not None:
         cuts = ["given"]
-    both = [False, True] if limit < inf else [False]
-    again = both if question.recompute is None else [question.recompute]
-    forms = [(cut, computed_again) for computed_again in again for cut in cuts]
-    num_layers, choices = len(question.model.flat_layers), list[Choice]()
-    divisors = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
-    for replicas in divisors if question.replicas is None else [question.replicas]:
-        found = candidates(num_ranks, num_layers, cost_model.layers, chunks, replicas)
+    again = [question.recompute]
+    if question.recompute is None:
+        again = [False, True] if is_limited else [False]
+    forms = [(cut, bool(recompute)) for recompute in again for cut in cuts]
+    num_layers = len(question.model.flat_layers)
+    every = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+    if question.replicas is not None:
+        every = [question.replicas]
+    choices: list[Choice] = []
+    for replicas in every:
+        found = candidates(
+            num_ranks, num_layers, counts, question.chunks_per_rank, replicas
+        )
         if question.replicas is None and replicas > 1:
             ranked = sorted(choices, key=by_worth)
             best = dict.fromkeys(choice.candidate.schedule for choice in ranked)
             names = {"1f1b", *[*best][:_REPLICATED]}
             found = (each for each in found if each.schedule in names)
         choices += weighing.named(found, forms)
-    is_searched = any(choice.candidate.replicas == 1 for choice in choices)
-    if is_searched and chunks is None and seconds > 0:
-        choices += weighing.searched(choices, seconds)
-    if not choices:
-        sizes = f"{counted(num_layers, 'layer')} on {counted(num_ranks, 'rank')}"
-        given = f"chunks_per_rank={chunks} and partition={question.partition}"
-        message = f"No schedule fits {sizes} with {given}; leave one of these out."
-        raise ArgumentError("value", message)
-    own, one = (question.own_plan(num_ranks, of_one) for of_one in (False, True))
-    counts = cost_model.layers
+    return choices
+
+
+def _own_choice(weighing: Weighing) -> Choice | None:
+    """Weigh the program's own choice, if it has one of a count that was measured."""
+    question = weighing.question
+    own = question.own_plan(weighing.num_ranks)
+    one = question.own_plan(weighing.num_ranks, of_one=True)
+    counts = weighing.cost_model.layers
     if own is None or one is None or own.schedule.num_microbatches not in counts:
-        return Advice(choices, cost_model, limit)
+        return None
     is_cut = not {"partition", "layer_costs"}.isdisjoint(question.own or ())
-    cut = "given" if is_cut else "parameters"
-    of_rank = len(one.schedule.stages_of(0))
-    copies = own.schedule.num_ranks // one.schedule.num_ranks
-    count, is_again = own.schedule.num_microbatches, bool(question.recompute)
-    named = Candidate(one.schedule.name, count, of_rank, cut, is_again, copies)
-    return Advice(choices, cost_model, limit, weighing.plan(named, own, one.schedule))
+    named = Candidate(
+        one.schedule.name,
+        own.schedule.num_microbatches,
+        chunks_per_rank=len(one.schedule.stages_of(0)),
+        cut="given" if is_cut else "parameters",
+        recompute=bool(question.recompute),
+        replicas=own.schedule.num_ranks // one.schedule.num_ranks,
+    )
+    return weighing.plan(named, own, one.schedule)

@@ -67,7 +67,8 @@ class Figures(NamedTuple):
     def parts(self) -> dict[str, float]:
         """The seconds of a rank in its actions, idle, and in the optimiser."""
         step = self.seconds - self.update
-        actions, idle = (1 - self.bubble) * step, self.bubble * step
+        actions = (1 - self.bubble) * step
+        idle = self.bubble * step
         return {"actions": actions, "idle": idle, "optimiser": self.update}
 
 
@@ -143,7 +144,8 @@ class GridReport:
         return self._over(self.hosts, self.link) if self.hosts else []
 
     def _over(self, hosts: int, link: Link) -> list[Figures]:
-        size, count = len(self.rows[0]["ranks"]) // hosts, self.task.microbatches
+        size = len(self.rows[0]["ranks"]) // hosts
+        count = self.task.microbatches
         found = []
         for row in self.rows:
             timeline = on_hosts(row, count, size, link)
@@ -230,9 +232,8 @@ class GridReport:
         between two hosts.
         """
         best, *others = ranked(self.measured)
-        needs, *less = (
-            most(self._by_name[each.grid], MEMORY, "memory") for each in (best, *others)
-        )
+        rows = (self._by_name[each.grid] for each in (best, *others))
+        needs, *less = (most(row, MEMORY, "memory") for row in rows)
         for other, needed in zip(others, less):
             if needed < _LESS * needs:
                 times = f"{other.seconds / best.seconds:.2f} times the time"
@@ -260,7 +261,8 @@ class GridReport:
     def title(self) -> str:
         """The model and the ranks in a line."""
         task = self.task
-        blocks, heads = counted(task.layers, "block"), counted(task.heads, "head")
+        blocks = counted(task.layers, "block")
+        heads = counted(task.heads, "head")
         model = f"{blocks}, {task.width} wide, {heads}, {task.dtype}"
         count = counted(task.microbatches, "microbatch")
         batch = f"{task.batch} x {task.length} tokens in {count}"
@@ -269,9 +271,8 @@ class GridReport:
     @property
     def notes(self) -> list[str]:
         """Notes about the figures."""
-        found = [
-            f"left out: {name}: {reason}." for name, reason in self.left_out.items()
-        ]
+        left_out = self.left_out.items()
+        found = [f"left out: {name}: {reason}." for name, reason in left_out]
         if self.hosts:
             speed = f"{self.link.bandwidth:g} bytes per second"
             link = f"latency {self.link.latency:g} s, {speed}"

@@ -120,16 +120,16 @@ class Task:
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and targets, each of shape (batch, length)."""
-        drawn = np.random.default_rng(0).integers(
-            0, self.symbols, (self.batch, self.length + 1)
-        )
+        size = (self.batch, self.length + 1)
+        drawn = np.random.default_rng(0).integers(0, self.symbols, size)
         return drawn[:, :-1].copy(), drawn[:, 1:].copy()
 
     def partition(self, num_stages: int) -> list[range]:
         """Return the same number of blocks for each stage; the first one also embeds,
         the last one also scores.
         """
-        size, last = self.layers // num_stages, self.layers + 4
+        size = self.layers // num_stages
+        last = self.layers + 4
         ends = [*(2 + size * stage for stage in range(1, num_stages)), last]
         return [range(start, end) for start, end in zip([0, *ends], ends)]
 
@@ -147,7 +147,8 @@ class Task:
         >>> left_out
         {'tensor 4': 'heads are 2, not a multiple of 4'}
         """
-        fitting, left_out = [], {}
+        fitting = []
+        left_out = {}
         for sizes in _products(num_ranks):
             counts = {
                 "layers": sizes.pipeline,
@@ -218,6 +219,25 @@ def compare_on_ranks(
     return [runner.row() for runner in runners]
 
 
+class _Training:
+    """A pipeline that trains on the batch of a task. Its constructor is collective."""
+
+    def __init__(
+        self, task: Task, grid: Grid, make: MakePipeline, **options: Any
+    ) -> None:
+        self.pipeline = make(task.model(), grid, **options)
+        self.optimiser = Adam(self.pipeline.parameters(), learning_rate=1e-3)
+        self._batch = task.tokens()
+
+    def step(self) -> tuple[float, float, float]:
+        """Return the loss, and the times of the step and of the optimiser."""
+        begun = perf_counter()
+        loss = self.pipeline.step(*self._batch)
+        ended = perf_counter()
+        self.optimiser.step()
+        return float(loss), ended - begun, perf_counter() - ended
+
+
 class _Runner:
     """One device mesh. Its constructor is collective: it runs the steps whose losses,
     bytes and memory are compared.
@@ -228,86 +248,74 @@ class _Runner:
     ) -> None:
         grid = Grid(group, **sizes._asdict())
         self._group = group
-        self._batch = task.tokens()
-        loss, count = CrossEntropyLoss(), task.microbatches // sizes.data
-        cut = {"partition": task.partition(sizes.pipeline), "num_microbatches": count}
-        options = {"loss": loss, "check_agreement": False, "check_finite": "off", **cut}
-        self._pipeline = make(task.model(), grid, **options)
-        self._optimiser = Adam(self._pipeline.parameters(), learning_rate=1e-3)
-        self._compiled = make(task.model(), grid, compile="where-possible", **options)
-        self._optimiser_of_compiled = Adam(
-            self._compiled.parameters(), learning_rate=1e-3
-        )
+        options = {
+            "loss": CrossEntropyLoss(),
+            "check_agreement": False,
+            "check_finite": "off",
+            "partition": task.partition(sizes.pipeline),
+            "num_microbatches": task.microbatches // sizes.data,
+        }
+        self._eager = _Training(task, grid, make, **options)
+        options["compile"] = "where-possible"
+        self._compiled = _Training(task, grid, make, **options)
         # of each step, and of the optimiser after it
         self._times: list[tuple[float, float]] = []
         self._times_compiled: list[float] = []
         self._timelines: list[Timeline] = []
-        plan: Plan = self._pipeline.plan
+        compared = self._compared(task, grid)
+        self._found = {"grid": sizes.name, **sizes._asdict(), **compared}
+
+    def _compared(self, task: Task, grid: Grid) -> dict[str, Any]:
+        """Take the first steps; return losses, and bytes and memory of each rank."""
+        plan: Plan = self._eager.pipeline.plan
+        loss = CrossEntropyLoss()
         layers = measure_on_this_rank(
-            plan.model, *self._batch, loss, task.microbatches, 1, 0, np
+            plan.model, *task.tokens(), loss, task.microbatches, 1, 0, np
         )
-        sizes_of = Sizes.of(plan, layers, task.positions)
+        sizes = Sizes.of(plan, layers, task.positions)
         traffic = Traffic(grid, plan)
         with traffic.counting():
-            losses = [self._step()]
-        losses += [self._step() for _ in range(1, _COMPARED_LOSSES)]
+            losses = [self._eager.step()[0]]
+        losses += [self._eager.step()[0] for _ in range(1, _COMPARED_LOSSES)]
         promise = plan.memory(layers, optimiser=Adam)[grid.pipeline.rank]
-        ranks = {
+        own = {
             "coordinates": grid.coordinates,
             "sent": traffic.sent,
-            "promised_sent": promised(plan, grid, sizes_of),
+            "promised_sent": promised(plan, grid, sizes),
             "memory": self._memory(),
             "promised_memory": promise._asdict(),
         }
-        self._found = {
-            "grid": sizes.name,
-            **sizes._asdict(),
-            "losses": losses,
-            "ranks": objects.gather(group, ranks, _CALL),
-            "sizes": sizes_of._asdict(),
-        }
-
-    def _step(self) -> float:
-        found = float(self._pipeline.step(*self._batch))
-        self._optimiser.step()
-        return found
+        ranks = objects.gather(self._group, own, _CALL)
+        return {"losses": losses, "ranks": ranks, "sizes": sizes._asdict()}
 
     def _memory(self) -> dict[str, int]:
         """Take a step whose memory is measured; return the bytes of this rank."""
-        self._pipeline.measures_memory = True
-        self._step()
-        self._pipeline.measures_memory = False
-        peak = self._pipeline.timeline().peak_memory
-        own = list(self._pipeline.parameters())
+        pipeline = self._eager.pipeline
+        pipeline.measures_memory = True
+        self._eager.step()
+        pipeline.measures_memory = False
+        peak = pipeline.timeline().peak_memory
+        own = list(pipeline.parameters())
         return {
             "parameters": sum(parameter.nbytes for parameter in own),
             "gradients": sum(parameter.grad.nbytes for parameter in own),
-            "optimiser_state": self._optimiser.nbytes,
-            "activations": int(peak[self._pipeline.group.rank]),
+            "optimiser_state": self._eager.optimiser.nbytes,
+            "activations": int(peak[pipeline.group.rank]),
         }
 
     def turn(self) -> None:
         """Take some steps, eager and then compiled. Collective."""
-        self._turn_eagerly()
+        self._eager.step()  # its parameters are in no cache yet
+        for _ in range(_STEPS):
+            self._group.barrier()
+            self._times.append(self._eager.step()[1:])
+            self._timelines.append(self._eager.pipeline.timeline())
         others = 1 if self._times_compiled else _UNTIL_COMPILED
         for number in range(others + _STEPS):
             self._group.barrier()
-            begun = perf_counter()
-            self._compiled.step(*self._batch)
-            self._optimiser_of_compiled.step()
+            _, step, update = self._compiled.step()
             if number >= others:
-                self._times_compiled.append(perf_counter() - begun)
-
-    def _turn_eagerly(self) -> None:
-        self._step()  # its parameters are in no cache yet
-        for _ in range(_STEPS):
-            self._group.barrier()
-            begun = perf_counter()
-            self._pipeline.step(*self._batch)
-            ended = perf_counter()
-            self._optimiser.step()
-            self._times.append((ended - begun, perf_counter() - ended))
-            self._timelines.append(self._pipeline.timeline())
+                self._times_compiled.append(step + update)
 
     def row(self) -> dict[str, Any]:
         """Return the results. Collective."""

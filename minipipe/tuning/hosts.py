@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import permutations, product
 from typing import Any
 
 from minipipe.execution.choosing import replicated
@@ -48,11 +48,60 @@ def time_between_hosts(
     """
     leaving: dict[int, float] = {}
     for source, destination, size in transfers:
-        if source // ranks_of_host != destination // ranks_of_host:
-            leaving[source // ranks_of_host] = (
-                leaving.get(source // ranks_of_host, 0.0) + size
-            )
+        host = source // ranks_of_host
+        if host != destination // ranks_of_host:
+            leaving[host] = leaving.get(host, 0.0) + size
     return link.latency + max(leaving.values()) / link.bandwidth if leaving else 0.0
+
+
+Place = tuple[int, ...]  # the stage, the replica and the part of each layer of a rank
+
+
+class _Mesh:
+    """The ranks of a device mesh on hosts, by their places."""
+
+    def __init__(self, row: Mapping[str, Any], ranks_of_host: int, link: Link) -> None:
+        places = (tuple(rank["coordinates"]) for rank in row["ranks"])
+        self._ranks = {place: rank for rank, place in enumerate(places)}
+        self._replicas = range(row["data"])
+        self._parts = range(row["tensor"])
+        self._ranks_of_host = ranks_of_host
+        self._link = link
+
+    def to_next_stage(self, stage: int, size: float) -> float:
+        """Return the time of a message from each rank of a stage."""
+        rest = product(self._replicas, self._parts)
+        pairs = [((stage, *place), (stage + 1, *place)) for place in rest]
+        return self._time(pairs, size)
+
+    def among_replicas(self, stage: int, size: float) -> float:
+        """Return the time of one round of messages between all replicas."""
+        rest = product(permutations(self._replicas, 2), self._parts)
+        pairs = [((stage, a, part), (stage, b, part)) for (a, b), part in rest]
+        return self._time(pairs, size)
+
+    def among_parts(self, stage: int, size: float) -> float:
+        """Return the time of a tensor-parallel all-reduce of an array."""
+        rest = product(permutations(self._parts, 2), self._replicas)
+        pairs = [((stage, k, a), (stage, k, b)) for (a, b), k in rest]
+        num_parts = len(self._parts)
+        # Two rounds of messages with 1 / n of the array; between two ranks, one round
+        # with all of it.
+        if num_parts > 2:
+            return 2 * self._time(pairs, size * (1 / num_parts))
+        return self._time(pairs, size)
+
+    def sums(self, stage: int, sizes: Iterable[tuple[int, int]]) -> float:
+        """Return the time of the tensor-parallel all-reduces of an action."""
+        return sum(self.among_parts(stage, n * size) for n, size in sizes)
+
+    def gathers(self, stage: int, layers: Iterable[Sequence[int]]) -> float:
+        """Return the time in which an action gathers its sharded layers once."""
+        return sum(self.among_replicas(stage, max(layer)) for layer in layers)
+
+    def _time(self, pairs: Iterable[tuple[Place, Place]], size: float) -> float:
+        transfers = [(self._ranks[a], self._ranks[b], size) for a, b in pairs]
+        return time_between_hosts(transfers, self._ranks_of_host, self._link)
 
 
 def on_hosts(
@@ -69,57 +118,31 @@ def on_hosts(
     ranks_of_host : int
     link : Link
     """
-    p, d, t = row["pipeline"], row["data"], row["tensor"]
-    costs, sizes = Costs(**row["costs"]), Sizes(*row["sizes"].values())
-    schedule = replicated("1f1b", p * d, num_microbatches // d, None, d)
-    at = {
-        tuple(rank["coordinates"]): number for number, rank in enumerate(row["ranks"])
-    }
-
-    def time(
-        pairs: Iterable[tuple[tuple[int, ...], tuple[int, ...]]], size: float
-    ) -> float:
-        return time_between_hosts(
-            [(at[a], at[b], size) for a, b in pairs], ranks_of_host, link
-        )
-
-    def parts(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        pairs = permutations(range(t), 2)
-        return [((stage, r, a), (stage, r, b)) for a, b in pairs for r in range(d)]
-
-    def replicas(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        pairs = permutations(range(d), 2)
-        return [((stage, a, k), (stage, b, k)) for a, b in pairs for k in range(t)]
-
-    def within(stage: int, sums: Sequence[tuple[int, int]], gathers: int) -> float:
-        """Return the additional time of an action for tensor-parallel all-reduces and
-        gathers of sharded layers.
-        """
-        shares = sum(time(replicas(stage), max(layer)) for layer in sizes.shares[stage])
-        # Two rounds of messages with 1 / t of the array; between two ranks, one round
-        # with all of it.
-        rounds, fraction = (2, 1 / t) if t > 2 else (1, 1.0)
-        added = (rounds * time(parts(stage), n * size * fraction) for n, size in sums)
-        return sum(added) + gathers * shares
+    num_stages = row["pipeline"]
+    d = row["data"]
+    costs = Costs(**row["costs"])
+    sizes = Sizes(*row["sizes"].values())
+    mesh = _Mesh(row, ranks_of_host, link)
+    schedule = replicated("1f1b", num_stages * d, num_microbatches // d, None, d)
 
     messages = list(costs.message_times(schedule))
+    for stage in range(num_stages - 1):
+        between_hosts = mesh.to_next_stage(stage, sizes.messages[stage])
+        messages[stage] = between_hosts or messages[stage]
     totals = [total for _, total in costs.sum_times(schedule)]
-    for stage, following in pairwise(range(p)):
-        over_cut = [
-            ((stage, r, k), (following, r, k)) for r in range(d) for k in range(t)
-        ]
-        messages[stage] = time(over_cut, sizes.messages[stage]) or messages[stage]
     for stage, gradients in enumerate(sizes.gradients):
         part = sum(n * size for n, size in gradients) / d
-        totals[stage] = (2 * time(replicas(stage), part) if part else 0.0) or totals[
-            stage
-        ]
-    forward, backward = (
-        costs.by_stage(name, p) for name in ("forward", "backward_input")
-    )
-    for stage in range(p):
-        forward[stage] += within(stage, sizes.forward_sums[stage], 1)
-        backward[stage] += within(stage, sizes.backward_sums[stage], 2)
+        if part:
+            totals[stage] = 2 * mesh.among_replicas(stage, part) or totals[stage]
+    forward = costs.by_stage("forward", num_stages)
+    backward = costs.by_stage("backward_input", num_stages)
+    for stage in range(num_stages):
+        shares = mesh.gathers(stage, sizes.shares[stage])
+        forward[stage] += mesh.sums(stage, sizes.forward_sums[stage]) + shares
+        backward[stage] += mesh.sums(stage, sizes.backward_sums[stage]) + 2 * shares
+    gradient_sizes = [0.0] * num_stages
+    if d > 1:
+        gradient_sizes = [total * d / (2 * d - 2) for total in totals]
     timed = replace(
         costs,
         forward=forward,
@@ -127,6 +150,6 @@ def on_hosts(
         latency=0.0,
         bandwidth=1.0,  # the size of a message is its time
         message_size=messages,
-        gradient_size=[total * d / (2 * d - 2) if d > 1 else 0.0 for total in totals],
+        gradient_size=gradient_sizes,
     )
     return simulate(schedule, timed)

@@ -124,9 +124,8 @@ def held_by_stage(
     (4, 16, 4)
     """
     counted = [*layers, *loss]
-    lies_in: dict[Hashable, tuple[Hashable, int]] = dict.fromkeys(
-        batch or (), ("batch", 0)
-    )
+    lies_in: dict[Hashable, tuple[Hashable, int]] = {}
+    lies_in |= dict.fromkeys(batch or (), ("batch", 0))
     lies_in |= {} if came is None else came.where("message")
     lies_in |= {} if came_back is None else came_back.where("gradient message")
 
@@ -140,10 +139,9 @@ def held_by_stage(
 
     has_graph = any(part.has_graph for part in layers)
     kept = [layers[0].inputs.buffers] if recompute and has_graph else []
-    activation = num_bytes(
-        [*kept, *(part.after_forward for part in (loss if recompute else counted))]
-    )
     recomputed = layers if recompute else counted
+    held = loss if recompute else counted
+    activation = num_bytes([*kept, *(part.after_forward for part in held)])
     # Backward recomputes the last layer first, while the layers before it still hold
     # their activations.
     during = []
@@ -251,7 +249,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
     def __init__(
         self, layers: list[Module], measured: Sequence[LayerProfile], loss: Any = None
     ) -> None:
-        self._layers, self._holdings = layers, [found.holding for found in measured]
+        self._layers = layers
+        self._holdings = [found.holding for found in measured]
         names = [layer.brief() for layer in layers]
         names.append(getattr(loss, "__qualname__", type(loss).__name__))
         sizes = [(own.num_parameters, _num_bytes(own)) for own in layers]
@@ -279,9 +278,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
         for ``layer_costs``.
         """
         last = 0.0 if self.loss is None else self.loss.time
-        return [
-            costs.time + last * (i == len(self) - 1) for i, costs in enumerate(self)
-        ]
+        times = [costs.time for costs in self]
+        return [*times[:-1], *(time + last for time in times[-1:])]
 
     def memory(
         self,
@@ -297,13 +295,11 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if len(self) != len(plan.layers):
             own = f"These are figures of {counted(len(self), 'layer')}"
             given = f"the plan has {len(plan.layers)}"
-            message = f"{own}, but {given}; measure the plan's own model."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{own}, but {given}; measure the plan's own model.")
         costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         cuts = [self[part.stop - 1] for part in plan.partition]
-        messages = [
-            (cut.message_size, cut.message_size * cut.returns_gradient) for cut in cuts
-        ]
+        pairs = ((cut.message_size, cut.returns_gradient) for cut in cuts)
+        messages = [(size, size * returns) for size, returns in pairs]
         return memory_of(plan, costs, messages, optimiser, stash)
 
     def costs(
@@ -352,9 +348,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
         forward = [sum(row.forward for row in own) for own in rows]
         backward_input = [sum(row.backward_input for row in own) for own in rows]
         if recompute:
-            backward_input = [
-                time and time + again for time, again in zip(backward_input, forward)
-            ]
+            pairs = zip(backward_input, forward)
+            backward_input = [time and time + again for time, again in pairs]
         ranks = range(len(parts)) if placement is None else placement
         # Neighbouring stages on one rank need no message: a buffer received by one may
         # be part of the graph of another.
@@ -437,10 +432,9 @@ class MeasuredLayers(Sequence[LayerCosts]):
         [range(0, 3), range(3, 6)]
         """
         if (num_stages is None) == (schedule is None):
-            message = (
+            raise ArgumentError(
                 "balance takes num_stages, or a schedule instead, which has its own."
             )
-            raise ArgumentError("value", message)
         if schedule is not None:
             # replicas are alike
             num_stages = schedule.num_stages
@@ -512,7 +506,8 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
     >>> microbatches_in_flight(schedules.one_f_one_b(4, 8))
     [4, 3, 2, 1]
     """
-    most, counts = [0] * schedule.num_stages, pairs_of(flow_of(schedule))
+    most = [0] * schedule.num_stages
+    counts = pairs_of(flow_of(schedule))
     for rank, row in enumerate(schedule.actions):
         held = [0] * schedule.num_stages
         for (stage, _, _), change in zip(row, counts.of_row(rank)):

@@ -160,7 +160,7 @@ def check_question(
     if (loss is None) != (targets is None):
         given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
         raise ArgumentError(
-            "value", f"{call} has {given}, but no {missing}; give both, or neither."
+            f"{call} has {given}, but no {missing}; give both, or neither."
         )
 
 
@@ -293,7 +293,9 @@ class _Actions:
     """
 
     def __init__(self, stage: Stage, passing: _Passing, batch: Batch) -> None:
-        self._stage, self._received, self._batch = stage, passing.received, batch
+        self._stage = stage
+        self._received = passing.received
+        self._batch = batch
         self._gradient = None if stage.is_last else passing.gradients[-1]
         self.kinds: tuple[ActionKind, ...] = (F,)
         if stage.has_backward:
@@ -302,7 +304,9 @@ class _Actions:
 
     def run(self, kind: ActionKind) -> Payload:
         """Run one of them; return what it passes on."""
-        stage, held, self.held = self._stage, self.held, None
+        stage = self._stage
+        held = self.held
+        self.held = None
         passed = _NOTHING
         if kind is F:
             current_place().begin(0)
@@ -324,6 +328,35 @@ class _Actions:
         return roots_of([self.held])
 
 
+class _Identities:
+    """The identities of buffers: those that other stages know, and others of a stage.
+
+    Another stage may reuse the identity of a buffer later.
+    """
+
+    def __init__(self, stage: Stage, passing: _Passing, result: Payload) -> None:
+        self._stage = stage.index
+        # The next layer has the buffer of the result that was computed before.
+        self._same: dict[int, int] = {}
+        if passing.result is not None:
+            pairs = zip(result.arrays, passing.result.arrays)
+            self._same = {_buffer(a): _buffer(b) for a, b in pairs}
+        self._known = set(self._same.values())
+        for payload in (passing.received, *passing.gradients):
+            self.add(payload)
+
+    def add(self, payload: Payload) -> None:
+        self._known.update(map(_buffer, payload.arrays))
+
+    def marked(self, buffers: dict[int, int]) -> Buffers:
+        """Return the bytes of buffers by their marked identities."""
+        marked: dict[Hashable, int] = {}
+        for buffer, size in buffers.items():
+            key = self._same.get(buffer, buffer)
+            marked[key if key in self._known else (self._stage, key)] = size
+        return marked
+
+
 def _held(
     stage: Stage, actions: _Actions, passing: _Passing, batch: Batch
 ) -> tuple[Holding, Payload]:
@@ -332,57 +365,42 @@ def _held(
     """
     targets = [array for part in batch.objective.targets or () for array in part.arrays]
     meter = MemoryMeter(targets)
-    result = actions.run(F)
+    result = actions.run(F)  # alive until the end: no other buffer gets its identity
+    identities = _Identities(stage, passing, result)
     # after F, which allocates the memory of fully sharded parameters
-    own = persistent_arrays(stage.module)
-    not_counted = [*own, *targets]
-    same = {}  # the next layer has the buffer of the result that was computed before
-    if passing.result is not None:
-        same = {
-            _buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)
-        }
-    payloads = (passing.received, *passing.gradients)
-    known = {_buffer(array) for payload in payloads for array in payload.arrays}
-    known |= set(same.values())
-
-    def apart(buffers: dict[int, int]) -> Buffers:
-        """Mark buffers of this stage alone: another stage may reuse their identity
-        later.
-        """
-        marked: dict[Hashable, int] = {}
-        for buffer, size in buffers.items():
-            key = same.get(buffer, buffer)
-            marked[key if key in known else (stage.index, key)] = size
-        return marked
-
-    after_forward = apart(held_buffers(actions.graph, not_counted))
+    not_counted = [*persistent_arrays(stage.module), *targets]
+    after_forward = identities.marked(held_buffers(actions.graph, not_counted))
     has_graph = any(
         node.needs_gradient for node in actions.graph if isinstance(node, Node)
     )
     after_input: Buffers = {}
-    returned, transient = _NOTHING, 0
+    returned = _NOTHING
+    transient = 0
     if I in actions.kinds:
         meter.observe(stage, actions.graph, list)
         returned = actions.run(I)
-        known |= {_buffer(array) for array in returned.arrays}
-        after_input = apart(held_buffers(actions.graph, not_counted))
-        (_, recomputed), _ = meter.measure(
-            Action(stage.index, I, 0), stage, actions.graph
-        )
+        identities.add(returned)
+        after_input = identities.marked(held_buffers(actions.graph, not_counted))
+        action = Action(stage.index, I, 0)
+        (_, recomputed), _ = meter.measure(action, stage, actions.graph)
         transient = max(0, recomputed - sum(after_forward.values()))
     if W in actions.kinds:
         actions.run(W)
-    inputs, gradients = _passed(passing.received), _passed(passing.gradients[-1])
-    return Holding(
-        inputs, gradients, after_forward, after_input, transient, has_graph
-    ), returned
+    holding = Holding(
+        _passed(passing.received),
+        _passed(passing.gradients[-1]),
+        after_forward,
+        after_input,
+        transient,
+        has_graph,
+    )
+    return holding, returned
 
 
 def _passed(payload: Payload) -> Passed:
     arrays = [array for array in payload.arrays if array is not None]
-    buffers: Buffers = {
-        _buffer(array): backend.num_bytes(buffer_of(array)) for array in arrays
-    }
+    own = map(buffer_of, arrays)
+    buffers: Buffers = {id(buffer): backend.num_bytes(buffer) for buffer in own}
     if not arrays:
         return Passed(buffers, 0)
     message = payload.to_message(may_be_on_device=True)
@@ -478,9 +496,9 @@ def balance(
     [range(0, 1), range(1, 4)]
     """
     if num_microbatches is None:
-        num_microbatches = (
-            NUM_MICROBATCHES if schedule is None else schedule.num_microbatches
-        )
+        num_microbatches = NUM_MICROBATCHES
+        if schedule is not None:
+            num_microbatches = schedule.num_microbatches
     layers = measure_layers(
         model,
         inputs,
@@ -510,7 +528,7 @@ def batch_of(sample: Any, option: str) -> Sequence[Any]:
     """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         hint = "pass sample=(inputs, targets)"
-        raise ArgumentError("value", f"{option} needs a batch to measure: {hint}.")
+        raise ArgumentError(f"{option} needs a batch to measure: {hint}.")
     return sample
 
 
@@ -555,8 +573,7 @@ def measured_partition(
         layers = measure_on_this_rank(
             model, inputs, targets, loss, schedule.num_microbatches, REPEATS, seed, xp
         )
-        found = [
-            part.stop for part in layers.balance(schedule=schedule, recompute=recompute)
-        ]
+        parts = layers.balance(schedule=schedule, recompute=recompute)
+        found = [part.stop for part in parts]
     ends = objects.broadcast(group, 0, found, 'partition="measured"')
     return [range(start, end) for start, end in zip([0, *ends], ends)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
 from minipipe.parallel.reduction import bytes_of_sum
+from minipipe.parallel.repeated import bytes_of_buffers, is_small
 from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.action import U
 from minipipe.schedules.analysis.activations import memory_levels
@@ -145,7 +146,8 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
     [20, 10]
     """
     crosses = [schedule.crosses_ranks(stage) for stage in range(schedule.num_stages)]
-    held, most = [0] * schedule.num_ranks, [0] * schedule.num_ranks
+    held = [0] * schedule.num_ranks
+    most = [0] * schedule.num_ranks
 
     walk = complete_walk(schedule)
     heads = [iter(row) for row in schedule.actions]
@@ -182,19 +184,16 @@ def memory_of(
     """
     schedule = plan.schedule
     if U in schedule.kinds:
-        schedule = plan.program_of_run(
-            max(schedule.num_microbatches, _RUN * schedule.num_ranks)
-        ).schedule
+        count = max(schedule.num_microbatches, _RUN * schedule.num_ranks)
+        schedule = plan.program_of_run(count).schedule
     levels = memory_levels(schedule, costs.memory(schedule.num_stages))
     sent = in_flight(schedule, messages)
     found = []
     for rank in range(schedule.num_ranks):
-        own = [
-            layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)
-        ]
+        stages = schedule.stages_of(rank)
+        own = list(chain.from_iterable(map(plan.part, stages)))
         parameters, gradients, state = kept_bytes(own, optimiser)
         activations = int(max((during for during, _ in levels[rank]), default=0))
-        stages = schedule.stages_of(rank)
         versions = 0
         sums = sum(_sums(plan, stage, rank) for stage in stages)
         sums += _whole_layer(own)
@@ -221,9 +220,8 @@ def kept_bytes(
 
 def uses_in(layers: Iterable[Module]) -> list[Parameter]:
     """Return the uses of parameters in layers, each once."""
-    return list(
-        {id(use): use for layer in layers for use in parameters_of(layer)}.values()
-    )
+    uses = chain.from_iterable(map(parameters_of, layers))
+    return list({id(use): use for use in uses}.values())
 
 
 def _sums(plan: Plan, stage: int, rank: int) -> int:
@@ -233,11 +231,17 @@ def _sums(plan: Plan, stage: int, rank: int) -> int:
     ranks = plan.program.ranks_of(stage)
     uses = [use for use in uses_in(plan.part(stage)) if not use.is_summed]
     gradients = [(use.size, gradient_bytes([use])) for use in uses]
-    of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(
-        nbytes for _, nbytes in gradients
-    )
+    of_blocks = sum(nbytes for _, nbytes in gradients)
+    of_blocks *= most_sums_of_blocks(plan.gradient_blocks // len(ranks))
     each = [(size, nbytes // max(1, size)) for size, nbytes in gradients]
-    return max(of_blocks, bytes_of_sum(each, len(ranks), ranks.index(rank)))
+    place = len(ranks), ranks.index(rank)
+    sizes = tuple(size for size, _ in each)
+    itemsizes = {itemsize for _, itemsize in each}
+    if len(itemsizes) == 1 and len(ranks) > 1:
+        (itemsize,) = itemsizes
+        if itemsize and is_small(sizes, itemsize, len(ranks)):
+            return max(of_blocks, bytes_of_buffers(sizes, itemsize, *place))
+    return max(of_blocks, bytes_of_sum(each, *place))
 
 
 def _whole_layer(layers: Iterable[Module]) -> int:
@@ -271,9 +275,10 @@ def _copies(
         uses = uses_in(plan.part(stage))
         trained = {id(use.owner): use.nbytes for use in uses if use.requires_grad}
         n = len(plan.program.ranks_of(stage))
-        sums += (
-            max(0, held.sums - 1) + (n * held.sums + 1 if n > 1 else 0)
-        ) * gradient_bytes(uses)
+        copies = max(0, held.sums - 1)
+        if n > 1:
+            copies += n * held.sums + 1
+        sums += copies * gradient_bytes(uses)
         versions += is_stashed * (held.versions - 1) * sum(trained.values())
     return sums, versions
 
@@ -317,9 +322,9 @@ def state_bytes(
     for own in trained:
         blank = np.zeros((1,) * len(own.shape), backend.numpy_dtype(own.dtype))
         standins.append(Parameter(blank))
-    optimiser = (
-        make_optimiser(list(standins)) if callable(make_optimiser) else make_optimiser
-    )
+    optimiser: Any = make_optimiser
+    if callable(make_optimiser):
+        optimiser = make_optimiser(list(standins))
     if not isinstance(optimiser, Optimiser):
         raise _MAKER.refusal("optimiser", make_optimiser)
     for standin in standins:

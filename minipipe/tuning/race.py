@@ -23,6 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from random import Random
 from statistics import median
@@ -195,22 +196,31 @@ def chosen(
     ScheduleError
         Code ``memory``: on rank 0, if no choice is within the limit.
     """
-    for name, given in (
-        ("layer_costs", layer_costs),
-        ("gradient_blocks", gradient_blocks),
-    ):
+    refused = {"layer_costs": layer_costs, "gradient_blocks": gradient_blocks}
+    for name, given in refused.items():
         if given is not None:
             instead = "measures layers and chooses replicas"
-            message = f'schedule="auto" {instead}; leave {name} out.'
-            raise ArgumentError("value", message)
+            raise ArgumentError(f'schedule="auto" {instead}; leave {name} out.')
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
-    limit = inf if memory_limit is None else memory_size(memory_limit)
-    cut = None if str(partition) == "measured" else partition
-    count = num_microbatches and num_microbatches * (replicas or 1)
-    asked = count, chunks_per_rank, cut, recompute or None
     question = Question(
-        model, inputs, targets, others, optimiser, limit, *asked, replicas=replicas
+        model,
+        inputs,
+        targets,
+        others,
+        optimiser,
+        memory_limit=inf if memory_limit is None else memory_size(memory_limit),
+        num_microbatches=num_microbatches and num_microbatches * (replicas or 1),
+        chunks_per_rank=chunks_per_rank,
+        partition=None if str(partition) == "measured" else partition,
+        recompute=recompute or None,
+        replicas=replicas,
     )
+    return _chosen_plan(question, group, make, progress)
+
+
+def _chosen_plan(
+    question: Question, group: ProcessGroup, make: MakePipeline, progress: bool | None
+) -> tuple[ChosenPlan, dict[str, Any], bool]:
     # even without a terminal: it takes a minute
     announce = teller(group, progress is not False)
     time = RACE_SECONDS + advising.SECONDS
@@ -219,14 +229,16 @@ def chosen(
     advice = advice_on_ranks(
         question, group, make, "the ranks of this job", tell=teller(group, progress)
     )
-    (choice,) = choices_of_rank_0(group, None if advice is None else [advice.best])
-    own = None if advice is None else AdviceReport.of(advice)._asdict()
-    report = AdviceReport(**objects.broadcast(group, 0, own, _CALL))
+    best = None
+    report = None
+    if advice is not None:
+        best = [advice.best]
+        report = AdviceReport.of(advice)._asdict()
+    (choice,) = choices_of_rank_0(group, best)
+    shared = AdviceReport(**objects.broadcast(group, 0, report, _CALL))
     recompute = choice.pop("recompute")
-    grad = others.get("inputs_require_grad", False)
-    plan = ChosenPlan(
-        report, model, num_ranks=group.size, inputs_require_grad=grad, **choice
-    )
+    choice["inputs_require_grad"] = question.options.get("inputs_require_grad", False)
+    plan = ChosenPlan(shared, question.model, num_ranks=group.size, **choice)
     announce(plan.sentence)
     return plan, {}, recompute
 
@@ -270,25 +282,34 @@ def advice_on_ranks(
     seconds = checked_seconds(seconds, RACE_SECONDS)
     check_num_layers(question, group.size)
     race = Race(question, group, make)
-    question = race.question
     tell(f"measuring messages between {counted(group.size, 'rank')}")
-    messages, advice = measure_messages(group, where), None
+    messages = measure_messages(group, where)
+    advice = None
     if group.rank == 0:
         how = "with several microbatch sizes, then simulating all choices"
         tell(f"measuring layers on rank 0 {how}")
-        measured = measure(question, group.size, messages, group.local_rank)
-        advice = weigh(question, group.size, measured)
+        measured = measure(race.question, group.size, messages, group.local_rank)
+        advice = weigh(race.question, group.size, measured)
     if question.options.get("loss") is None or seconds == 0:
         return advice
-    field, num_kept = ([], 0) if advice is None else field_of(advice)
-    tell(
-        f"running the best {counted(len(field), 'choice')} in turns, for {seconds:g} s"
-    )
-    options = choices_of_rank_0(group, None if advice is None else field)
+    return _with_times(advice, race, seconds, tell)
+
+
+def _with_times(
+    advice: Advice | None, race: Race, seconds: float, tell: Tell
+) -> Advice | None:
+    """Run the best choices on all ranks; return the advice with their times."""
+    field: list[Choice] = []
+    num_kept = 0
+    if advice is not None:
+        field, num_kept = field_of(advice)
+    best = f"the best {counted(len(field), 'choice')} in turns"
+    tell(f"running {best}, for {seconds:g} s")
+    options = choices_of_rank_0(race.group, None if advice is None else field)
     names = [described(choice.candidate) for choice in field]
     times = race.run(options, seconds, range(num_kept), tell, names)
     fastest = sorted(times, key=lambda number: median(times[number]))[:1]
-    num_kept = objects.broadcast(group, 0, num_kept, _CALL)
+    num_kept = objects.broadcast(race.group, 0, num_kept, _CALL)
     kept = {number for number in range(num_kept) if number in times}
     compiled = race.compiled(options, sorted(kept.union(fastest)))
     if advice is None:
@@ -353,16 +374,15 @@ class Race:
     def __init__(
         self, question: Question, group: ProcessGroup, make: MakePipeline
     ) -> None:
-        inputs, targets = (
-            _shared(group, given) for given in (question.inputs, question.targets)
-        )
+        inputs = _shared(group, question.inputs)
+        targets = _shared(group, question.targets)
         if inputs is None:
             where = "pass sample=(inputs, targets), on at least one rank"
-            message = f"{_CALL} needs a batch to measure: {where}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{_CALL} needs a batch to measure: {where}.")
         self.question = replace(question, inputs=inputs, targets=targets)
         self.group = group
-        self._make, self._last_parameters = make, list[ref[Parameter]]()
+        self._make = make
+        self._last_parameters = list[ref[Parameter]]()
 
     def turn(self, choice: Mapping[str, Any]) -> list[float]:
         """Return the seconds of some steps: from the first start to the last end on any
@@ -376,10 +396,10 @@ class Race:
         choice : mapping
             Options of a pipeline.
         """
-        pipeline, found = self._pipeline(choice), []
-        others = (
-            _UNTIL_COMPILED if {**self.question.options, **choice}.get("compile") else 1
-        )
+        pipeline = self._pipeline(choice)
+        found = []
+        is_compiled = {**self.question.options, **choice}.get("compile")
+        others = _UNTIL_COMPILED if is_compiled else 1
         for _ in range(others + _STEPS):
             self.group.barrier()
             pipeline.step(self.question.inputs, self.question.targets)
@@ -395,11 +415,12 @@ class Race:
         Nothing runs if the steps of the benchmark were compiled already.
         """
         found: dict[int, float] = {}
-        for number in () if self.question.options.get("compile") else numbers:
+        if self.question.options.get("compile"):
+            return found
+        for number in numbers:
             choice = {**choices[number], "compile": "where-possible"}
-            found[number] = median(
-                time for _ in range(_COMPILED_TURNS) for time in self.turn(choice)
-            )
+            turns = (self.turn(choice) for _ in range(_COMPILED_TURNS))
+            found[number] = median(chain.from_iterable(turns))
         return found
 
     def run(
@@ -487,7 +508,9 @@ def turns(
     >>> list(islice(turns(3, seconds=60, times={}, kept=[2]), 3))
     [2, 0, 1]
     """
-    begun, rivals, chance = perf_counter(), list[int](), Random(0)
+    begun = perf_counter()
+    rivals = list[int]()
+    chance = Random(0)
 
     def shuffled(choices: list[int]) -> list[int]:
         return chance.sample(choices, len(choices))
@@ -503,9 +526,8 @@ def turns(
         yield from shuffled([*kept, *rivals])
     while len(rivals) > 2 or num_turns < _LAST_TURNS:
         num_turns *= 2
-        rivals = sorted(rivals, key=lambda choice: median(times[choice]))[
-            : max(2, -(-len(rivals) // 2))
-        ]
+        rivals.sort(key=lambda choice: median(times[choice]))
+        rivals = rivals[: max(2, -(-len(rivals) // 2))]
         for _ in range(num_turns):
             if perf_counter() - begun > seconds:
                 return
@@ -534,7 +556,8 @@ def choices_of_rank_0(
 
 
 def _as_data(choice: Choice) -> dict[str, Any]:
-    schedule, ends = choice.schedule, [part.stop for part in choice.partition]
+    schedule = choice.schedule
+    ends = [part.stop for part in choice.partition]
     found = {"name": schedule.name, "csv": schedule.to_csv(), "ends": ends}
     found["frozen"] = sorted(schedule.frozen)
     own = choice.candidate
@@ -543,9 +566,8 @@ def _as_data(choice: Choice) -> dict[str, Any]:
 
 def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
     parts = [range(start, end) for start, end in zip([0, *data["ends"]], data["ends"])]
-    schedule = replace(
-        Schedule.from_csv(data["csv"], data["name"]), frozen=frozenset(data["frozen"])
-    )
+    schedule = Schedule.from_csv(data["csv"], data["name"])
+    schedule = replace(schedule, frozen=frozenset(data["frozen"]))
     found = {"schedule": schedule, "partition": parts}
     return {**found, "recompute": data["recompute"], "replicas": data["replicas"]}
 
@@ -557,7 +579,8 @@ def _shared(group: ProcessGroup, given: Any) -> Any:
     has_some = objects.gather(group, given is not None, _CALL)
     if True not in has_some:
         return None
-    root, sent = has_some.index(True), None
+    root = has_some.index(True)
+    sent = None
     if group.rank == root:
         own = samples(given, "sample")
         sent = {"is_cut": own.is_cut, "parts": list(map(_as_message, own.parts))}

@@ -120,7 +120,9 @@ class Advice:
     ) -> None:
         self.best = best_of(choices, memory_limit)
         self.choices = tuple(sorted(choices, key=by_worth))
-        self.measured, self.memory_limit, self.own = measured, memory_limit, own
+        self.measured = measured
+        self.memory_limit = memory_limit
+        self.own = own
         self._reasons = reasons(self.best, self.choices, measured)
 
     @property
@@ -133,7 +135,8 @@ class Advice:
     @property
     def _times(self) -> tuple[float, float] | None:
         """The measured times of the best choice and the program's own, if both ran."""
-        best, own = self.best.measured, self.own and self.own.measured
+        best = self.best.measured
+        own = self.own and self.own.measured
         return None if best is None or own is None else (best, own)
 
     @property
@@ -208,8 +211,7 @@ class Advice:
                 best_by_name.setdefault(_named(choice), choice)
         others = [each.other for each in self._reasons]
         named = [*list(best_by_name.values())[:_SHOWN], *others]
-        choices = self.choices
-        return _alike([it for it in choices if any(it is each for each in named)])
+        return _alike([it for it in self.choices if any(it is each for each in named)])
 
     def _table(self, names_all: bool = False) -> list[tuple[str, ...]]:
         """Return the head, the best choice of each schedule, and the choices of the
@@ -332,7 +334,8 @@ def reasons(
     allowed = sorted(within, key=by_worth)
     found = list(_another(best, allowed))
     found += [*_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
-    noise, is_said = _noise(best), False
+    noise = _noise(best)
+    is_said = False
     # the noise is of the best choice, so one sentence says it
     for index, (text, other) in enumerate(found):
         found[index] = Reason(text.replace(noise, "") if is_said else text, other)
@@ -377,10 +380,13 @@ def compared(best: Choice, other: Choice) -> str:
 
     first, second = sorted((best, other), key=time)
     less = 1 - time(first) / time(second) if time(second) else 0.0
-    name, beside = _name(first, second), _name(second, first)
-    was, were = "is predicted", "are predicted"
+    name = _name(first, second)
+    beside = _name(second, first)
+    was = "is predicted"
+    were = "are predicted"
     if both_ran:
-        was, were = "was measured", "were measured"
+        was = "was measured"
+        were = "were measured"
     if less < _EQUAL:
         within = f"{-(-1000 * less // 1) / 10:.1f} %"  # rounded up
         return f"{name} and {beside} {were} to take the same time, within {within}"
@@ -402,7 +408,9 @@ def _name(choice: Choice, beside: Choice) -> str:
     """Return the name of a choice, with the numbers of replicas and microbatches if the
     other one has others.
     """
-    own, other, text = choice.candidate, beside.candidate, choice.candidate.schedule
+    own = choice.candidate
+    other = beside.candidate
+    text = choice.candidate.schedule
     if own.replicas != other.replicas:
         text += f" in {counted(own.replicas, 'replica')}"
     if own.num_microbatches != other.num_microbatches:
@@ -492,7 +500,8 @@ class AdviceReport(NamedTuple):
     @classmethod
     def of(cls, advice: Advice) -> AdviceReport:
         """Return the report of some advice."""
-        lines, measured = [], {}
+        lines = []
+        measured = {}
         for name, choice in (("the best", advice.best), ("yours", advice.own)):
             if choice is not None and choice.measured is not None:
                 measured[name] = choice.measured

@@ -28,6 +28,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
+from itertools import chain
 from statistics import median
 from time import perf_counter, thread_time
 from types import ModuleType
@@ -38,16 +39,15 @@ import numpy as np
 from minipipe.comm import ProcessGroup, init_process_group, objects, spawn
 from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
-from minipipe.compile.stage import CompiledStages
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import Executor, Handler, Handlers, Pending
-from minipipe.execution.handlers import handlers_of
 from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
+from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
@@ -183,19 +183,26 @@ class CoreTimes(NamedTuple):
 
 
 class CoreClock:
-    """An observer of one run: for how long its thread has a core, in its actions and
-    between them.
+    """An observer of runs: for how long its thread has a core, in the actions of a run
+    and between them.
 
-    Make it just before the run, and call :meth:`stop` just after it.
+    Call :meth:`start` just before a run, and :meth:`stop` just after it.
 
     Parameters
     ----------
     num_stages : int
     """
 
+    is_printed = True  # it observes compiled rows as well
+
     def __init__(self, num_stages: int) -> None:
-        self._spent, self._ran = np.zeros((2, len(_KINDS), num_stages))
-        self.waited, self._begun = 0.0, thread_time()
+        self._num_stages = num_stages
+
+    def start(self) -> None:
+        """Begin a run."""
+        self._spent, self._ran = np.zeros((2, len(_KINDS), self._num_stages))
+        self.waited = 0.0
+        self._begun = thread_time()
 
     def stop(self) -> None:
         """End the run."""
@@ -215,7 +222,8 @@ class CoreClock:
 
     def begin(self, executor: Executor, action: Action) -> None:
         """Note when an action begins."""
-        self._start, self._waited_before = thread_time(), self.waited
+        self._start = thread_time()
+        self._waited_before = self.waited
 
     def end(self, executor: Executor, action: Action) -> None:
         """Add the time for which its thread had a core, without its wait for a
@@ -242,7 +250,8 @@ class _TimedWait(Pending):
     """
 
     def __init__(self, value: Pending, clock: CoreClock) -> None:
-        self._value, self._clock = value, clock
+        self._value = value
+        self._clock = clock
 
     def wait(self) -> Any:
         """Return the value."""
@@ -403,16 +412,14 @@ def measure_costs(
     num_steps: int,
     sums: GradientSums | None = None,
     warns: bool = True,
-    compiled: CompiledStages | None = None,
 ) -> Costs:
     """Run a batch several times, with each backward in halves; return the costs that
     were measured.
 
     Collective; leaves no gradients, and changes no parameter. Parameters are as in
     :func:`measure_memory`, with a plan; the number of steps after two that are not
-    measured; the gradient all-reduces over replicas; whether rank 0 warns if other
-    programs had the cores; and, of a compiled pipeline, stages that take part in rows
-    with a clock.
+    measured; the gradient all-reduces over replicas; and whether rank 0 warns if other
+    programs had the cores.
 
     Raises
     ------
@@ -422,29 +429,34 @@ def measure_costs(
     num_steps = COUNT.check("num_steps", num_steps)
     program = lower(split_backward(_of_costs(plan.schedule)))
     handlers = handlers_of((), plan.is_half)
-    timelines, times = [], []
-    sums = None if U in plan.schedule.kinds else sums
-    handlers = handlers if sums is None else sums.handlers(handlers)
+    timelines = []
+    times = []
+    if U in plan.schedule.kinds:
+        sums = None
+    if sums is not None:
+        handlers = sums.handlers(handlers)
     executor = make_executor(program, handlers=handlers)
     hosts = crowded_hosts(executor.group, executor.xp)
+    clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
+    for clock in clocks:
+        executor = make_executor(program, handlers=clock.handlers(handlers))
     watch = CoreWatch()
     for _ in range(num_steps + 2):
         executor.group.barrier()
-        clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
-        for clock in clocks:
-            executor = make_executor(program, handlers=clock.handlers(handlers))
-            if compiled is not None:
-                executor.stages = compiled.begin_row(executor.actions)
         record = _run_without_trace(executor, batch, *clocks, sums=sums)
         times += [clock.gather(executor.group) for clock in clocks]
-        timelines.append(gather_timeline(executor.group, [record], executor.program))
+        timelines.append(gather_timeline(executor.group, [record], program))
     if warns:
         watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[2:])
     if hosts is not None:
-        costs = costs_on_shared_cores(
-            costs, hosts, executor.program, timelines[2:], times[2:]
-        )
+        costs = costs_on_shared_cores(costs, hosts, program, timelines[2:], times[2:])
+    return _with_memory(costs, make_executor, plan, batch)
+
+
+def _with_memory(
+    costs: Costs, make_executor: MakeExecutor, plan: Plan, batch: Batch
+) -> Costs:
     memory = measure_memory(make_executor, plan.program, batch)
     parts = map(plan.part, range(plan.schedule.num_stages))
     gradients = [gradient_bytes(parameters_of(part)) for part in parts]
@@ -470,10 +482,11 @@ def _run_without_trace(
         stage.begin()
     if sums is not None:
         sums.begin(accumulate=False)
+    clocks = [observer for observer in observers if isinstance(observer, CoreClock)]
+    for clock in clocks:
+        clock.start()
     record = executor.run(batch, *observers)
-    for clock in (
-        observer for observer in observers if isinstance(observer, CoreClock)
-    ):
+    for clock in clocks:
         clock.stop()
     if sums is not None:
         sums.finish()
@@ -486,8 +499,12 @@ def _run_without_trace(
 
 _SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
 # of the small pipeline: a layer on each rank
-_WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10
-_THREADS, _MPI = "thread ranks", "MPI ranks"
+_WIDTH = 64
+_SAMPLES = 16
+_MICROBATCHES = 16
+_STEPS = 10
+_THREADS = "thread ranks"
+_MPI = "MPI ranks"
 
 
 class Messages(NamedTuple):
@@ -531,18 +548,17 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     measured_on : str
         The description of the ranks for the result.
     """
-    samples = np.array(
-        [sample for rank in range(group.size - 1) for sample in _pair(group, rank)]
-    ).reshape(-1, 2)
+    pairs = (_pair(group, rank) for rank in range(group.size - 1))
+    samples = np.array([*chain.from_iterable(pairs)]).reshape(-1, 2)
     gathered = group.all_gather(
         samples, what="the times of messages, which are measured for schedule='auto',"
     )
-    at_work, hosts = _costs_at_work(group), crowded_hosts(group, np)
+    at_work = _costs_at_work(group)
+    hosts = crowded_hosts(group, np)
     if group.rank:
         return Messages()
-    latency, bandwidth = fit_messages(
-        [(size, time) for own in gathered for size, time in own.tolist()]
-    )
+    every = chain.from_iterable(own.tolist() for own in gathered)
+    latency, bandwidth = fit_messages([(size, time) for size, time in every])
     all_cores = hosts.cores[0] if hosts is not None and len(hosts.cores) == 1 else None
     cores = at_work.cores if isinstance(at_work.cores, float) else all_cores
     return Messages(
@@ -555,9 +571,11 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
     (bytes, seconds of one message).
     """
     group.barrier()
-    second, found = first + 1, []
+    second = first + 1
+    found = []
     for size in _SIZES if group.rank in (first, second) else ():
-        array, times = np.zeros(size, np.uint8), []
+        array = np.zeros(size, np.uint8)
+        times = []
         for _ in range(_REPEATS):
             start = perf_counter()
             if group.rank == first:
@@ -567,9 +585,8 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
                 group.send(group.recv(first), first)
             times.append((perf_counter() - start) / 2)
         # The lower quartile: another program on the core makes some messages late.
-        found += (
-            [(float(size), sorted(times)[_REPEATS // 4])] if group.rank == first else []
-        )
+        if group.rank == first:
+            found.append((float(size), sorted(times)[_REPEATS // 4]))
     group.barrier()
     return found
 
@@ -581,7 +598,8 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
     plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
     stages = build_stages(plan, group.rank, seed=0)
-    sizes, objective = (_SAMPLES,) * _MICROBATCHES, BatchObjective(MSELoss())
+    sizes = (_SAMPLES,) * _MICROBATCHES
+    objective = BatchObjective(MSELoss())
     ones = samples(np.ones((sum(sizes), _WIDTH), np.float32), "inputs").cut(sizes)
     objective.begin(sizes, ones)
     batch = Batch("measure_costs", sizes, ones, objective, 0, 0, 0)

@@ -70,9 +70,8 @@ class Traffic:
         """Count the bytes that are sent inside this block."""
         # replaced on these objects alone: their class is unchanged
         for group, kind_of in self._kinds:
-            vars(group)["_post_send"] = partial(
-                self._count_and_post, group._post_send, kind_of
-            )
+            post = partial(self._count_and_post, group._post_send, kind_of)
+            vars(group)["_post_send"] = post
         try:
             yield
         finally:
@@ -88,7 +87,8 @@ class Traffic:
         destination: int,
         tag: int,
     ) -> Request:
-        kind, size = kind_of(array, tag), header.nbytes
+        kind = kind_of(array, tag)
+        size = header.nbytes
         if kind != OTHER and header.dtype == np.uint8:
             size = _bytes_of_arrays(array)
         self.sent[kind] += size
@@ -100,9 +100,9 @@ def _bytes_of_arrays(message: np.ndarray) -> int:
     if has_label(message):
         return message.nbytes - HEADER_SIZE
     content = unpack(message)  # of a reduction; else it is the payload of a stage
-    arrays = (
-        content if isinstance(content, list) else Payload.from_message(message).arrays
-    )
+    arrays = content
+    if not isinstance(content, list):
+        arrays = Payload.from_message(message).arrays
     return sum(part.nbytes for part in arrays if part is not None)
 
 
@@ -138,9 +138,8 @@ class Sizes(NamedTuple):
         messages = [layers[part.stop - 1].message_size for part in plan.partition]
         sizes = cls(messages, [], [], [], [])
         for part in map(plan.part, range(plan.schedule.num_stages)):
-            for ways, way in zip(
-                (sizes.forward_sums, sizes.backward_sums), sums_in(part)
-            ):
+            both = (sizes.forward_sums, sizes.backward_sums)
+            for ways, way in zip(both, sums_in(part)):
                 ways.append([(n * positions, size) for n, size in way])
             uses = [use for use in uses_in(part) if not use.is_summed]
             counts = [(use.size, gradient_bytes([use]) // use.size) for use in uses]
@@ -161,8 +160,10 @@ def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
     row = plan.program.actions[rank]
     sends = (action for action in row if action.kind in (SEND_F, SEND_B))
     messages = [sizes.messages[Value.carried_by(send).cut] for send in sends]
-    n, place = grid.tensor.size, grid.tensor.rank
-    m, own = grid.data.size, grid.data.rank
+    n = grid.tensor.size
+    place = grid.tensor.rank
+    m = grid.data.size
+    own = grid.data.rank
     sums = shares = gradients = 0
     for stage in (stage for stage, kind, _ in row if kind is F):
         for each in (*sizes.forward_sums[stage], *sizes.backward_sums[stage]):
@@ -172,7 +173,8 @@ def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
         for layer in sizes.shares[stage]:
             shares += 2 * (m - 1) * layer[own] + sum(layer) - layer[own]
     for stage in plan.schedule.stages_of(rank):
-        ranks, counts = plan.program.ranks_of(stage), sizes.gradients[stage]
+        ranks = plan.program.ranks_of(stage)
+        counts = sizes.gradients[stage]
         gradients += bytes_sent_in_sum(counts, len(ranks), ranks.index(rank))
     return dict(zip(KINDS, (sum(messages), sums, gradients, shares)))
 

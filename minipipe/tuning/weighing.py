@@ -292,10 +292,8 @@ def candidates(
         own = default_of(builder, "chunks_per_rank")
         several = (own,) if own == 1 else range(own, _MOST_CHUNKS + 1)
         for chunks in several if chunks_per_rank is None else (chunks_per_rank,):
-            found = (
-                Candidate(name, count, chunks, replicas=replicas) for count in counts
-            )
-            for candidate in found:
+            for count in counts:
+                candidate = Candidate(name, count, chunks, replicas=replicas)
                 if _fits(candidate, num_ranks, num_layers):
                     yield candidate
 
@@ -381,7 +379,8 @@ def models_for_search(
     ... ]
     [(0, 1, 2), (0, 1, 2, 2, 1, 0)]
     """
-    of_one, of_two = ("1f1b", 1), ("zb-v", 2)
+    of_one = ("1f1b", 1)
+    of_two = ("zb-v", 2)
     forms = [Candidate(name, num_microbatches, v) for name, v in (of_one, of_two)]
     fitting = (form for form in forms if _fits(form, num_ranks, num_layers))
     return [form.build(num_ranks) for form in fitting]
@@ -566,16 +565,17 @@ class Choice(NamedTuple):
         """
         if not times:
             return self
-        ordered, middle = sorted(times), median(times)
+        ordered = sorted(times)
+        middle = median(times)
         spread = (ordered[3 * len(times) // 4] - ordered[len(times) // 4]) / middle
         return self._replace(measured=middle, num_steps=len(times), spread=spread)
 
     def row(self) -> dict[str, Any]:
         """Return the choice as plain data: strings, numbers and lists."""
         figures = self._asdict()
-        candidate, _, partition = (
-            figures.pop(name) for name in ("candidate", "schedule", "partition")
-        )
+        del figures["schedule"]
+        candidate = figures.pop("candidate")
+        partition = figures.pop("partition")
         layers = [[part.start, part.stop] for part in partition]
         figures |= {"memory": list(self.memory), "gap": self.gap}
         return {**candidate._asdict(), "layers": layers, **figures}
@@ -594,7 +594,9 @@ class Weighing:
     def __init__(
         self, question: Question, num_ranks: int, cost_model: CostModel
     ) -> None:
-        self.question, self.num_ranks, self.cost_model = question, num_ranks, cost_model
+        self.question = question
+        self.num_ranks = num_ranks
+        self.cost_model = cost_model
 
     def named(
         self,
@@ -795,10 +797,9 @@ def described(candidate: Candidate) -> str:
     >>> described(Candidate("1f1b", 8, replicas=2))
     '1f1b, 2 replicas, 8 microbatches, partitioned by time'
     """
-    count = candidate.num_microbatches
     copies = f", {candidate.replicas} replicas" * (candidate.replicas > 1)
     again = ", recomputed" * candidate.recompute
     cut = f"partitioned by {candidate.cut}"
     if candidate.cut == "given":
         cut = "given partition"
-    return f"{candidate.schedule}{copies}, {counted(count, 'microbatch')}{again}, {cut}"
+    return f"{candidate.schedule}{copies}, {counted(candidate.num_microbatches, 'microbatch')}{again}, {cut}"

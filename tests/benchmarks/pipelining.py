@@ -13,12 +13,15 @@ the rounds, and the median over that of the floor.
     floor      1F1B by hand (by_hand.py): every array allocated once, every receive posted at the beginning of the step
     peer       GPipe by hand, as small frameworks without autograd have it: blocking messages, two buffers, no loss
     1f1b, …    minipipe, with these schedules
+    compiled   minipipe's 1f1b with compile=True
     torch      with --torch: PyTorch's own 1F1B (torch.distributed.pipelining) over gloo, in the same processes
+    shallow …  with --shallowspeed CLONE: ShallowSpeed's schedules, in the same processes
 
 Before they are timed all have taken the same steps, and their weights are compared.
 
 Aims, at most, over the floor on 2 and 4 ranks: d=128 1.25; d=1024 1.03 and 1.05; d=32
-1.9. Never slower than the peer. Over PyTorch: d=128 0.25, d=1024 0.95, d=32 0.1.
+1.9. Compiled, on 2: 1.0, 1.0 and 1.10. Never slower than the peer and ShallowSpeed.
+Over PyTorch, compiled: d=128 0.28, d=1024 0.93, d=32 0.08.
 """
 
 import argparse
@@ -58,7 +61,7 @@ class Case(NamedTuple):
 CASES = [Case(32, 64, 4, 2, 200), Case(128, 256, 8, 4, 40), Case(1024, 512, 8, 2, 2)]
 
 
-def pipelined(case, group, schedule, inputs, targets):
+def pipelined(case, group, schedule, inputs, targets, compiles=False):
     """Return minipipe's step, and a function that returns this rank's weights."""
     model, parts = (
         mlp(case.width, case.layers * group.size).initialise(0),
@@ -72,6 +75,7 @@ def pipelined(case, group, schedule, inputs, targets):
         loss=nn.MSELoss(),
         schedule=schedule,
         num_microbatches=case.microbatches,
+        compile=compiles,
         **partition,
     )
     optimiser = optim.SGD(pipeline.parameters(), RATE)
@@ -102,7 +106,7 @@ def halves(parts):
     ]
 
 
-def contenders(case, group, schedules, with_torch):
+def contenders(case, group, schedules, with_torch, shallowspeed):
     """Return {name: (step, state_dict)}; ``state_dict`` is collective."""
     generator = np.random.default_rng(0)
     inputs, targets = (
@@ -126,12 +130,18 @@ def contenders(case, group, schedules, with_torch):
         )
     for schedule in schedules:
         found[schedule] = pipelined(case, group, schedule, inputs, targets)
+    found["compiled"] = pipelined(case, group, "1f1b", inputs, targets, compiles=True)
+    parts = parts_of(case, group)
+    same = model, parts, group, case, inputs, targets, RATE
     if with_torch:
         from torch_over_gloo import torch_1f1b
 
-        found["torch"] = torch_1f1b(
-            model, parts_of(case, group), group, case, inputs, targets, RATE
-        )
+        found["torch"] = torch_1f1b(*same)
+    if shallowspeed is not None:
+        from shallowspeed_steps import SCHEDULES, shallowspeed_step
+
+        for name in SCHEDULES:
+            found[name] = shallowspeed_step(shallowspeed, name, *same)
     return found
 
 
@@ -142,7 +152,8 @@ def check_alike(found, group, case):
         for _ in range(3):
             step()
         group.barrier()
-        states[name] = state_dict()
+        if name != "shallow gpipe":  # shallowspeed_steps.py says why
+            states[name] = state_dict()
     for name, state in states.items():
         for key, value in states["floor"].items():
             np.testing.assert_allclose(
@@ -188,6 +199,9 @@ def main():
         "--torch", action="store_true", help="PyTorch over gloo, too: pip install torch"
     )
     parser.add_argument(
+        "--shallowspeed", type=Path, metavar="CLONE", help="a clone of ShallowSpeed"
+    )
+    parser.add_argument(
         "--picture", type=Path, metavar="FILE.svg", help="draw the times over the floor"
     )
     parser.add_argument("--json", action="store_true")
@@ -202,6 +216,7 @@ def main():
                 group,
                 options.schedule or ["1f1b", "zb-h1", "gpipe"],
                 options.torch,
+                options.shallowspeed,
             )
             check_alike(found, group, case)
             if options.steps:
@@ -220,12 +235,12 @@ def main():
             report.append({"case": str(case), "ranks": group.size, "steps": rows})
             if group.rank == 0 and not options.json:
                 print(
-                    f"\n{case}; {group.size} ranks\n{'':10} ms a step   lowest  "
+                    f"\n{case}; {group.size} ranks\n{'':13} ms a step   lowest  "
                     "highest  / floor"
                 )
                 for name, row in rows.items():
                     print(
-                        f"{name:10} {row['ms']:9.3f} {row['lowest']:8.3f} "
+                        f"{name:13} {row['ms']:9.3f} {row['lowest']:8.3f} "
                         f"{row['highest']:8.3f} {row['ratio']:8.2f}"
                     )
         if group.rank == 0 and options.json:

@@ -1,4 +1,6 @@
-"""A fault in a step like the last one, on two ranks: ``FAULT RANK compiled|eager``."""
+"""A fault in a step like the last one, on two ranks: ``FAULT RANK compiled|eager
+stages|replicas``.
+"""
 
 import os
 import signal
@@ -24,11 +26,13 @@ FAULTS = {
 
 
 def main():
-    fault, rank, how = sys.argv[1:]
+    fault, rank, how, layout = sys.argv[1:]
     with init_process_group(timeout=3) as group:
         layers = [nn.Linear(8, 8) for _ in range(4)]
         model = nn.Sequential(*layers).initialise(0)
         options = {"num_microbatches": 4, "compile": how == "compiled"}
+        if layout == "replicas":
+            options |= {"num_microbatches": 2, "replicas": 2}
         pipeline = Pipeline(model, group, loss=nn.MSELoss(), **options)
         optimiser = optim.SGD(pipeline.parameters(), 0.01)
         x = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)

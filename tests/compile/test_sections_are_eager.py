@@ -19,11 +19,11 @@ from tests.compile.stages import (
 from tests.launch import covering
 
 
-def check(job, row, how="static"):
+def check(job, row, how="static", **options):
     steps = {**ROWS, **HALVES}[row]
     trace = traced(job, is_split=row in HALVES)
     assert trace.reason is None, trace.reason
-    sections = Sections(trace, 0, how)
+    sections = Sections(trace, 0, how, **options)
     assert compiled(job, trace, steps, sections) == eager(job, steps), sections.source
 
 
@@ -32,6 +32,13 @@ def check(job, row, how="static"):
 )
 def test_a_stage_has_the_bits_of_an_eager_one(model, row):
     check(job_of(*MODELS[model]), row)
+
+
+@pytest.mark.parametrize(
+    ("model", "row"), covering([*MODELS], ["interleaved", "mixed"], strength=1)
+)
+def test_so_has_a_stage_whose_values_can_leave_their_slots(model, row):
+    check(job_of(*MODELS[model]), row, keeps="values")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
+from minipipe.errors import TensorError
 from tests.launch import covering
 
 SYMBOLS, WIDTH = 9, 8
@@ -105,3 +106,27 @@ def test_slices_of_frozen_stages_have_the_bits_of_eager_ones():
         assert found[0] == found[1]
 
     spawn(both, num_ranks=2)
+
+
+def test_an_error_in_a_later_slice_names_the_layer_and_training_goes_on():
+    def run(group):
+        found = []
+        for how in (False, True):
+            options = {"schedule": schedules.seq1f1b(1, 4, num_slices=2)}
+            options |= {"loss": nn.CrossEntropyLoss(), "compile": how}
+            pipeline, losses = Pipeline(model(), group, **options), []
+            for step in range(6):
+                text = np.random.default_rng(step).integers(0, SYMBOLS, (8, 14))
+                losses.append(float(pipeline.step(text[:, :-1], text[:, 1:])))
+                wrong = text.copy()
+                wrong[-1, 12] = SYMBOLS
+                with pytest.raises(TensorError) as caught:
+                    pipeline.step(wrong[:, :-1], text[:, 1:])
+                notes = "\n".join(caught.value.__notes__)
+                assert "layer 0, Embedding" in notes + str(caught.value)
+                assert "0F3.1" in notes
+            found.append(losses)
+        assert found[0] == found[1]
+        assert "def schedule(rank):" in pipeline.source()
+
+    spawn(run, num_ranks=1)

@@ -20,7 +20,7 @@ def bytecode_for_students(monkeypatch):
     grading.
     """
     if "PYTHONPYCACHEPREFIX" in os.environ:
-        monkeypatch.setattr(process, "_KEPT", (*process._KEPT, "PYTHONPYCACHEPREFIX"))
+        monkeypatch.setattr(process, "_KEPT", f"{process._KEPT} PYTHONPYCACHEPREFIX")
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from minipipe.comm import OneRankGroup
 from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
 from minipipe.execution.executor import Executor
-from minipipe.execution.handlers import HANDLERS, handlers_of
 from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.row_handlers import HANDLERS, handlers_of
 from minipipe.passes.framing import frame
 from minipipe.passes.shards import shard
 from minipipe.schedules import data_parallel, lower

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from minipipe import Tensor, functional, nn
+from minipipe import Tensor, nn
 from minipipe.autograd import StageInput
 from minipipe.comm import objects
 from minipipe.errors import TensorError
 from minipipe.execution.payload import Payload
+from minipipe.nn import sequential
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.launch import mpirun, needs_mpi
 from tests.pipeline.skip_connections import model
@@ -282,7 +283,7 @@ def test_tensors_of_a_bundle_that_shared_a_node_would_be_noticed(form, monkeypat
         [range(2), range(2, 4), range(4, 6)],
     )
     check_same_as_one_process(*arguments)
-    monkeypatch.setattr(functional, "identity", lambda tensor: tensor)
+    monkeypatch.setattr(sequential, "identity", lambda tensor: tensor)
     with pytest.raises(AssertionError, match="differs from one process"):
         check_same_as_one_process(*arguments)
 

@@ -14,8 +14,10 @@ from contextlib import suppress
 import numpy as np
 
 from minipipe import Grid, Pipeline, Schedule, nn, optim, schedules
+from minipipe.comm.persistent import PersistentSend
+from minipipe.execution.sums import GradientSums
 from minipipe.functional import parallel
-from minipipe.parallel.reduction import AllReduce
+from minipipe.parallel.repeated import RepeatedAllReduce
 from tests.faults import deeds
 from tests.faults.deeds import stamp
 from tests.faults.training import NUM_MICROBATCHES, train
@@ -153,10 +155,11 @@ def _train(
     kind=optim.SGD,
     initialise=None,
     mode="train",
+    num_steps=2,
     **options,
 ):
-    """Train one step, each rank with what is given to it; a stage for each rank, Linear
-    and Tanh.
+    """Train some steps, each rank with what is given to it; a stage for each rank,
+    Linear and Tanh.
     """
     layers = [layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.Tanh())]
     model = nn.Sequential(*layers[:-1], layer or nn.Tanh())
@@ -170,7 +173,7 @@ def _train(
     )
     optimiser = kind(pipeline.parameters(), learning_rate=rate)
     getattr(pipeline, mode)()
-    for _ in range(2):
+    for _ in range(num_steps):
         pipeline.step(
             np.full((16, 4), batch, np.float32), np.zeros((16, 4), np.float32)
         )
@@ -236,30 +239,50 @@ _REPLICAS = {"replicas": 2, "num_microbatches": NUM_MICROBATCHES // 2}
 differs_in_replicas = _differently(lambda: _REPLICAS, dict)
 
 
-def _in_a_sum(deed):
-    """Return a scene in which a deed is done where the culprit would send its parts of
-    a sum of gradients.
+def _in_a_sum(deed, owner=GradientSums, call="_contribute", num_steps=2, **options):
+    """Return a scene in which a deed is done in the sum of gradients of the last step:
+    where the culprit would send its parts, or calls another method.
     """
 
     def scene(group, culprit):
-        begin, steps = AllReduce.__init__, itertools.count(1)
+        go_on, due = getattr(owner, call), itertools.count(1)
 
         def reach(*given):
-            if group.rank == culprit and next(steps) == 2:
+            if group.rank == culprit and next(due) == num_steps:
                 deed(group, None)
-            begin(*given)
+            return go_on(*given)
 
-        AllReduce.__init__ = reach
-        _train(group, **_REPLICAS)
+        setattr(owner, call, reach)
+        _train(group, num_steps=num_steps, **_REPLICAS, **options)
 
     return scene
+
+
+def _loses_the_next_start(group, array):
+    """Send nothing where a channel would send next."""
+    start = PersistentSend.start
+
+    def once(channel, step=0):
+        PersistentSend.start = start
+        stamp(channel._destination)
+
+    PersistentSend.start = once
 
 
 is_killed_in_a_sum = _in_a_sum(deeds.is_killed)
 raises_in_a_sum = _in_a_sum(deeds.raises)
 stops_in_a_sum = _in_a_sum(deeds.stops)
 sleeps_in_a_sum = _in_a_sum(deeds.sleeps)
-loses_a_part_of_a_sum = _in_a_sum(deeds.loses_a_message)
+loses_a_part_of_a_sum = _in_a_sum(_loses_the_next_start)
+
+# The sixth step is one like the last. A sum begins once and goes on twice in a step.
+_COMPILED = {"num_steps": 6, "compile": True}
+_BETWEEN = {"owner": RepeatedAllReduce, "call": "go_on", "num_steps": 11}
+raises_in_a_compiled_sum = _in_a_sum(deeds.raises, **_COMPILED)
+loses_a_part_of_a_compiled_sum = _in_a_sum(_loses_the_next_start, **_COMPILED)
+is_killed_within_a_compiled_sum = _in_a_sum(deeds.is_killed, **_BETWEEN, compile=True)
+stops_within_a_compiled_sum = _in_a_sum(deeds.stops, **_BETWEEN, compile=True)
+sleeps_within_a_compiled_sum = _in_a_sum(deeds.sleeps, **_BETWEEN, compile=True)
 
 
 # -- a grid of 2 x 2 x 2, fully sharded ------------------------------------------------

@@ -406,6 +406,28 @@ FAULTS = (
     Fault("stops_in_a_sum", 4, last=_in_replica(SILENCE), limit=SILENT),
     Fault("sleeps_in_a_sum", 4, last=_in_replica(BUSY), limit=SILENT),
     Fault("loses_a_part_of_a_sum", 6, last=_in_replica(WAITED, "{peer}"), limit=SILENT),
+    # In a compiled step like the last one.
+    Fault(
+        "raises_in_a_compiled_sum",
+        2,
+        last=SPEAKS,
+        also=("ValueError: boom$", r"on rank {rank}, stage \d, .* \dREDUCE_GRAD\d of"),
+    ),
+    Fault(
+        "loses_a_part_of_a_compiled_sum",
+        6,
+        last=_in_replica(WAITED, "{peer}"),
+        limit=SILENT,
+    ),
+    Fault(
+        "is_killed_within_a_compiled_sum",
+        1,
+        code=None,
+        last=_in_replica(UNEXPLAINED),
+        limit=KILLED,
+    ),
+    Fault("stops_within_a_compiled_sum", 4, last=_in_replica(SILENCE), limit=SILENT),
+    Fault("sleeps_within_a_compiled_sum", 4, last=_in_replica(BUSY), limit=SILENT),
     Fault(
         "differs_in_replicas",
         8,

@@ -218,6 +218,17 @@ def test_a_rank_that_fails_in_a_sum_of_gradients_is_named_with_its_replica_and_s
     check(f"{what}_in_a_sum", rank=3)
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "is_killed_within",
+        *map(slowly, ("stops_within", "sleeps_within", "raises_in", "loses_a_part_of")),
+    ],
+)
+def test_a_rank_that_fails_in_a_sum_of_a_compiled_step_is_named_in_time(what):
+    check(f"{what}_a_compiled_sum", rank=3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "rank"),

@@ -3,7 +3,8 @@
 
 A signal USR1 lets a rank raise after its step. RANK raises on the first line, before
 there is a group. The start has the time that MINIPIPE_TIMEOUT allows, and each step
-TIMEOUT. Eight ranks are a grid.
+TIMEOUT. Eight ranks are a grid. With COMPILES_REPLICAS=1 steps are compiled, of two
+replicas.
 """
 
 import os
@@ -27,7 +28,10 @@ def train(group, told):
         *[layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())]
     )
     where = Grid(group, pipeline=2, data=2, tensor=2) if group.size == 8 else group
-    pipeline = Pipeline(model, where, loss=nn.MSELoss(), num_microbatches=8)
+    options = {"num_microbatches": 8}
+    if os.environ.get("COMPILES_REPLICAS"):
+        options = {"num_microbatches": 4, "replicas": 2, "compile": True}
+    pipeline = Pipeline(model, where, loss=nn.MSELoss(), **options)
     samples = np.ones((256, 64), np.float32)
     for step in range(100_000):
         pipeline.step(samples, samples)

@@ -53,11 +53,12 @@ DEEDS = {
 }
 
 
-def break_down(network, fault, promised, num_ranks=4):
+def break_down(network, fault, promised, num_ranks=4, **variables):
     """Inflict a fault on a job that trains; return the lines of our ranks. Limit: three
     times what is promised.
     """
-    job = network.start(num_ranks, "-m", "tests.hosts.job", MINIPIPE_TIMEOUT="60")
+    variables["MINIPIPE_TIMEOUT"] = "60"
+    job = network.start(num_ranks, "-m", "tests.hosts.job", **variables)
     assert job.stdout.readline() == "training\n", network.finish(
         job, limit=3 * promised
     ).err
@@ -101,6 +102,14 @@ def test_a_rank_that_raises_ends_all_with_one_traceback(two_hosts):
     assert {line[:8] for line in said} == {f"[rank {VICTIM}]"} and said[-1].endswith(
         "ValueError: boom"
     )
+
+
+@pytest.mark.parametrize("fault", ["a rank raises", "a rank is stopped"])
+def test_a_rank_is_named_in_compiled_steps_of_replicas_on_two_hosts(two_hosts, fault):
+    said = break_down(two_hosts, fault, promised=TIMEOUT + 3.0, COMPILES_REPLICAS="1")
+    assert len({line[:8] for line in said}) == 1
+    last = "does not answer" if fault == "a rank is stopped" else "ValueError: boom"
+    assert re.search(rf"ank {VICTIM}\b.*{last}", said[-1]), said
 
 
 def test_a_rank_that_is_stopped_is_named_last_in_one_table(two_hosts):

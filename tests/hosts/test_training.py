@@ -45,6 +45,22 @@ def test_several_hosts_train_with_the_bits_of_one_process(hosts, one_process, re
     assert min(sent) > EPOCHS * IMAGES * WIDTH * 4
 
 
+COMPILED = {
+    "stages": ("tests.compile.all_schedules_over_mpi", "1f1b", 4, "plain", "wait"),
+    "replicas of stages": (
+        *("tests.compile.all_schedules_over_mpi", "zb-h1", 2, "replicas"),
+    ),
+    "replicas": ("tests.compile.replicas_over_mpi", "1f1b", "chimera"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_steps_on_two_hosts_have_the_bits_of_eager_ones(two_hosts, name):
+    done = two_hosts.mpirun(4, "-m", *map(str, COMPILED[name]), limit=120)
+    assert (done.code, done.err) == (0, "")
+    assert "the same bits" in done.out
+
+
 def test_no_process_and_no_device_outlives_the_hosts():
     devices = set(os.listdir("/sys/class/net"))
     with pytest.raises(ZeroDivisionError), Network(2) as network:

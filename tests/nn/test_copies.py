@@ -229,7 +229,7 @@ WORDS = {
     Pipeline: (
         "A Pipeline cannot be copied or pickled: .* load_state_dict.* checkpoint.save"
     ),
-    pipeline.Stage: "A Stage cannot .* copy.deepcopy",
+    pipeline.Stage: "A RecomputingStage cannot .* copy.deepcopy",
     checkpoint.BackgroundSaver: "A BackgroundSaver cannot be copied or pickled: .* Make a new one",
     comm.Request: "A Receive cannot be copied or pickled: .* wait",
     Task: "A Task cannot be copied or pickled: .* student's process",

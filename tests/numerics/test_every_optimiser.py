@@ -119,7 +119,7 @@ def test_every_optimiser_changes_the_array_in_place_and_leaves_the_gradient_alon
 def test_the_size_of_the_blocks_changes_no_bit(kind, monkeypatch):
     whole = bits(trained(kind))
     # none, one and several blocks, the last one short
-    monkeypatch.setattr("minipipe.optim.rules._BLOCK_SIZE", 5)
+    monkeypatch.setattr("minipipe.core.sgd._BLOCK_SIZE", 5)
     assert bits(trained(kind)) == whole
 
 
@@ -128,7 +128,7 @@ def test_an_array_in_another_order_is_changed_in_place_too(kind, monkeypatch):
     """The story: in blocks it would be flattened into a copy, and the change would be
     lost.
     """
-    monkeypatch.setattr("minipipe.optim.rules._BLOCK_SIZE", 5)
+    monkeypatch.setattr("minipipe.core.sgd._BLOCK_SIZE", 5)
     values, gradient = np.arange(12.0).reshape(3, 4), np.ones((3, 4))
     straight, turned = nn.Parameter(values), nn.Parameter(values)
     turned.data = np.asfortranarray(values)

@@ -1,20 +1,24 @@
 """04 stage gradient: find the bug; each stage learns something different.
 
-Lesson 04. A model is divided into stages. Each stage works on the output of the stage before it. No graph crosses the
-boundary between two stages, because the input arrives as a plain array. So the gradient has to be passed back across
-the boundary: a stage needs dL/d(output), the gradient of the loss with respect to its output, and only the next stage
-can provide it.
+Lesson 04. A model is divided into stages. Each stage works on the output of the stage
+before it. No graph crosses the boundary between two stages, because the input arrives
+as a plain array. So the gradient has to be passed back across the boundary: a stage
+needs dL/d(output), the gradient of the loss with respect to its output, and only the
+next stage can provide it.
 
-The code below runs, and the loss of the last stage falls, but the model learns badly. It trains every stage except the
-last on a separate loss, the sum of squares of its output. Fix `train_step`.
+The code below runs, and the loss of the last stage falls, but the model learns badly.
+It trains every stage except the last on a separate loss, the sum of squares of its
+output. Fix `train_step`.
 
-`outputs.backward(gradient)` starts from the gradient of a result. Afterwards `inputs.grad` is the gradient of an input
-that was created with `requires_grad=True`, and `parameter.grad` the gradient of a parameter.
+`outputs.backward(gradient)` starts from the gradient of a result. Afterwards
+`inputs.grad` is the gradient of an input that was created with `requires_grad=True`,
+and `parameter.grad` the gradient of a parameter.
 
-Example: with two stages that each double their input, and the sum as the loss, the output of the first stage has
-gradient 2.
+Example: with two stages that each double their input, and the sum as the loss, the
+output of the first stage has gradient 2.
 
-Checked: the gradients of all parameters have the bits of the model in one piece; two to four stages; the loss.
+Checked: the gradients of all parameters have the bits of the model in one piece; two to
+four stages; the loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +34,9 @@ def train_step(
     targets: np.ndarray,
     loss: Callable[[Tensor, np.ndarray], Tensor],
 ) -> float:
-    """Run forward and backward through all stages; leave gradients in their parameters, and return the loss."""
+    """Run forward and backward through all stages; leave gradients in their parameters,
+    and return the loss.
+    """
     passed = []
     array = batch
     for stage in stages:

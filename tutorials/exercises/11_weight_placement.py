@@ -1,28 +1,32 @@
 """11 weight placement: fill idle time with work that is not urgent.
 
-Lesson 09. A backward has two halves. I computes the gradient that the previous stage waits for. W computes the gradient
-of the weights, which nothing waits for, so W can run while the rank would be idle. That is the whole idea of
-zero-bubble schedules. The lazy way puts each W right after its I. Then other ranks wait for the W, and with 4 ranks and
+Lesson 09. A backward has two halves. I computes the gradient that the previous stage
+waits for. W computes the gradient of the weights, which nothing waits for, so W can run
+while the rank would be idle. That is the whole idea of zero-bubble schedules. The lazy
+way puts each W right after its I. Then other ranks wait for the W, and with 4 ranks and
 8 microbatches a step takes 30 units where 27 would do.
 
-But a microbatch is held until its W, so memory limits how long W can be postponed: from F to W, a rank may hold at most
-`memory_limit` (stage, microbatch) pairs.
+But a microbatch is held until its W, so memory limits how long W can be postponed: from
+F to W, a rank may hold at most `memory_limit` (stage, microbatch) pairs.
 
-Write `place_weights(rows, memory_limit)`. `rows[rank]` contains the F and I of a rank in the order of 1F1B; each rank
-has one stage, with the same number. F, I and W take one unit of time each, and messages take none. Return the rows with
-every W inserted. The order of F and I must not change. The W of each stage must be in ascending order, so that
-gradients add as in one process. No rank may hold more than the limit, and the step may take no more than 3 m + p - 1
-units.
+Write `place_weights(rows, memory_limit)`. `rows[rank]` contains the F and I of a rank
+in the order of 1F1B; each rank has one stage, with the same number. F, I and W take one
+unit of time each, and messages take none. Return the rows with every W inserted. The
+order of F and I must not change. The W of each stage must be in ascending order, so
+that gradients add as in one process. No rank may hold more than the limit, and the step
+may take no more than 3 m + p - 1 units.
 
-One way is to simulate time unit by unit. A rank whose next action is ready and fits into memory runs it. Otherwise it
-runs the oldest W that is due, or stays idle. F depends on the F of the previous stage; I depends on its own F and on
-the I of the next stage. A dependency must have completed before the current unit.
+One way is to simulate time unit by unit. A rank whose next action is ready and fits
+into memory runs it. Otherwise it runs the oldest W that is due, or stays idle. F
+depends on the F of the previous stage; I depends on its own F and on the I of the next
+stage. A dependency must have completed before the current unit.
 
 Example: with 2 ranks, 2 microbatches and memory for 2
     rank 0: 0F0 0F1 0I0 0I1           0F0 0F1 0I0 0W0 0I1 0W1
     rank 1: 1F0 1I0 1F1 1I1           1F0 1I0 1F1 1I1 1W0 1W1
 
-Checked: that the schedule is legal, its order, memory and time, for rows of 1F1B and of others; limits of p and more.
+Checked: that the schedule is legal, its order, memory and time, for rows of 1F1B and of
+others; limits of p and more.
 """
 
 from collections.abc import Sequence
@@ -66,7 +70,10 @@ def place_weights(
         ended.update(running)
     return placed
     # STUB
-    # raise NotImplementedError("simulate time; if a rank would be idle, or memory is full, run a W that is due")
+    # raise NotImplementedError(
+    #     "simulate time; if a rank would be idle, or memory is full, run a W that is "
+    #     "due"
+    # )
     # END
 
 

@@ -1,9 +1,10 @@
 """14 puzzle: your own schedules, compared with the best possible ones.
 
-Lesson 11. Real stages are not alike, messages take time, and memory is short: no schedule from a paper fits exactly.
-Build one for each level, as text: one line for each rank, with its actions in order. Each rank has one stage. `0F3` is
-stage 0, forward, microbatch 3; `0B3` is the whole backward. Or split the backward into `0I3` and `0W3`, which need not
-be adjacent.
+Lesson 11. Real stages are not alike, messages take time, and memory is short: no
+schedule from a paper fits exactly. Build one for each level, as text: one line for each
+rank, with its actions in order. Each rank has one stage. `0F3` is stage 0, forward,
+microbatch 3; `0B3` is the whole backward. Or split the backward into `0I3` and `0W3`,
+which need not be adjacent.
 
     level  ranks  microbatches  F        I        W        latency  memory  1F1B  par
     1      3      4             1:2:1    2:4:2    0:0:0    0        3       28    27
@@ -12,14 +13,17 @@ be adjacent.
     4      4      6             1:2:1:1  1:2:1:2  1:1:1:1  1        4       47    39
     5      4      8             1:1:1:1  1:1:1:1  1:1:1:1  0        3       33    31
 
-F, I and W are the times of the stages, starting with the first; a backward B takes I plus W. Latency is the time of a
-message. Memory is the largest number of (stage, microbatch) pairs that a rank may hold, from F to B or W. Par is the
-shortest makespan of all: it cannot be beaten. On levels 1 to 3 that is because one rank never waits, and on level 4
-because rank 0 computes for 18 units, waits for at least 12 before its first I, and for 9 after its last F. On level 5
-the stages are alike, but 1F1B would hold 4 microbatches where only 3 fit. There a program has tried all schedules. It
-does not take long: a rank gains nothing by waiting when it could work, so after each unit of time only the numbers of
-F, I and W that each rank has done matter. There are 3,391 such states up to unit 31, and all ranks are done in none of
-the states before it. (Lesson 16 explains such proofs.)
+F, I and W are the times of the stages, starting with the first; a backward B takes I
+plus W. Latency is the time of a message. Memory is the largest number of (stage,
+microbatch) pairs that a rank may hold, from F to B or W. Par is the shortest makespan
+of all: it cannot be beaten. On levels 1 to 3 that is because one rank never waits, and
+on level 4 because rank 0 computes for 18 units, waits for at least 12 before its first
+I, and for 9 after its last F. On level 5 the stages are alike, but 1F1B would hold 4
+microbatches where only 3 fit. There a program has tried all schedules. It does not take
+long: a rank gains nothing by waiting when it could work, so after each unit of time
+only the numbers of F, I and W that each rank has done matter. There are 3,391 such
+states up to unit 31, and all ranks are done in none of the states before it. (Lesson 16
+explains such proofs.)
 
 To try something out, write it to a file. Start from the rows of 1F1B:
     minipipe show 1f1b --ranks 3 --microbatches 4 --format rows -o mine.txt
@@ -31,13 +35,14 @@ Example: 2 ranks and 2 microbatches would be
     0F0 0F1 0B0 0B1
     1F0 1B0 1F1 1B1
 
-Checked, one point each for every level: legal, within memory and no slower than 1F1B; at least halfway from there to
-par; par. Also that your schedules train: their gradients equal the gradients of one process.
+Checked, one point each for every level: legal, within memory and no slower than 1F1B;
+at least halfway from there to par; par. Also that your schedules train: their gradients
+equal the gradients of one process.
 """
 
 
 def level_1() -> str:
-    """Return the rows for 3 ranks, the middle one twice as slow, with whole backwards."""
+    """Return the rows for 3 ranks, the middle twice as slow, with whole backwards."""
     # SOLUTION
     return """
         0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3
@@ -76,7 +81,7 @@ def level_3() -> str:
 
 
 def level_4() -> str:
-    """Return the rows for 4 ranks, with more microbatches than you can keep in your head."""
+    """Return the rows for 4 ranks, with more microbatches than fit in your head."""
     # SOLUTION
     return """
         0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0I3 0W2 0W3 0I4 0W4 0I5 0W5
@@ -90,7 +95,7 @@ def level_4() -> str:
 
 
 def level_5() -> str:
-    """Return the rows for 4 equal ranks, which hold one microbatch less than 1F1B does."""
+    """Return the rows for 4 equal ranks, which hold one microbatch less than 1F1B."""
     # SOLUTION
     return """
         0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0F4 0I2 0W2 0F5 0I3 0W3 0I4 0F6 0W4 0F7 0I5 0W5 0I6 0W6 0I7 0W7

@@ -81,21 +81,15 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
+        where = f"Line {number} of {quoted(name, 200)}"
         found = _NAME.match(entry)
         if not found:
-            where = f"Line {number} of {quoted(name, 200)}"
             problem = f"{where} is {quoted(entry)}; expected HOST"
-            raise ArgumentError("value", f"{problem}, HOST:RANKS or HOST slots=RANKS.")
-        hosts.append(
-            Host(
-                found[0],
-                _slots(entry, found.end(), f"Line {number} of {quoted(name, 200)}"),
-                entry,
-            )
-        )
+            raise ArgumentError(f"{problem}, HOST:RANKS or HOST slots=RANKS.")
+        hosts.append(Host(found[0], _slots(entry, found.end(), where), entry))
     if not hosts:
         given = f"{quoted(name, 200)} names no host"
-        raise ArgumentError("value", f"{given}; expected a line for each: HOST:RANKS.")
+        raise ArgumentError(f"{given}; expected a line for each: HOST:RANKS.")
     return tuple(hosts)
 
 
@@ -104,9 +98,8 @@ def _slots(entry: str, end_of_name: int, where: str) -> int:
     try:
         return parse_whole(written[written.lastindex or 0]) if written else 1
     except ArgumentError as error:
-        raise ArgumentError(
-            "value", f"{where}: {error.message}; expected the number of its ranks."
-        ) from None
+        problem = f"{where}: {error.message}"
+        raise ArgumentError(f"{problem}; expected the number of its ranks.") from None
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
@@ -133,10 +126,10 @@ def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
     >>> silent_hosts(["a", "b", "localhost"], ["test", "HOST", "=", "b"])
     {'a': 'test: exit code 1'}
     """
-    asked = {
-        name: _asking(name, probe) for name in dict.fromkeys(names) if not is_here(name)
-    }
-    end, silent = time.monotonic() + _PATIENCE, {}
+    others = [name for name in dict.fromkeys(names) if not is_here(name)]
+    asked = {name: _asking(name, probe) for name in others}
+    end = time.monotonic() + _PATIENCE
+    silent = {}
     for name, process in asked.items():
         try:
             code = process.wait(max(0.0, end - time.monotonic()))
@@ -152,9 +145,8 @@ def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
 def _asking(name: str, probe: Sequence[str]) -> subprocess.Popen:
     command = [word.replace("HOST", name) for word in probe]
     tied = partial(end_with, os.getpid())
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=tied
-    )
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=nothing, stdout=nothing, preexec_fn=tied)
 
 
 def is_here(name: str) -> bool:
@@ -210,10 +202,10 @@ class JobSpec(NamedTuple):
         """Return the number of ranks on the other hosts, at most ``ranks``."""
         if not silent:
             return self.ranks
-        return min(
-            self.ranks,
-            sum(host.slots for host in self.hosts if host.name not in silent),
-        )
+        return min(self.ranks, sum(host.slots for host in self._hosts_without(silent)))
+
+    def _hosts_without(self, silent: Sequence[str]) -> list[Host]:
+        return [host for host in self.hosts if host.name not in silent]
 
     @contextmanager
     def command(self, restart: int, silent: Sequence[str] = ()) -> Iterator[list[str]]:
@@ -228,8 +220,6 @@ class JobSpec(NamedTuple):
             yield [*launch, *hosts, *program]
             return
         with NamedTemporaryFile("w", prefix="minipipe-hosts-") as file:
-            file.writelines(
-                f"{host.line}\n" for host in self.hosts if host.name not in silent
-            )
+            file.writelines(f"{host.line}\n" for host in self._hosts_without(silent))
             file.flush()
             yield [*launch, "--hostfile", file.name, *program]

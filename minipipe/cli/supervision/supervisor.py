@@ -72,10 +72,8 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
                 silent = silent_hosts((host.name for host in job.hosts), job.probe)
                 left = job.ranks_without(list(silent))
                 if left < job.min_ranks:
-                    why_not = (
-                        f"only {left} of {counted(job.ranks, 'rank')} are left, and "
-                        f"--min-ranks is {job.min_ranks}"
-                    )
+                    why_not = f"only {left} of {counted(job.ranks, 'rank')} are left"
+                    why_not += f", and --min-ranks is {job.min_ranks}"
             if attempts.stopped_by:
                 return result._replace(code=128 + attempts.stopped_by)
             if result.code and restarts:
@@ -113,17 +111,13 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
     >>> reason_to_stop([Ending(1, 0.4), Ending(1, 0.3), Ending(1, 0.4)], restarts=9)
     'it failed 3 times in a row within 5 s, with the same exit code'
     """
-    last = endings[-1]
-    if last.code == 0:
+    code = endings[-1].code
+    if code == 0:
         return "it succeeded"
-    if last.code == _BAD_USAGE:
+    if code == _BAD_USAGE:
         return "exit code 2 means a wrong command line"
-    alike = [
-        ending
-        for ending in endings[-_ALIKE:]
-        if ending.code == last.code and ending.seconds < _QUICK
-    ]
-    if len(alike) == _ALIKE:
+    quick = [ending for ending in endings[-_ALIKE:] if ending.seconds < _QUICK]
+    if [ending.code for ending in quick] == _ALIKE * [code]:
         often = f"{_ALIKE} times in a row within {_QUICK:g} s"
         return f"it failed {often}, with the same exit code"
     if len(endings) > restarts:
@@ -145,10 +139,9 @@ def pause_before_restart(endings: Sequence[Ending]) -> float:
     >>> pause_before_restart([Ending(1, 0.4), Ending(9, 0.3), Ending(1, 0.3)])
     2.0
     """
-    quick = len(
-        list(takewhile(lambda ending: ending.seconds < _QUICK, reversed(endings)))
-    )
-    return min(2.0 ** min(quick - 2, 10), _LONGEST_PAUSE) if quick > 1 else 0.0
+    quick = takewhile(lambda ending: ending.seconds < _QUICK, reversed(endings))
+    count = len([*quick])
+    return min(2.0 ** min(count - 2, 10), _LONGEST_PAUSE) if count > 1 else 0.0
 
 
 def _line(
@@ -159,13 +152,14 @@ def _line(
     why_not: str,
 ) -> str:
     """Return the message about the last attempt."""
-    number, ranks = len(endings), job.ranks_without(list(silent))
+    number = len(endings)
+    ranks = job.ranks_without(list(silent))
     gone = "".join(f", without {name} ({why})" for name, why in silent.items())
+    some = counted(job.ranks, "rank")
     if ranks < job.ranks:
-        some = f"{ranks} of {counted(job.ranks, 'rank')}"
-    else:
-        some = counted(ranks, "rank")
-    again = f"restart {number} of {restarts} on {some}"
-    follows = f"not restarted: {why_not}" if why_not else again
+        some = f"{ranks} of {some}"
+    follows = f"restart {number} of {restarts} on {some}"
+    if why_not:
+        follows = f"not restarted: {why_not}"
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"{now}: attempt {number - 1} failed with {endings[-1]}; {follows}{gone}"

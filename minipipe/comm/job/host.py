@@ -23,8 +23,8 @@ from types import SimpleNamespace
 
 from threadpoolctl import ThreadpoolController
 
+from minipipe.core.texts import parse_whole
 from minipipe.errors import ArgumentError
-from minipipe.io import parse_whole
 from minipipe.specs import COUNT
 
 _LIMIT_OF_MEMORY = Path("/sys/fs/cgroup/memory.max")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minipipe.comm.job.reports import RankReport
-from minipipe.io import text_table
+from minipipe.core.texts import text_table
 
 _MOST_ROWS = 16
 # not a part of a sum, behind the last action

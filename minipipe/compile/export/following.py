@@ -107,7 +107,7 @@ class Follower:
                 f"The program ended after {count} of {self._num_steps} compiled steps"
             )
             advice = "let it take more steps, or give a smaller --steps"
-            raise ArgumentError("value", f"{message}; {advice}.")
+            raise ArgumentError(f"{message}; {advice}.")
         recording, compiled = self._recording, self._compiled
         assert compiled is not None
         values = {name: np.asarray(p.data) for name, p in self._own.items()}

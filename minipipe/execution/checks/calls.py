@@ -25,7 +25,7 @@ from minipipe.errors import (
 )
 from minipipe.execution.checks.comparison import (
     check_marks,
-    fill_numbers,
+    form_of_numbers,
     marks_of,
     numbers_that_came,
 )
@@ -185,12 +185,17 @@ class Calls:
         for group, root in self._roots:
             key = root, group, len(mine)
             channel = self._channels.get(key) or self._new_channel(*key)
+            own = form_of_numbers(len(mine)).pack(*mine)
             if group.rank == root:
-                fill_numbers(channel.array, mine)
+                channel.array.data.cast("B")[:] = own
                 channel.run()
                 first = mine
                 continue
-            first = numbers_that_came(channel.run())
+            came = channel.run()
+            if came is channel.array and came.tobytes() == own:
+                first = mine
+                continue
+            first = numbers_that_came(came)
             # between is the batch, which others may not know
             if first[:3] != mine[:3] or first[6:] != mine[6:]:
                 self._compare((group.name(), group.name(root)), names, (mine, first))
@@ -322,7 +327,6 @@ def check_inputs_require_grad(is_asked: bool) -> None:
     """Refuse to return gradients of the inputs that were not requested. Local."""
     if not is_asked:
         raise ArgumentError(
-            "value",
             "Only Pipeline(…, inputs_require_grad=True) keeps gradients of the inputs.",
         )
 

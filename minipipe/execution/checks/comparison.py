@@ -142,41 +142,28 @@ def marks_of(values: Iterable[float | None]) -> list[float]:
     return marks
 
 
-def fill_numbers(message: np.ndarray, numbers: Sequence[float]) -> None:
-    """Write numbers into an array that user code is unlikely to broadcast, for
-    :func:`numbers_that_came`.
+def numbers_that_came(message: np.ndarray) -> tuple[float, ...]:
+    """Return the numbers of another rank, from an array that user code is unlikely to
+    broadcast; an empty tuple if the message has other contents.
 
     Parameters
     ----------
     message : array of uint32
         Two for each number.
-    numbers : sequence of float
 
     Examples
     --------
-    >>> message = np.empty(4, np.uint32)
-    >>> fill_numbers(message, (1, 0.5))
-    >>> numbers_that_came(message), numbers_that_came(np.ones(2))
+    >>> message = np.frombuffer(form_of_numbers(2).pack(1, 0.5), np.uint32)
+    >>> numbers_that_came(message), numbers_that_came(np.ones(3, np.uint32))
     ((1.0, 0.5), ())
     """
-    _numbers(len(numbers)).pack_into(message.data, 0, *numbers)
-
-
-def numbers_that_came(message: np.ndarray) -> tuple[float, ...]:
-    """Return the numbers of another rank; an empty tuple if the message has other
-    contents.
-
-    Examples
-    --------
-    >>> numbers_that_came(np.ones(3, np.uint32))
-    ()
-    """
     is_ours = message.dtype == np.uint32 and message.ndim == 1 and message.size % 2 == 0
-    return _numbers(message.size // 2).unpack(message.data) if is_ours else ()
+    return form_of_numbers(message.size // 2).unpack(message.data) if is_ours else ()
 
 
 @lru_cache(maxsize=64)  # calls differ in their arguments
-def _numbers(count: int) -> Struct:
+def form_of_numbers(count: int) -> Struct:
+    """Return the form of the bytes of so many numbers."""
     return Struct(f"{count}d")
 
 

@@ -25,8 +25,8 @@ from minipipe.execution.checks.probe import (
     words_of,
 )
 from minipipe.execution.executor import Executor
-from minipipe.execution.handlers import handlers_of
 from minipipe.execution.observers import journal
+from minipipe.execution.row_handlers import handlers_of
 from minipipe.schedules import Action, ActionKind, Program
 
 if TYPE_CHECKING:

@@ -36,6 +36,11 @@ class FiniteCheck:
 
     On a device mesh, tensor-parallel ranks check together, so that all of them stop, or
     none.
+
+    Attributes
+    ----------
+    is_shared : bool
+        Whether there are other tensor-parallel ranks.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class FiniteCheck:
     ) -> None:
         self.when_not_finite = when_not_finite
         self.plan, self.grid = plan, grid
+        self.is_shared = grid is not None and grid.tensor.size > 1
         self.stages, self.group, self.xp = stages, group, xp
         self.names = list(plan.owners)
         self._parameters = {
@@ -142,7 +148,8 @@ class StepCheck:
         self, check: FiniteCheck, batch: Batch, waits: bool, with_gradients: bool
     ) -> None:
         number, busy = check.first_not_finite() if with_gradients else -1, -waits
-        if check.grid is not None:
+        if check.is_shared:
+            assert check.grid is not None
             found = np.array([number, busy], np.float64)
             number, busy = check.grid.tensor.all_reduce(found, "max").tolist()
         self.findings = (float(number), float(-busy))

@@ -220,7 +220,7 @@ def fingerprint(batch: Any) -> int | None:
     (False, None)
     """
     if type(batch) is np.ndarray:  # the quick way for the commonest batch
-        form, positions = _form(batch.shape, batch.dtype)
+        form, positions = form_of_array(batch.shape, batch.dtype)
         if positions is not None and batch.flags.c_contiguous:
             return crc32(batch.take(positions).tobytes(), form) or 1
     if batch is None or callable(batch):
@@ -269,7 +269,7 @@ def _of_leaf(leaf: Any, before: int) -> int:
     if is_array(leaf) and not isinstance(leaf, np.ndarray):
         return crc32(f"{tuple(leaf.shape)} {leaf.dtype}".encode(), before)
     array = np.asarray(leaf)
-    form, positions = _form(array.shape, array.dtype)
+    form, positions = form_of_array(array.shape, array.dtype)
     # Neither way copies the array.
     elements = (
         array.take(positions) if array.flags.c_contiguous else array.flat[positions]
@@ -278,7 +278,7 @@ def _of_leaf(leaf: Any, before: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _form(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, Any]:
+def form_of_array(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, Any]:
     """Return a number for a shape and a dtype, and the positions of the elements to
     compare.
 

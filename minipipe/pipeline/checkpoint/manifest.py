@@ -22,7 +22,8 @@ from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
 from minipipe.specs import INDEX, Spec
 
-FORMAT, VERSION = "minipipe checkpoint", 1
+FORMAT = "minipipe checkpoint"
+VERSION = 1
 _SIZE = INDEX._replace(maximum=MOST)
 _NUMBERS = {
     **dict.fromkeys(("step", "num_steps", "num_microbatches"), _SIZE),
@@ -135,7 +136,7 @@ class Manifest:
         """
         found = parse_json(text)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ArgumentError("value", "it is not a manifest of minipipe")
+            raise ArgumentError("it is not a manifest of minipipe")
         if found.get("version") != VERSION:
             message = (
                 f"it has version {quoted(found.get('version'))} of the format; this "
@@ -170,8 +171,7 @@ def _digest(name: str, entry: Any) -> Digest:
     """Return the length and the SHA-256 of a file."""
     size, sha256 = entry
     if not is_name_of_file(name):
-        message = f"{quoted(name)} is not the name of a file in a checkpoint"
-        raise ArgumentError("value", message)
+        raise ArgumentError(f"{quoted(name)} is not the name of a file in a checkpoint")
     size = _SIZE.check("the size of a file", size)
     return Digest(size, json_value(sha256, str, "the digest of a file"))
 
@@ -183,7 +183,7 @@ def _entry(
     file, dtype, shape = entry
     if file not in files:
         message = f"{quoted(name)} refers to file {quoted(file)}"
-        raise ArgumentError("value", f"{message}, which the manifest does not list")
+        raise ArgumentError(f"{message}, which the manifest does not list")
     shape = json_value(shape, list, "a shape")
     lengths = tuple(_SIZE.check("a length", one) for one in shape)
     return file, json_value(dtype, str, "a dtype"), lengths

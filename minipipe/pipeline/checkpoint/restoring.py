@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +17,7 @@ from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments, digest
 from minipipe.comm.objects import gather
-from minipipe.errors import (
-    ArgumentError,
-    CheckpointError,
-    RankError,
-    counted,
-    quoted,
-)
+from minipipe.errors import ArgumentError, CheckpointError, RankError, counted, quoted
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
@@ -45,9 +40,7 @@ from minipipe.pipeline.checkpoint.state import (
     put,
     with_arrays,
 )
-from minipipe.pipeline.checkpoint.storage import (
-    unpacked,
-)
+from minipipe.pipeline.checkpoint.storage import unpacked
 
 _CALL = "checkpoint.restore()"
 # of the checkpoints in a folder, where another job deletes some while they are read
@@ -146,14 +139,11 @@ def restore(
     '000001-step-20'
     (20, {'epoch': 3})
     """
-    optimisers, group = (
-        checked("restore", folder, pipeline, optimiser),
-        everyone(pipeline),
-    )
+    optimisers = checked("restore", folder, pipeline, optimiser)
+    group = everyone(pipeline)
     begin_call(pipeline, _CALL)
-    compare_arguments(
-        group, _CALL, {"required": bool(required), "optimiser": named(optimisers)}
-    )
+    given = {"required": bool(required), "optimiser": named(optimisers)}
+    compare_arguments(group, _CALL, given)
     deleted = ""
     for _ in range(_MOST_LISTS):
         names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))
@@ -189,7 +179,8 @@ def _first_whole(
         The same on every rank: code ``not-found``, when one of them was deleted
         meanwhile.
     """
-    group, problems = everyone(pipeline), list[str]()
+    group = everyone(pipeline)
+    problems = list[str]()
     for name in names:
         failure, found = attempt(_Found.read, folder / name, pipeline, optimisers)
         # ranks may have been given other folders
@@ -203,15 +194,15 @@ def _first_whole(
         if not failures:
             return found, problems
         problems.append(failures[0][1])
-    raise CheckpointError(
-        "damaged", " ".join([*problems, "There is no other checkpoint."])
-    )
+    message = " ".join([*problems, "There is no other checkpoint."])
+    raise CheckpointError("damaged", message)
 
 
-def _none_in(folder: str | Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        "not-found", f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}."
-    )
+def _none_in(
+    folder: str | Path, reason: str, code: str = "not-found"
+) -> CheckpointError:
+    problem = f"There is no checkpoint in {str(folder)!r}"
+    return CheckpointError(code, f"{problem}: {reason.rstrip('.')}.")
 
 
 def _always_deleted(deleted: str) -> CheckpointError:
@@ -233,7 +224,8 @@ def _check_alike(group: ProcessGroup, folder: str | Path, marks: list[int]) -> N
     """
     others = [rank for rank, mark in enumerate(marks) if mark and mark != max(marks)]
     if others:
-        one, other = group.name(marks.index(max(marks))), group.name(others[0])
+        one = group.name(marks.index(max(marks)))
+        other = group.name(others[0])
         raise RankError(
             "disagreement",
             f"Ranks {one} and {other} have read different checkpoints (this rank in "
@@ -285,10 +277,7 @@ def newest(folder: str | Path) -> Restored:
             if code != "damaged":
                 raise CheckpointError(code, reason)
         else:
-            raise CheckpointError(
-                "damaged",
-                f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.",
-            )
+            raise _none_in(folder, reason, "damaged")
     raise _always_deleted(deleted)
 
 
@@ -325,16 +314,10 @@ def _candidates(folder: Path) -> tuple[list[str], str, bool]:
     try:
         found = storage.checkpoints(folder)
     except (OSError, ValueError) as error:  # such as a NUL in its name
-        return (
-            [],
-            getattr(error, "strerror", None) or str(error),
-            isinstance(error, FileNotFoundError),
-        )
-    return (
-        [str(path.relative_to(folder)) for path in found],
-        "no checkpoint in it was finished",
-        not found,
-    )
+        reason = getattr(error, "strerror", None) or str(error)
+        return [], reason, isinstance(error, FileNotFoundError)
+    names = [str(path.relative_to(folder)) for path in found]
+    return names, "no checkpoint in it was finished", not found
 
 
 @dataclass(frozen=True)
@@ -366,35 +349,26 @@ class _Found:
         own = {name for name, _ in pipeline.named_parameters()}
         missing = [name for name in manifest.files if not os.path.isfile(path / name)]
         if missing:
-            raise damage(
-                path,
-                f"of its {counted(len(manifest.files), 'file')} these are missing: "
-                f"{', '.join(missing[:9])}.",
-            )
+            files = counted(len(manifest.files), "file")
+            names = ", ".join(missing[:9])
+            raise damage(path, f"of its {files} these are missing: {names}.")
         arrays: Arrays = {}
         for file in sorted({manifest.parameters[name][0] for name in own}):
             arrays |= _arrays(path, file, manifest, own)
         values = {name: arrays.get(f"parameters/{name}") for name in own}
         for name, value in values.items():
-            if (
-                value is None
-                or (value.dtype.name, value.shape) != manifest.parameters[name][1:]
-            ):
-                raise damage(
-                    path,
-                    f"its files do not hold {name}, although {storage.MANIFEST} "
-                    "lists it.",
-                )
+            look = None if value is None else (value.dtype.name, value.shape)
+            if look != manifest.parameters[name][1:]:
+                problem = f"its files do not hold {name}"
+                raise damage(path, f"{problem}, although {storage.MANIFEST} lists it.")
         states = {}
         for key, optimiser in optimisers.items():
             try:
-                states[key] = with_arrays(
-                    manifest.optimisers[key], key, arrays
-                ).state_dict(pipeline, optimiser)
+                saved = with_arrays(manifest.optimisers[key], key, arrays)
+                states[key] = saved.state_dict(pipeline, optimiser)
             except ArgumentError as error:
-                raise mismatch(
-                    f"the state of {key} cannot be loaded. {error.message.rstrip('.')}"
-                ) from None
+                problem = f"the state of {key} cannot be loaded"
+                raise mismatch(f"{problem}. {error.message.rstrip('.')}") from None
         return cls(path, manifest, values, states)
 
     def load(
@@ -418,7 +392,8 @@ class _Found:
 
     def _surprises(self, pipeline: Pipeline, problems: list[str]) -> Iterator[str]:
         """Yield what differs from the saved run, other than hyper-parameters."""
-        saved, name = self.manifest, self.path.name
+        saved = self.manifest
+        name = self.path.name
         if problems:
             yield f"{' '.join(problems)} Resuming from {name}, of step {saved.step}."
         if saved.dropout_seed != pipeline.dropout_seed:
@@ -453,9 +428,8 @@ def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
         arrays = unpacked(content)
     except CheckpointError as error:
         raise damage(path, f"{file}: {error.message}") from None
-    return {
-        key: array for key, array in arrays.items() if key.rpartition("/")[2] in own
-    }
+    wanted = [key for key in arrays if key.rpartition("/")[2] in own]
+    return {key: arrays[key] for key in wanted}
 
 
 def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
@@ -470,14 +444,9 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
     only = [name for name in manifest.parameters if name not in model]
     missing = [name for name in model if name not in manifest.parameters]
     if only or missing:
-        there, here = (
-            ", ".join(map(_name, names[:3])) + " …" * (len(names) > 3) or "nothing"
-            for names in (only, missing)
-        )
-        raise mismatch(
-            f"it was saved from a different model. Only in the checkpoint: {there}; "
-            f"only in this pipeline: {here}"
-        )
+        there = f"Only in the checkpoint: {_first_names(only)}"
+        here = f"only in this pipeline: {_first_names(missing)}"
+        raise mismatch(f"it was saved from a different model. {there}; {here}")
     for name, parameter in model.items():
         _, dtype, shape = manifest.parameters[name]
         looks = backend.numpy_dtype(parameter.dtype).name, parameter.whole_shape
@@ -488,14 +457,16 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
             )
     if manifest.dropout_seed != pipeline.dropout_seed == pipeline.seed:
         name = "seed" if manifest.dropout_seed == manifest.seed else "dropout_seed"
-        there, here = (
-            f"{name}={quoted(manifest.dropout_seed)}",
-            f"{name}={pipeline.dropout_seed}",
-        )
+        there = f"{name}={quoted(manifest.dropout_seed)}"
+        here = f"{name}={pipeline.dropout_seed}"
         raise mismatch(
             f"it was trained with {there}, and this pipeline has {here}: dropout would "
             f"draw other numbers. Pass Pipeline(…, {there})"
         )
+
+
+def _first_names(names: list[str]) -> str:
+    return ", ".join(map(_name, names[:3])) + " …" * (len(names) > 3) or "nothing"
 
 
 def _name(given: str) -> str:
@@ -525,23 +496,15 @@ def _check_optimisers(
     for key, optimiser in optimisers.items():
         kind = optimiser.settings["class"].__qualname__
         if there[key].kind != kind:
-            raise mismatch(
-                f"its {key} has class {_name(there[key].kind)}, but the one of this "
-                f"script has class {kind}"
-            )
-        trained = {
-            name
-            for group in there[key].groups
-            for name in group.parameters
-            if name in own
-        }
+            saved = f"its {key} has class {_name(there[key].kind)}"
+            raise mismatch(f"{saved}, but the one of this script has class {kind}")
+        saved_names = chain(*(group.parameters for group in there[key].groups))
+        trained = own.intersection(saved_names)
         differing = sorted(trained ^ set(names_of(pipeline, optimiser.parameters)))
         if differing:
             names = ", ".join(differing[:3])
-            raise mismatch(
-                f"its {key} trains other parameters than this one: only one of the "
-                f"two has {names}"
-            )
+            problem = f"its {key} trains other parameters than this one"
+            raise mismatch(f"{problem}: only one of the two has {names}")
 
 
 def _replaced(
@@ -554,23 +517,18 @@ def _replaced(
     compared, of the saved run and of this one.
     """
     for key, optimiser in optimisers.items():
-        given, state = (
-            optimiser.first or [group.hyper_parameters for group in optimiser.groups],
-            states[key],
-        )
-        for place, (own, first, now) in enumerate(
-            zip(given, state["first"], state["groups"])
-        ):
+        given = optimiser.first
+        if not given:
+            given = [group.hyper_parameters for group in optimiser.groups]
+        groups = zip(given, states[key]["first"], states[key]["groups"])
+        for place, (own, first, now) in enumerate(groups):
             for name, value in own.items():
-                if encoded(value, name) not in [
-                    encoded(one.get(name), name) for one in (first, now)
-                ]:
+                saved = [encoded(one.get(name), name) for one in (first, now)]
+                if encoded(value, name) not in saved:
+                    before = f"({quoted(first.get(name))} before its first step)"
                     there = (
-                        f"{quoted(now[name])} ({quoted(first.get(name))} before its "
-                        "first step)"
+                        f"restored from the checkpoint: {quoted(now[name])} {before}"
                     )
                     keep = f"{key}.groups[{place}].{name} = {value}"
-                    yield (
-                        f"{name} is {value} in this script; restored from the "
-                        f"checkpoint: {there}. To keep it: {keep}"
-                    )
+                    here = f"{name} is {value} in this script"
+                    yield f"{here}; {there}. To keep it: {keep}"

@@ -47,6 +47,7 @@ from minipipe.specs import COUNT, INDEX, Spec
 
 _CALL = "checkpoint.save()"
 _POLL = 0.02  # seconds between polls for the other ranks' files, in the background
+_EXTRA = Spec(Mapping | None, expected="a mapping, such as {'epoch': 3}", code="type")
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,8 @@ class _Part:
             storage.write(path, *content)
         except OSError as error:
             raise _unwritable(self.group, path, error) from None
-        return replace(
-            manifest, files={path.name: storage.digest_of(*content)}
-        ).to_json()
+        files = {path.name: storage.digest_of(*content)}
+        return replace(manifest, files=files).to_json()
 
     def finish(self, parts: list[Any], keep: int) -> str:
         """Write the manifest and give the checkpoint its name, which is returned. On
@@ -83,9 +83,7 @@ class _Part:
         keep : int
         """
         try:
-            manifest = Manifest.merged(
-                [Manifest.from_json(text) for text in results(parts)]
-            )
+            manifest = Manifest.merged(list(map(Manifest.from_json, results(parts))))
             path = storage.finish(self.partial, manifest.to_json().encode())
             _delete_older(path.parent, keep)
             return path.name
@@ -250,18 +248,17 @@ class BackgroundSaver:
         keep: int = 2,
     ) -> None:
         self._optimisers = checked("BackgroundSaver", folder, pipeline, optimiser)
-        self._folder, self._pipeline, self._keep = folder, pipeline, keep
+        self._folder = folder
+        self._pipeline = pipeline
+        self._keep = keep
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._is_elsewhere = False  # whether another rank's error was the cause
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(
-            self,
-            "it may be writing a checkpoint",
-            "Make a new one for another pipeline or folder.",
-        )
+        how = "Make a new one for another pipeline or folder."
+        raise not_copyable(self, "it may be writing a checkpoint", how)
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Take a copy, and begin to write it; wait for the checkpoint before, if that
@@ -271,9 +268,8 @@ class BackgroundSaver:
         later errors, on every rank.
         """
         begin_call(self._pipeline, "BackgroundSaver.save()")
-        attempts = gather(
-            everyone(self._pipeline), [*attempt(self.wait), self._is_elsewhere], _CALL
-        )
+        own = [*attempt(self.wait), self._is_elsewhere]
+        attempts = gather(everyone(self._pipeline), own, _CALL)
         # the cause first
         results(one[:2] for one in sorted(attempts, key=itemgetter(2)))
         part = _begin(
@@ -305,7 +301,8 @@ class BackgroundSaver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        failure, self._failure = self._failure, None
+        failure = self._failure
+        self._failure = None
         if failure is not None:
             raise failure
 
@@ -329,11 +326,9 @@ class BackgroundSaver:
             self._is_elsewhere = not part.partial.exists()
             # this also informs the other ranks if the disk is full
             storage.discard(part.partial)
-            self._failure = (
-                _unwritable(group, part.partial, error)
-                if isinstance(error, OSError)
-                else error
-            )
+            self._failure = error
+            if isinstance(error, OSError):
+                self._failure = _unwritable(group, part.partial, error)
 
     def __enter__(self) -> Self:
         return self
@@ -363,14 +358,13 @@ def _begin(
     """Check the arguments, make the folder on rank 0, and collect this rank's part.
     Collective.
     """
-    group, folder = everyone(pipeline), Path(folder)
+    group = everyone(pipeline)
+    folder = Path(folder)
     begin_call(pipeline, _CALL)
     compare_arguments(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
     step = INDEX._replace(maximum=MOST).check("step", step)
     COUNT.check("keep", keep)
-    Spec(Mapping | None, expected="a mapping, such as {'epoch': 3}", code="type").check(
-        "extra", extra
-    )
+    _EXTRA.check("extra", extra)
     pipeline.wait()  # values that came of a step that was not finite are not to be kept
     # of an error the others learn when all have written
     own = attempt(_own_part, pipeline, optimisers, step, extra)
@@ -405,10 +399,8 @@ def _own_part(
     """Return this rank's arrays, and the manifest of them. Local, unless parameters are
     divided.
     """
-    plan, is_first_part = (
-        pipeline.plan,
-        pipeline.grid is None or pipeline.grid.tensor.rank == 0,
-    )
+    plan = pipeline.plan
+    is_first_part = pipeline.grid is None or pipeline.grid.tensor.rank == 0
     # the other parts write nothing
     rank = pipeline.group.rank if is_first_part else None
     names = [name for name, owner in plan.owners.items() if owner == rank]
@@ -418,15 +410,11 @@ def _own_part(
     parameters = {
         name: (file, one.dtype.name, one.shape) for name, one in values.items()
     }
-    its = (
-        json.loads(encoded(dict(extra or {}), "extra"))
-        if rank == plan.pipelines[0][0]
-        else {}
-    )
-    seeds, num_microbatches = (
-        (pipeline.seed, pipeline.dropout_seed),
-        pipeline.schedule.num_microbatches,
-    )
+    its = {}
+    if rank == plan.pipelines[0][0]:
+        its = json.loads(encoded(dict(extra or {}), "extra"))
+    seeds = (pipeline.seed, pipeline.dropout_seed)
+    num_microbatches = pipeline.schedule.num_microbatches
     numbers = (pipeline.num_steps, *seeds, num_microbatches, plan.gradient_blocks)
     return arrays, Manifest(step, *numbers, its, parameters, states, files={})
 
@@ -438,27 +426,22 @@ def _delete_older(folder: Path, keep: int) -> None:
     try:
         storage.keep_last(folder, keep)
     except OSError as error:
-        warnings.warn(
-            f"Older checkpoints in {folder} cannot be deleted: "
-            f"{error.strerror or error}.",
-            stacklevel=2,
-        )
+        problem = f"Older checkpoints in {folder} cannot be deleted"
+        warnings.warn(f"{problem}: {error.strerror or error}.", stacklevel=2)
 
 
 def _parts_of_others(partial: Path, group: ProcessGroup) -> list[Any]:
     """Wait for the files with the other ranks' attempts to write; return their
     contents, and delete them.
     """
-    parts, give_up = [], time.monotonic() + group.timeout
+    parts = []
+    give_up = time.monotonic() + group.timeout
     for rank in range(1, group.size):
         path = partial / f"rank-{rank}.json"
         while not path.exists():
             if not partial.exists():
-                raise FileNotFoundError(
-                    errno.ENOENT,
-                    "another rank has deleted it after an error",
-                    str(partial),
-                )
+                reason = "another rank has deleted it after an error"
+                raise FileNotFoundError(errno.ENOENT, reason, str(partial))
             if time.monotonic() > give_up:
                 storage.discard(partial)
                 raise CheckpointError(
@@ -473,19 +456,14 @@ def _parts_of_others(partial: Path, group: ProcessGroup) -> list[Any]:
 
 
 def _unwritable(group: ProcessGroup, path: Path, error: OSError) -> CheckpointError:
-    reason = (
-        error.message.rstrip(".")
-        if isinstance(error, FileError)
-        else error.strerror or str(error)
-    )
+    reason = error.strerror or str(error)
+    if isinstance(error, FileError):
+        reason = error.message.rstrip(".")
     end = "Earlier checkpoints are unchanged."
     if error.errno in (errno.ENOENT, errno.ENOTEMPTY):
         end = f"Another process has changed the folder: {_who_else(group)}"
-    return CheckpointError(
-        "unwritable",
-        f"Rank {group.name()} could not write {error.filename or path}: {reason}. "
-        f"{end}",
-    )
+    problem = f"Rank {group.name()} could not write {error.filename or path}"
+    return CheckpointError("unwritable", f"{problem}: {reason}. {end}")
 
 
 def _who_else(group: ProcessGroup) -> str:
@@ -494,11 +472,9 @@ def _who_else(group: ProcessGroup) -> str:
     """
     if group.size == group.world_size:
         return "does another job write to the same folder?"
-    every = set(range(group.world_size))
-    own, others = (
-        ", ".join(map(str, sorted(ranks)))
-        for ranks in (group.world_ranks, every - {*group.world_ranks})
-    )
+    here = set(group.world_ranks)
+    own = ", ".join(map(str, sorted(here)))
+    others = ", ".join(map(str, sorted({*range(group.world_size)} - here)))
     return (
         f"this pipeline runs on ranks {own} of the job; do ranks {others} save to the "
         "same folder? Let one of the replicas save, or pass a separate folder to each."

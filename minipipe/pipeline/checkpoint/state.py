@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _OPTIMISER = Spec(
 Optimisers = Mapping[str, Optimiser]
 Arrays = dict[str, np.ndarray]
 MOST = 2**63 - 1  # of a step: the largest number in the header of a message
+_NUMBER = INDEX._replace(maximum=MOST)
 
 
 @dataclass
@@ -78,49 +80,37 @@ class OptimiserState:
         names = [names_of(pipeline, group.parameters) for group in optimiser.groups]
         numbers = zip(state["groups"], state["first"] or state["groups"], names)
         groups = [Group(place, *entries) for place, entries in enumerate(numbers)]
-        kept = [
-            {what: _entry(value) for what, value in own.items()}
-            for own in state["states"]
-        ]
-        by_name = dict(zip((name for group in names for name in group), kept))
-        return cls(
-            optimiser.settings["class"].__qualname__,
-            state["num_steps"],
-            groups,
-            by_name,
-        )
+        kept = {}
+        for name, own in zip(chain(*names), state["states"]):
+            kept[name] = {what: _entry(value) for what, value in own.items()}
+        kind = optimiser.settings["class"].__qualname__
+        return cls(kind, state["num_steps"], groups, kept)
 
     @classmethod
     def merged(cls, parts: Iterable[OptimiserState]) -> OptimiserState:
         """Return several ranks' states of one optimiser as one. Groups with equal place
         and numbers become one.
         """
-        parts, groups = list(parts), list[Group]()
-        for group in (group for part in parts for group in part.groups):
-            same = next(
-                (
-                    one
-                    for one in groups
-                    if one == replace(group, parameters=one.parameters)
-                ),
-                None,
-            )
-            if same is None:
-                groups.append(same := replace(group, parameters=[]))
-            same.parameters += [
-                name for name in group.parameters if name not in same.parameters
-            ]
-        return replace(
-            parts[0],
-            groups=groups,
-            kept={name: kept for part in parts for name, kept in part.kept.items()},
-        )
+        parts = list(parts)
+        groups = list[Group]()
+        for group in chain(*(part.groups for part in parts)):
+            for same in groups:
+                if same == replace(group, parameters=same.parameters):
+                    break
+            else:
+                same = replace(group, parameters=[])
+                groups.append(same)
+            known = same.parameters
+            known += [name for name in group.parameters if name not in known]
+        kept: dict[str, dict[str, Any]] = {}
+        for part in parts:
+            kept |= part.kept
+        return replace(parts[0], groups=groups, kept=kept)
 
     def part(self, names: Iterable[str]) -> OptimiserState:
         """Return the same with the states of some parameters only."""
-        return replace(
-            self, kept={name: self.kept[name] for name in names if name in self.kept}
-        )
+        kept = {name: self.kept[name] for name in names if name in self.kept}
+        return replace(self, kept=kept)
 
     def state_dict(self, pipeline: Pipeline, optimiser: Optimiser) -> dict[str, Any]:
         """Return the state for an optimiser of this rank, whose parameters are all in
@@ -136,37 +126,27 @@ class OptimiserState:
             names = names_of(pipeline, group.parameters)
             saved = [one for one in self.groups if set(names) & set(one.parameters)]
             if any(one.numbers != saved[0].numbers for one in saved):
-                message = (
+                raise ArgumentError(
                     f"The parameters of group {place}, {', '.join(names)}, were in "
                     "groups of other numbers."
                 )
-                raise ArgumentError("value", message)
             # this rank may have none of this group
             saved += [one for one in self.groups if one.place == place]
-            groups.append(
-                saved[0]
-                if saved
-                else Group(place, group.hyper_parameters, group.hyper_parameters, [])
-            )
+            own = group.hyper_parameters
+            saved.append(Group(place, own, own, []))
+            groups.append(saved[0])
         state = {"num_steps": self.num_steps, "groups": [one.numbers for one in groups]}
         names = names_of(pipeline, optimiser.parameters)
-        states = [
-            _each(self.kept.get(name, {}), one.cut)
-            for name, one in zip(names, optimiser.parameters)
-        ]
+        pairs = zip(names, optimiser.parameters)
+        states = [_each(self.kept.get(name, {}), one.cut) for name, one in pairs]
         state |= {"first": [one.first for one in groups], "states": states}
         optimiser.check_state(state)
         return state
 
     def to_dict(self) -> dict[str, Any]:
         """Return it in dicts and lists, for JSON or a message."""
-        groups = [vars(group) for group in self.groups]
-        return {
-            "class": self.kind,
-            "num_steps": self.num_steps,
-            "groups": groups,
-            "kept": self.kept,
-        }
+        numbers = {"class": self.kind, "num_steps": self.num_steps}
+        return {**numbers, "groups": list(map(vars, self.groups)), "kept": self.kept}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> OptimiserState:
@@ -185,25 +165,15 @@ class OptimiserState:
             numbers = json_value(group["numbers"], dict, "'numbers'")
             # earlier versions lack it
             first = json_value(group.get("first", numbers), dict, "'first'")
-            place = INDEX._replace(maximum=MOST).check(
-                "the place of a group", group["place"]
-            )
+            place = _NUMBER.check("the place of a group", group["place"])
             groups.append(Group(place, numbers, first, names))
         kept = json_value(found["kept"], dict, "'kept'")
-        kept = {
-            name: json_value(entries, dict, quoted(name))
-            for name, entries in kept.items()
-        }
-        num_steps = found.get("num_steps", 0)  # which they lack, too
-        num_steps = INDEX._replace(maximum=MOST).check(
-            "the number of an optimiser's steps", num_steps
-        )
-        return cls(
-            json_value(found["class"], str, "the class of an optimiser"),
-            num_steps,
-            groups,
-            kept,
-        )
+        for name, entries in kept.items():
+            json_value(entries, dict, quoted(name))
+        steps = found.get("num_steps", 0)  # which they lack as well
+        num_steps = _NUMBER.check("the number of an optimiser's steps", steps)
+        kind = json_value(found["class"], str, "the class of an optimiser")
+        return cls(kind, num_steps, groups, kept)
 
 
 def _each(kept: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -235,10 +205,9 @@ def names_of(pipeline: Pipeline, parameters: Iterable[Parameter]) -> list[str]:
     for parameter in parameters:
         if id(parameter.owner) not in names:
             raise ArgumentError(
-                "value",
                 f"The optimiser has a parameter of shape {parameter.shape} that is "
                 "not in this pipeline. A pipeline "
-                "trains copies: give it pipeline.parameters().",
+                "trains copies: give it pipeline.parameters()."
             )
     return [names[id(parameter.owner)] for parameter in parameters]
 
@@ -292,13 +261,13 @@ def take(
     CheckpointError
         Code ``value``, for something kept that is neither an array nor a number.
     """
-    names, arrays = dict.fromkeys(names), Arrays()
-    own = {
-        name: one
-        for name, one in pipeline.named_parameters()
-        if name in names or one.is_divided
-    }
-    for name, one in own.items():
+    names = dict.fromkeys(names)
+    arrays = Arrays()
+    own = dict(pipeline.named_parameters())
+    for name, one in list(own.items()):
+        if name not in names and not one.is_divided:
+            del own[name]
+            continue
         whole = one.joined(one.data)
         if name in names:
             arrays[f"parameters/{name}"] = np.array(backend.to_numpy(whole), order="C")
@@ -307,23 +276,17 @@ def take(
         for key, optimiser in optimisers.items()
     }
     for key, state in states.items():
-        joined = {
-            name: _each(state.kept[name], one.joined)
-            for name, one in own.items()
-            if name in state.kept
-        }
+        kept_here = [name for name in own if name in state.kept]
+        joined = {name: _each(state.kept[name], own[name].joined) for name in kept_here}
         states[key] = state = replace(state, kept=joined).part(names)
         for name, kept in state.kept.items():
             for what, value in list(kept.items()):
                 if backend.is_array(value):
-                    arrays[f"{key}/{what}/{name}"] = np.asarray(
-                        kept.pop(what), order="C"
-                    )
+                    array = np.asarray(kept.pop(what), order="C")
+                    arrays[f"{key}/{what}/{name}"] = array
                 elif not isinstance(value, int | float):
-                    message = (
-                        f"For {name} the optimiser keeps {what} = {quoted(value)}; "
-                        "expected an array or a number."
-                    )
+                    given = f"For {name} the optimiser keeps {what} = {quoted(value)}"
+                    message = f"{given}; expected an array or a number."
                     raise CheckpointError("value", message)
     return arrays, states
 
@@ -400,8 +363,7 @@ def checked(
         _OPTIMISER.check("optimiser", one)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
             raise ArgumentError(
-                "value",
                 f"{name!r} is not a name for an optimiser; expected a string, such "
-                "as 'body'.",
+                "as 'body'."
             )
     return found

@@ -43,7 +43,8 @@ from minipipe.autograd import backend
 from minipipe.errors import CheckpointError, FileError
 from minipipe.io import read_bytes
 
-MANIFEST, MARKER = "manifest.json", "complete"
+MANIFEST = "manifest.json"
+MARKER = "complete"
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _PARTIAL = re.compile(r"\.(\d{6,})-step-\d+\.partial-(\w+)")
 _FILE = re.compile(r"rank-\d{1,6}\.safetensors", re.ASCII)
@@ -86,7 +87,8 @@ def begin(folder: Path, step: int) -> Path:
     remains of killed jobs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    entries, serial = os.listdir(folder), 1
+    entries = os.listdir(folder)
+    serial = 1
     if MANIFEST in entries:
         reason = (
             "it is a checkpoint itself; pass the folder that holds it, "
@@ -278,7 +280,8 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     True
     """
     header: dict[str, Any] = {"__metadata__": METADATA}
-    memory, end = [], 0
+    memory = []
+    end = 0
     # The largest elements first, so that each array begins at a multiple of its element
     # size.
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):

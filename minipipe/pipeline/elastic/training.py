@@ -204,7 +204,8 @@ def train(
     if group.size == 1 or copies == 0:
         training.run(group)
     else:
-        vault, survivors = Vault(copies), _survivors_of(group)
+        vault = Vault(copies)
+        survivors = _survivors_of(group)
         while not survivors.is_done_by_all(partial(training.run, survivors, vault)):
             survivors = survivors.of_survivors()
         survivors.end_together()
@@ -222,12 +223,10 @@ class _Training:
         num_steps: int,
         every: int,
     ) -> None:
-        self._make, self._step, self._num_steps, self._every = (
-            make,
-            step,
-            num_steps,
-            every,
-        )
+        self._make = make
+        self._step = step
+        self._num_steps = num_steps
+        self._every = every
         self.made: Made | None = None
         self.results: list[Any] = []
         self._num_settled = 0

@@ -68,20 +68,16 @@ class Vault:
         """Copy the current state here and to other ranks; receive the copies of others.
         Collective.
         """
-        plan, world_ranks, what = (
-            made.pipeline.plan,
-            tuple(group.world_ranks),
-            "a copy of its parameters and state",
-        )
+        plan = made.pipeline.plan
+        world_ranks = tuple(group.world_ranks)
+        what = "a copy of its parameters and state"
         if world_ranks not in self._hosts:
             self._hosts = {
                 world_ranks: gather(group, socket.gethostname(), "elastic.train()")
             }
         takers = takers_of_copies(plan, self._hosts[world_ranks], self.copies)
-        mine, givers = (
-            pack(made.state()),
-            [rank for rank, own in enumerate(takers) if group.rank in own],
-        )
+        mine = pack(made.state())
+        givers = [rank for rank, own in enumerate(takers) if group.rank in own]
         sends = [group.isend(mine, taker, OwnTag.COPY) for taker in takers[group.rank]]
         theirs = [group.irecv(giver, OwnTag.COPY, what=what).wait() for giver in givers]
         finish(sends)
@@ -147,7 +143,8 @@ def takers_of_copies(plan: Plan, hosts: Sequence[str], copies: int) -> list[list
     found: list[list[int]] = []
     for rank, own in enumerate(stages):
         having = [other for other, its in enumerate(stages) if set(its) == set(own)]
-        others, takers = [*range(rank + 1, len(hosts)), *range(rank)], list[int]()
+        others = [*range(rank + 1, len(hosts)), *range(rank)]
+        takers = list[int]()
         while rank == having[0] and copies:
             known = {hosts[other] for other in (*having, *takers)}
             left = [other for other in others if other not in (*having, *takers)]
@@ -186,7 +183,8 @@ def state_for(
     def given(source: int, taker: int) -> list[str]:
         return [name for name in answers[taker][1] if giver[name] == source]
 
-    own, sends = OptimiserState.merged(parts), []
+    own = OptimiserState.merged(parts)
+    sends = []
     others = [rank for rank in range(group.size) if rank != group.rank]
     for taker in others:
         if names := given(group.rank, taker):
@@ -320,10 +318,9 @@ class Made(NamedTuple):
             raise ArgumentError("type", message)
         if made[0].grid is not None:
             raise ArgumentError(
-                "value",
                 "make(group) returned a pipeline on a Grid, which does not survive the "
                 "loss of a rank; expected Pipeline(model, group, …). With a grid, use "
-                "checkpoints.",
+                "checkpoints."
             )
         for other in made[2:]:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):

@@ -78,9 +78,11 @@ class Editor:
         # Tuples: a message changes state only by assignment, so a change can be undone.
         self.past: tuple[Draft, ...] = ()
         self.future: tuple[Draft, ...] = ()
-        self.costs_text, self.costs = costs, read_costs(costs)
+        self.costs_text = costs
+        self.costs = read_costs(costs)
         self.limit: int | None = None
-        self.halves, self.puzzle = _has_halves(self.draft), 0
+        self.halves = _has_halves(self.draft)
+        self.puzzle = 0
         self.file = file
         self.search: Search | None = None
         self._sight: Sight | None = None
@@ -118,21 +120,17 @@ class Editor:
     def _carried_out(self, message: dict[str, Any]) -> Answer:
         arguments = dict(message)
         verb = arguments.pop("do", None)
-        do: Callable[..., Answer] | None = (
-            getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
-        )
+        do: Callable[..., Answer] | None = None
+        if isinstance(verb, str):
+            do = getattr(self, f"do_{verb}", None)
         if do is None:
             reason = "The editor does not know what to do"
             return self._refused(f"{reason}: {quoted(verb)}.")
         known = signature(do).parameters
-        if (
-            not {name for name, it in known.items() if it.default is it.empty}
-            <= set(arguments)
-            <= set(known)
-        ):
-            expected, given = (
-                ", ".join(names) or "nothing" for names in (known, arguments)
-            )
+        needed = {name for name, it in known.items() if it.default is it.empty}
+        if not needed <= set(arguments) <= set(known):
+            expected = ", ".join(known) or "nothing"
+            given = ", ".join(arguments) or "nothing"
             reason = f"The message {verb} takes {expected}"
             return self._refused(f"{reason}; this one has {given}.")
         try:
@@ -158,25 +156,19 @@ class Editor:
 
     def do_show(self, said: str = "") -> Answer:
         """Return everything that the page shows."""
+        draft = self.draft
+        can = {"undo": self.past, "redo": self.future}
         return {
             **self.sight.data(),
             "said": json_value(said, str, "said"),
             "isRefused": False,
             "text": self.sight.export("txt"),
-            "sizes": [
-                len(self.draft.rows),
-                self.draft.num_microbatches,
-                len(self.draft.placement),
-            ],
+            "sizes": [len(draft.rows), draft.num_microbatches, len(draft.placement)],
             "costs": self.costs_text,
             "limit": self.limit,
             "halves": self.halves,
             "puzzle": self.puzzle,
-            "can": [
-                verb
-                for verb, drafts in (("undo", self.past), ("redo", self.future))
-                if drafts
-            ],
+            "can": [verb for verb, drafts in can.items() if drafts],
             "file": self.file and str(self.file),
         }
 
@@ -192,7 +184,8 @@ class Editor:
         else:
             found = ["The schedule is complete and legal."]
         if self.puzzle:
-            end, par = self.sight.end, PUZZLES[self.puzzle - 1].par.value
+            end = self.sight.end
+            par = PUZZLES[self.puzzle - 1].par.value
             over = end - par
             if over < 1e-9:
                 found.append(f"Par: {par:g} units. It cannot be beaten.")
@@ -206,12 +199,9 @@ class Editor:
         self, name: str, ranks: int, microbatches: int, chunks: int | None = None
     ) -> Answer:
         """Open a named schedule."""
-        for noun, count in (
-            ("ranks", ranks),
-            ("microbatches", microbatches),
-            ("chunks", chunks or 1),
-        ):
-            SCHEDULE_COUNT.check(noun, count)
+        SCHEDULE_COUNT.check("ranks", ranks)
+        SCHEDULE_COUNT.check("microbatches", microbatches)
+        SCHEDULE_COUNT.check("chunks", chunks or 1)
         check_size(ranks * (chunks or 1), microbatches)  # before it is built
         self._begin(Draft.of(build(name, ranks, microbatches, chunks)))
         known = spelled(name)
@@ -222,11 +212,14 @@ class Editor:
         COUNT._replace(maximum=len(PUZZLES)).check("The puzzle", number)
         puzzle = PUZZLES[number - 1]
         placement = tuple(range(puzzle.num_ranks))
-        self.costs_text, self.costs = puzzle.costs, read_costs(puzzle.costs)
+        self.costs_text = puzzle.costs
+        self.costs = read_costs(puzzle.costs)
         rows = ((),) * puzzle.num_ranks
         batch = puzzle.num_microbatches
         self._begin(Draft(f"puzzle {number}", placement, batch, rows))
-        self.limit, self.puzzle, self.halves = puzzle.memory_limit, number, True
+        self.limit = puzzle.memory_limit
+        self.puzzle = number
+        self.halves = True
         return self.do_show(f"Par is {puzzle.par.value:g} units. {puzzle.hint}")
 
     def do_shared(self, fragment: str) -> Answer:
@@ -239,14 +232,17 @@ class Editor:
             limit = fresh.limit
         if (problem := draft.problem()) is not None:
             raise ScheduleError([problem])
-        fresh.draft, fresh.puzzle = draft, 0
+        fresh.draft = draft
+        fresh.puzzle = 0
         fresh.do_limit(cast(Any, limit))  # refuses anything but a whole number
         fresh.puzzle = puzzle
         vars(self).update(vars(fresh))
         return self.do_show("This is the schedule of the address.")
 
     def _begin(self, draft: Draft) -> None:
-        self.draft, self.past, self.future = draft, (), ()
+        self.draft = draft
+        self.past = ()
+        self.future = ()
         self.halves = _has_halves(draft)
         self.puzzle = 0
         self.limit = None
@@ -271,18 +267,15 @@ class Editor:
         if action is not None:
             chosen = Action.parse(json_value(action, str, "the action"))
         else:
-            fitting = [
-                choice for choice in choices if kind in (None, choice.action.kind)
-            ]
+            fitting = [it for it in choices if kind in (None, it.action.kind)]
             ready = [choice.action for choice in fitting if choice.is_ready]
             if len(ready) > 1 and kind is None:
                 offers = [str(each) for each in ready]
                 said = f"Rank {rank} may run {' or '.join(offers)}."
                 return _answer(said, offers=offers)
             if not fitting:
-                return self._refused(
-                    f"Rank {rank} has no {kind or 'action'} left to place."
-                )
+                missing = kind or "action"
+                return self._refused(f"Rank {rank} has no {missing} left to place.")
             chosen = ready[0] if ready else fitting[0].action
         problem = self.draft.refusal(rank, chosen, self.limit)
         if problem is not None:
@@ -317,8 +310,8 @@ class Editor:
         if not self.past:
             return self._refused("There is nothing to undo.")
         self.future = (*self.future, self.draft)
-        *past, self.draft = self.past
-        self.past = tuple(past)
+        self.draft = self.past[-1]
+        self.past = self.past[:-1]
         return self.do_show()
 
     def do_redo(self) -> Answer:
@@ -326,8 +319,8 @@ class Editor:
         if not self.future:
             return self._refused("There is nothing to redo.")
         self.past = (*self.past, self.draft)
-        *future, self.draft = self.future
-        self.future = tuple(future)
+        self.draft = self.future[-1]
+        self.future = self.future[:-1]
         return self.do_show()
 
     def _rank(self, rank: Any) -> int:
@@ -338,43 +331,33 @@ class Editor:
 
     def _check_fits_puzzle(self, draft: Draft) -> None:
         own = self.draft
-        if self.puzzle and (draft.placement, draft.num_microbatches) != (
-            own.placement,
-            own.num_microbatches,
-        ):
+        sizes = (own.placement, own.num_microbatches)
+        if self.puzzle and (draft.placement, draft.num_microbatches) != sizes:
+            stages = counted(len(own.placement), "stage")
+            batch = counted(own.num_microbatches, "microbatch")
             message = (
-                f"Puzzle {self.puzzle} has {counted(len(own.placement), 'stage')}, one "
-                "on each rank, and"
+                f"Puzzle {self.puzzle} has {stages}, one on each rank, and {batch}"
             )
-            message += (
-                f" {counted(own.num_microbatches, 'microbatch')}; this has "
-                f"{counted(len(draft.placement), 'stage')} on"
-            )
-            raise ScheduleError.of(
-                Code.PLACEMENT,
-                f"{message} {counted(len(draft.rows), 'rank')} and "
-                f"{counted(draft.num_microbatches, 'microbatch')}.",
-            )
+            stages = counted(len(draft.placement), "stage")
+            ranks = counted(len(draft.rows), "rank")
+            batch = counted(draft.num_microbatches, "microbatch")
+            message = f"{message}; this has {stages} on {ranks} and {batch}."
+            raise ScheduleError.of(Code.PLACEMENT, message)
 
     def _named_like(self, draft: Draft) -> list[str]:
         """Return the named schedules with the rows of a draft, unless it is so long
         that building all takes long.
         """
-        ranks, stages = len(draft.rows), len(draft.placement)
-        sizes = (
-            ranks,
-            draft.num_microbatches,
-            stages // ranks if stages > ranks else None,
-        )
+        ranks = len(draft.rows)
+        stages = len(draft.placement)
+        chunks = stages // ranks if stages > ranks else None
+        sizes = (ranks, draft.num_microbatches, chunks)
         if len(draft.there) > _MOST_RECOGNISED:
             return []
         if self._named[0] != sizes:
             self._named = sizes, _built_as(*sizes)
-        return [
-            name
-            for name, built in self._named[1].items()
-            if built == (draft.placement, draft.rows)
-        ]
+        own = (draft.placement, draft.rows)
+        return [name for name, built in self._named[1].items() if built == own]
 
     # -- settings ----------------------------------------------------------------------
 
@@ -390,7 +373,8 @@ class Editor:
         parsed = read_costs(json_value(costs, str, "the costs"))
         # refuses costs of other numbers of stages
         parsed.workload(self.draft.placement, self.draft.num_microbatches)
-        self.costs_text, self.costs = costs, parsed
+        self.costs_text = costs
+        self.costs = parsed
         return self.do_show()
 
     def do_limit(self, limit: int | None) -> Answer:
@@ -414,7 +398,7 @@ class Editor:
     def _check_free(self, noun: str) -> None:
         if self.puzzle:
             problem = f"The {noun} belong to the puzzle"
-            raise ArgumentError("value", f"{problem}; open a schedule to change them.")
+            raise ArgumentError(f"{problem}; open a schedule to change them.")
 
     # -- searching ---------------------------------------------------------------------
 
@@ -505,14 +489,11 @@ def _in_text(text: str, problem: Problem) -> list[int] | None:
     """Return the line and the cell of a problem in a text or CSV, both from 1."""
     if problem.rank is None or problem.step is None:
         return None
-    lines = [
-        n
-        for n, line in enumerate(text.splitlines(), 1)
-        if line.split("#", 1)[0].strip()
-    ]
-    return (
-        [lines[problem.rank], problem.step + 1] if problem.rank < len(lines) else None
-    )
+    every = enumerate(text.splitlines(), 1)
+    lines = [n for n, line in every if line.split("#", 1)[0].strip()]
+    if problem.rank < len(lines):
+        return [lines[problem.rank], problem.step + 1]
+    return None
 
 
 def _built_as(ranks: int, microbatches: int, chunks: int | None) -> dict[str, Any]:

@@ -136,21 +136,16 @@ class Draft:
         """The missing actions, in an order in which they can run: whole backwards,
         unless they are begun as I.
         """
-        stages, found = range(len(self.placement)), []
+        stages = range(len(self.placement))
+        found = []
         for k in range(self.num_microbatches):
-            split = [
-                s
-                for s in stages
-                if not self.there.isdisjoint((Action(s, I, k), Action(s, W, k)))
-            ]
             found += [Action(s, F, k) for s in stages]
             for s in reversed(stages):
-                is_whole = s not in split or Action(s, B, k) in self.there
-                found += (
-                    [Action(s, B, k)]
-                    if is_whole
-                    else [Action(s, I, k), Action(s, W, k)]
-                )
+                halves = (Action(s, I, k), Action(s, W, k))
+                is_split = not self.there.isdisjoint(halves)
+                is_whole = not is_split or Action(s, B, k) in self.there
+                kinds = (B,) if is_whole else (I, W)
+                found += [Action(s, kind, k) for kind in kinds]
         return tuple(action for action in found if action not in self.there)
 
     @cached_property
@@ -234,10 +229,9 @@ class Draft:
         """Return the draft without the actions that begin at a time or later in the
         timeline of the whole.
         """
-        ends = [
-            sum(span.start < time for span in row[: len(own)])
-            for row, own in zip(timeline.spans, self.rows)
-        ]
+        ends = []
+        for row, own in zip(timeline.spans, self.rows):
+            ends.append(sum(span.start < time for span in row[: len(own)]))
         return replace(self, rows=tuple(row[:end] for row, end in zip(self.rows, ends)))
 
     def without_last(self, rank: int) -> Draft:
@@ -285,12 +279,9 @@ class Draft:
                 done.get((stage, kind), set()) for kind in (F, B, I, W)
             )
             backwards = whole | halves
-            for kind, gone in (
-                (F, forwards),
-                (B, backwards),
-                (I, backwards),
-                (W, weights | set(every) - halves),
-            ):
+            weights |= set(every) - halves
+            placed = {F: forwards, B: backwards, I: backwards, W: weights}
+            for kind, gone in placed.items():
                 coming = set(every) - gone
                 if coming:
                     action = Action(stage, kind, min(coming))

@@ -60,10 +60,8 @@ class Sight:
     @cached_property
     def choices(self) -> list[list[Choice]]:
         """The actions that each rank may run next."""
-        room = [
-            self.limit is None or fits(self.held(rank) + 1, self.limit)
-            for rank in range(len(self.ends))
-        ]
+        limit = inf if self.limit is None else self.limit
+        room = [fits(self.held(rank) + 1, limit) for rank in range(len(self.ends))]
         unwanted = B if self.halves else I
         return [
             [choice for choice in row if choice.action.kind is not unwanted]
@@ -80,10 +78,10 @@ class Sight:
         """A lower bound on the makespan: within the limit or, without a limit, the peak
         of a finished draft.
         """
-        own = max(self.timeline.peak_activations) if self.is_finished else inf
-        workload = workload_of(
-            self.draft.whole, self.costs, own if self.limit is None else self.limit
-        )
+        limit = self.limit
+        if limit is None:
+            limit = max(self.timeline.peak_activations) if self.is_finished else inf
+        workload = workload_of(self.draft.whole, self.costs, limit)
         found = known_bound(workload, Objective.MAKESPAN)
         if not found.value < inf:
             raise misuse(TIMES_TOO_LARGE)
@@ -92,11 +90,11 @@ class Sight:
     @cached_property
     def figures(self) -> list[tuple[str, str]]:
         """Figures with their names."""
-        unit, busy = self.timeline.unit, 0.0
+        unit = self.timeline.unit
+        busy = 0.0
         peaks = []
-        for spans, held, own in zip(
-            self.timeline.spans, self.timeline.held_activations, self.draft.rows
-        ):
+        every = self.timeline.held_activations
+        for spans, held, own in zip(self.timeline.spans, every, self.draft.rows):
             busy += sum(span.end - span.start for span in spans[: len(own)])
             peaks.append(max(held[: len(own)], default=0))
         # The limit counts pairs; on ranks with one stage these are microbatches.
@@ -105,7 +103,8 @@ class Sight:
         else:
             of = " (stage, microbatch) pairs"
         idle = 1 - busy / (len(self.ends) * self.end) if self.end else 0.0
-        placed, missing = sum(map(len, self.draft.rows)), len(self.draft.missing)
+        placed = sum(map(len, self.draft.rows))
+        missing = len(self.draft.missing)
         found = [
             ("makespan" if self.is_finished else "so far", format_time(self.end, unit)),
             ("bubble", f"{100 * max(0.0, idle):.1f} %"),
@@ -122,10 +121,9 @@ class Sight:
     def data(self) -> dict[str, Any]:
         """Return the data of the player, its legend, figures and choices."""
         panels = (self.panel,)
-        choices = [
-            [[str(action), is_ready] for action, is_ready in row]
-            for row in self.choices
-        ]
+        choices = []
+        for row in self.choices:
+            choices.append([[str(action), is_ready] for action, is_ready in row])
         return {
             "player": self._pruned(player_data(panels)),
             "legend": legend(panels),
@@ -137,26 +135,26 @@ class Sight:
     def _pruned(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the data without the actions that are not placed."""
         (panel,) = data["panels"]
-        panel["name"], there = self.draft.name, self.draft.there
+        panel["name"] = self.draft.name
+        there = self.draft.there
         data["duration"] = max(self.end, self.bound.value)
         if self.is_finished:
             return data
         data["sentences"]["finished"] = "has nothing placed from here on"
         panel["criticalPath"] = []
         messages = sorted(self.timeline.messages, key=lambda message: message.sent)
-        panel["messages"] = [
-            row for row, sent in zip(panel["messages"], messages) if sent.value in there
-        ]
+        pairs = zip(panel["messages"], messages)
+        panel["messages"] = [row for row, sent in pairs if sent.value in there]
         for rank, end, own in zip(panel["ranks"], self.ends, self.draft.rows):
             rank["actions"] = rank["actions"][: len(own)]
             rank["idle"] = [idle for idle in rank["idle"] if idle[0] < end]
-            held = [
-                hold for hold in rank["holds"] if Action(hold[0], F, hold[1]) in there
-            ]
-            rank["holds"] = [
-                [*hold[:3], hold[3] if hold[3] is not None and hold[3] <= end else None]
-                for hold in held
-            ]
+            holds = []
+            for stage, k, begun, released in rank["holds"]:
+                if released is not None and released > end:
+                    released = None
+                if Action(stage, F, k) in there:
+                    holds.append([stage, k, begun, released])
+            rank["holds"] = holds
         return data
 
     def export(self, form: str) -> str:
@@ -168,7 +166,7 @@ class Sight:
         if form == "svg":
             missing = counted(len(self.draft.missing), "action")
             message = f"A picture shows a finished schedule; missing: {missing}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
         Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)
         return table.to_csv() if form == "csv" else table.to_text()

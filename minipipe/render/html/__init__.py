@@ -84,12 +84,11 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     row = with_copies(timeline.spans[rank], copies)
     at = {span.action: span for span in (*timeline.spans[rank], *copies)}
     changes = pairs_of(Flow(Ran([row], timeline.num_slices)))
-    return tuple(
-        Hold(
-            stage, k, at[row[first]].start, None if last is None else at[row[last]].end
-        )
-        for stage, k, first, last in lifetimes(changes, 0)
-    )
+    holds = []
+    for stage, k, first, last in lifetimes(changes, 0):
+        end = None if last is None else at[row[last]].end
+        holds.append(Hold(stage, k, at[row[first]].start, end))
+    return tuple(holds)
 
 
 def player_data(panels: Sequence[Panel]) -> dict[str, Any]:
@@ -132,7 +131,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _rank(panel: Panel, rank: int) -> dict[str, Any]:
-    timeline, begin = panel.timeline, panel.timeline.start
+    timeline = panel.timeline
+    begin = panel.timeline.start
     return {
         "stages": list(panel.stages[rank]),
         "namesStage": panel.names_stage(rank),
@@ -145,19 +145,17 @@ def _rank(panel: Panel, rank: int) -> dict[str, Any]:
             [action.kind, action.stage, start - begin, end - begin]
             for action, start, end, _ in panel.beside(rank)
         ],
-        "holds": [
-            [
-                stage,
-                _written(timeline, k),
-                start - begin,
-                None if end is None else end - begin,
-            ]
-            for stage, k, start, end in holds_of(timeline, rank)
-        ],
-        "memory": None
-        if timeline.memory is None
-        else list(map(list, _memory_steps(timeline, rank))),
+        "holds": [_hold(timeline, hold) for hold in holds_of(timeline, rank)],
+        "memory": _memory_steps(timeline, rank),
     }
+
+
+def _hold(timeline: Timeline, hold: Hold) -> list:
+    end = hold.end
+    if end is not None:
+        end -= timeline.start
+    microbatch = _written(timeline, hold.microbatch)
+    return [hold.stage, microbatch, hold.start - timeline.start, end]
 
 
 def _parts(timeline: Timeline, action: Action) -> tuple[int | str, str, int | str]:
@@ -175,11 +173,10 @@ def _idle(timeline: Timeline, idle: Idle) -> list:
     """Return start, end and cause; if the awaited action is known, also its stage,
     kind, microbatch and rank.
     """
-    awaited = (
-        [] if idle.awaited is None else [*_parts(timeline, idle.awaited), idle.source]
-    )
     times = (idle.start - timeline.start, idle.end - timeline.start)
-    return [*times, idle.cause, *awaited]
+    if idle.awaited is None:
+        return [*times, idle.cause]
+    return [*times, idle.cause, *_parts(timeline, idle.awaited), idle.source]
 
 
 def _message(timeline: Timeline, message: Message) -> list:
@@ -188,31 +185,30 @@ def _message(timeline: Timeline, message: Message) -> list:
     return [*actions, message.source, message.destination, *times]
 
 
-def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float, str]]:
-    """Yield (time, memory, memory as text) at the start and at each change."""
-    assert timeline.memory is not None
+def _memory_steps(timeline: Timeline, rank: int) -> list[list[Any]] | None:
+    """Return [time, memory, memory as text] at the start and at each change, if it is
+    known.
+    """
+    if timeline.memory is None:
+        return None
+    unit = timeline.memory_unit
     held = 0.0
-    yield 0.0, held, format_memory(held, timeline.memory_unit)
+    steps: list[list[Any]] = [[0.0, held, format_memory(held, unit)]]
     for time, level in timeline.memory_over_time(rank):
         if level != held:
-            yield (
-                time - timeline.start,
-                level,
-                format_memory(level, timeline.memory_unit),
-            )
+            steps.append([time - timeline.start, level, format_memory(level, unit)])
             held = level
+    return steps
 
 
 def _colours(panels: Sequence[Panel]) -> dict[str, list[Fill]]:
     """Return the fills of each kind of action, by chunk."""
-    most_chunks = max(
-        (len(stages) for panel in panels for stages in panel.stages), default=1
-    )
-    fills = {kind: fill_of(kind) for kind in map(ActionKind, KINDS)}
-    return {
-        kind: [shade(fill, chunk) for chunk in range(most_chunks)]
-        for kind, fill in fills.items()
-    }
+    counts = (len(stages) for panel in panels for stages in panel.stages)
+    chunks = range(max(counts, default=1))
+    colours: dict[str, list[Fill]] = {}
+    for kind in map(ActionKind, KINDS):
+        colours[kind] = [shade(fill_of(kind), chunk) for chunk in chunks]
+    return colours
 
 
 def _sentences() -> dict[str, Any]:
@@ -379,10 +375,8 @@ def _themes() -> str:
 
 
 def _variables(theme: Theme) -> str:
-    return " ".join(
-        f"--{name.replace('_', '-')}: {colour};"
-        for name, colour in theme._asdict().items()
-    )
+    colours = theme._asdict().items()
+    return " ".join(f"--{name.replace('_', '-')}: {it};" for name, it in colours)
 
 
 def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
@@ -400,19 +394,14 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     """Yield an entry for each kind of action, cause of idle time and kind of line that
     occurs.
     """
-    boxes = {
-        (span.action.kind, panel.chunk_of(rank, span.action))
-        for panel in panels
-        for rank, row in enumerate(panel.timeline.spans)
-        for span in row
-        if span.end > span.start
-    }
-    boxes |= {
-        (each.action.kind, panel.chunk_of(rank, each.action))
-        for panel in panels
-        for rank in range(panel.timeline.num_ranks)
-        for each in panel.beside(rank)
-    }
+    boxes = set()
+    causes = set()
+    for panel in panels:
+        for rank, row in enumerate(panel.timeline.spans):
+            drawn = [span.action for span in row if span.end > span.start]
+            drawn += [each.action for each in panel.beside(rank)]
+            boxes |= {(it.kind, panel.chunk_of(rank, it)) for it in drawn}
+            causes |= {idle.cause for idle in panel.timeline.idle[rank]}
     shades = chunks_by_kind(boxes)
     for kinds, words in entries_of(shades):
         swatches = (_swatch(kinds[0], chunk) for chunk in shades[kinds[0]])
@@ -421,9 +410,6 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         yield _entry("", darker_words(panels))
     if any(panel.joined for panel in panels):
         yield _entry('<i class="swatch joined"></i>', OVERLAPPED)
-    causes = {
-        idle.cause for panel in panels for row in panel.timeline.idle for idle in row
-    }
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
     yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))
@@ -456,18 +442,17 @@ def _entry(picture: str, text: str) -> str:
 
 
 def _chart(panel: Panel, is_headed: bool) -> str:
-    facts = "".join(
-        f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>"
-        for name, value in _facts(panel)
-    )
+    facts = ""
+    for name, value in _facts(panel):
+        facts += f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>"
+    note = ""
     if panel.timeline.note:
         note = f'<p class="notice">{escaped(panel.timeline.note)}</p>'
-    else:
-        note = ""
     name = escaped(title_of(panel.timeline))
+    heading = _heading(panel) if is_headed else ""
     return (
-        f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl "
-        f"class='facts'>{facts}</dl>{note}</figcaption><div "
+        f"<figure><figcaption>{heading}<dl class='facts'>{facts}</dl>{note}"
+        "</figcaption><div "
         f'class="chart" role="img" aria-label="Chart of {name}; the table below says '
         'the same"><canvas></canvas><canvas></canvas></div></figure>'
     )

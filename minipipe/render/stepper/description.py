@@ -45,10 +45,8 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
         if state.activity is Activity.WAITS:
             parts.append(f"next {state.action}")
         lines.append(f"  rank {rank}: {'; '.join(parts)}")
-    lines += [
-        f"  message: {describe_transit(walkthrough, snapshot, message)}"
-        for message in snapshot.messages
-    ]
+    for message in snapshot.messages:
+        lines.append(f"  message: {describe_transit(walkthrough, snapshot, message)}")
     if snapshot.number == len(walkthrough) - 1:
         lines += describe_verdict(walkthrough)
     return "\n".join(lines)
@@ -56,7 +54,8 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
 
 def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     """Return the number and the time of a snapshot, each with its maximum."""
-    last, unit = len(walkthrough) - 2, walkthrough.timeline.unit
+    last = len(walkthrough) - 2
+    unit = walkthrough.timeline.unit
     end = format_time(walkthrough[-1].time, unit)
     if snapshot.number > last:
         return f"end, time {end}"
@@ -108,9 +107,8 @@ def describe_state(
         return [*_describe_last_sum(walkthrough, snapshot.time, rank), "done"]
     if state.activity is Activity.BEGINS:
         return [f"begins {state.action} now", f"{state.action} now"]
-    if state.until is None:
-        until = ""
-    else:
+    until = ""
+    if state.until is not None:
         until = f" until {format_number(state.until, walkthrough.timeline.unit)}"
     if state.activity is Activity.RUNS:
         return _describe_action(walkthrough, state, until)
@@ -149,18 +147,13 @@ def _describe_last_sum(
     """Yield the last gradient all-reduce of a rank that is otherwise done, if it has
     not ended.
     """
-    sums = [
-        found
-        for found in walkthrough.timeline.sums
-        if rank in found.ranks and found.end > time
-    ]
+    later = (found for found in walkthrough.timeline.sums if found.end > time)
+    sums = [found for found in later if rank in found.ranks]
     if sums:
         last = max(sums, key=attrgetter("end"))
         until = format_number(last.end, walkthrough.timeline.unit)
-        yield (
-            "done, except for the gradient all-reduce of stage "
-            f"{last.actions[0].stage} until {until}"
-        )
+        reduction = f"the gradient all-reduce of stage {last.actions[0].stage}"
+        yield f"done, except for {reduction} until {until}"
 
 
 def _joined(walkthrough: Walkthrough, action: Action) -> str:
@@ -187,18 +180,13 @@ def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
     for stage, k in sorted(state.held):
         by_stage[stage].append(program.number_of(k))
     names_stage = len(program.stages_of(rank)) > 1
-    listed = {
-        stage: _ranges(numbers, program.microbatches)
-        for stage, numbers in by_stage.items()
-    }
-    parts = [
-        f"{stage}:{numbers}" if names_stage else numbers
-        for stage, numbers in listed.items()
-    ]
+    parts = []
+    for stage, numbers in by_stage.items():
+        listed = _ranges(numbers, program.microbatches)
+        parts.append(f"{stage}:{listed}" if names_stage else listed)
+    memory = ""
     if shows_memory(walkthrough):
         memory = f" {state.memory:g} {walkthrough.costs.memory_unit}"
-    else:
-        memory = ""
     return f"{len(state.held)} ({' '.join(parts)}){memory}"
 
 
@@ -275,16 +263,16 @@ _NOTHING = "values that no action gives"
 
 
 def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
-    source, awaited = state.source, state.awaited
+    source = state.source
+    awaited = state.awaited
     assert awaited is not None
     if source is None:
         return f"{awaited}, of a stage that does not exist"
     if awaited not in walkthrough.program.first_rank_with:
         return f"{awaited}, which is missing"
     if awaited.kind is REDUCE_GRAD and walkthrough.is_timed:
-        return f"the gradient all-reduce of stage {awaited.stage}" + (
-            f" with rank {source}" if source != rank else ""
-        )
+        reduction = f"the gradient all-reduce of stage {awaited.stage}"
+        return reduction if source == rank else f"{reduction} with rank {source}"
     if awaited.kind is L and walkthrough.is_timed:
         return f"the activations that {awaited} loads"
     if _needs_nothing_there(walkthrough, rank, state):
@@ -311,7 +299,8 @@ def _needs_nothing_there(walkthrough: Walkthrough, rank: int, state: RankState) 
 
 def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
     """Return the action that a stuck rank needs, and its position."""
-    source, awaited = state.source, state.awaited
+    source = state.source
+    awaited = state.awaited
     if source is None or awaited is None:
         return f"{awaited}, but there is no such stage"
     if awaited not in walkthrough.program.first_rank_with:
@@ -324,10 +313,8 @@ def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) ->
 
 def _cycle(cycle: Sequence[int]) -> Iterator[str]:
     if len(cycle) > 1:
-        waits = [
-            f"rank {a} waits for rank {b}"
-            for a, b in zip(cycle, (*cycle[1:], cycle[0]))
-        ]
+        pairs = zip(cycle, (*cycle[1:], cycle[0]))
+        waits = [f"rank {a} waits for rank {b}" for a, b in pairs]
         yield f"the cycle: {', '.join(waits)}"
     elif cycle:
         yield f"rank {cycle[0]} waits for itself"
@@ -409,11 +396,10 @@ def write_snapshots(
     """Yield, for each snapshot, its text or its line of JSON."""
     for number in numbers:
         snapshot = walkthrough[number]
-        yield (
-            json.dumps(snapshot_as_data(walkthrough, snapshot))
-            if as_json
-            else draw_snapshot(walkthrough, snapshot)
-        )
+        if as_json:
+            yield json.dumps(snapshot_as_data(walkthrough, snapshot))
+        else:
+            yield draw_snapshot(walkthrough, snapshot)
 
 
 def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, Any]:
@@ -442,10 +428,8 @@ def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:
-    about = {
-        name: getattr(message, name)
-        for name in ("source", "destination", "sent", "arrived")
-    }
+    names = ("source", "destination", "sent", "arrived")
+    about = {name: getattr(message, name) for name in names}
     has_arrived = message.arrived <= time
     return {
         "value": str(message.value),

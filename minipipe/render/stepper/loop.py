@@ -7,7 +7,6 @@ import select
 import sys
 from collections.abc import Sequence
 from math import isnan
-from types import TracebackType
 from typing import Any
 
 from minipipe.io import is_terminal, package_text
@@ -23,7 +22,8 @@ except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
 # to the alternate screen without a cursor, and back
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_ENTER = "\x1b[?1049h\x1b[?25l"
+_LEAVE = "\x1b[?25h\x1b[?1049l"
 # Keys by the last part of their escape sequence: of ``ESC [ A``, and of ``ESC [ 5 ~``.
 _SEQUENCES = dict(zip("ABCDHF", ("up", "down", "right", "left", "home", "end")))
 _SEQUENCES |= dict(zip("174856", ("home", "home", "end", "end", "pageup", "pagedown")))
@@ -49,12 +49,7 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def size(self) -> tuple[int, int]:
@@ -108,12 +103,7 @@ class KeyScreen(Screen):
         self._write(_ENTER)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write(_LEAVE)
         termios.tcsetattr(self._input, termios.TCSANOW, self._before)
 
@@ -171,9 +161,9 @@ def screen_of_this_terminal() -> Screen | None:
     """
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         return None
-    return (
-        Screen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()
-    )
+    if termios is None or os.environ.get("TERM") == "dumb":
+        return Screen()
+    return KeyScreen()
 
 
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
@@ -215,9 +205,12 @@ class Stepper:
     """
 
     def __init__(self, walkthrough: Walkthrough, screen: Screen, colour: bool) -> None:
-        self.walkthrough, self.screen = walkthrough, screen
-        self.frame, self.last = Frame(walkthrough, colour), len(walkthrough) - 1
-        self.number, self.notice = 0, ""
+        self.walkthrough = walkthrough
+        self.screen = screen
+        self.frame = Frame(walkthrough, colour)
+        self.last = len(walkthrough) - 1
+        self.number = 0
+        self.notice = ""
         self.rank: int | None = None
 
     def run(self) -> None:
@@ -236,9 +229,8 @@ class Stepper:
         if width < LEAST_SIZE[0] or height <= LEAST_SIZE[1]:
             self.screen.show(["too small; q quits"[:width]])
             return
-        lines = self.frame.draw(
-            self.walkthrough[self.number], width, height - 1, self.rank
-        )
+        snapshot = self.walkthrough[self.number]
+        lines = self.frame.draw(snapshot, width, height - 1, self.rank)
         only = f"only rank {self.rank} | " if self.rank is not None else ""
         self._fill(lines, self.notice or only + _KEYS)
 
@@ -281,12 +273,11 @@ class Stepper:
         """Go to the next snapshot in a direction: of the chosen rank's actions, or of
         any.
         """
-        events, number = self.walkthrough.events, self.number + direction
-        while (
-            0 < number < self.last
-            and self.rank is not None
-            and events[number - 1].rank != self.rank
-        ):
+        events = self.walkthrough.events
+        number = self.number + direction
+        while self.rank is not None and 0 < number < self.last:
+            if events[number - 1].rank == self.rank:
+                break
             number += direction
         self.go_to(number)
 

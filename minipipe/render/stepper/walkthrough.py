@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -136,7 +137,8 @@ def problems_of(
         if memory is None:  # the limit counts pairs
             verify(schedule, memory_limit)
         else:
-            n, of_slices = schedule.num_stages, costs.sliced(schedule.num_slices)
+            n = schedule.num_stages
+            of_slices = costs.sliced(schedule.num_slices)
             weights = of_slices.weight_memory(n)
             keys_values = of_slices.by_stage("keys_values", n)
             verify(
@@ -175,14 +177,13 @@ def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
     """
     takes_time = {span.action.kind for row in timeline.spans for span in row}
     spans = [iter(row) for row in timeline.spans]
-    free, position = [0.0] * timeline.num_ranks, [0] * timeline.num_ranks
+    free = [0.0] * timeline.num_ranks
+    position = [0] * timeline.num_ranks
     events = []
     for rank, action in walked.order():
-        start, end = (
-            next(spans[rank])[1:]
-            if action.kind in takes_time
-            else (free[rank], free[rank])
-        )
+        start = end = free[rank]
+        if action.kind in takes_time:
+            _, start, end = next(spans[rank])
         events.append(Event(rank, position[rank], action, start, end))
         free[rank] = end
         position[rank] += 1
@@ -204,9 +205,9 @@ def _value_of(action: Action) -> Value | None:
     """Return the value that a computation produces or a SEND carries; None for W and
     RECV.
     """
-    return (
-        Value.carried_by(action) if action.kind in _SENDS else Value.produced_by(action)
-    )
+    if action.kind in _SENDS:
+        return Value.carried_by(action)
+    return Value.produced_by(action)
 
 
 class Walkthrough:
@@ -272,7 +273,8 @@ class Walkthrough:
     ) -> None:
         check_table(schedule)
         check_costs(costs)
-        self.schedule, self.costs = schedule, costs or Costs()
+        self.schedule = schedule
+        self.costs = costs or Costs()
         self.problems, self.grid = problems_of(
             schedule, memory_limit, memory, self.costs
         )
@@ -288,16 +290,11 @@ class Walkthrough:
             self.costs.message_times(schedule)
         self.events = events_of(walk(self.program), self.timeline)
         self.flow = flow_of(self.program)
-        self.partners = {
-            one: other
-            for pair in self.program.joined.items()
-            for one, other in (pair, pair[::-1])
-        }
-        of_slices = self.costs.sliced(schedule.num_slices)
-        self._copy_ends = {
-            copy.action: copy.end for row in self.timeline.copies for copy in row
-        }
-        self._held_pairs = self._held(of_slices.memory(schedule.num_stages))
+        joined = self.program.joined
+        self.partners = {**joined, **dict(zip(joined.values(), joined))}
+        copies = chain(*self.timeline.copies)
+        self._copy_ends = {copy.action: copy.end for copy in copies}
+        self._held_pairs = self._held()
         # by rank, the indices of its events
         self._own: list[list[int]] = [[] for _ in self.program.actions]
         self._first: dict[Action, int] = {}
@@ -306,7 +303,7 @@ class Walkthrough:
             self._first.setdefault(event.action, at)
         self._times = [*(event.start for event in self.events), self.timeline.end]
 
-    def _held(self, footprint: Footprint) -> list[list[tuple[Held, Held]]]:
+    def _held(self) -> list[list[tuple[Held, Held]]]:
         """Return, by rank and position, the pairs held while an action runs and after
         it: copies take their time.
         """
@@ -315,17 +312,15 @@ class Walkthrough:
         ranks = range(self.program.num_ranks)
         rows = list(map(with_copies, timeline.spans, timeline.copies))
         table = program.with_rows(type(program), rows) if rows else program
+        of_slices = self.costs.sliced(program.num_slices)
+        footprint = of_slices.memory(program.num_stages)
         changes = Changes(flow_of(table), sizes_of(footprint))
         known = [list(held_pairs(changes, rank)) for rank in ranks]
         if not rows:
             return known
         found: list[list[tuple[Held, Held]]] = []
         for row, ordered, levels in zip(self.program.actions, rows, known):
-            computations = (
-                action
-                for action in ordered
-                if action.kind is not O and action.kind is not L
-            )
+            computations = (a for a in ordered if a.kind is not O and a.kind is not L)
             held = dict(zip(computations, without_copies(ordered, levels)))
             found.append([])
             now = Held((), 0)
@@ -344,11 +339,8 @@ class Walkthrough:
     @cached_property
     def stuck(self) -> dict[int, RankState]:
         """The final states of the ranks that never finish, by rank."""
-        return {
-            rank: state
-            for rank, state in enumerate(self[-1].ranks)
-            if state.activity is Activity.STUCK
-        }
+        states = enumerate(self[-1].ranks)
+        return {rank: it for rank, it in states if it.activity is Activity.STUCK}
 
     @cached_property
     def cycle(self) -> tuple[int, ...]:
@@ -376,9 +368,8 @@ class Walkthrough:
         number = range(len(self))[index]
         event = self.events[number - 1] if 0 < number <= len(self.events) else None
         time = self._times[max(0, number - 1)]
-        states = tuple(
-            self._state(rank, number, time) for rank in range(self.program.num_ranks)
-        )
+        ranks = range(self.program.num_ranks)
+        states = tuple(self._state(rank, number, time) for rank in ranks)
         return Snapshot(number, time, event, states, self._messages_at(number))
 
     def __iter__(self) -> Iterator[Snapshot]:
@@ -391,53 +382,47 @@ class Walkthrough:
     # -- one rank ----------------------------------------------------------------------
 
     def _state(self, rank: int, number: int, time: float) -> RankState:
-        own, row = self._own[rank], self.program.actions[rank]
+        own = self._own[rank]
         begun = bisect_left(own, number)
-        last = self.events[own[begun - 1]] if begun else None
-        during, after = (
-            self._held_pairs[rank][begun - 1] if begun else (Held((), 0.0),) * 2
-        )
-        if last and (last.end > time or own[begun - 1] == number - 1):
-            if last.action.kind in _SENDS and last.end > last.start:
-                cause = IdleCause.SENDING
-            else:
-                cause = None
-            source, awaited = (
-                self._awaited(rank, last.action, time)
-                if cause and self.is_timed
-                else (None, None)
-            )
-            until = self._copy_ends.get(last.action, last.end)
-            return RankState(
-                Activity.RUNS,
-                last.action,
-                last.position,
-                until,
-                cause,
-                source,
-                awaited,
-                *during,
-            )
+        held = Held((), 0.0)
+        if begun:
+            last = self.events[own[begun - 1]]
+            during, held = self._held_pairs[rank][begun - 1]
+            if last.end > time or own[begun - 1] == number - 1:
+                return self._running(rank, last, time, during)
+        row = self.program.actions[rank]
         if begun == len(row):
-            return RankState(
-                Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *after
-            )
+            drain = IdleCause.DRAIN
+            return RankState(Activity.DONE, None, begun, None, drain, None, None, *held)
+        action = row[begun]
         coming = self.events[own[begun]].start if begun < len(own) else None
         if coming is not None and coming <= time:
-            return RankState(
-                Activity.BEGINS, row[begun], begun, coming, None, None, None, *after
-            )
-        source, awaited = self._awaited(rank, row[begun], time)
-        has_begun = any(not action.kind.is_communication for action in row[:begun])
-        cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
+            nothing = (None, None, None)
+            return RankState(Activity.BEGINS, action, begun, coming, *nothing, *held)
+        source, awaited = self._awaited(rank, action, time)
+        cause = IdleCause.OVERHEAD
+        if awaited:
+            computed = (not action.kind.is_communication for action in row[:begun])
+            cause = IdleCause.WAITING if any(computed) else IdleCause.WARM_UP
+        activity = Activity.WAITS
         if coming is None and number == len(self) - 1:
             activity = Activity.STUCK
-        else:
-            activity = Activity.WAITS
-        cause = cause if awaited else IdleCause.OVERHEAD
-        return RankState(
-            activity, row[begun], begun, coming, cause, source, awaited, *after
-        )
+        why = (cause, source, awaited)
+        return RankState(activity, action, begun, coming, *why, *held)
+
+    def _running(self, rank: int, event: Event, time: float, held: Held) -> RankState:
+        """Return the state of a rank that runs an action; a SEND may block it."""
+        action = event.action
+        cause = None
+        source = None
+        awaited = None
+        if action.kind in _SENDS and event.end > event.start:
+            cause = IdleCause.SENDING
+            if self.is_timed:
+                source, awaited = self._awaited(rank, action, time)
+        until = self._copy_ends.get(action, event.end)
+        why = (cause, source, awaited)
+        return RankState(Activity.RUNS, action, event.position, until, *why, *held)
 
     @cached_property
     def _given(self) -> Callable[[int], int]:
@@ -501,9 +486,8 @@ class Walkthrough:
     # -- messages ----------------------------------------------------------------------
 
     def _messages_at(self, number: int) -> tuple[Message, ...]:
-        return tuple(
-            message for first, last, message in self._messages if first <= number < last
-        )
+        known = self._messages
+        return tuple(it for first, last, it in known if first <= number < last)
 
     def _gives_message(self, event: Event) -> bool:
         """Whether a value of an action travels to another stage, and no SEND of its own
@@ -521,7 +505,8 @@ class Walkthrough:
         """
         found = []
         for at, event in enumerate(self.events):
-            is_sent, value = event.action.kind in _SENDS, _value_of(event.action)
+            is_sent = event.action.kind in _SENDS
+            value = _value_of(event.action)
             if value is None or not self._gives_message(event):
                 continue
             producer, consumer = map(
@@ -536,9 +521,9 @@ class Walkthrough:
             message = message or Message(
                 producer, consumer, event.rank, destination, sent, event.end
             )
-            first = (
-                at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
-            )
+            first = at + 1
+            if not is_sent:
+                first = max(at + 2, bisect_left(self._times, sent) + 1)
             last = self._first[consumer] + 1 if consumer in self._first else inf
             found.append((first, last, message))
         return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))

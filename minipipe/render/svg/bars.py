@@ -106,24 +106,22 @@ class _BarsPage(NamedTuple):
 
     def drawn(self) -> str:
         """Return the whole document."""
-        page, letters = self.page, self.page.letters
+        page = self.page
+        letters = self.page.letters
         parts, y = page.head()
-        left = (
-            page.margin + max(letters.width("rank", name) for name in self.names) + 10
-        )
+        widest = max(letters.width("rank", name) for name in self.names)
+        left = page.margin + widest + 10
         room = (page.width - page.margin - left) / len(self.columns)
         for i, name in enumerate(self.names):
             baseline = y + 28 + i * _ROW + 0.75 * _HEIGHT
             parts.append(letters.draw("rank", left - 10, baseline, name))
         for i, (head, bars) in enumerate(self.columns.items()):
-            parts.append(
-                moved(left + i * room, y, self._column(head, bars, room - _GAP))
-            )
+            column = self._column(head, bars, room - _GAP)
+            parts.append(moved(left + i * room, y, column))
         y += 28 + len(self.names) * _ROW + 8
         legend = Legend(letters)
-        entries, bottom = legend.draw(
-            self._entries(legend), left, page.width - page.margin, y
-        )
+        right = page.width - page.margin
+        entries, bottom = legend.draw(self._entries(legend), left, right, y)
         sentences = []
         for head, bars in self.columns.items():
             labels = (f"{name} {bar.label}" for name, bar in zip(self.names, bars))
@@ -144,9 +142,8 @@ class _BarsPage(NamedTuple):
             yield moved(0, 28 + i * _ROW, self._bar(name, bar, scale, most))
 
     def _bar(self, name: str, bar: Bar, scale: float, most: float) -> Iterator[str]:
-        words = ", ".join(
-            f"{part} {size:g}" for part, size in bar.parts.items() if size
-        )
+        sizes = bar.parts.items()
+        words = ", ".join(f"{part} {size:g}" for part, size in sizes if size)
         words += f"; {self.marks} {bar.mark:g}" if bar.mark is not None else ""
         yield f"<title>{escaped(f'{name}: {words}')}</title>"
         x = 0.0
@@ -169,11 +166,8 @@ class _BarsPage(NamedTuple):
         for part, look in self.looks.items():
             if any(bar.parts.get(part) for bar in bars):
                 yield Entry(_box(look, legend.width, legend.height), part)
-        if any(
-            bar.total > _most(column)
-            for column in self.columns.values()
-            for bar in column
-        ):
+        columns = self.columns.values()
+        if any(max(bar.total for bar in own) > _most(own) for own in columns):
             box = rect(paint("held"), legend.width, legend.height)
             slash = _slash(legend.width / 2 - 3, legend.height)
             yield Entry(box + slash, "truncated: longer than the column")
@@ -196,6 +190,6 @@ def _box(look: ActionKind | IdleCause, width: float, height: float) -> str:
     """Return a part of a bar, or its picture in the legend."""
     if isinstance(look, ActionKind):
         return rect(box_paint(look, 0), width, height)
-    return (
-        slot(width, height, look) if width >= 1 else rect(paint("slot"), width, height)
-    )
+    if width < 1:
+        return rect(paint("slot"), width, height)
+    return slot(width, height, look)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 
 from minipipe.errors import counted
 from minipipe.render.descriptions import title
@@ -84,10 +85,9 @@ def cause(panel: Panel) -> str:
         return _SPLIT
     if B not in times:
         return ""
+    length = ""
     if len(times[B]) == 1:
         length = f" of {time_of(min(times[B]), panel.timeline.unit)}"
-    else:
-        length = ""
     return f"B is one block{length}: {_WHOLE}"
 
 
@@ -126,14 +126,13 @@ def time_of(time: float, unit: str) -> str:
 
 
 def _num_microbatches(panel: Panel) -> int:
-    return len({span.action.microbatch for row in panel.timeline.spans for span in row})
+    return len({span.action.microbatch for span in chain(*panel.timeline.spans)})
 
 
 def _durations(panels: Sequence[Panel]) -> dict[ActionKind, set[float]]:
     """Return the different durations of F, B, I and W."""
     found: defaultdict[ActionKind, set[float]] = defaultdict(set)
-    for span in (
-        span for panel in panels for row in panel.timeline.spans for span in row
-    ):
-        found[span.action.kind].add(round(span.end - span.start, 9))
+    for panel in panels:
+        for action, start, end in chain(*panel.timeline.spans):
+            found[action.kind].add(round(end - start, 9))
     return {kind: found[kind] for kind in (F, B, I, W) if kind in found}

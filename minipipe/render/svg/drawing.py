@@ -171,7 +171,9 @@ class _TimelinePage(Page):
         self.has_messages = has_messages
         self.is_animated = is_animated
         timelines = [panel.timeline for panel in panels]
-        self.strips = _strips_of(panels) if has_memory else []
+        self.strips: list[list[Strip]] = [[] for _ in panels]
+        if has_memory:
+            self.strips = _strips_of(panels)
         beside = list(dict.fromkeys(chain(*(each.kinds_beside() for each in panels))))
         num_lanes = sum(timeline.num_ranks for timeline in timelines)
         num_strips = max(map(len, self.strips), default=0)
@@ -187,14 +189,10 @@ class _TimelinePage(Page):
         self.boxes = set(chain(*(lane.looks() for lane in self.rows)))
         # Panels of one name are compared action by action, so their labels have one
         # form.
-        alike = {
-            name: [lane for lane in self.rows if lane.panel.timeline.name == name]
-            for name in self._names()
-        }
-        self.labels = {
-            name: Labels(lanes, self.axis, self.size.box, letters)
-            for name, lanes in alike.items()
-        }
+        self.labels = {}
+        for name in self._names():
+            lanes = [lane for lane in self.rows if lane.panel.timeline.name == name]
+            self.labels[name] = Labels(lanes, self.axis, self.size.box, letters)
 
     def _lanes_of(self, panel: Panel) -> list[Lane]:
         ranks = range(panel.timeline.num_ranks)
@@ -209,14 +207,14 @@ class _TimelinePage(Page):
         parts += self._ticks(y)
         if has_legend:
             legend = Legend(self.letters)
-            right, top = self.width - self.margin, y + self.letters.scaled(30)
+            right = self.width - self.margin
+            top = y + self.letters.scaled(30)
             drawn, y = legend.draw(self._entries(legend), self.margin, right, top)
             parts += drawn
         else:
             y += self.letters.line("tick")
-        captions = (
-            f"{caption(panel)}. {panel.timeline.note}".strip() for panel in self.panels
-        )
+        panels = self.panels
+        captions = (f"{caption(it)}. {it.timeline.note}".strip() for it in panels)
         title = self.title or f"Timeline of {', above '.join(self._names())}"
         described = " ".join([*captions, *self.notes])
         motion = self.motion.style if self.motion else None
@@ -227,20 +225,16 @@ class _TimelinePage(Page):
 
     def _margins(self) -> tuple[float, float]:
         """Return the space for names at the left, and for peaks at the right."""
-        letters, gap = self.letters, self.letters.scaled(8)
-        ranks = [
-            f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels
-        ]
-        peaks = [
-            h.peak_label(rank)
-            for h in chain(*self.strips)
-            for rank in range(len(h.curves))
-        ]
+        letters = self.letters
+        gap = self.letters.scaled(8)
+        most = [panel.timeline.num_ranks for panel in self.panels]
+        ranks = [f"rank {max(0, number - 1)}" for number in most]
+        peaks: list[str] = []
+        for strip in chain(*self.strips):
+            peaks += map(strip.peak_label, range(len(strip.curves)))
         if self.is_animated:
-            peaks += [
-                idle_label(panel.timeline.makespan, panel.timeline.unit)
-                for panel in self.panels
-            ]
+            timelines = (panel.timeline for panel in self.panels)
+            peaks += (idle_label(it.makespan, it.unit) for it in timelines)
         left = max(letters.width("rank", text) for text in ranks) + gap
         right = max((letters.width("peak", text) + gap for text in peaks), default=0.0)
         return round(left) + self.margin, round(right) + self.margin
@@ -249,15 +243,19 @@ class _TimelinePage(Page):
 
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
-        panel, size, lanes = self.panels[index], self.size, self.lanes[index]
+        panel = self.panels[index]
+        size = self.size
+        lanes = self.lanes[index]
         name = panel_title(panel) if self.motion else title_of(panel.timeline)
-        note, head = panel.timeline.note, y
+        note = panel.timeline.note
+        head = y
         # Running figures stand on the line of the name, if it has room.
         still = cause(panel) if self.motion else figures(panel)
         parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
         width = self.letters.width("name", name)
         if self.motion and width > self.motion.room_beside(panel):
-            head, y = y, y + self.letters.line("name")
+            head = y
+            y = y + self.letters.line("name")
         baseline = head + BASELINE * self.letters.line("name")
         top = y + self.letters.scaled(8)
         tops = [top + rank * size.pitch for rank in range(len(lanes))]
@@ -288,14 +286,14 @@ class _TimelinePage(Page):
         right = self.axis.left - self.letters.scaled(8)
         yield self.letters.draw("rank", right, baseline, f"rank {lane.rank}")
         yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.thin())
-        for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
+        for number_of, strip in enumerate(self.strips[index]):
             yield from lane.strip(strip, self._most(strip), number_of)
         if not self.motion:
             yield from self._peaks(index, lane)
 
     def _peaks(self, index: int, lane: Lane) -> Iterator[str]:
         """Yield the peaks beside the strips of a lane."""
-        for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
+        for number_of, strip in enumerate(self.strips[index]):
             yield lane.peak(strip, self.letters, number_of)
 
     def _most(self, strip: Strip) -> float:
@@ -309,19 +307,16 @@ class _TimelinePage(Page):
     # -- axis and legend ---------------------------------------------------------------
 
     def _grid(self, top: float, bottom: float) -> str:
-        lines = (
-            path_data("M", self.axis.x(time), top, "V", bottom)
-            for time, _ in self.axis.ticks
-        )
+        places = [self.axis.x(time) for time, _ in self.axis.ticks]
+        lines = (path_data("M", x, top, "V", bottom) for x in places)
         return path(paint("grid"), "".join(lines))
 
     def _ticks(self, top: float) -> Iterator[str]:
         """Yield the times under the lowest lane, and their unit to the left of them."""
         y = top + self.letters.scaled(13)
         _, unit = scale_of(self.axis.unit)
-        yield self.letters.draw(
-            "unit", self.axis.left - self.letters.scaled(12), y, unit
-        )
+        left = self.axis.left - self.letters.scaled(12)
+        yield self.letters.draw("unit", left, y, unit)
         for time, text in self.axis.ticks:
             yield self.letters.draw("tick", self.axis.x(time), y, text)
 
@@ -336,12 +331,10 @@ class _TimelinePage(Page):
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
         if any(panel.timeline.num_steps > 1 for panel in self.panels):
             yield legend.step()
-        for noun in sorted(
-            {strip.noun for strip in chain(*self.strips) if any(strip.curves)}
-        ):
-            if noun == "versions":
-                words = "versions of weights held"
-            else:
+        strips = (strip for strip in chain(*self.strips) if any(strip.curves))
+        for noun in sorted({strip.noun for strip in strips}):
+            words = "versions of weights held"
+            if noun != "versions":
                 words = held_words(noun != "activations", self.panels)
             yield legend.strip(words)
         if self.has_messages:

@@ -16,7 +16,8 @@ def path_data(*parts: str | float) -> str:
     >>> path_data("M", 1, 2.5, "H", 10, "z")
     'M1 2.5H10z'
     """
-    written, before = [], "M"
+    written = []
+    before = "M"
     for part in parts:
         text = part if isinstance(part, str) else number(part)
         is_number = not isinstance(part, str)
@@ -65,9 +66,8 @@ def rect(
     '<rect fill="red" x="1" width="2" height="3"/>'
     """
     places = {"x": x, "y": y, "width": width, "height": height}
-    numbers = [
-        f'{name}="{number(at)}"' for name, at in places.items() if at is not None
-    ]
+    known = {name: at for name, at in places.items() if at is not None}
+    numbers = [f'{name}="{number(at)}"' for name, at in known.items()]
     return _element("rect", [look, *numbers, more], title)
 
 
@@ -83,6 +83,6 @@ def moved(x: float, y: float, parts: Iterable[str]) -> str:
 
 def _element(name: str, attributes: Iterable[str], title: str) -> str:
     head = " ".join(filter(None, [name, *attributes]))
-    return (
-        f"<{head}><title>{escaped(title)}</title></{name}>" if title else f"<{head}/>"
-    )
+    if not title:
+        return f"<{head}/>"
+    return f"<{head}><title>{escaped(title)}</title></{name}>"

@@ -13,9 +13,13 @@ from minipipe.render.svg.elements import moved, path, path_data, polyline, rect
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 
 # pixels: of a node, beside its name, from row to row, between columns
-_HEIGHT, _PADDING, _ROW, _GAP = 30, 12, 62, 96
+_HEIGHT = 30
+_PADDING = 12
+_ROW = 62
+_GAP = 96
 # pixels: from arrow to arrow between the same nodes; length of an arrowhead
-_BOW, _HEAD = 30, 8
+_BOW = 30
+_HEAD = 8
 
 
 def draw_graph(
@@ -57,10 +61,10 @@ def draw_graph(
     names = Counter(name for column in columns for name in column)
     for name in [name for name, count in names.items() if count > 1]:
         problem = f"There are {names[name]} nodes called {quoted(name)}"
-        raise ArgumentError("value", f"{problem}; expected one.")
+        raise ArgumentError(f"{problem}; expected one.")
     for name in [name for arrow in arrows for name in arrow[:2] if name not in names]:
         problem = f"An arrow is at {quoted(name)}; expected one of the nodes"
-        raise ArgumentError("value", f"{problem}: {', '.join(names)}.")
+        raise ArgumentError(f"{problem}: {', '.join(names)}.")
     return _GraphPage(columns, arrows, title).drawn()
 
 
@@ -82,20 +86,16 @@ class _GraphPage(Page):
         x = float(letters.scaled(18))
         self.lower = _ROW * max(map(len, columns), default=0)
         for i, column in enumerate(columns):
-            half = max(
-                (letters.width("node", name) / 2 + _PADDING for name in column),
-                default=0,
-            )
+            widths = (letters.width("node", name) for name in column)
+            half = max((width / 2 + _PADDING for width in widths), default=0)
             for row, name in enumerate(column):
-                self.places[name] = (
-                    x + half,
-                    self.lower / 2 + (row + 0.5 - len(column) / 2) * _ROW,
-                )
-                self.halves[name], self.column_of[name] = half, i
+                y = self.lower / 2 + (row + 0.5 - len(column) / 2) * _ROW
+                self.places[name] = (x + half, y)
+                self.halves[name] = half
+                self.column_of[name] = i
             x += 2 * half + _GAP
-        super().__init__(
-            max(round(x - _GAP + letters.scaled(18)), 200), title, (), letters
-        )
+        width = max(round(x - _GAP + letters.scaled(18)), 200)
+        super().__init__(width, title, (), letters)
         self.arrows = arrows
 
     def drawn(self) -> str:
@@ -103,7 +103,8 @@ class _GraphPage(Page):
         parts, y = self.head()
         times = Counter(arrow[:2] for arrow in self.arrows)
         before = Counter[tuple[str, str]]()
-        drawn, bottom = [], float(self.lower)
+        drawn = []
+        bottom = float(self.lower)
         for source, target, words in self.arrows:
             bow = _BOW * (2 * before[source, target] - (times[source, target] - 1))
             before[source, target] += 1
@@ -111,9 +112,9 @@ class _GraphPage(Page):
             drawn.append(arrow)
             bottom = max(bottom, lowest)
         drawn += [self._node(name) for name in self.places]
-        upper = (
-            _ROW / 2 if any(self._span(*arrow[:2]) > 1 for arrow in self.arrows) else 0
-        )
+        upper = 0.0
+        if any(self._span(*arrow[:2]) > 1 for arrow in self.arrows):
+            upper = _ROW / 2
         described = "; ".join(
             f"{source} to {target}: {words}" for source, target, words in self.arrows
         )
@@ -126,7 +127,8 @@ class _GraphPage(Page):
         return self.column_of[target] - self.column_of[source]
 
     def _node(self, name: str) -> str:
-        (x, y), half = self.places[name], self.halves[name]
+        x, y = self.places[name]
+        half = self.halves[name]
         place = (x - half, y - _HEIGHT / 2)
         box = rect(paint("other"), 2 * half, _HEIGHT, *place, more='rx="5"')
         return box + self.letters.draw("node", x, y + 4, name)
@@ -141,15 +143,19 @@ class _GraphPage(Page):
         x1, y1 = self.places[target]
         span = self._span(source, target)
         if span == 1:
-            x0, x1 = x0 + self.halves[source], x1 - self.halves[target]
-            across, down = (x0 + x1) / 2, (y0 + y1) / 2 + bow
+            x0 = x0 + self.halves[source]
+            x1 = x1 - self.halves[target]
+            across = (x0 + x1) / 2
+            down = (y0 + y1) / 2 + bow
         else:  # above the nodes between the two, or back below all
             side = -_HEIGHT / 2 if span > 1 else _HEIGHT / 2
-            y0, y1 = y0 + side, y1 + side
+            y0 = y0 + side
+            y1 = y1 + side
             across = (x0 + x1) / 2
             down = bow + (min(y0, y1) - _ROW if span > 1 else self.lower + _BOW)
         angle = math.atan2(y1 - down, x1 - across)
-        dx, dy = _HEAD * math.cos(angle), _HEAD * math.sin(angle)
+        dx = _HEAD * math.cos(angle)
+        dy = _HEAD * math.sin(angle)
         curve = path_data("M", x0, y0, "Q", across, down, x1 - dx, y1 - dy)
         left = (x1 - dx - dy / 2, y1 - dy + dx / 2)
         right = (x1 - dx + dy / 2, y1 - dy - dx / 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from minipipe.render.descriptions import short_label
@@ -39,7 +40,8 @@ _FORMS = (
 # if some labels do not fit otherwise
 _NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)
 # a smaller size upright, and with the kind, is better than a larger one
-_UPRIGHT, _WITH_KIND = _FORMS[:2], _FORMS[:4]
+_UPRIGHT = _FORMS[:2]
+_WITH_KIND = _FORMS[:4]
 
 
 class Labels:
@@ -71,7 +73,8 @@ class Labels:
     def __init__(
         self, lanes: Sequence[Lane], axis: Axis, height: float, letters: Letters
     ) -> None:
-        self._scale, self._height = axis.scale, height
+        self._scale = axis.scale
+        self._height = height
         self._widths: defaultdict[ActionKind, list[float]] = defaultdict(list)
         # at a font size of 1
         self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)
@@ -105,11 +108,8 @@ class Labels:
         """Return whether at least half of the boxes of a kind, in one row, are wide
         enough for their form.
         """
-        fits = [
-            self._fits(kind, end - start)
-            for action, start, end in spans
-            if action.kind is kind
-        ]
+        own = (span for span in spans if span.action.kind is kind)
+        fits = [self._fits(kind, end - start) for _, start, end in own]
         return 2 * sum(fits) >= len(fits)
 
     def _fits(self, kind: ActionKind, time: float) -> bool:
@@ -128,12 +128,9 @@ class Labels:
         """
         # Measured with the widest letter: otherwise a narrow I would have a longer form
         # than the F next to it.
-        kinds = {
-            span.action.kind
-            for lane in lanes
-            for span in lane.spans
-            if not span.action.kind.is_of_rank
-        }
+        spans = chain.from_iterable(lane.spans for lane in lanes)
+        kinds = {span.action.kind for span in spans}
+        kinds = {kind for kind in kinds if not kind.is_of_rank}
         widest = max(
             kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD
         )
@@ -147,9 +144,8 @@ class Labels:
                     width = text_width(
                         _written(lane, action._replace(kind=widest), form), 1
                     )
-                    self._longest[action.kind, form] = max(
-                        self._longest[action.kind, form], width
-                    )
+                    longest = self._longest[action.kind, form]
+                    self._longest[action.kind, form] = max(longest, width)
 
     def _has_room(
         self, kind: ActionKind, form: _Form, size: float, width: float
@@ -167,9 +163,8 @@ class Labels:
         form.
         """
         widths = self._widths[kind]
-        return sum(self._has_room(kind, form, size, width) for width in widths) / len(
-            widths
-        )
+        fitting = sum(self._has_room(kind, form, size, width) for width in widths)
+        return fitting / len(widths)
 
     def _all_have_room(self, forms: tuple[_Form, ...], size: float) -> bool:
         # their words may be left out
@@ -184,15 +179,12 @@ class Labels:
         that fits into the most.
         """
         shares = {form: self._share(kind, form, self.size) for form in forms}
-        return next(
-            (form for form in forms if shares[form] >= _NEARLY_ALL),
-            max(forms, key=shares.__getitem__),
-        )
+        fitting = (form for form in forms if shares[form] >= _NEARLY_ALL)
+        return next(fitting, max(forms, key=shares.__getitem__))
 
 
 def _written(lane: Lane, action: Action, form: _Form) -> str:
     if form.names_kind or action.kind.is_of_rank:
-        return short_label(
-            action, form.names_stage and lane.panel.names_stage(lane.rank)
-        )
+        names_stage = form.names_stage and lane.panel.names_stage(lane.rank)
+        return short_label(action, names_stage)
     return str(action.microbatch)

@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
 from minipipe.core.values import KINDS
@@ -51,10 +51,12 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
     count = math.ceil(math.hypot(right - left, height) / 2 / gap)
     lines = []
     for i in range(-count, count + 1):
-        x, y = middle_x - i * gap * along_y, middle_y + i * gap * along_x
+        x = middle_x - i * gap * along_y
+        y = middle_y + i * gap * along_x
         first_x, last_x = _range(x, along_x, left, right)
         first_y, last_y = _range(y, along_y, 0.0, height)
-        first, last = max(first_x, first_y), min(last_x, last_y)
+        first = max(first_x, first_y)
+        last = min(last_x, last_y)
         if first < last:
             start = (x + first * along_x, y + first * along_y)
             lines.append(_segment(*start, x + last * along_x, y + last * along_y))
@@ -83,7 +85,8 @@ def _range(start: float, step: float, low: float, high: float) -> tuple[float, f
 
 
 def _segment(x: float, y: float, end_x: float, end_y: float) -> str:
-    start, end = (number(x), number(y)), (number(end_x), number(end_y))
+    start = (number(x), number(y))
+    end = (number(end_x), number(end_y))
     if start[1] == end[1]:
         return f"M{start[0]} {start[1]}H{end[0]}"
     if start[0] == end[0]:
@@ -131,12 +134,10 @@ def strip_of(panel: Panel) -> Strip:
     >>> strip_of(Panel(simulate(schedules.gpipe(1, 1)))).curves
     ([(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)],)
     """
-    timeline, ranks = panel.timeline, range(panel.timeline.num_ranks)
-    recomputes = any(
-        span.action.kind is ActionKind.RECOMPUTE
-        for row in timeline.spans
-        for span in row
-    )
+    timeline = panel.timeline
+    ranks = range(panel.timeline.num_ranks)
+    spans = chain(*timeline.spans)
+    recomputes = any(span.action.kind is ActionKind.RECOMPUTE for span in spans)
     if timeline.memory is not None and (
         timeline.memory_unit != "units" or (recomputes and panel.tells_memory)
     ):
@@ -166,11 +167,11 @@ def versions_of(panel: Panel) -> Strip:
     curves = list(map(timeline.versions_over_time, range(timeline.num_ranks)))
     if not any(map(_computes_behind_update, timeline.spans)):
         curves = [[] for _ in curves]
-    whole = (
-        [(timeline.start, curve[0][1]), *curve, (timeline.end, 0.0)] if curve else []
-        for curve in curves
-    )
-    return Strip(tuple(whole), "versions")
+    for rank, curve in enumerate(curves):
+        if curve:
+            first = (timeline.start, curve[0][1])
+            curves[rank] = [first, *curve, (timeline.end, 0.0)]
+    return Strip(tuple(curves), "versions")
 
 
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
@@ -203,18 +204,16 @@ class LaneSize(NamedTuple):
         box = max(12, min(26, 480 // max(1, num_lanes)))
         strip = max(6, min(12, box // 2)) if num_strips else 0
         thin = max(4, box // 4)
-        pitch = (
-            box
-            + num_strips * (strip + 2)
-            + len(beside) * (thin + 2)
-            + max(4, min(10, box // 3))
-        )
-        heights = (
+        pitch = box + num_strips * (strip + 2) + len(beside) * (thin + 2)
+        pitch += max(4, min(10, box // 3))
+        strip = letters.scaled(strip) if strip else 0
+        return cls(
             letters.scaled(box),
-            letters.scaled(strip) if strip else 0,
+            strip,
             letters.scaled(thin),
+            letters.scaled(pitch),
+            tuple(beside),
         )
-        return cls(*heights, letters.scaled(pitch), tuple(beside))
 
     @property
     def below(self) -> int:
@@ -254,20 +253,19 @@ class Lane:
     """
 
     def __init__(self, panel: Panel, rank: int, axis: Axis, size: LaneSize) -> None:
-        self.panel, self.rank, self.axis, self.size = panel, rank, axis, size
-        row, idle = panel.timeline.spans[rank], panel.timeline.idle[rank]
+        self.panel = panel
+        self.rank = rank
+        self.axis = axis
+        self.size = size
+        row = panel.timeline.spans[rank]
+        idle = panel.timeline.idle[rank]
         self.spans = side_by_side(
             [s for s in row if s.end > s.start and not s.action.kind.is_communication]
         )
-        self.instants = [
-            start
-            for action, start, end in row
-            if start == end and action.kind is ActionKind.UPDATE
-        ]
+        updates = (span for span in row if span.action.kind is ActionKind.UPDATE)
+        self.instants = [start for _, start, end in updates if start == end]
         self.beside = panel.beside(rank)
-        self.slots = [
-            slot for slot in idle if not self._is_narrow(slot.start, slot.end)
-        ]
+        self.slots = [it for it in idle if not self._is_narrow(it.start, it.end)]
         self.runs: list[list[Span]] = []
         for span in self.spans:
             if self.runs and self._joins(self.runs[-1], span):
@@ -293,15 +291,13 @@ class Lane:
 
     def _joins(self, run: Sequence[Span], span: Span) -> bool:
         """Return whether a span belongs to the run before it."""
-        first, last = run[0], run[-1]
-        if not self._is_narrow(last.start, last.end) or not self._is_narrow(
-            span.start, span.end
-        ):
+        first = run[0]
+        last = run[-1]
+        if not all(self._is_narrow(*each[1:]) for each in (last, span)):
             return False
         is_within = (span.end - first.start) * self.axis.scale <= NARROW
-        return is_within or (
-            len(run) % TOGETHER > 0 and self._is_narrow(last.end, span.start)
-        )
+        is_near = self._is_narrow(last.end, span.start)
+        return is_within or (len(run) % TOGETHER > 0 and is_near)
 
     # -- boxes -------------------------------------------------------------------------
 
@@ -315,7 +311,8 @@ class Lane:
                 action, start, end = run[0]
                 width = (run[0].end - run[0].start) * self.axis.scale
                 rounding = 'rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
-                words, whole = describe_action(action), (start, end)
+                words = describe_action(action)
+                whole = (start, end)
                 if other := self.panel.joined.get(action):
                     words += f", overlapped with {other.action}"
                     whole = (other.start, other.end)
@@ -356,7 +353,8 @@ class Lane:
         rank runs its actions.
         """
         for action, start, end, whole in self.beside:
-            x, y = self.x(start), self.size.top_of(self.size.beside.index(action.kind))
+            x = self.x(start)
+            y = self.size.top_of(self.size.beside.index(action.kind))
             words = describe_action(action)
             if whole:
                 ranks = ", ".join(map(str, whole.ranks))
@@ -365,7 +363,8 @@ class Lane:
                 )
             colours = box_paint(action.kind, self.panel.chunk_of(self.rank, action))
             title = f"{words}, {self._when(start, end)}"
-            width, height = self.x(end) - x, self.size.thin
+            width = self.x(end) - x
+            height = self.size.thin
             yield rect(colours, width, height, x, y, title=title)
 
     def _frames(self) -> Iterator[str]:
@@ -376,7 +375,8 @@ class Lane:
         for first, second in pairwise(alone):
             other = self.panel.joined.get(first.action)
             if other and other.action == second.action:
-                left, right = self.x(first.start), self.x(second.end)
+                left = self.x(first.start)
+                right = self.x(second.end)
                 yield path_data("M", left, 0, "H", right, "V", self.size.box)
                 yield path_data("H", left, "z")
 
@@ -388,11 +388,11 @@ class Lane:
 
         They extend to the start of the next actions, if these are near.
         """
-        if following and self._is_narrow(run[-1].end, following[0].start):
+        stop = run[-1].end
+        if following and self._is_narrow(stop, following[0].start):
             stop = following[0].start
-        else:
-            stop = run[-1].end
-        first, last = self.x(run[0].start), self.x(stop)
+        first = self.x(run[0].start)
+        last = self.x(stop)
         times: defaultdict[ActionKind, float] = defaultdict(float)
         for action, start, end in run:
             times[action.kind] += end - start
@@ -407,11 +407,12 @@ class Lane:
         self, start: float, end: float, title: str, look: str = "", more: str = ""
     ) -> str:
         """Return a rectangle from one time to another, with a tooltip."""
-        x, height = self.x(start), self.size.box
-        return rect(look, self.x(end) - x, height, x, more=more, title=title)
+        x = self.x(start)
+        return rect(look, self.x(end) - x, self.size.box, x, more=more, title=title)
 
     def _when(self, start: float, end: float) -> str:
-        unit, origin = self.panel.timeline.unit, self.panel.timeline.start
+        unit = self.panel.timeline.unit
+        origin = self.panel.timeline.start
         begun = format_number(start - origin, unit)
         return f"{begun} to {format_time(end - origin, unit)}"
 
@@ -419,12 +420,14 @@ class Lane:
 
     def idle(self) -> Iterator[str]:
         """Yield the idle slots, hatched by cause."""
-        slots, hatch = [], []
+        slots = []
+        hatch = []
         for each in self.slots:
             title = f"{describe_idle(each)}, {self._when(each.start, each.end)}"
             look = f'class="{each.cause}"'
             slots.append(self._box(each.start, each.end, title, look))
-            x, end = self.x(each.start), self.x(each.end)
+            x = self.x(each.start)
+            end = self.x(each.end)
             hatch.append(hatch_path(x, end, self.size.box, each.cause))
         if slots:
             yield group(paint("slot"), slots)
@@ -450,14 +453,10 @@ class Lane:
 
     def peak(self, strip: Strip, letters: Letters, index: int = 0) -> str:
         """Return the peak of a strip as text to the right of it."""
-        baseline = (
-            self._top_of_strip(index)
-            + self.size.strip / 2
-            + 0.35 * letters.size_of("peak")
-        )
-        return letters.draw(
-            "peak", self.axis.right + 8, baseline, strip.peak_label(self.rank)
-        )
+        middle = self._top_of_strip(index) + self.size.strip / 2
+        baseline = middle + 0.35 * letters.size_of("peak")
+        label = strip.peak_label(self.rank)
+        return letters.draw("peak", self.axis.right + 8, baseline, label)
 
     def _top_of_strip(self, index: int) -> int:
         return self.size.below + index * (self.size.strip + 2)

@@ -50,21 +50,24 @@ def draw_messages(
     head : float
         The length of arrowheads, in pixels.
     """
-    origin, places = panel.timeline.start, set()
+    origin = panel.timeline.start
+    places = set()
     for way in WAYS:
-        shafts, heads = [], []
-        for message in (
-            message for message in panel.timeline.messages if way_of(message) == way
-        ):
+        shafts = []
+        heads = []
+        own = (it for it in panel.timeline.messages if way_of(it) == way)
+        for message in own:
             goes_down = tops[message.source] < tops[message.destination]
             start = tops[message.source] + height * goes_down
             end = tops[message.destination] + height * (not goes_down)
-            x, arrival = axis.x(message.sent - origin), axis.x(message.arrived - origin)
+            x = axis.x(message.sent - origin)
+            arrival = axis.x(message.arrived - origin)
             aside = 2 * _ASIDE * (-head if goes_down else head)
             if x == arrival:
                 x = arrival = x + aside / 2
             if (x, start, arrival, end) in places:
-                x, arrival = x + aside, arrival + aside
+                x = x + aside
+                arrival = arrival + aside
             places.add((x, start, arrival, end))
             shaft = _shaft(x, start, arrival, end)
             shafts.append(path("", shaft, describe_message(message)))
@@ -96,8 +99,10 @@ def arrow_head(x: float, y: float, along_x: float, along_y: float) -> str:
     >>> arrow_head(10, 20, 0, 6)
     'M12.4 14L7.6 14L10 20z'
     """
-    base_x, base_y = x - along_x, y - along_y
-    aside_x, aside_y = _ASIDE * along_y, _ASIDE * along_x
+    base_x = x - along_x
+    base_y = y - along_y
+    aside_x = _ASIDE * along_y
+    aside_y = _ASIDE * along_x
     corners = (
         (base_x + aside_x, base_y + aside_y),
         (base_x - aside_x, base_y - aside_y),
@@ -108,7 +113,8 @@ def arrow_head(x: float, y: float, along_x: float, along_y: float) -> str:
 
 # pixels from one line to the next; this and the sizes below at the default font size
 _LINE = 20
-_WIDTH, _HEIGHT = 20, 13
+_WIDTH = 20
+_HEIGHT = 13
 _GAP = 14  # between two entries
 
 
@@ -134,7 +140,8 @@ class Legend:
 
     def __init__(self, letters: Letters) -> None:
         self._letters = letters
-        self.width, self.height = letters.scaled(_WIDTH), letters.scaled(_HEIGHT)
+        self.width = letters.scaled(_WIDTH)
+        self.height = letters.scaled(_HEIGHT)
 
     def kinds(
         self, boxes: Iterable[tuple[ActionKind, int]], darker: str
@@ -144,7 +151,8 @@ class Legend:
         """
         found = chunks_by_kind(boxes)
         for kinds, words in entries_of(found):
-            kind, chunks = kinds[0], found[kinds[0]]
+            kind = kinds[0]
+            chunks = found[kinds[0]]
             width = self.width / len(chunks)
             shades = (
                 rect(box_paint(kind, chunk), width, self.height, x=i * width)
@@ -177,7 +185,8 @@ class Legend:
 
     def strip(self, words: str) -> Entry:
         """Return the entry of the strips under the ranks."""
-        right, bottom = self.width, self.height
+        right = self.width
+        bottom = self.height
         steps = ((0.25, 0.6), (0.5, 0.3), (0.75, 0.1), (1.0, 0.6))
         corners = (path_data("V", y * bottom, "H", x * right) for x, y in steps)
         return Entry(filled(f"M0 {bottom}{''.join(corners)}V{bottom}"), words)
@@ -186,7 +195,8 @@ class Legend:
         """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the
         limit of measured arrows.
         """
-        middle, head = self.height / 2, self._letters.size / 2
+        middle = self.height / 2
+        head = self._letters.size / 2
         for way in ways:
             shaft = path(paint(way), path_data("M", 0, middle, "H", self.width))
             tip = path(paint(f"{way}-head"), arrow_head(self.width, middle, head, 0))
@@ -200,13 +210,17 @@ class Legend:
         """Draw entries side by side, in as many lines as they need; return them and
         their lower edge.
         """
-        letters, drawn, x, y = self._letters, [], left, top
+        letters = self._letters
+        drawn = []
+        x = left
+        y = top
         for picture, text in entries:
             indent = self.width + letters.scaled(6) if picture else 0
             lines = wrapped(text, letters.wrapping_size("key"), right - left - indent)
             width = indent + max(letters.width("key", line) for line in lines)
             if x > left and (x + width > right or len(lines) > 1):
-                x, y = left, y + letters.scaled(_LINE)
+                x = left
+                y = y + letters.scaled(_LINE)
             words = "".join(
                 letters.draw("key", indent, self._baseline(row), line)
                 for row, line in enumerate(lines)
@@ -217,8 +231,5 @@ class Legend:
         return drawn, y + self.height
 
     def _baseline(self, row: int) -> float:
-        return (
-            self.height / 2
-            + 0.35 * self._letters.size_of("key")
-            + row * self._letters.scaled(_LINE)
-        )
+        baseline = self.height / 2 + 0.35 * self._letters.size_of("key")
+        return baseline + row * self._letters.scaled(_LINE)

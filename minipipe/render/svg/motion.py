@@ -24,7 +24,9 @@ from minipipe.render.units import round_step
 from minipipe.schedules.simulation.timeline import format_number, format_time
 
 # seconds: of the finished drawing, until the last action ends, and after it
-_LEAD, _PLAY, _HOLD = 2.0, 6.5, 3.5
+_LEAD = 2.0
+_PLAY = 6.5
+_HOLD = 3.5
 _MOST_FRAMES = 60  # of running figures
 
 
@@ -38,7 +40,8 @@ class Motion:
     """
 
     def __init__(self, axis: Axis, letters: Letters) -> None:
-        self._axis, self._letters = axis, letters
+        self._axis = axis
+        self._letters = letters
         duration = axis.duration or 1.0
         self._step = round_step(duration / _MOST_FRAMES)
         self._seconds = _PLAY / duration  # of the animation, for each unit of time
@@ -89,16 +92,15 @@ class Motion:
     def room_beside(self, panel: Panel) -> float:
         """Return the width that the running figures of a panel leave to its name."""
         end = panel.timeline.makespan
-        longest = max(
-            self._letters.width("total", _running(panel, part * end / 9))
-            for part in range(9)
-        )
+        texts = (_running(panel, part * end / 9) for part in range(9))
+        longest = max(self._letters.width("total", text) for text in texts)
         return self._axis.right - 2 * self._letters.scaled(18) - longest
 
     def _curtain(self, top: float, bottom: float) -> Iterator[str]:
         """Yield the curtain: mirrored, so that it shrinks towards its right edge."""
         right = self._axis.right + 1
-        look, width = paint("ground"), right - self._axis.left
+        look = paint("ground")
+        width = right - self._axis.left
         ground = rect(look, width, bottom - top, y=top)
         curtain = group('class="curtain" display="none"', [ground])
         mirrored = f'transform="translate({number(right)} 0) scale(-1 1)"'
@@ -109,13 +111,13 @@ class Motion:
         with the time between them.
         """
         saved = self._axis.duration - panel.timeline.makespan
-        first, last = self._axis.x(panel.timeline.makespan), self._axis.right
+        first = self._axis.x(panel.timeline.makespan)
+        last = self._axis.right
         text = f"{time_of(saved, panel.timeline.unit)} less"
         if self._letters.width("node", text) < last - first:
             head = self._letters.scaled(8)
-            yield self._letters.draw(
-                "node", (first + last) / 2, middle - self._letters.scaled(7), text
-            )
+            y = middle - self._letters.scaled(7)
+            yield self._letters.draw("node", (first + last) / 2, y, text)
             line = path_data("M", first + head, middle, "H", last - head)
             yield path(paint("step"), line)
             heads = [arrow_head(first + 1, middle, -head, 0)]
@@ -133,7 +135,8 @@ class Motion:
         """Return the time beside the name of a panel, with the bubble at the end, and
         the idle time of each rank.
         """
-        letters, right = self._letters, self._axis.right
+        letters = self._letters
+        right = self._axis.right
         role = "running" if time < panel.timeline.makespan else "total"
         texts = [letters.draw(role, right, baseline, _running(panel, time))]
         down = height / 2 + 0.35 * letters.size_of("peak")
@@ -148,7 +151,8 @@ class Motion:
         only in their delays.
         """
         total = _LEAD + _PLAY + _HOLD
-        start, stop = 100 * _LEAD / total, 100 * (_LEAD + _PLAY) / total
+        start = 100 * _LEAD / total
+        stop = 100 * (_LEAD + _PLAY) / total
         begins = f"{number(start)}%"
         ends = f"{number(stop)}%"
         after = f"{number(stop + 0.1)}%"
@@ -202,6 +206,5 @@ def idle_label(idle: float, unit: str) -> str:
     >>> idle_label(9.0, "units"), idle_label(0.0125, "s")
     ('idle 9', 'idle 12.5 ms')
     """
-    return (
-        f"idle {format_time(idle, unit) if unit == 's' else format_number(idle, unit)}"
-    )
+    write = format_time if unit == "s" else format_number
+    return f"idle {write(idle, unit)}"

@@ -41,7 +41,8 @@ class _Role(NamedTuple):
 
 _SMALL = 11 / 12
 _LINE = 'fill="none"'
-_MIDDLE, _END = 'text-anchor="middle"', 'text-anchor="end"'
+_MIDDLE = 'text-anchor="middle"'
+_END = 'text-anchor="end"'
 _ROLES = {
     "ground": _Role("fill", "ground"),
     "title": _Role("fill", "ink", 'font-weight="bold"', 4 / 3, is_bold=True),
@@ -117,10 +118,10 @@ def style_sheet(name: str) -> str:
     browsers, and dark colours. Boxes have the same colours on both backgrounds.
     """
     browser = f"font-family:{_BROWSER_FONTS};font-variant-numeric:tabular-nums;max-width:100%;height:auto"
-    rules = [
-        f"#{name} .{each}{{{role.attribute}:{getattr(DARK, role.colour)}}}"
-        for each, role in _ROLES.items()
-    ]
+    rules = []
+    for each, role in _ROLES.items():
+        colour = getattr(DARK, role.colour)
+        rules.append(f"#{name} .{each}{{{role.attribute}:{colour}}}")
     dark = "@media screen and (prefers-color-scheme:dark)"
     return f"@media all{{#{name}{{{browser}}}}}{dark}{{{''.join(rules)}}}"
 
@@ -216,12 +217,12 @@ class Page:
         """Draw lines of text, each with its role; long ones continue on the next
         line.
         """
-        parts, room = [], self.width - 2 * self.margin
+        parts = []
+        room = self.width - 2 * self.margin
         for role, words in lines:
             height = self.letters.line(role)
-            for line in filter(
-                None, wrapped(words, self.letters.wrapping_size(role), room)
-            ):
+            size = self.letters.wrapping_size(role)
+            for line in filter(None, wrapped(words, size, room)):
                 baseline = round(y + BASELINE * height)
                 parts.append(self.letters.draw(role, self.margin, baseline, line))
                 y += height
@@ -247,7 +248,9 @@ class Page:
         motion : callable, optional
             The rules that move the drawing, from its id.
         """
-        body, width, height = "".join(parts), self.width, round(bottom + self.margin)
+        body = "".join(parts)
+        width = self.width
+        height = round(bottom + self.margin)
         name = f"minipipe-{crc32(body.encode()):08x}"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '

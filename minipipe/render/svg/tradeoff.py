@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise, starmap
 from typing import NamedTuple
 
 from minipipe.errors import ArgumentError, counted
@@ -24,7 +24,8 @@ from minipipe.specs import Spec
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
 # A name on a line, or nearer to another point, counts as this many rows away.
-_CROSSED, _MISTAKEN = 2.5, 3.5
+_CROSSED = 2.5
+_MISTAKEN = 3.5
 
 
 class Box(NamedTuple):
@@ -66,9 +67,8 @@ class Callout(NamedTuple):
     @property
     def near_end(self) -> tuple[float, float]:
         """The end of the name that faces its point."""
-        return self.box.right if self.is_left else self.box.left, (
-            self.box.top + self.box.bottom
-        ) / 2
+        side = self.box.right if self.is_left else self.box.left
+        return side, (self.box.top + self.box.bottom) / 2
 
 
 def place_names(
@@ -107,11 +107,8 @@ def place_names(
     taken = [Box(x - gap, y - gap, x + gap, y + gap) for x, y in points]
     found: list[Callout | None] = []
     for point, width in zip(points, widths):
-        places = (
-            place
-            for place in _places(*point, width, height, gap)
-            if place.box.is_inside(page)
-        )
+        every = _places(*point, width, height, gap)
+        places = (place for place in every if place.box.is_inside(page))
         free = (place for place in places if not any(map(place.box.overlaps, taken)))
         place = min(
             free, key=lambda place: _cost(place, point, points, lines), default=None
@@ -129,10 +126,8 @@ def _cost(
 ) -> float:
     """Return how bad a place is, in rows away from its point."""
     is_crossed = any(map(place.box.overlaps, lines))
-    is_mistaken = any(
-        math.dist(place.near_end, point) < math.dist(place.near_end, own)
-        for point in points
-    )
+    distance = math.dist(place.near_end, own)
+    is_mistaken = any(math.dist(place.near_end, it) < distance for it in points)
     return place.rows + _CROSSED * is_crossed + _MISTAKEN * is_mistaken
 
 
@@ -225,7 +220,7 @@ def draw_tradeoff(
     ('<svg', 1)
     """
     if not drawn:
-        raise ArgumentError("value", "Nothing to draw; expected at least one Tradeoff.")
+        raise ArgumentError("Nothing to draw; expected at least one Tradeoff.")
     pixels = f"{_LEAST_WIDTH} to {MOST_PIXELS} pixels"
     Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check(
         "width", width
@@ -248,21 +243,12 @@ class _TradeoffPage(Page):
         super().__init__(width, title, notes, Letters(DEFAULT_SIZE))
         self.batches = drawn
         self.choices = [choice for of_batch in drawn for choice in of_batch.choices]
-        self.left, self.right = self.margin + 52, width - self.margin
-        corners = [
-            corner
-            for of_batch in drawn
-            for curve in of_batch.bounds.values()
-            for corner in curve
-        ]
-        memory = [
-            *(choice.memory for choice in self.choices),
-            *(amount for amount, _ in corners),
-        ]
-        bubbles = [
-            *(choice.bubble for choice in self.choices),
-            *(bubble for _, bubble in corners),
-        ]
+        self.left = self.margin + 52
+        self.right = width - self.margin
+        points = [(choice.memory, choice.bubble) for choice in self.choices]
+        for of_batch in drawn:
+            points += chain(*of_batch.bounds.values())
+        memory, bubbles = zip(*points)
         self.x = LogAxis.over(memory, self.left, self.right)
         self.y = LogAxis.over(bubbles, _HEIGHT, 0, floor=_LEAST_BUBBLE)
 
@@ -275,14 +261,12 @@ class _TradeoffPage(Page):
             lines, y = self.text([("name", name)], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
+        unit = "the memory unit of the costs"
         if all(t.counts_microbatches for t in self.batches):
             unit = "microbatches"
-        else:
-            unit = "the memory unit of the costs"
         words = f"peak of the fullest rank, in {unit}"
-        parts.append(
-            self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words)
-        )
+        middle = (self.left + self.right) / 2
+        parts.append(self.letters.draw("tick", middle, y + 4, words))
         legend = Legend(self.letters)
         entries, bottom = legend.draw(
             self._entries(legend), self.left, self.right, y + 22
@@ -306,11 +290,9 @@ class _TradeoffPage(Page):
         best = pareto_front(of_batch.choices)
         front = self._steps([(choice.memory, choice.bubble) for choice in best])
         yield _line("front", polyline(front))
-        lines = [
-            _around(*ends)
-            for steps in (*bounds.values(), front)
-            for ends in pairwise(steps)
-        ]
+        lines: list[Box] = []
+        for steps in (*bounds.values(), front):
+            lines += starmap(_around, pairwise(steps))
         yield from self._names(of_batch.choices, lines)
         for choice in of_batch.choices:
             x, y = self._point(choice)
@@ -324,20 +306,20 @@ class _TradeoffPage(Page):
         """Yield the lines of round amounts, with the amounts beside them, and the
         vertical label of the axis.
         """
-        memory, bubbles = self.x.powers_of_two(), self.y.round_amounts()
-        left, right = self.left, self.right
+        memory = self.x.powers_of_two()
+        bubbles = self.y.round_amounts()
+        left = self.left
+        right = self.right
         lines = [path_data("M", self.x.at(each), 0, "V", _HEIGHT) for each in memory]
         lines += [path_data("M", left, self.y.at(each), "H", right) for each in bubbles]
         lines.append(path_data("M", left, 0, "V", _HEIGHT, "H", right))
         yield path(paint("grid"), "".join(lines))
         for amount in memory:
-            yield self.letters.draw(
-                "tick", self.x.at(amount), _HEIGHT + 15, f"{amount:g}"
-            )
+            x = self.x.at(amount)
+            yield self.letters.draw("tick", x, _HEIGHT + 15, f"{amount:g}")
         for bubble in bubbles:
-            yield self.letters.draw(
-                "reading", self.left - 7, self.y.at(bubble) + 4, f"{100 * bubble:g} %"
-            )
+            y = self.y.at(bubble) + 4
+            yield self.letters.draw("reading", left - 7, y, f"{100 * bubble:g} %")
         words = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
         yield (
             f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) '
@@ -350,7 +332,8 @@ class _TradeoffPage(Page):
         """Return the points of a curve of steps through its corners: from the upper
         edge, and on to the right edge.
         """
-        points, y = [], 0.0
+        points = []
+        y = 0.0
         for memory, bubble in corners:
             x = self.x.at(memory)
             points += [(x, y), (x, y := self.y.at(bubble))]
@@ -372,19 +355,20 @@ class _TradeoffPage(Page):
         ]
         page = Box(self.left, 0, self.right, _HEIGHT)
         line = 1.15 * self.letters.size_of("choice")
-        places = place_names(
-            [point for point, _ in labels], widths, line, _GAP, page, lines
-        )
+        points = [point for point, _ in labels]
+        places = place_names(points, widths, line, _GAP, page, lines)
         for (point, words), callout in zip(labels, places):
             if words and callout is not None:
                 yield self._name(point, words, callout)
 
     def _name(self, point: tuple[float, float], words: str, callout: Callout) -> str:
-        box, (near, middle) = callout.box, callout.near_end
+        box = callout.box
+        near, middle = callout.near_end
         parts = []
         if callout.rows:
             parts.append(_line("leader", polyline(_between(point, callout.near_end))))
-        width, height = box.right - box.left, box.bottom - box.top
+        width = box.right - box.left
+        height = box.bottom - box.top
         look = f'{paint("ground")} fill-opacity=".8"'
         parts.append(rect(look, width, height, box.left, box.top))
         role = "choice-left" if callout.is_left else "choice"
@@ -396,38 +380,35 @@ class _TradeoffPage(Page):
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
-        x, y = legend.width / 2, legend.height / 2
+        x = legend.width / 2
+        y = legend.height / 2
         placements = {choice.placement for choice in self.choices}
-        for shape in (shape for shape in _SHAPES if shape in placements):
-            yield Entry(moved(x, y, [_mark(shape)]), _SHAPES[shape])
+        for shape, words in _SHAPES.items():
+            if shape in placements:
+                yield Entry(moved(x, y, [_mark(shape)]), words)
         if any(choice.is_searched for choice in self.choices):
             found = "found by search, in the colour of its placement"
             yield Entry(moved(x, y, [_mark("other", is_searched=True)]), found)
         line = f"M0 {number(y)}H{legend.width}"
         yield Entry(_line("front", line), "Pareto front of these schedules")
-        for name in (
-            name
-            for name in _DASHES
-            if any(of_batch.bounds.get(name) for of_batch in self.batches)
-        ):
-            yield Entry(_line(name, line), f"lower bound for {_SHAPES[name]}")
+        for name in _DASHES:
+            if any(of_batch.bounds.get(name) for of_batch in self.batches):
+                yield Entry(_line(name, line), f"lower bound for {_SHAPES[name]}")
 
 
 def _sentence(of_batch: Tradeoff) -> str:
     """Describe a panel for screen readers."""
-    choices = "; ".join(
-        _described(choice, of_batch.counts_microbatches) for choice in of_batch.choices
-    )
+    counts = of_batch.counts_microbatches
+    choices = "; ".join(_described(choice, counts) for choice in of_batch.choices)
     ranks = counted(of_batch.num_ranks, "rank")
     batch = counted(of_batch.num_microbatches, "microbatch")
     return f"{ranks}, {batch}: {choices}."
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
+    peak = f"{choice.memory:g}"
     if counts_microbatches:
         peak = counted(choice.memory, "microbatch")
-    else:
-        peak = f"{choice.memory:g}"
     found = ", found by search" if choice.is_searched else ""
     figures = f"peak {peak}, makespan {choice.makespan:g}{found}"
     return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, {figures}"
@@ -437,7 +418,8 @@ def _between(
     point: tuple[float, float], end: tuple[float, float]
 ) -> list[tuple[float, float]]:
     """Return the ends of a line from the edge of a mark to its name."""
-    (x, y), length = point, math.dist(point, end)
+    x, y = point
+    length = math.dist(point, end)
     share = 1.3 * _RADIUS / length
     return [(x + share * (end[0] - x), y + share * (end[1] - y)), end]
 

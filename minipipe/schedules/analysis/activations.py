@@ -110,15 +110,15 @@ def memory_levels(
     [(0, 0), (0, 0), (0, 0), (2, 2), (2, 1), (1, 0)]
     """
     check_range(table)
-    flow, ranks = flow_of(table), range(table.num_ranks)
-    sizes, has_slices = sizes_of(footprint), table.num_slices > 1 and any(keys_values)
+    flow = flow_of(table)
+    ranks = range(table.num_ranks)
+    sizes = sizes_of(footprint)
+    has_slices = table.num_slices > 1 and any(keys_values)
     if has_slices:
-        first = (
-            table.num_stages if table.is_forward_only else table.first_backward_stage
-        )
-        sizes["kv"] = [
-            size if stage < first else 0 for stage, size in enumerate(keys_values)
-        ]
+        first = table.first_backward_stage
+        if table.is_forward_only:
+            first = table.num_stages
+        sizes["kv"] = [*keys_values[:first], *[0] * (table.num_stages - first)]
     rows = [list(levels) for levels in map(Changes(flow, sizes).levels, ranks)]
     if has_slices:
         gradients = Changes(flow, {"dkv": keys_values})

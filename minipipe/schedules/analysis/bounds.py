@@ -183,9 +183,8 @@ class _Paths:
         """Return the time from the start of F on one stage, over the last stage, until
         the end of I on another.
         """
-        return (
-            self.to[-2] - self.to[first] + self.turn + self.back[-2] - self.back[last]
-        )
+        to_end = self.to[-2] - self.to[first]
+        return to_end + self.turn + self.back[-2] - self.back[last]
 
 
 class _Rank:
@@ -196,9 +195,13 @@ class _Rank:
     def __init__(
         self, workload: Workload, rank: int, stages: list[int], paths: _Paths
     ) -> None:
-        self.rank, self.stages = rank, stages
-        self.workload, self.paths = workload, paths
-        low, high, overhead = stages[0], stages[-1], workload.overhead
+        self.rank = rank
+        self.stages = stages
+        self.workload = workload
+        self.paths = paths
+        low = stages[0]
+        high = stages[-1]
+        overhead = workload.overhead
         self.num_pairs = len(stages) * workload.num_microbatches
         self.work = workload.work(rank) + (3 * self.num_pairs - 1) * overhead
         forward = workload.forward
@@ -235,7 +238,8 @@ class _Rank:
         """The longest work, I and W, that is left when the last F ends: the largest a
         (tI + tW) + b tW that fits.
         """
-        most, activation = 0.0, self.activation
+        most = 0.0
+        activation = self.activation
         for a in range(len(self.stages), 1 + self.how_many(activation)):
             fitting = self.how_many(self.weight_activation, a * activation)
             b = min(self.num_pairs - a, fitting)
@@ -244,13 +248,16 @@ class _Rank:
 
 
 def _bounds_of(rank: _Rank) -> Iterator[Bound]:
-    name, base = f"Rank {rank.rank}", rank.before + rank.work
+    name = f"Rank {rank.rank}"
+    base = rank.before + rank.work
     computes = f"{name} computes for {rank.work:g}"
     if rank.before:
         begins = f"gets its first input at {rank.before:g}"
         computes = f"{name} {begins}, computes for {rank.work:g}"
     yield Bound(base, Formula.WORK, f"{computes.replace(',', ' and')}.")
-    first, last, between = _warm_up(rank), _drain(rank), _between(rank)
+    first = _warm_up(rank)
+    last = _drain(rank)
+    between = _between(rank)
     if first:
         has_all = rank.num_forwards == rank.num_pairs
         full = "they are done" if has_all else "its memory is full"
@@ -261,10 +268,8 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
         why = "its memory cannot hold enough work (I and W) to compute until the last"
         waits = f"must wait for {last:g} after its last F: {why} gradient arrives"
         yield Bound(base + last, Formula.DRAIN, f"{computes} and {waits}.")
-    if (
-        rank.num_pairs > rank.num_forwards
-        and (first > 0) + (last > 0) + (between > 0) > 1
-    ):
+    num_waits = (first > 0) + (last > 0) + (between > 0)
+    if rank.num_pairs > rank.num_forwards and num_waits > 1:
         waits = f"{first:g} before its first I, {last:g} after its last F"
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
@@ -341,8 +346,8 @@ def _between(rank: _Rank) -> float:
     num_rounds = (rank.num_pairs - 1) // k - 1
     if len(rank.stages) > 1 or num_rounds < 1:
         return 0.0
-    stage, overhead = rank.stages[0], rank.workload.overhead
-    length = rank.paths.round(stage, stage) + overhead
+    stage = rank.stages[0]
+    length = rank.paths.round(stage, stage) + rank.workload.overhead
     wait = length - k * rank.forward - rank.most_pending + rank.weight
     return num_rounds * max(0.0, wait)
 
@@ -357,11 +362,13 @@ def _from_stage_0(rank: _Rank) -> Bound:
     (at most as much as in the drain), and the path from there back to stage 0 and its
     W. The work that is left may run after that span, so the difference may be negative.
     """
-    paths, low = rank.paths, rank.stages[0]
-    until, back = paths.to[low], paths.back[low] + rank.workload.backward_weight[0]
-    waits = (
-        _warm_up(rank) + _between(rank) if rank.num_pairs > rank.num_forwards else 0.0
-    )
+    paths = rank.paths
+    low = rank.stages[0]
+    until = paths.to[low]
+    back = paths.back[low] + rank.workload.backward_weight[0]
+    waits = 0.0
+    if rank.num_pairs > rank.num_forwards:
+        waits = _warm_up(rank) + _between(rank)
     owner = rank.workload.placement[0]
     first = f"before the first input of rank {rank.rank}"
     why = f"Rank {owner} works from {until:g} {first} until {back:g} after its last"
@@ -382,16 +389,19 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
     and the path back to it after them. If k M_B + M_W is above L, then F_j+k also waits
     for W_j or for I_j+1 to end.
     """
-    workload, paths = rank.workload, rank.paths
+    workload = rank.workload
+    paths = rank.paths
     activation, weight_activation, transient = workload.footprint
-    m, overhead = workload.num_microbatches, workload.overhead
+    m = workload.num_microbatches
+    overhead = workload.overhead
     for s in rank.stages:
         k = min(m, rank.how_many(activation[s], transient[s]))
         gap = overhead
         if k * activation[s] + weight_activation[s] > rank.limit * (1 + ROUNDING):
             shorter = min(workload.backward_weight[s], workload.backward_input[s])
             gap += shorter + overhead
-        num_trips, trip = -(-m // k), paths.round(s, s)
+        num_trips = -(-m // k)
+        trip = paths.round(s, s)
         value = paths.to[s] + (m - 1) % k * (workload.forward[s] + overhead)
         value += num_trips * trip
         value += (num_trips - 1) * gap
@@ -410,7 +420,8 @@ def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
     back, M_W at least for tW, and the transient memory of I for tI. The rank never
     holds more than L, so the sum over all pairs is at most L times its own span.
     """
-    workload, held = rank.workload, 0.0
+    workload = rank.workload
+    held = 0.0
     for s in rank.stages:
         by_stage = workload.footprint
         activation, weight_activation, transient = (size[s] for size in by_stage)

@@ -62,11 +62,11 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     n = SCHEDULE_COUNT.check("num_replicas", num_replicas)
     if n == 1 and not schedule.has_replicas:
         return schedule
-    p, m = schedule.num_ranks, schedule.num_microbatches
+    p = schedule.num_ranks
+    m = schedule.num_microbatches
     check_size(n * schedule.num_stages, n * m)
-    summed = _in_one_order(
-        schedule, [list(_with_sums(row)) for row in schedule.actions]
-    )
+    own = [list(_with_sums(row)) for row in schedule.actions]
+    summed = _in_one_order(schedule, own)
     number_of = schedule.number_of
     rows: list[list[Action]] = []
     for d in range(n):
@@ -77,7 +77,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
         tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes
     )
     name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
-    actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(schedule, n)
+    actions = tuple(map(tuple, rows))
+    overlaps = overlaps_of_copies(schedule, n)
     return replace(
         schedule,
         name=name,
@@ -96,9 +97,8 @@ def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
     for stage, kind, k in row:
         if kind is B or kind is W:
             own.setdefault(stage, []).append(k)
-    ends = {(s, k) for s, kind, k in row if kind is U} | {
-        (s, max(ks)) for s, ks in own.items()
-    }
+    ends = {(s, k) for s, kind, k in row if kind is U}
+    ends |= {(s, max(ks)) for s, ks in own.items()}
     ends -= {(s, k) for s, kind, k in row if kind is REDUCE_GRAD}
     due = {stage: sorted(k for s, k in ends if s == stage) for stage in own}
     left = {stage: sorted(microbatches) for stage, microbatches in own.items()}

@@ -192,7 +192,8 @@ def _v_makespan(case: Case) -> float:
     return (6 * case.m + case.p - 1) * case.tf / case.v
 
 
-_ONE_CHUNK, _TWO_CHUNKS = "one chunk on each rank", "two chunks on each rank"
+_ONE_CHUNK = "one chunk on each rank"
+_TWO_CHUNKS = "two chunks on each rank"
 _H1 = ("m >= p", "tW <= tF", "weight_activation <= activation")
 _H2 = ("m >= 2p - 1", "tW <= tF", "2 tW <= tF + tI", "weight_activation <= activation")
 _EQUAL_TIMES = ("tF = tI = tW", "weight_activation <= activation")
@@ -499,7 +500,8 @@ def peak_memory(
         name, num_ranks, num_microbatches, chunks_per_rank, num_slices=num_slices
     )
     if case.k > 1:
-        activation, weight_activation = activation / case.k, weight_activation / case.k
+        activation = activation / case.k
+        weight_activation = weight_activation / case.k
     case = case._replace(activation=activation, weight_activation=weight_activation)
     pairs = [_value("peak", case, rank) for rank in range(num_ranks)]
     return tuple(held * activation + later * weight_activation for held, later in pairs)

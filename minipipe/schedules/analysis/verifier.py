@@ -74,7 +74,7 @@ from minipipe.specs import SCHEDULE_COUNT
 if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint
 
-_DEADLOCKS = (Code.DEADLOCK, Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
+_DEADLOCKS = (Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
 
 
 def verify(
@@ -188,9 +188,11 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     if len(cycle) > 1:
         return [_deadlock(blocked, cycle)]
     needed = schedule.as_written(first.awaited)
-    code, sentence = Code.MISSING, "waits for ever for a partner that does not exist."
+    code = Code.MISSING
+    sentence = "waits for ever for a partner that does not exist."
     if first.awaited != first.action:
-        code, at = Code.ORDER, schedule.actions[first.rank].index(needed)
+        code = Code.ORDER
+        at = schedule.actions[first.rank].index(needed)
         sentence = f"comes before {needed} (position {at}), which it needs."
     return [_problem_at(schedule, first.rank, first.position, code, sentence)]
 
@@ -202,21 +204,19 @@ def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
     waits = []
     for stuck in cycle:
         own = f"{_with_joined(blocked, stuck.action)} (position {stuck.position})"
-        needed, home = blocked.as_written(stuck.awaited), blocked.home_of(stuck.awaited)
+        needed = blocked.as_written(stuck.awaited)
+        home = blocked.home_of(stuck.awaited)
         cannot = f"rank {stuck.rank} cannot run {own} before {needed}"
         waits.append(f"{cannot}, which rank {home} runs later")
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
     code = Code.DEADLOCK
     if blocked.overlaps:
-        code = Code.DEADLOCK
         sentence += " Without the overlaps it would end: overlapped actions wait for"
         sentence += " the inputs of both."
     elif not walk(blocked, sends_are_buffered=True).blocked:
         code = Code.RENDEZVOUS_DEADLOCK
-        sentence += (
-            " It would finish only if every send were buffered; MPI buffers small"
-        )
-        sentence += " messages, but not large ones."
+        sentence += " It would finish only if every send were buffered;"
+        sentence += " MPI buffers small messages, but not large ones."
     return Problem(code, sentence, cycle[0].rank, cycle[0].position)
 
 
@@ -272,7 +272,8 @@ def _memory_problems(
     )
 
     unit = " (stage, microbatch) pairs" if memory is None else ""
-    ones, nothing = (1,) * schedule.num_stages, (0,) * schedule.num_stages
+    ones = (1,) * schedule.num_stages
+    nothing = (0,) * schedule.num_stages
     memory = Footprint(ones, ones, nothing) if memory is None else memory
     check_footprint(memory, schedule.num_stages)
     problems = []
@@ -315,20 +316,16 @@ def _age_problems(
         for position, (held, _) in enumerate(copies):
             if max_versions and held.versions > max_versions:
                 where = f"Rank {rank}, position {position}: with {row[position]}"
-                sentence = (
-                    f"{where} stage {held.stage} has {held.versions} versions of its"
-                )
-                sentence += f" weights; the limit is {max_versions}."
+                sentence = f"{where} stage {held.stage} has {held.versions} versions"
+                sentence += f" of its weights; the limit is {max_versions}."
                 problems.append(Problem(Code.STALENESS, sentence, rank, position))
                 break
         numbered = schedule.numbered[rank] if ages else ()
         for position, (stage, kind, k) in enumerate(numbered):
             age = ages[stage][k] if kind is F else 0
             if max_staleness is not None and age > max_staleness:
-                sentence = (
-                    f"runs with weights whose staleness is {age} when its gradient"
-                )
-                sentence += f" is applied; the limit is {max_staleness}."
+                sentence = f"runs with weights whose staleness is {age} when"
+                sentence += f" its gradient is applied; the limit is {max_staleness}."
                 at = schedule, rank, position
                 problems.append(_problem_at(*at, Code.STALENESS, sentence))
                 break
@@ -361,9 +358,11 @@ def _draw_row(
     schedule: ActionTable, rank: int, middle: int, reach: int, is_marked: bool
 ) -> str:
     row = schedule.actions[rank]
-    start, stop = max(0, middle - reach), middle + reach + 1
+    start = max(0, middle - reach)
+    stop = middle + reach + 1
     cells = [f" {action} " for action in row[start:stop]]
     if is_marked:
         cells[middle - start] = f">{row[middle]}<"
-    before, after = "… " if start > 0 else "", " …" if stop < len(row) else ""
+    before = "… " if start > 0 else ""
+    after = " …" if stop < len(row) else ""
     return f"rank {rank}: {before}{' '.join(cells)}{after}".rstrip()

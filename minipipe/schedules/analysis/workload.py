@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from minipipe.errors import Code, ScheduleError, counted
 from minipipe.schedules.analysis.activations import Footprint
-from minipipe.specs import SCHEDULE_NUMBER, Spec
+from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec
 
 # relative difference of floating-point sums that add the same terms in another order
 ROUNDING = 1e-9
@@ -80,7 +80,8 @@ class Workload(NamedTuple):
     @property
     def durations(self) -> dict[str, Sequence[float]]:
         """The times of F, I, W and B: a list by stage for each."""
-        inputs, weights = self.backward_input, self.backward_weight
+        inputs = self.backward_input
+        weights = self.backward_weight
         whole = [sum(both) for both in zip(inputs, weights)]
         return {"F": self.forward, "I": inputs, "W": weights, "B": whole}
 
@@ -94,10 +95,9 @@ class Workload(NamedTuple):
         20.0
         """
         own = (s for s, owner in enumerate(self.placement) if owner == rank)
-        return self.num_microbatches * sum(
-            self.forward[s] + self.backward_input[s] + self.backward_weight[s]
-            for s in own
-        )
+        times = zip(self.forward, self.backward_input, self.backward_weight)
+        by_stage = [f + i + w for f, i, w in times]
+        return self.num_microbatches * sum(by_stage[s] for s in own)
 
     def least_memory(self, rank: int) -> float:
         """Return the least memory with which a rank can finish one microbatch: all its
@@ -110,7 +110,8 @@ class Workload(NamedTuple):
         3.0
         """
         activation, weight_activation, transient = self.footprint
-        held, least = 0.0, 0.0
+        held = 0.0
+        least = 0.0
         for s in (stage for stage, owner in enumerate(self.placement) if owner == rank):
             least = max(
                 least, held + weight_activation[s], held + activation[s] + transient[s]
@@ -196,7 +197,7 @@ def amount_per_rank(
         tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
     )
     expected = f"an amount above 0, or one for each of {counted(num_ranks, 'rank')}"
-    spec = Spec(float, above=0, maximum=inf, expected=expected, error=ScheduleError.of)
+    spec = SCHEDULE_AMOUNT._replace(expected=expected)
     if len(values) != num_ranks:
         raise spec.refusal("memory_limit", given)
     spec.check_items("memory_limit", given, values)

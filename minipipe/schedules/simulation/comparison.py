@@ -27,15 +27,9 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import value_of
 from minipipe.schedules.simulation.simulator import check_costs, simulate
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER, Spec
+from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_COUNT, SCHEDULE_NUMBER
 
-_LIMIT = Spec(
-    float,
-    above=0,
-    maximum=inf,
-    expected="a number of microbatches, above 0",
-    error=ScheduleError.of,
-)
+_LIMIT = SCHEDULE_AMOUNT._replace(expected="a number of microbatches, above 0")
 _RANKS = SCHEDULE_COUNT._replace(
     minimum=2, expected="at least 2, because one rank has no bubble"
 )
@@ -124,8 +118,8 @@ def workload_of(
     >>> workload_of(schedules.gpipe(2, 4), Costs(overhead=0.5)).overhead
     0.0
     """
-    of_slice, m = costs.sliced(schedule.num_slices), schedule.num_microbatches
-    workload = of_slice.workload(schedule.placement, m)
+    of_slice = costs.sliced(schedule.num_slices)
+    workload = of_slice.workload(schedule.placement, schedule.num_microbatches)
     workload = workload._replace(memory_limit=(memory_limit,) * schedule.num_ranks)
     if ActionKind.BACKWARD not in schedule.kinds:
         return workload
@@ -534,8 +528,10 @@ def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
 def _choice(
     name: str, found: Mapping[str, Any], work: float, is_searched: bool = False
 ) -> TradeoffPoint:
-    memory, makespan = max(found["peak_memory"]), found["makespan"]
-    bubble, placement = 1 - work / makespan, found["placement"]
+    memory = max(found["peak_memory"])
+    makespan = found["makespan"]
+    bubble = 1 - work / makespan
+    placement = found["placement"]
     return TradeoffPoint(name, placement, memory, bubble, makespan, is_searched)
 
 
@@ -557,13 +553,15 @@ def _bound(
     activation, weight_activation, transient = own.memory(len(placement))
     # If all amounts are equal, only their multiples are ever held. Otherwise a step has
     # the height of its right end.
-    step, holds = activation[0], 0.0
+    step = activation[0]
+    holds = 0.0
     if len({*activation, *weight_activation}) > 1 or any(transient):
         step = share / _PIECES
         holds = (1 - _ROUNDING) * share / _PIECES
     work = _work(costs, num_ranks, num_microbatches)
     unlimited = _least_bubble(work, own.workload(placement, num_microbatches))
-    last, memory = inf, share
+    last = inf
+    memory = share
     while fits(memory, most) and last > unlimited:
         with suppress(ScheduleError):  # not even one microbatch fits
             limited = own.workload(placement, num_microbatches, memory + holds)

@@ -34,7 +34,7 @@ from minipipe.schedules.placement import (
 )
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.simulation.hosts import Hosts
-from minipipe.specs import SCHEDULE_NUMBER, Spec, as_float
+from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec, as_float
 
 # on demand below: most programs measure no costs, search nothing, and write no file
 if TYPE_CHECKING:
@@ -52,13 +52,7 @@ ByStage = float | Sequence[float]
 
 _BY_STAGE = SCHEDULE_NUMBER._replace(expected="finite numbers, at least 0", of="stage")
 _TIME = SCHEDULE_NUMBER._replace(expected="a finite time, at least 0")
-_RATE = Spec(
-    float,
-    above=0,
-    maximum=inf,
-    expected="a number, more than 0",
-    error=ScheduleError.of,
-)
+_RATE = SCHEDULE_AMOUNT._replace(expected="a number, more than 0")
 _SPECS = {
     **dict.fromkeys(_SHORT.values(), _BY_STAGE),
     "latency": _TIME,
@@ -397,7 +391,7 @@ class Costs:
                 found[field.name] = given
         with reading(partial(_not_costs, path)):
             if splitext(path)[1].lower() != ".json":
-                raise ArgumentError("value", "its name does not end in .json")
+                raise ArgumentError("its name does not end in .json")
             _check_members(found)
         return write_whole(path, json.dumps({**_HEAD, **found}) + "\n")
 
@@ -569,7 +563,8 @@ class Costs:
         ... )
         [(3.0, 7.0)]
         """
-        sizes, times = self.by_stage("gradient_size", schedule.num_stages), []
+        sizes = self.by_stage("gradient_size", schedule.num_stages)
+        times = []
         for stage, size in enumerate(sizes):
             n = len(schedule.ranks_of(stage))
             part = size / n / as_float(self.bandwidth) if n > 1 else 0.0
@@ -778,9 +773,7 @@ def _check_members(found: dict[str, Any]) -> None:
     others = found.get("other", {})
     if not isinstance(others, dict):
         expected = "an object of times by name"
-        raise ArgumentError(
-            "value", f"its other is {quoted(others)}, expected {expected}"
-        )
+        raise ArgumentError(f"its other is {quoted(others)}, expected {expected}")
     specs = {**dict.fromkeys(others, _BY_STAGE), **_SPECS, **_OTHERS}
     lengths = {}
     for name, given in {**others, **found}.items():
@@ -788,16 +781,15 @@ def _check_members(found: dict[str, Any]) -> None:
             continue
         if name not in specs:
             expected = "names of costs, such as 'forward'"
-            raise ArgumentError("value", f"it has {quoted(name)}, expected {expected}")
+            raise ArgumentError(f"it has {quoted(name)}, expected {expected}")
         spec = specs[name]
         if not _is_in_file(spec, given):
-            message = f"its {name} is {quoted(given)}, expected {spec.words}"
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"its {name} is {quoted(given)}, expected {spec.words}")
         if spec.of == "stage" and isinstance(given, list):
             lengths[name] = len(given)
     if len(set(lengths.values())) > 1:
         message = "it has lists for different numbers of stages"
-        raise ArgumentError("value", f"{message}: {quoted(lengths, 200)}")
+        raise ArgumentError(f"{message}: {quoted(lengths, 200)}")
 
 
 def _is_in_file(spec: Spec, given: Any) -> bool:

@@ -101,10 +101,8 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
     """
     check_table(schedule, Schedule)
     schedule.one_rank_each("a search")
-    if (
-        schedule.placement != workload.placement
-        or schedule.num_ranks != workload.num_ranks
-    ):
+    expected = (workload.placement, workload.num_ranks)
+    if (schedule.placement, schedule.num_ranks) != expected:
         own, other = map(_shown, (schedule.placement, workload.placement))
         places = f"{schedule.title} places its stages on ranks {own}"
         message = f"{places}; the workload has them on {other}."
@@ -210,9 +208,8 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
             names = f"{claim.bound:.12g} as the bound {name}, {is_given}"
             message = f"The certificate names {names}."
             raise ScheduleError.of(Code.MISMATCH, message)
-    return Finding(
-        value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING)
-    )
+    is_proved = claim.bound <= formulas[0].value * (1 + ROUNDING)
+    return Finding(value, formulas[0], is_proved)
 
 
 def _is_same(a: float, b: float) -> bool:

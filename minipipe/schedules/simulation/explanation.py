@@ -376,7 +376,9 @@ class Explanation:
         for origin in self._origins_of(action):
             if origin.rank != rank and not origin.is_sum:
                 was_awaited = free <= origin.begin
-                source, sent, arrived = origin.rank, origin.begin, origin.time
+                source = origin.rank
+                sent = origin.begin
+                arrived = origin.time
                 ends = origin.giver, action, source, rank
                 yield Message(*ends, sent, arrived, was_awaited)
 

@@ -53,7 +53,8 @@ TERMS = {
 
 
 # Tokens of a sequence, and different tokens, in all three tables
-SEQUENCE, VOCABULARY = 2048, 51200
+SEQUENCE = 2048
+VOCABULARY = 51200
 TABLES = ("megatron-table-1", "megatron-table-2", "korthikanti-table-5")
 
 
@@ -169,7 +170,8 @@ class Run(NamedTuple):
         """The operations of an iteration, recomputation counted: equation 3 of
         Narayanan et al.
         """
-        h, layers = self.hidden, self.layers
+        h = self.hidden
+        layers = self.layers
         # The products of layers, attention and head
         parts = 1 + SEQUENCE / (6 * h) + VOCABULARY / (16 * layers * h)
         return 96 * self.batch * SEQUENCE * layers * h**2 * parts
@@ -219,9 +221,10 @@ def read_runs(text: str) -> list[Run]:
     lines = (cells for _, cells in parse_csv(text) if any(map(str.strip, cells)))
     head, *rows = [*lines] or [[]]
     if tuple(head) != Run._fields:
-        given, expected = quoted(",".join(head)), ",".join(Run._fields)
+        given = quoted(",".join(head))
+        expected = ",".join(Run._fields)
         message = f"The first line is {given}; expected {expected}."
-        raise ArgumentError("value", message)
+        raise ArgumentError(message)
     return [_run_of(dict(zip_longest(Run._fields, row))) for row in rows]
 
 
@@ -234,14 +237,14 @@ def _run_of(row: dict[str, str]) -> Run:
         numbers = {}
     if not numbers or None in row.values() or len(row) > len(Run._fields):
         hint = f"expected whole numbers in {', '.join(_COUNTS)}"
-        raise ArgumentError("value", f"{where} has a wrong cell; {hint}.")
+        raise ArgumentError(f"{where} has a wrong cell; {hint}.")
     for name, (pattern, expected) in _TEXTS.items():
         if not re.fullmatch(pattern, row[name]):
             message = f"{where}: {name} is {quoted(row[name])}; expected {expected}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(message)
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     if min(numbers.values()) < 1:
-        raise ArgumentError("value", f"{where} has a number below 1.")
+        raise ArgumentError(f"{where} has a number below 1.")
     for product, of in (
         (("tensor", "pipeline"), "gpus"),
         (("pipeline", "chunks"), "layers"),
@@ -254,8 +257,7 @@ def _run_of(row: dict[str, str]) -> Run:
         if getattr(run, of) % divisor:
             names = " times ".join(product)
             hint = f"expected a multiple of {names}, {divisor}"
-            message = f"{where}: {of} is {getattr(run, of)}; {hint}."
-            raise ArgumentError("value", message)
+            raise ArgumentError(f"{where}: {of} is {getattr(run, of)}; {hint}.")
     return run
 
 
@@ -326,9 +328,14 @@ class _Model:
 
     def _layer(self) -> tuple[float, float, float]:
         """Return the times of F, I and W of a layer."""
-        run, t, h, n = self.run, self.run.tensor, self.run.hidden, self._elements
-        rows, is_selective = run.microbatch * SEQUENCE, run.recompute == "selective"
-        into, out = (rows, h, 3 * h / t), (rows, h / t, h)
+        run = self.run
+        t = self.run.tensor
+        h = self.run.hidden
+        n = self._elements
+        rows = run.microbatch * SEQUENCE
+        is_selective = run.recompute == "selective"
+        into = (rows, h, 3 * h / t)
+        out = (rows, h / t, h)
         shapes = [into, out, (rows, h, 4 * h / t), (rows, 4 * h / t, h)]
         products = [sum(self._product(*shape) for shape in shapes)]
         products += [sum(self._product(m, columns, k) for m, k, columns in shapes)]
@@ -356,11 +363,14 @@ class _Model:
         """Return the times of attention forward and backward, as products of each head
         and work by score.
         """
-        run, s = self.run, SEQUENCE
-        heads, width = run.microbatch * run.heads / run.tensor, run.hidden / run.heads
+        run = self.run
+        s = SEQUENCE
+        heads = run.microbatch * run.heads / run.tensor
+        width = run.hidden / run.heads
         products = self._product(s, width, s, heads) + self._product(s, s, width, heads)
         scores = heads * s**2
-        forward, backward = self._moved(9 * scores), self._moved(11 * scores)
+        forward = self._moved(9 * scores)
+        backward = self._moved(11 * scores)
         times = products + forward, 2 * products + backward
         return self._kept("attention", times[0]), self._kept("attention", times[1])
 
@@ -378,7 +388,8 @@ class _Model:
         """Return the time of a message between stages: each GPU sends its part, and the
         receivers gather them.
         """
-        run, size = self.run, 2 * self._elements
+        run = self.run
+        size = 2 * self._elements
         if run.pipeline == 1:
             return 0.0
         seconds = self._sent(self.hardware.network, size / run.tensor)
@@ -391,8 +402,10 @@ class _Model:
         """Return the times of F, I and W of the product with the vocabulary and of the
         loss.
         """
-        run, columns = self.run, VOCABULARY / self.run.tensor
-        rows, h = run.microbatch * SEQUENCE, run.hidden
+        run = self.run
+        columns = VOCABULARY / self.run.tensor
+        rows = run.microbatch * SEQUENCE
+        h = run.hidden
         accumulation = 0.0
         if run.overlap != "tensor":
             accumulation = self._kept("accumulation", self._moved(6 * h * columns))

@@ -143,15 +143,8 @@ def timeline_of(
     hosts : Hosts or None
     """
     table = steps_of(step, num_steps)
-    flow, rates = flow_of(table), _rates(table, costs)
-    if hosts is None:
-        rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
-        found = times(flow, rates, rounds, num_steps, wait, _new_span)
-    else:
-        # on demand: most ranks share nothing
-        from minipipe.simulation.shared import SharedClock
-
-        found = SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
+    rates = _rates(table, costs)
+    found = _times(step, table, rates, num_steps, wait, hosts)
     # the idle time of all ranks is a part of this sum
     if not found.latest * table.num_ranks < inf:
         raise misuse(TIMES_TOO_LARGE)
@@ -185,6 +178,25 @@ def timeline_of(
         copies=tuple(map(tuple, copies)) if any(copies) else (),
         num_slices=step.num_slices,
     )
+
+
+def _times(
+    step: ActionTable,
+    table: ActionTable,
+    rates: Rates,
+    num_steps: int,
+    wait: bool,
+    hosts: Hosts | None,
+) -> Times:
+    """Return the times of a table of several steps."""
+    flow = flow_of(table)
+    if hosts is None:
+        rounds = complete_walk(step, sends_are_buffered=not rates.sends_block).rounds
+        return times(flow, rates, rounds, num_steps, wait, _new_span)
+    # on demand: most ranks share nothing
+    from minipipe.simulation.shared import SharedClock
+
+    return SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
 
 
 def _rates(table: ActionTable, costs: Costs) -> Rates:
@@ -226,8 +238,10 @@ def _parts(
     for rank, tasks in enumerate(found.tasks):
         for task in tasks:
             kind = KINDS[task.action.kind]
-            if kind.lane:
-                (spans if kind.lane == "compute" else copies)[rank].append(task)
+            if kind.lane == "compute":
+                spans[rank].append(task)
+            elif kind.lane:
+                copies[rank].append(task)
             elif kind.message and rates.sends_block:
                 end = task.end if kind.message == "send" else task.start
                 spans[rank].append(task._replace(end=end))
@@ -254,7 +268,8 @@ def _arrived(found: Times) -> dict[Value, float]:
 
 
 def _sums(table: ActionTable, found: Times, costs: Costs) -> tuple[GradientSum, ...]:
-    sums, sizes = [], costs.by_stage("gradient_size", table.num_stages)
+    sums = []
+    sizes = costs.by_stage("gradient_size", table.num_stages)
     for places in found.sums:
         spans = {rank: found.tasks[rank][position] for rank, position in places}
         stage = spans[places[0][0]].action.stage

@@ -42,6 +42,6 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
             slice_work,
             f"{counted(num_slices, 'number')}, one for each slice",
         )
-    return (
-        [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]
-    )
+    if num_slices == 1:
+        return [1.0]
+    return [num_slices * part / sum(parts) for part in parts]

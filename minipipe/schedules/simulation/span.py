@@ -49,7 +49,8 @@ def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
     """
     if not copies:
         return [span.action for span in spans]
-    starts, ends = [span.start for span in spans], [span.end for span in spans]
+    starts = [span.start for span in spans]
+    ends = [span.end for span in spans]
     index_of = {span.action: index for index, span in enumerate(spans)}
     places = {span.action: (index, 1) for index, span in enumerate(spans)}
     for (stage, kind, k), start, end in reversed(copies):

@@ -51,7 +51,8 @@ def format_time(time: float, unit: str) -> str:
     >>> format_time(22.8041, "s")
     '22804 ms'
     """
-    return f"{format_number(time, unit)} {'ms' if unit == 's' else unit}"
+    name = "ms" if unit == "s" else unit
+    return f"{format_number(time, unit)} {name}"
 
 
 def format_number(time: float, unit: str) -> str:
@@ -501,7 +502,8 @@ def by_rank(
     """
     if len(amounts) <= _MOST_LISTED:
         return ", ".join(map(write, amounts))
-    most, least = max(amounts), min(amounts)
+    most = max(amounts)
+    least = min(amounts)
     if most == least:
         return f"{write(most)} on each"
     words = {"at most": most, "at least": least}.items()

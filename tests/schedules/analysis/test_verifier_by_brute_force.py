@@ -311,6 +311,15 @@ def test_both_accept_what_mutants_are_made_of(original):
     assert is_legal(lower(original)) and is_accepted(lower(original))
 
 
+@examples(100)
+@given(st.data())
+def test_both_accept_offloads_of_slices(data):
+    """O and L once stood around a later slice, which needs what O took away."""
+    original = with_offloads(data.draw, data.draw(sliced_schedules(max_ranks=2)))
+    assert is_legal(original) and is_accepted(original)
+    assert is_legal(lower(original)) and is_accepted(lower(original))
+
+
 @pytest.mark.parametrize("lowered", [False, True], ids=["schedule", "program"])
 @examples(400)
 @given(st.data())

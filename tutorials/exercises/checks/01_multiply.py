@@ -64,7 +64,8 @@ def test_two_factors_of_one_shape(task):
 
 
 def test_a_row_times_a_matrix(task):
-    """A row that is broadcast over the rows of a matrix gets the sum of their gradients.
+    """A row that is broadcast over the rows of a matrix gets the sum of their
+    gradients.
 
     Hint: NumPy adds missing axes at the front. Sum over those.
     """
@@ -89,7 +90,9 @@ def test_a_number_times_itself(task):
 
 # HIDDEN
 def test_both_factors_are_broadcast(task):
-    """A column times a row is a matrix; each of them gets the sum over the other's axis."""
+    """A column times a row is a matrix; each of them gets the sum over the other's
+    axis.
+    """
     check(task, 3, (4, 1), (1, 5))
     check(task, 4, (2, 1, 3), (4, 1))
 
@@ -103,7 +106,8 @@ def test_a_tensor_without_axes(task):
 def test_a_gradient_that_somebody_else_needs_stays_as_it_is(task):
     """A vjp returns a new array and does not modify its argument.
 
-    Hint: `gradient *= …` modifies the caller's array. A sum passes the same gradient array to both of its inputs.
+    Hint: `gradient *= …` modifies the caller's array. A sum passes the same gradient
+    array to both of its inputs.
     """
     x, y = np.random.default_rng(7).standard_normal((2, 2, 2))
     of_x, of_y = twice_multiplied(task, x, y)

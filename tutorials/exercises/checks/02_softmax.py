@@ -84,16 +84,20 @@ def test_large_scores_do_not_overflow(task):
 
 
 def test_the_gradient_of_a_matrix(task):
-    """Gradients agree with finite differences: each score affects every probability in its row.
+    """Gradients agree with finite differences: each score affects every probability in
+    its row.
 
-    Hint: s (1 - s) is only the derivative of a probability with respect to its own score. What about the others?
+    Hint: s (1 - s) is only the derivative of a probability with respect to its own
+    score. What about the others?
     """
     check_gradient(task, np.random.default_rng(1).standard_normal((3, 4)))
 
 
 # HIDDEN
 def test_rows_that_differ_much(task):
-    """Each row subtracts its own largest score: the largest of another row may be thousands away."""
+    """Each row subtracts its own largest score: the largest of another row may be
+    thousands away.
+    """
     scores = np.array([[0.0], [2000.0], [-2000.0]]) + np.array([0.0, np.log(3)])
     with np.errstate(all="ignore"):
         found = probabilities(task, scores)
@@ -121,7 +125,8 @@ def test_float32_stays_float32(task):
 
 
 def test_what_is_given_stays_as_it_was(task):
-    """Neither the scores nor the incoming gradient are modified: another consumer may still need them.
+    """Neither the scores nor the incoming gradient are modified: another consumer may
+    still need them.
 
     Hint: `scores -= …` and `gradient -= …` modify the caller's array.
     """

@@ -14,9 +14,11 @@ from minipipe.errors import MessageError
 
 
 class Ring:
-    """The interface of a rank: its number, the size of the group, send and recv. Records the destinations of sends.
+    """The interface of a rank: its number, the size of the group, send and recv.
+    Records the destinations of sends.
 
-    With blocking sends, each send waits for an acknowledgement that the receiver sends from its recv.
+    With blocking sends, each send waits for an acknowledgement that the receiver sends
+    from its recv.
     """
 
     def __init__(self, group, sends_block):
@@ -50,7 +52,8 @@ def all_reduced(task, given, sends_block=False):
 def reduced(task, given, sends_block):
     """Run all_reduce with one rank per array.
 
-    Return, by rank, the result, the destinations of its sends, its array afterwards, and whether the result is that.
+    Return, by rank, the result, the destinations of its sends, its array afterwards,
+    and whether the result is that.
     """
 
     def on_a_rank(group):
@@ -72,7 +75,9 @@ def reduced(task, given, sends_block):
 
 
 def random_arrays(seed, num_ranks, shape):
-    """Return numbers of very different magnitudes, so that every order of addition gives different bits."""
+    """Return numbers of very different magnitudes, so that every order of addition
+    gives different bits.
+    """
     generator = np.random.default_rng(seed)
     return [
         generator.standard_normal(shape) * 10.0 ** generator.integers(-8, 8)
@@ -115,7 +120,8 @@ def test_three_ranks_get_the_sum(task):
 def test_all_ranks_have_the_bits_of_rank_order(task):
     """Every rank adds in the order rank 0, rank 1, …, whatever the order of arrival.
 
-    Hint: store each array under the number of the rank it came from originally, and add at the end.
+    Hint: store each array under the number of the rank it came from originally, and add
+    at the end.
     """
     check_bits(task, seed=0, num_ranks=4, shape=(5,))
 
@@ -130,7 +136,9 @@ def test_nobody_waits_for_ever_although_sends_block(task):
 
 # HIDDEN
 def test_an_odd_ring_does_not_wait_either(task):
-    """In a ring of 3 or 5 ranks, two neighbours do the same thing somewhere, and the ring still makes progress."""
+    """In a ring of 3 or 5 ranks, two neighbours do the same thing somewhere, and the
+    ring still makes progress.
+    """
     for num_ranks in (2, 3, 5):
         check_no_deadlock(task, num_ranks)
 
@@ -146,7 +154,8 @@ def test_other_shapes_and_numbers_of_ranks(task):
 def test_the_given_array_stays_as_it_was(task):
     """The caller may still need it, and the result does not share memory with it.
 
-    Hint: `total = array` is another name for the same array, and `total += …` modifies it.
+    Hint: `total = array` is another name for the same array, and `total += …` modifies
+    it.
     """
     for num_ranks in (1, 3):
         given = random_arrays(9, num_ranks, (4,))
@@ -163,7 +172,8 @@ def test_the_given_array_stays_as_it_was(task):
 
 
 def test_messages_go_to_the_next_rank_only(task):
-    """In a ring no rank collects everything: rank r sends to rank r + 1 and to no other.
+    """In a ring no rank collects everything: rank r sends to rank r + 1 and to no
+    other.
 
     Hint: an array for a more distant rank is passed on by the ranks in between.
     """

@@ -28,7 +28,8 @@ UNCUT = SimpleNamespace(train_step=uncut)
 
 @remote
 def trained(task, widths, seed, loss, num_steps):
-    """Return the loss of the last step, and the gradients of all parameters with their names.
+    """Return the loss of the last step, and the gradients of all parameters with their
+    names.
 
     Each stage is a linear layer and a tanh.
     """
@@ -56,7 +57,9 @@ def trained(task, widths, seed, loss, num_steps):
 
 
 def check(task, widths, seed, loss="mean squared error"):
-    """Compare all gradients, starting with the first stage, with the model in one piece, bit for bit."""
+    """Compare all gradients, starting with the first stage, with the model in one
+    piece, bit for bit.
+    """
     found, expected = (trained(each, widths, seed, loss, 1) for each in (task, UNCUT))
     for (name, gradient), (_, wanted) in zip(found[1], expected[1], strict=True):
         expect_bits(gradient, wanted, f"{len(widths) - 1} stages: gradient of {name}")
@@ -66,7 +69,8 @@ def check(task, widths, seed, loss="mean squared error"):
 def test_two_stages(task):
     """The first of two stages learns from the gradient that the second one provides.
 
-    Hint: call backward on the outputs of the first stage with the gradient of the second stage's inputs.
+    Hint: call backward on the outputs of the first stage with the gradient of the
+    second stage's inputs.
     """
     check(task, [3, 4, 2], seed=0)
 
@@ -80,13 +84,17 @@ def test_three_stages(task):
 
 
 def test_a_loss_that_is_small_gives_small_gradients(task):
-    """A loss a hundred times smaller gives gradients a hundred times smaller: they all come from the loss."""
+    """A loss a hundred times smaller gives gradients a hundred times smaller: they all
+    come from the loss.
+    """
     check(task, [3, 4, 2], 20, "a hundredth of it")
 
 
 # HIDDEN
 def test_four_stages_of_one_width(task):
-    """If all widths are equal, a gradient for the wrong stage still has the right shape."""
+    """If all widths are equal, a gradient for the wrong stage still has the right
+    shape.
+    """
     check(task, [4, 4, 4, 4, 4], seed=30)
 
 

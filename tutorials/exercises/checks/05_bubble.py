@@ -20,9 +20,11 @@ def check_number(task, num_ranks, bubble, expected):
 
 
 def test_four_ranks(task):
-    """Ranks are idle (p - 1)/(m + p - 1) of the time: on 4 ranks 3/7, 3/11 and 3/19 for 4, 8 and 16 microbatches.
+    """Ranks are idle (p - 1)/(m + p - 1) of the time: on 4 ranks 3/7, 3/11 and 3/19 for
+    4, 8 and 16 microbatches.
 
-    Hint: a rank works for m pairs of a forward and a backward; the makespan is m + p - 1 of them.
+    Hint: a rank works for m pairs of a forward and a backward; the makespan is m + p -
+    1 of them.
     """
     for num_microbatches in (4, 8, 16):
         check_fraction(task, 4, num_microbatches, 3 / (num_microbatches + 3))
@@ -37,9 +39,11 @@ def test_the_simulator_agrees(task):
 
 
 def test_at_most_a_fifth(task):
-    """For a bubble of at most 0.2, 4 ranks need 12 microbatches, and for 0.1 they need 27.
+    """For a bubble of at most 0.2, 4 ranks need 12 microbatches,
+    and for 0.1 they need 27.
 
-    Hint: solve (p - 1)/(m + p - 1) <= bubble for m. If you get one too many, a quotient came out slightly above 12.
+    Hint: solve (p - 1)/(m + p - 1) <= bubble for m. If you get one too many, a quotient
+    came out slightly above 12.
     """
     check_number(task, 4, 0.2, 12)
     check_number(task, 4, 0.1, 27)
@@ -58,7 +62,8 @@ def test_more_ranks_than_microbatches(task):
 
 
 def test_it_is_rounded_up_and_never_more_than_needed(task):
-    """If the formula does not give a whole number, the next larger one is the smallest that works.
+    """If the formula does not give a whole number, the next larger one is the smallest
+    that works.
 
     Hint: round up. Then check with bubble_fraction.
     """
@@ -74,9 +79,11 @@ def test_one_microbatch_at_least(task):
 
 
 def test_a_bubble_that_is_met_exactly_is_small_enough(task):
-    """A bubble may equal the limit: 5 ranks and 16 microbatches have a bubble of exactly 0.2.
+    """A bubble may equal the limit: 5 ranks and 16 microbatches have a bubble of
+    exactly 0.2.
 
-    Hint: in floating point (p - 1)(1 - b)/b can come out as 16.000000000000004; compare bubbles instead.
+    Hint: in floating point (p - 1)(1 - b)/b can come out as 16.000000000000004; compare
+    bubbles instead.
     """
     check_number(task, 5, 0.2, 16)
     check_number(task, 3, 0.5, 2)
@@ -88,7 +95,9 @@ def test_a_bubble_that_is_met_exactly_is_small_enough(task):
 
 
 def met_by(num_ranks, num_microbatches):
-    """Return a bubble that is met with almost no margin, however the fraction is written and rounded."""
+    """Return a bubble that is met with almost no margin, however the fraction is
+    written and rounded.
+    """
     steps = num_microbatches + num_ranks - 1
     return max(math.nextafter((num_ranks - 1) / steps, 1), 1 - num_microbatches / steps)
 
@@ -154,30 +163,24 @@ VARIANTS = [
     [
         (
             "For a bubble of at most 20 %, 4 ranks need 12",
-            (
-                "For a bubble of at most 0.2, 4 ranks need 12 microbatches, and for "
-                "0.1 they need 27"
-            ),
+            "For a bubble of at most 0.2, 4 ranks need 12 microbatches",
+            "and for 0.1 they need 27.",
             "(task, 4, 0.2, 12)",
             "(task, 4, 0.1, 27)",
             "slightly above 12.",
         ),
         (
             "For a bubble of at most 20 %, 13 ranks need 48",
-            (
-                "For a bubble of at most 0.2, 13 ranks need 48 microbatches, and for "
-                "0.1 they need 108"
-            ),
+            "For a bubble of at most 0.2, 13 ranks need 48 microbatches",
+            "and for 0.1 they need 108.",
             "(task, 13, 0.2, 48)",
             "(task, 13, 0.1, 108)",
             "slightly above 48.",
         ),
         (
             "For a bubble of at most 20 %, 7 ranks need 24",
-            (
-                "For a bubble of at most 0.2, 7 ranks need 24 microbatches, and for "
-                "0.1 they need 54"
-            ),
+            "For a bubble of at most 0.2, 7 ranks need 24 microbatches",
+            "and for 0.1 they need 54.",
             "(task, 7, 0.2, 24)",
             "(task, 7, 0.1, 54)",
             "slightly above 24.",

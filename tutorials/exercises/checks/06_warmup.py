@@ -60,7 +60,8 @@ def test_two_ranks_and_three_microbatches(task):
 def test_memory_of_four_ranks(task):
     """Rank r of 4 holds at most 4 - r microbatches, and the last rank only one.
 
-    Hint: how many forwards has rank r run when the first backward can reach it? Count the one in the first pair.
+    Hint: how many forwards has rank r run when the first backward can reach it? Count
+    the one in the first pair.
     """
     check_memory(task, 4, 8)
 

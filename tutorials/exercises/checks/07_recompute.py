@@ -42,7 +42,9 @@ MODELS = {
 
 @remote
 def bits_of(task, model, seed, array):
-    """Return the result and the gradients of a loss of a model, with names; backward runs at another place."""
+    """Return the result and the gradients of a loss of a model, with names; backward
+    runs at another place.
+    """
     x, part = Tensor(array, requires_grad=True), layers(seed, array.shape[-1])
     with random_key(seed, step=3):
         result = MODELS[model](part, nn.Dropout(0.5), task.recompute)(x)
@@ -55,7 +57,9 @@ def bits_of(task, model, seed, array):
 
 @remote
 def are_freed(task):
-    """Return whether the array between two operations is gone after the forward pass."""
+    """Return whether the array between two operations is gone after the forward
+    pass.
+    """
     kept = []
 
     def function(x):
@@ -70,7 +74,9 @@ def are_freed(task):
 
 @remote
 def numbers_of_calls(task):
-    """Return how often the function has been called after the forward pass, and after the backward pass."""
+    """Return how often the function has been called after the forward pass, and after
+    the backward pass.
+    """
     calls = []
     result = task.recompute(
         lambda x: calls.append(1) or (x * x).sum(),
@@ -95,7 +101,9 @@ def single(seed, shape):
 
 
 def test_result_and_gradients_have_the_same_bits(task):
-    """The gradients of the input and of every parameter are the same as without recomputation."""
+    """The gradients of the input and of every parameter are the same as without
+    recomputation.
+    """
     check_bits(task, "a part", 0, single(0, (3, 4)))
 
 
@@ -110,7 +118,9 @@ def test_it_lets_go_of_what_is_in_between(task):
 
 
 def test_it_computes_once_in_each_pass(task):
-    """The function is called once in the forward pass and once more in the backward pass."""
+    """The function is called once in the forward pass and once more in the backward
+    pass.
+    """
     forward, both = numbers_of_calls(task)
     expect_equal(forward, 1, "calls after the forward pass")
     expect_equal(both, 2, "calls after the backward pass")
@@ -120,15 +130,19 @@ def test_it_computes_once_in_each_pass(task):
 def test_dropout_draws_the_same_mask_again(task):
     """Random numbers are drawn at the same place in both passes.
 
-    Hint: copy the place before the function draws, and compute again inside `with at(place.copy())`.
+    Hint: copy the place before the function draws, and compute again inside `with
+    at(place.copy())`.
     """
     check_bits(task, "a dropout", 2, single(2, (4, 16)))
     check_bits(task, "two dropouts", 3, single(3, (3, 8)))
 
 
 def test_two_parts_in_a_row(task):
-    """Each part continues the draws of the part before it, and gets its own gradients."""
-    # Only one part is recomputed: its draws must be neither lost nor repeated for the other part.
+    """Each part continues the draws of the part before it, and gets its own
+    gradients.
+    """
+    # Only one part is recomputed: its draws must be neither lost nor repeated for the
+    # other part.
     for model in (
         "a part, then one that is recomputed",
         "a part that is recomputed, then one that is not",

@@ -11,7 +11,9 @@ def lowered_by(task, name, num_ranks, num_microbatches):
 
 
 def check(task, name, num_ranks, num_microbatches):
-    """Expect a program that is legal even if every send blocks, and that has the computations of the schedule."""
+    """Expect a program that is legal even if every send blocks, and that has the
+    computations of the schedule.
+    """
     schedule = schedules.build(name, num_ranks, num_microbatches)
     what = f"add_messages of {name}, {num_ranks} ranks, {num_microbatches} microbatches"
     programs = expect_sequence(
@@ -51,10 +53,12 @@ def test_gpipe(task):
 
 
 def test_1f1b_although_sends_block(task):
-    """In 1F1B neighbours send to each other at the same time; one of them has to receive first.
+    """In 1F1B neighbours send to each other at the same time; one of them has to
+    receive first.
 
-    Hint: visit the actions in global_order(schedule). Right after an action whose value goes to another rank, append
-    the SEND to the program of this rank and, at the same visit, the RECV to the program of the other one.
+    Hint: visit the actions in global_order(schedule). Right after an action whose value
+    goes to another rank, append the SEND to the program of this rank and, at the same
+    visit, the RECV to the program of the other one.
     """
     check(task, "1f1b", 4, 8)
 
@@ -73,10 +77,11 @@ def test_a_backward_in_two_halves(task):
 
 
 def test_neighbouring_stages_on_one_rank(task):
-    """A value that stays on its rank needs no message: in a V the last rank has two neighbouring stages.
+    """A value that stays on its rank needs no message: in a V the last rank has two
+    neighbouring stages.
 
-    Hint: an activation goes from s to s + 1, so ask schedule.crosses_ranks(s); a gradient goes from s to s - 1, so ask
-    schedule.crosses_ranks(s - 1), unless s is 0.
+    Hint: an activation goes from s to s + 1, so ask schedule.crosses_ranks(s); a
+    gradient goes from s to s - 1, so ask schedule.crosses_ranks(s - 1), unless s is 0.
     """
     check(task, "zb-v", 3, 6)
     check(task, "dualpipe-v", 2, 4)

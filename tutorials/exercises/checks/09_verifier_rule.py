@@ -27,7 +27,9 @@ def check_text(task, text, expected):
 
 
 def check_shuffled(task, name, num_ranks, num_microbatches, seed):
-    """Swap a few actions of each rank, so that many schedules get stuck somewhere, and some do not."""
+    """Swap a few actions of each rank, so that many schedules get stuck somewhere, and
+    some do not.
+    """
     generator = random.Random(seed)
     original = schedules.build(name, num_ranks, num_microbatches)
     for swaps in (0, 1, 1, 2, 6):
@@ -53,13 +55,17 @@ def test_two_ranks_wait_for_each_other(task):
 
 
 def test_a_wrong_order_on_one_rank(task):
-    """A backward before its own forward gets stuck, and so does any rank that waits for it."""
+    """A backward before its own forward gets stuck, and so does any rank that waits for
+    it.
+    """
     check_text(task, "0B0 0F0", [(0, 0)])
     check_text(task, "0F0 0B0\n1B0 1F0", [(0, 1), (1, 0)])
 
 
 def test_a_legal_schedule_that_needs_many_rounds_and_then_one_that_sticks(task):
-    """In 1F1B ranks advance alternately, and none gets stuck. With two backwards swapped, some do."""
+    """In 1F1B ranks advance alternately, and none gets stuck. With two backwards
+    swapped, some do.
+    """
     schedule = schedules.one_f_one_b(4, 8)
     found = found_in(task, schedule, "stuck of 1F1B")
     expect_equal(found, [], "stuck of 1F1B, 4 ranks, 8 microbatches")
@@ -94,7 +100,9 @@ def test_exchanged_actions_of_every_kind_of_schedule(task):
 
 
 def test_a_long_one(task):
-    """Thousands of actions take only a moment, and the end is checked as well as the beginning."""
+    """Thousands of actions take only a moment, and the end is checked as well as the
+    beginning.
+    """
     rows = [list(row) for row in schedules.one_f_one_b(4, 1000).actions]
     rows[3][-1], rows[3][-2] = rows[3][-2], rows[3][-1]
     schedule = Schedule("long", range(4), 1000, rows)

@@ -28,7 +28,8 @@ def check(task, num_ranks, num_microbatches, num_chunks, costs=EQUAL):
 def test_four_ranks_take_38_units(task):
     """4 ranks, 8 microbatches and 2 chunks take 38 units, not 86.
 
-    Hint: run chunk 0 of several microbatches before chunk 1 of the first of them. How many?
+    Hint: run chunk 0 of several microbatches before chunk 1 of the first of them. How
+    many?
     """
     check(task, 4, 8, 2)
 
@@ -39,13 +40,17 @@ def test_two_ranks(task):
 
 
 def test_three_chunks(task):
-    """Three chunks shrink the bubble further: 3 ranks and 6 microbatches take 40 units."""
+    """Three chunks shrink the bubble further: 3 ranks and 6 microbatches take 40
+    units.
+    """
     check(task, 3, 6, 3)
 
 
 # HIDDEN
 def test_backwards_that_take_twice_as_long(task):
-    """The order is right whatever the costs: no more than 57 units with backwards of two."""
+    """The order is right whatever the costs: no more than 57 units with backwards of
+    two.
+    """
     check(task, 4, 8, 2, TWICE)
     check(task, 3, 9, 2, TWICE)
 
@@ -57,7 +62,9 @@ def test_many_ranks_and_chunks(task):
 
 
 def test_fewer_microbatches_than_ranks(task):
-    """With m < p each chunk waits for the trip around the ranks, and no more time is lost than that."""
+    """With m < p each chunk waits for the trip around the ranks, and no more time is
+    lost than that.
+    """
     for sizes in ((4, 2, 2), (5, 3, 3)):
         check(task, *sizes)
 

@@ -45,7 +45,8 @@ def test_1f1b_holds_as_many_as_there_are_ranks_to_the_end(task):
 
 
 def test_the_ratio_on_the_first_rank_is_a_half(task):
-    """With 4 ranks and 8 microbatches 1F1B holds half as much as GPipe on rank 0, and an eighth on rank 3.
+    """With 4 ranks and 8 microbatches 1F1B holds half as much as GPipe on rank 0, and
+    an eighth on rank 3.
 
     Hint: (4 + 8)/(4 8) is 0.375. What are the peaks of the two schedules?
     """
@@ -55,7 +56,8 @@ def test_the_ratio_on_the_first_rank_is_a_half(task):
 
 # HIDDEN
 def test_a_split_backward_holds_until_w(task):
-    """I releases nothing: ZB-H1 holds p pairs on every rank, ZB-H2 nearly twice as many.
+    """I releases nothing: ZB-H1 holds p pairs on every rank, ZB-H2 nearly twice as
+    many.
 
     Hint: the gradient of the weights needs the activations of the forward.
     """

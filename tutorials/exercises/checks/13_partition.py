@@ -14,7 +14,9 @@ from minipipe.coursework import (
 
 
 def check(task, costs, num_stages, best):
-    """Expect sizes that cover all layers, and a most expensive stage that costs no more than the optimum."""
+    """Expect sizes that cover all layers, and a most expensive stage that costs no more
+    than the optimum.
+    """
     call = (
         f"partition({list(costs) if len(costs) < 12 else f'{len(costs)} costs'}, "
         f"{num_stages})"
@@ -46,7 +48,9 @@ def largest(costs, sizes):
 
 
 def best_of_all(costs, num_stages):
-    """Return the smallest possible cost of the most expensive stage, over all partitions."""
+    """Return the smallest possible cost of the most expensive stage, over all
+    partitions.
+    """
     cuts = combinations(range(1, len(costs)), num_stages - 1)
     return min(
         largest(costs, [b - a for a, b in zip((0, *cut), (*cut, len(costs)))])

@@ -32,7 +32,9 @@ LEVELS = {
 
 
 def built(task, number):
-    """Return the level and the student's schedule for it, if that is legal and within the memory limit."""
+    """Return the level and the student's schedule for it, if that is legal and within
+    the memory limit.
+    """
     level = LEVELS[number]
     text = getattr(task, f"level_{number}")()
     expect_type(text, str, f"level_{number}()")
@@ -72,7 +74,8 @@ def near_par(number):
 def test_level_1_is_legal_and_no_slower_than_1f1b(task):
     """Level 1, first point: legal, at most 3 pairs held, no more than 28 units.
 
-    Hint: start from the rows of 1F1B, and use `minipipe show` to see which rank waits for which.
+    Hint: start from the rows of 1F1B, and use `minipipe show` to see which rank waits
+    for which.
     """
     check(task, 1, as_fast_as_1f1b(1))
 
@@ -85,7 +88,8 @@ def test_level_1_is_near_par(task):
 def test_level_1_is_par(task):
     """Level 1, third point: 27 units.
 
-    Hint: the middle rank has 24 units of work, and rank 0 has to run before and after it. It must never wait.
+    Hint: the middle rank has 24 units of work, and rank 0 has to run before and after
+    it. It must never wait.
     """
     check(task, 1, LEVELS[1].par)
 
@@ -98,13 +102,16 @@ def test_level_2_is_legal_and_no_slower_than_1f1b(task):
 def test_level_2_is_near_par(task):
     """Level 2, second point: at least halfway from 1F1B to par.
 
-    Hint: a W can be postponed until its rank would be idle, but its pair is held until then.
+    Hint: a W can be postponed until its rank would be idle, but its pair is held until
+    then.
     """
     check(task, 2, near_par(2))
 
 
 def test_level_2_is_par(task):
-    """Level 2, third point: 32 units, 2 until the middle rank starts, and then no idle time on it."""
+    """Level 2, third point: 32 units, 2 until the middle rank starts, and then no idle
+    time on it.
+    """
     check(task, 2, LEVELS[2].par)
 
 
@@ -145,14 +152,17 @@ def test_level_4_is_par(task):
 
 
 def test_level_5_is_legal_and_no_slower_than_1f1b(task):
-    """Level 5, first point: legal, at most 3 pairs held, no more than the 33 units of 1F1B, which holds 4."""
+    """Level 5, first point: legal, at most 3 pairs held, no more than the 33 units of
+    1F1B, which holds 4.
+    """
     check(task, 5, as_fast_as_1f1b(5))
 
 
 def test_level_5_is_near_par(task):
     """Level 5, second point: at least halfway from 1F1B to par.
 
-    Hint: a pair is held until its W. When memory is full, which W makes room for the next F soonest?
+    Hint: a pair is held until its W. When memory is full, which W makes room for the
+    next F soonest?
     """
     check(task, 5, near_par(5))
 
@@ -160,15 +170,17 @@ def test_level_5_is_near_par(task):
 def test_level_5_is_par(task):
     """Level 5, third point: 31 units, the least that there is.
 
-    Hint: a greedy schedule, which prefers an I to an F, takes 33. Sometimes the F is more urgent: the ranks after this
-    one have nothing else to do.
+    Hint: a greedy schedule, which prefers an I to an F, takes 33. Sometimes the F is
+    more urgent: the ranks after this one have nothing else to do.
     """
     check(task, 5, LEVELS[5].par)
 
 
 # HIDDEN
 def check_training(task, number):
-    """Run one step of a small network on thread ranks with the schedule, and compare with one process."""
+    """Run one step of a small network on thread ranks with the schedule, and compare
+    with one process.
+    """
     level, schedule = built(task, number)
     layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(level.num_ranks)]
     model = nn.Sequential(*layers).initialise(0)
@@ -204,7 +216,9 @@ def check_training(task, number):
 
 
 def test_levels_1_and_2_train(task):
-    """A network trained with the schedules, on real ranks, has the gradients of one process."""
+    """A network trained with the schedules, on real ranks, has the gradients of one
+    process.
+    """
     check_training(task, 1)
     check_training(task, 2)
 
@@ -220,46 +234,32 @@ def test_level_5_trains(task):
     check_training(task, 5)
 
 
+def with_rows(end, schedule):
+    """Return the end of a docstring, and the same followed by a return of rows."""
+    return f'{end}"""\n', f'{end}"""\n    return """{schedule.to_text()}"""\n'
+
+
+GREEDY = schedules.greedy(6, LEVELS[4].costs, range(4), 4, "IFW")
 WRONG_ANSWERS = [
     (
         "1F1B as in the paper, made for equal stages",
-        (
-            '    """Return the rows for 3 ranks, the middle one twice as slow, with '
-            'whole backwards."""\n'
-        ),
-        f'    return """{schedules.one_f_one_b(3, 4).to_text()}"""\n',
+        *with_rows("with whole backwards.", schedules.one_f_one_b(3, 4)),
     ),
     (
         "ZB-H1, the best for equal stages: close to par, but not par",
-        (
-            '    """Return the rows for 3 ranks, no two alike, with backwards in two '
-            'halves."""\n'
-        ),
-        f'    return """{schedules.zb_h1(3, 5).to_text()}"""\n',
+        *with_rows("with backwards in two halves.", schedules.zb_h1(3, 5)),
     ),
     (
         "all forwards first: hides all latency, but holds all microbatches",
-        '    """Return the rows for 3 ranks whose messages take time."""\n',
-        f'    return """{schedules.gpipe(3, 5).to_text()}"""\n',
+        *with_rows("whose messages take time.", schedules.gpipe(3, 5)),
     ),
     (
         "greedy, which never looks ahead: nearly as good as par",
-        (
-            '    """Return the rows for 4 ranks, with more microbatches than you can '
-            'keep in your head."""\n'
-        ),
-        (
-            "    return "
-            f'"""{schedules.greedy(6, LEVELS[4].costs, range(4), 4, "IFW").to_text()}"""\n'
-        ),
+        *with_rows("than fit in your head.", GREEDY),
     ),
     (
         "1F1B, which is as fast as was asked, but holds a microbatch too many",
-        (
-            '    """Return the rows for 4 equal ranks, which hold one microbatch '
-            'less than 1F1B does."""\n'
-        ),
-        f'    return """{schedules.one_f_one_b(4, 8).to_text()}"""\n',
+        *with_rows("less than 1F1B.", schedules.one_f_one_b(4, 8)),
     ),
     (
         (

@@ -33,7 +33,9 @@ def test_four_ranks_take_33_units(task):
 
 
 def test_one_rank_works_all_the_time(task):
-    """A single rank does one thing after the other: 5 microbatches take 5 forwards and 5 backwards."""
+    """A single rank does one thing after the other: 5 microbatches take 5 forwards and
+    5 backwards.
+    """
     check(task, [1], [2], 5)
 
 
@@ -46,7 +48,8 @@ def test_a_slow_rank_in_the_middle(task):
 def test_slow_forwards_here_and_slow_backwards_there(task):
     """The rank with the slowest forward need not have the slowest backward.
 
-    Hint: GPipe takes sum F + (m - 1) max F for the forwards, and likewise for the backwards.
+    Hint: GPipe takes sum F + (m - 1) max F for the forwards, and likewise for the
+    backwards.
     """
     check(task, [5, 1, 1], [1, 1, 6], 4)
     check(task, [1, 3, 1, 1], [4, 1, 1, 2], 7)

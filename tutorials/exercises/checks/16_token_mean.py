@@ -9,7 +9,9 @@ CLASSES = 5
 
 
 def cut_batch(lengths, ignored, seed):
-    """Return the inputs and labels of microbatches: a text for each of their lengths, padded within the microbatch."""
+    """Return the inputs and labels of microbatches: a text for each of their lengths,
+    padded within the microbatch.
+    """
     generator = np.random.default_rng(seed)
     labels = [np.full((len(texts), max(texts)), ignored) for texts in lengths]
     inputs = [generator.standard_normal((*own.shape, 3)) for own in labels]
@@ -41,7 +43,9 @@ def network(seed):
 
 @remote
 def stepped(task, inputs, labels, ignored, seed, num_steps):
-    """Return the loss of the last step, and the gradients of all parameters with their names."""
+    """Return the loss of the last step, and the gradients of all parameters with their
+    names.
+    """
     model = network(seed)
     for _ in range(num_steps):
         loss = task.train_step(model, inputs, labels, ignored)
@@ -51,7 +55,9 @@ def stepped(task, inputs, labels, ignored, seed, num_steps):
 
 
 def check_step(task, lengths, ignored=-100, seed=0, num_steps=1):
-    """Expect the loss and the gradients of all tokens in one piece, after the last step."""
+    """Expect the loss and the gradients of all tokens in one piece, after the last
+    step.
+    """
     inputs, labels = cut_batch(lengths, ignored, seed)
     counts = [sum(texts) for texts in lengths]
     call = (
@@ -82,7 +88,9 @@ def test_the_example(task):
 
 
 def test_microbatches_of_several_texts(task):
-    """Tokens count, not texts, and not places: 25, 5, 5 and 5 tokens in two texts each, as in the lesson."""
+    """Tokens count, not texts, and not places: 25, 5, 5 and 5 tokens in two texts each,
+    as in the lesson.
+    """
     check_shares(task, [[13, 12], [3, 2], [2, 3], [3, 2]])
 
 
@@ -97,8 +105,8 @@ def test_the_loss_and_the_gradients_are_those_of_the_whole_batch(task):
 def test_two_steps_in_a_row(task):
     """The gradients come from the last step alone.
 
-    Hint: the first line of train_step in the file clears the gradients. From there on backward adds to them, so clear
-    nothing between microbatches.
+    Hint: the first line of train_step in the file clears the gradients. From there on
+    backward adds to them, so clear nothing between microbatches.
     """
     check_step(task, [[4, 1], [2, 2]], seed=1, num_steps=2)
 
@@ -112,7 +120,9 @@ def test_any_number_can_mark_padding(task):
 
 
 def test_microbatches_of_unequal_shapes(task):
-    """Microbatches may have different numbers of texts and of places, and none has to have padding."""
+    """Microbatches may have different numbers of texts and of places, and none has to
+    have padding.
+    """
     check_shares(task, [[2, 2, 2], [7], [5, 5]])
     check_step(task, [[2, 2, 2], [7], [5, 5]], seed=4)
 
@@ -120,7 +130,8 @@ def test_microbatches_of_unequal_shapes(task):
 def test_a_microbatch_of_padding_alone(task):
     """It has the share 0, and adds nothing.
 
-    Hint: divide by the tokens of the whole batch alone. For a microbatch without tokens cross_entropy returns 0.
+    Hint: divide by the tokens of the whole batch alone. For a microbatch without tokens
+    cross_entropy returns 0.
     """
     inputs, labels = cut_batch([[3, 2], [1, 1]], -100, seed=5)
     empty = np.full((2, 3), -100)
@@ -137,7 +148,9 @@ def test_a_microbatch_of_padding_alone(task):
 
 
 def test_one_microbatch_and_many(task):
-    """A batch in one piece has the share 1; twenty microbatches of random sizes have the same mean."""
+    """A batch in one piece has the share 1; twenty microbatches of random sizes have
+    the same mean.
+    """
     check_shares(task, [[6, 2, 1]])
     generator = np.random.default_rng(16)
     lengths = [generator.integers(1, 9, 3).tolist() for _ in range(20)]

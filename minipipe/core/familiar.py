@@ -1,0 +1,160 @@
+"""Hints in errors, if there are any.
+
+Errors can name the equivalents here of other libraries' names (``hints.py``). The core
+knows none of them: it asks an adviser, if one is installed, when something has failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import update_wrapper
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+from minipipe.errors import ArgumentError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def adviser() -> Any:
+    """Return the module of hints, or None without one."""
+    try:
+        from minipipe import hints
+    except ImportError:
+        return None
+    return hints
+
+
+class Familiar:
+    """A class whose missing attributes raise an error with a hint."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # a type checker is to report a missing attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Reached only when the normal look-up has failed.
+            # a property that failed: again, for its own error
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)
+            # NumPy, copy and pickle ask every object for private names: no tables and
+            # no directory for them.
+            known = [] if name.startswith("_") else dir(self)
+            kinds = [kind.__name__ for kind in type(self).__mro__]
+            raise missing(kinds[0], name, known, *kinds)
+
+
+def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Let a function name the equivalent of a keyword that it does not take.
+
+    Nothing is checked unless a call fails.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor
+    >>> Tensor([1.0, 2.0]).sum(dim=0)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: total takes no dim=; here it is axis=.
+    """
+    advise = adviser  # not a name of the module whose globals the twin has
+
+    def called(*positional: P.args, **given: P.kwargs) -> Result:
+        try:
+            return function(*positional, **given)
+        except TypeError as error:
+            hints = advise()
+            if hints is not None:
+                hints.refuse(error, function, positional, given)
+            raise
+
+    # With the globals of the function: doctest runs only functions with the globals of
+    # the module that it reads.
+    names = getattr(function, "__globals__", {})
+    twin = FunctionType(called.__code__, names, closure=called.__closure__)
+    return update_wrapper(twin, function)
+
+
+def advised(question: str, *given: Any) -> Any:
+    """Return the answer of the adviser's function of that name; None without one."""
+    hints = adviser()
+    return None if hints is None else getattr(hints, question)(*given)
+
+
+def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Exception:
+    """Return the error for a missing attribute of a class, or name of a package."""
+    error = advised("missing", owner, name, known, *kinds)
+    return error or AttributeError(f"{owner} has no attribute {name!r}.")
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to Python's own error, if there is an equivalent here."""
+    advised("explain", error)
+
+
+def check_keywords(
+    kind: type, positional: tuple[Any, ...], given: Mapping[str, Any]
+) -> None:
+    """Refuse keywords that the constructor of a class does not take."""
+    advised("check_keywords", kind, positional, given)
+
+
+def check_options(
+    layer: str, forward: Callable[..., Any], given: Mapping[str, Any]
+) -> None:
+    """Refuse keywords that the forward of a layer does not take."""
+    advised("check_options", layer, forward, given)
+
+
+def check_arguments(
+    owner: str,
+    function: Callable[..., Any],
+    positional: tuple[Any, ...],
+    given: Mapping[str, Any],
+) -> None:
+    """Refuse arguments, ``self`` among them, that a function does not take."""
+    advised("check_arguments", owner, function, positional, given)
+
+
+def names_of(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
+    """Return the ``__getattr__`` of a module without a stub: an error with a hint.
+
+    Examples
+    --------
+    >>> names_of("minipipe.data", ["batches"])("DataLoader")
+    Traceback (most recent call last):
+        ...
+    AttributeError: minipipe.data has no attribute 'DataLoader'; instead: data.batches(inputs, targets, batch_size, ...
+    """
+    known = list(names)
+
+    def refuse(name: str) -> NoReturn:
+        raise missing(module, name, known)
+
+    return refuse
+
+
+def refuse_calls(module: str, instead: str) -> None:
+    """Let a call of a module, which has the name of another library's function, raise
+    an error with the equivalent.
+
+    Examples
+    --------
+    >>> import minipipe
+    >>> minipipe.tensor([1.0])
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: minipipe.tensor is a module; instead: minipipe.Tensor(data).
+    """
+
+    def refuse(self: ModuleType, *positional: Any, **given: Any) -> NoReturn:
+        raise ArgumentError("name", f"{module} is a module; instead: {instead}.")
+
+    sys.modules[module].__class__ = type("Module", (ModuleType,), {"__call__": refuse})

@@ -1,0 +1,395 @@
+"""The pipeline of the core: a model partitioned into stages over the ranks of a group.
+
+Each call runs one row of instructions on each rank (``core/framing.py``)::
+
+    HANDSHAKE | schedule, with its messages | FINITE | LOSS | U
+
+The public :class:`minipipe.Pipeline` extends this one with options, each of which is a
+pass over the rows, or handlers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.batch import Batch, concatenated
+from minipipe.core.dividing import even_sizes, partition_evenly, rows_of
+from minipipe.core.framing import check, handshake, loss, updates
+from minipipe.core.objective import Loss, Objective, shares_of
+from minipipe.errors import Code, ModelError, NotFiniteError, RankError
+from minipipe.execution.executor import Executor, Handlers, gives
+from minipipe.execution.handlers import HANDLERS
+from minipipe.execution.payload import Payload
+from minipipe.execution.stage import Stage, claimed
+from minipipe.nn.parameter import Parameter
+from minipipe.nn.sequential import Sequential
+from minipipe.schedules.action import Action, F
+from minipipe.schedules.action_table import Program, Schedule
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
+
+_CALLS = ("step", "evaluate", "predict")
+
+
+class Updates(Protocol):
+    """An optimiser, as a pipeline needs it."""
+
+    def step(self) -> None:
+        """Update parameters by their gradients."""
+
+
+@dataclass
+class Call:
+    """The arguments of a call, and its results.
+
+    Attributes
+    ----------
+    name : str
+        The method.
+    inputs, targets : array or None
+    loss : Loss or None
+    result : object
+        The loss, or the outputs.
+    """
+
+    name: str
+    inputs: Any
+    targets: Any
+    loss: Loss | None
+    result: Any = None
+
+
+class Pipeline:
+    """A model partitioned into stages over the ranks of a group. Making one is
+    collective.
+
+    Every rank describes the same model; only the layers of its own stages take memory.
+    They are copied out of ``model``, which is not changed.
+
+    Parameters
+    ----------
+    model : Sequential
+        The layers. A stage boundary may lie between any two.
+    group : ProcessGroup
+    schedule : Schedule
+        For as many ranks as the group has.
+    loss : function
+        ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
+    partition : sequence of range, optional
+        The layers of each stage; by default their numbers differ by at most one.
+    seed : int
+        First values come from it and the parameter's name, whatever the partition.
+    optimiser : function, optional
+        ``parameters -> optimiser``. Then every step ends with an update of each stage.
+
+    Attributes
+    ----------
+    stages : dict of int to Stage
+        Of this rank, by index.
+    num_steps : int
+        How many training steps were taken. Dropout and the like draw from the seed and
+        this number.
+
+    Raises
+    ------
+    ScheduleError
+        Codes of :func:`minipipe.verify`; ``name`` for a kind without a handler.
+    RankError, PartitionError, ModelError
+
+    Examples
+    --------
+    >>> from minipipe import nn, optim, schedules, spawn
+    >>> def train(group):
+    ...     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    ...     sgd = lambda parameters: optim.SGD(parameters, learning_rate=0.1)
+    ...     table = schedules.one_f_one_b(num_ranks=2, num_microbatches=4)
+    ...     pipeline = Pipeline(model, group, table, nn.MSELoss(), optimiser=sgd)
+    ...     x = np.ones((8, 4), dtype=np.float32)
+    ...     for _ in range(50):
+    ...         loss = pipeline.step(x, x[:, :1])
+    ...     return round(loss, 4)
+    >>> spawn(train, num_ranks=2)
+    [0.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        model: Sequential,
+        group: ProcessGroup,
+        schedule: Schedule,
+        loss: Loss,
+        *,
+        partition: Sequence[range] | None = None,
+        seed: int = 0,
+        optimiser: Callable[[list[Parameter]], Updates] | None = None,
+    ) -> None:
+        verify(schedule)
+        if schedule.num_ranks != group.size:
+            message = f"The schedule has {schedule.num_ranks} ranks, and the group "
+            raise RankError(Code.WRONG_NUMBER, f"{message}{group.size}.")
+        layers, count = len(model.flat_layers), schedule.num_stages
+        parts = list(map(model.cut, partition or partition_evenly(layers, count)))
+        self.group, self.schedule, self.loss, self.seed = group, schedule, loss, seed
+        self.num_steps = self._num_calls = 0
+        self.rank_of = [schedule.ranks_of(stage)[0] for stage in range(count)]
+        self._homes = _homes(model, parts, self.rank_of)
+        self._dtypes = _dtypes(model)
+        names = {id(each.owner): name for name, each in model.named_parameters()}
+        self.stages: dict[int, Stage] = {}
+        for index in schedule.stages_of(group.rank):
+            module, owned = claimed(parts[index], index, names, seed, {})
+            self.stages[index] = Stage(module, index, schedule, owned)
+        self._optimisers: dict[int, Updates] = {}
+        if optimiser is not None:
+            for index, stage in self.stages.items():
+                self._optimisers[index] = optimiser(list(stage.parameters.values()))
+        program = lower(schedule)
+        self._trainer = self._executor(framed(program, optimiser is not None))
+        self._predictor = self._executor(framed(lower(forwards(schedule))))
+
+    # -- calls -------------------------------------------------------------------------
+
+    def step(self, inputs: Any, targets: Any) -> float:
+        """Compute the gradients of one batch, and return its loss. Collective.
+
+        The gradients replace the gradients of the step before. With an optimiser every
+        stage is then updated.
+
+        Parameters
+        ----------
+        inputs : array of shape (samples, ...)
+            Needed on the rank of the first stage; others may pass None.
+        targets : array of shape (samples, ...)
+            Needed on the rank of the last stage.
+
+        Raises
+        ------
+        MicrobatchError
+            Code ``too-few``.
+        NotFiniteError
+            On every rank, before any of them updates a parameter.
+        """
+        loss = self._run(self._trainer, Call("step", inputs, targets, self.loss))
+        self.num_steps += 1
+        return loss
+
+    def evaluate(self, inputs: Any, targets: Any) -> float:
+        """Return the loss of one batch, in the current mode. Collective."""
+        return self._run(self._predictor, Call("evaluate", inputs, targets, self.loss))
+
+    def predict(self, inputs: Any) -> Any:
+        """Return the outputs of one batch on every rank, in the current mode.
+        Collective.
+        """
+        return self._run(self._predictor, Call("predict", inputs, None, None))
+
+    def _run(self, executor: Executor, call: Call) -> Any:
+        executor.run(call)
+        return call.result
+
+    # -- the model ---------------------------------------------------------------------
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield the parameters of this rank, named as in the model."""
+        for stage in self.stages.values():
+            yield from stage.parameters.items()
+
+    def parameters(self) -> list[Parameter]:
+        """Return the parameters of this rank."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def train(self, mode: bool = True) -> None:
+        """Set the layers of this rank to training, or to evaluation."""
+        for stage in self.stages.values():
+            stage.module.train(mode)
+
+    def eval(self) -> None:
+        """Set the layers of this rank to evaluation."""
+        self.train(False)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole model's values on every rank, named as in the model.
+        Collective.
+        """
+        own = dict(self.named_parameters())
+        state = {}
+        for name, rank in self._homes.items():
+            values = own[name].data if name in own else None
+            state[name] = self.group.broadcast(values, rank)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take this rank's part of the whole model's values."""
+        for name, parameter in self.named_parameters():
+            parameter.load(state[name], name)
+
+    # -- handlers ----------------------------------------------------------------------
+
+    def _executor(self, program: Program) -> Executor:
+        handlers: Handlers = {
+            **HANDLERS,
+            "HANDSHAKE": self._handshake,
+            "FINITE": self._check,
+            "LOSS": self._deliver,
+            "U": self._update,
+        }
+        return Executor(program, self.stages, self.group, np, handlers)
+
+    def _handshake(self, executor: Executor, action: Action) -> None:
+        """Run a HANDSHAKE: compare the call, and make the batch of it."""
+        call = executor.call
+        given = [call.inputs, call.targets]
+        lengths = [-1 if one is None else len(one) for one in given]
+        own = np.array([_CALLS.index(call.name), self.num_steps, *lengths])
+        all_of_them = np.array(self.group.all_gather(own, what="the handshake"))
+        num_samples = _agreed(all_of_them, self.rank_of)
+        sizes = even_sizes(num_samples, self.schedule.num_microbatches)
+        objective = Objective(call.loss)
+        parts: list[list[Payload] | None] = [None, None]
+        for place, home in enumerate((0, -1)):
+            if self.rank_of[home] == self.group.rank and given[place] is not None:
+                parts[place] = _cut(given[place], self._dtypes[home], sizes)
+        inputs, objective.targets = parts
+        if call.loss is not None:
+            objective.shares = shares_of(call.loss, sizes, objective.targets)
+        self._num_calls += 1
+        executor.batch = Batch(
+            call.name,
+            sizes,
+            inputs,
+            objective,
+            step=self._num_calls,
+            training_step=self.num_steps,
+            seed=self.seed,
+        )
+        if call.name == "step":
+            for stage in self.stages.values():
+                stage.begin()
+
+    @gives("finite")
+    def _check(self, executor: Executor, action: Action) -> bool:
+        """Run a FINITE: return whether all gradients of this rank are finite."""
+        leaves = [leaf for stage in self.stages.values() for leaf in stage.leaves]
+        found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        return all(bool(np.isfinite(gradient).all()) for gradient in found)
+
+    def _deliver(self, executor: Executor, action: Action, finite: bool = True) -> None:
+        """Run a LOSS: every rank gets the loss, and knows what others have found."""
+        batch, root = executor.batch, self.rank_of[-1]
+        numbers = [float(finite)]
+        is_last = self.group.rank == root
+        if executor.call.loss is None:
+            message = None
+            if is_last:
+                kept = batch.objective.outputs
+                message = concatenated([kept[k] for k in sorted(kept)]).to_message()
+            found = Payload.from_message(self.group.broadcast(message, root))
+            executor.call.result = found.rebuilt()
+            return
+        if is_last:
+            numbers += batch.objective.numbers()
+        results = self.group.all_gather(np.array(numbers), what="the loss")
+        loss = float(results[root][1])
+        bad = [rank for rank, (is_fine, *_) in enumerate(results) if not is_fine]
+        is_training = batch.call == "step"
+        if is_training and (bad or not np.isfinite(loss)):
+            for stage in self.stages.values():
+                stage.begin()
+            message = f"Step {self.num_steps} has the loss {loss}, and gradients that "
+            message += f"are not finite on ranks {bad}; no parameter was updated."
+            raise NotFiniteError(Code.NOT_FINITE, message)
+        executor.call.result = loss
+
+    def _update(self, executor: Executor, action: Action) -> None:
+        """Run a U."""
+        if self.stages[action.stage].parameters:
+            self._optimisers[action.stage].step()
+
+
+def framed(program: Program, is_updated: bool = False) -> Program:
+    """Return a program with all that its ranks do in a call.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(framed(lower(schedules.gpipe(2, 1)), is_updated=True))
+    # gpipe: 2 ranks, 2 stages, 1 microbatch
+    rank 0: HANDSHAKE 0F0 0SEND_F0 0RECV_B0 0B0 FINITE LOSS 0U0
+    rank 1: HANDSHAKE 1RECV_F0 1F0 1B0 1SEND_B0 FINITE LOSS 1U0
+    """
+    if program.is_forward_only:
+        return loss(handshake(program))
+    whole = loss(check(handshake(program)))
+    return updates(whole) if is_updated else whole
+
+
+def forwards(schedule: Schedule) -> Schedule:
+    """Return the forwards of a schedule alone."""
+    rows = []
+    for row in schedule.actions:
+        rows.append([action for action in row if action.kind is F])
+    return schedule.with_rows(Schedule, rows)
+
+
+def _agreed(numbers: np.ndarray, rank_of: Sequence[int]) -> int:
+    """Return the number of samples of a batch, by what the ranks say of their calls.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``.
+    """
+    calls, lengths = numbers[:, :2], numbers[:, 2:]
+    if (calls != calls[0]).any():
+        each = [f"{_CALLS[call]} after {steps} steps" for call, steps in calls]
+        message = f"The ranks make different calls: {', '.join(each)}."
+        raise RankError(Code.DISAGREEMENT, message)
+    num_inputs = lengths[rank_of[0], 0]
+    num_targets = lengths[rank_of[-1], 1]
+    needs_targets = _CALLS[calls[0][0]] != "predict"
+    if num_inputs < 0 or (needs_targets and num_targets != num_inputs):
+        message = f"The batch has {num_inputs} inputs on rank {rank_of[0]}, and "
+        message += f"{num_targets} targets on rank {rank_of[-1]} (-1: None); expected "
+        raise RankError(Code.DISAGREEMENT, f"{message}arrays of one length.")
+    return int(num_inputs)
+
+
+def _cut(array: Any, dtype: Any, sizes: tuple[int, ...]) -> list[Payload]:
+    """Return the microbatches of an array; real numbers in the dtype of the model."""
+    array = np.asarray(array)
+    is_real = array.dtype.kind == "f"
+    if is_real:
+        array = np.ascontiguousarray(array, dtype)
+    return [Payload([array[rows]], [False]) for rows in rows_of(sizes)]
+
+
+def _dtypes(model: Sequential) -> list[Any]:
+    """Return the dtypes of inputs and targets: of the first and the last parameter."""
+    dtypes = [parameter.dtype for parameter in model.parameters()]
+    return dtypes or [np.dtype(np.float32)]
+
+
+def _homes(
+    model: Sequential, parts: Sequence[Sequential], rank_of: Sequence[int]
+) -> dict[str, int]:
+    """Return the rank of each parameter, by name.
+
+    Raises
+    ------
+    ModelError
+        Code ``unsupported``.
+    """
+    names = {id(each.owner): name for name, each in model.named_parameters()}
+    homes: dict[str, int] = {}
+    for part, rank in zip(parts, rank_of):
+        for name in {names[id(parameter.owner)] for parameter in part.parameters()}:
+            if name in homes:
+                message = f"Several stages share {name}; minipipe.Pipeline sums the "
+                raise ModelError(Code.UNSUPPORTED, f"{message}gradients of such ones.")
+            homes[name] = rank
+    return {name: homes[name] for name in names.values()}

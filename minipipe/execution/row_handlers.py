@@ -1,0 +1,60 @@
+"""The handlers of any row: computations and messages, and what passes add to a schedule.
+
+An R computes a graph again whose forward has kept only its inputs; an O and an L copy a
+graph to a file, and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from minipipe.autograd import backend
+from minipipe.autograd.memory import behind
+from minipipe.autograd.recompute import RecomputedNode
+from minipipe.execution import handlers as core
+from minipipe.execution.executor import Executor, Handlers, gives
+from minipipe.execution.stage import Stage
+from minipipe.schedules.action import Action, B, I, L, O, R, W
+
+
+class RecomputingStage(Stage):
+    """A stage that can also compute again what its forwards have not kept."""
+
+    def recompute(self, microbatch: int, held: Any) -> None:
+        """R: compute the graph of a forward that has kept only its inputs."""
+        for node in behind(held.graph):
+            if isinstance(node, RecomputedNode) and node.recomputation is not None:
+                node.recomputation.root(node.number)
+
+
+@gives("graph")
+def recompute(executor: Executor, action: Action, graph: Any) -> Any:
+    """Run an R: compute the graph whose inputs its forward has kept."""
+    stage: Any = executor.stages[action.stage]
+    stage.recompute(action.microbatch, graph)
+    return graph
+
+
+HANDLERS: Handlers = {**core.HANDLERS, R: recompute}
+"""The handlers of computations and messages."""
+
+_QUIET: Handlers = {kind: backend.quietly(HANDLERS[kind]) for kind in (B, I, W)}
+
+
+def handlers_of(row: Iterable[Action], is_half: bool = False) -> Handlers:
+    """Return the handlers of a row: its computations, messages and copies to a file.
+
+    Parameters
+    ----------
+    row : iterable of Action
+    is_half : bool
+        Whether gradients are in half precision and may overflow. A loss scale notices,
+        and NumPy does not warn.
+    """
+    handlers = {**HANDLERS, **_QUIET} if is_half else HANDLERS
+    if all(kind not in (O, L) for _, kind, _ in row):
+        return handlers
+    from minipipe.execution.offloading import Offloading  # most rows copy nothing
+
+    return Offloading().handlers(handlers)

@@ -1,0 +1,117 @@
+"""A program that trains an MLP with the core alone: see test_alone.py.
+
+``python alone.py one|threads|mpi`` prints, as JSON, the bits of a training under each
+schedule of the core, and the modules of minipipe that it has loaded.
+"""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+from minipipe.comm.launch import init_process_group, spawn
+from minipipe.core.pipeline import Pipeline
+from minipipe.core.sgd import SGD
+from minipipe.core.simulation import simulate
+from minipipe.nn.basic import Identity, Linear, ReLU, Tanh
+from minipipe.nn.losses import CrossEntropyLoss, MSELoss
+from minipipe.nn.sequential import Sequential
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.fill_drain import gpipe
+from minipipe.schedules.interleaved import interleaved_1f1b
+from minipipe.schedules.one_f_one_b import one_f_one_b
+from minipipe.schedules.zero_bubble import zb_h1
+
+BUILDERS = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved-1f1b": interleaved_1f1b,
+    "zb-h1": zb_h1,
+}
+NUM_MICROBATCHES = 4
+NUM_STEPS = 3
+_RANDOM = np.random.default_rng(0)
+INPUTS = _RANDOM.normal(size=(10, 6))
+TARGETS = _RANDOM.normal(size=(10, 3))
+LABELS = np.arange(10) % 3
+
+
+def model():
+    """Return an MLP of nine layers."""
+    middle = [
+        layer
+        for _ in range(3)
+        for layer in (Linear(8, 8), Tanh(), Linear(8, 8), ReLU())
+    ]
+    return Sequential(Linear(6, 8), Identity(), *middle, Linear(8, 3))
+
+
+def sgd(parameters):
+    """Return the optimiser of a training."""
+    return SGD(parameters, learning_rate=0.1, momentum=0.9)
+
+
+LOSSES = {"mse": (MSELoss(), TARGETS), "cross-entropy": (CrossEntropyLoss(), LABELS)}
+
+
+def bits(losses, state, evaluated, outputs):
+    """Return the results of a training as text that tells all bits."""
+    digest = hashlib.sha256()
+    for name, values in state.items():
+        digest.update(name.encode() + values.tobytes())
+    digest.update(outputs.tobytes())
+    return [*map(float.hex, (*losses, evaluated)), digest.hexdigest()]
+
+
+def train(group, schedule, loss):
+    """Return the bits of a training on a rank."""
+    function, targets = LOSSES[loss]
+    pipeline = Pipeline(model(), group, schedule, function, optimiser=sgd)
+    losses = [pipeline.step(INPUTS, targets) for _ in range(NUM_STEPS)]
+    evaluated = pipeline.evaluate(INPUTS, targets)
+    return bits(losses, pipeline.state_dict(), evaluated, pipeline.predict(INPUTS))
+
+
+def read_back(schedule):
+    """Verify, write, read and simulate a schedule; return its times
+    and peaks."""
+    verify(schedule)
+    again = Schedule.from_text(str(schedule), name=schedule.name)
+    assert again.actions == schedule.actions
+    result = simulate(schedule)
+    return [result.makespan, *result.peak_activations]
+
+
+def main(kind):
+    """Print the results of all trainings on one kind of group."""
+    num_ranks = 1 if kind == "one" else 4
+    results, predicted = {}, {}
+    for name, build in BUILDERS.items():
+        schedule = build(num_ranks, NUM_MICROBATCHES)
+        predicted[name] = read_back(schedule)
+        for loss in LOSSES:
+            if kind != "mpi":
+                found = spawn(lambda group: train(group, schedule, loss), num_ranks)
+            else:
+                found = None
+            results[f"{name}, {loss}"] = found
+    if kind == "mpi":
+        with init_process_group() as group:
+            assert group.size == num_ranks
+            for name, build in BUILDERS.items():
+                schedule = build(num_ranks, NUM_MICROBATCHES)
+                for loss in LOSSES:
+                    results[f"{name}, {loss}"] = [train(group, schedule, loss)]
+            is_printed = group.rank == 0
+    else:
+        is_printed = True
+    loaded = sorted(
+        name for name in sys.modules if name.partition(".")[0] == "minipipe"
+    )
+    if is_printed:
+        print(json.dumps([results, predicted, loaded]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
