@@ -11,12 +11,14 @@ PROGRAMS = {
     "rows": ("tests.compile.rows_over_mpi", "runs", "failed"),
     "schedules": ("tests.compile.all_schedules_over_mpi", "1f1b", 2, "plain", "wait"),
     "pipelines": ("tests.compile.around_steps_over_mpi",),
+    "replicas": ("tests.compile.replicas_over_mpi", "1f1b", "chimera"),
     "frozen": ("tests.compile.test_frozen_between_steps", 3),
 }
 PRINTED = {
     "rows": "runs: the same bits\nfailed: the same bits\n",
     "schedules": "the same bits in 2 trainings\n",
     "pipelines": "the same bits\n",
+    "replicas": "the same bits in 2 trainings\n",
     "frozen": "",
 }
 
